@@ -1,0 +1,237 @@
+"""Declare a setting once: a dataclass field that yields its flag, file key, help, bound and docs row.
+
+A section is a frozen dataclass whose fields are made with `option`.  Everything else (flags,
+YAML keys, `lmcore config show`, the reference page) is read from the fields by `options_of`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmcore.errors import ConfigError, suggestion
+
+__all__ = ["Option", "option", "options_of"]
+
+_KEY = "lmcore.option"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Declaration:
+    help: str
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] | None = None
+    metavar: str | None = None
+    short: str | None = None
+
+
+def option(
+    default: Any,
+    help: str,  # noqa: A002 - the field's own word for it
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    below: float | None = None,
+    choices: Sequence[str] | None = None,
+    metavar: str | None = None,
+    short: str | None = None,
+) -> Any:
+    """Return a dataclass field for one setting.
+
+    Args:
+        default: The value when no source gives another; `None` means "derived" or "off", as the
+            help says.
+        help: One sentence for `--help` and the reference page, units included.
+        minimum, above: Inclusive and exclusive lower bound.
+        maximum, below: Inclusive and exclusive upper bound.
+        choices: The allowed words, when the set is closed.
+        metavar: What the help shows for the value; default: from the type.
+        short: A one-letter flag beside the long one.
+    """
+    declared = _Declaration(
+        help, minimum, above, maximum, below, tuple(choices) if choices else None, metavar, short
+    )
+    return dataclasses.field(default=default, metadata={_KEY: declared})
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One setting, as read from a section's field.
+
+    Attributes:
+        name: Field name and YAML key, `train_iters`.
+        section: Name of the section it belongs to, `training`.
+        type: The value's type without `None`: bool, int, float or str.
+        repeated: Whether the value is a tuple of `type`.
+        optional: Whether `None` is allowed.
+    """
+
+    name: str
+    section: str
+    type: type
+    repeated: bool
+    optional: bool
+    default: Any
+    help: str
+    minimum: float | None
+    above: float | None
+    maximum: float | None
+    below: float | None
+    choices: tuple[str, ...] | None
+    metavar: str | None
+    short: str | None
+
+    @property
+    def flag(self) -> str:
+        """The long flag, `--train-iters`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def bound(self) -> str:
+        """The allowed range in words, empty when unbounded."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        low = f">= {self.minimum:g}" if self.minimum is not None else ""
+        low = f"> {self.above:g}" if self.above is not None else low
+        high = f"<= {self.maximum:g}" if self.maximum is not None else ""
+        high = f"< {self.below:g}" if self.below is not None else high
+        return " and ".join(part for part in (low, high) if part)
+
+    @property
+    def type_name(self) -> str:
+        """The type in words, for messages and docs."""
+        word = {bool: "true or false", int: "integer", float: "number", str: "text"}[self.type]
+        return f"list of {word}" if self.repeated else word
+
+    def convert(self, value: Any, *, where: str) -> Any:
+        """Return *value* (text from a flag, or a YAML value) as this option's type, bounds checked.
+
+        Args:
+            value: A string, a list of strings, or what a YAML file holds.
+            where: How the user wrote it, for the message: "`--lr -1`".
+
+        Raises:
+            ConfigError: The type or the range is wrong.
+        """
+        if value is None or (isinstance(value, str) and value.lower() in {"none", "null"}):
+            if self.optional:
+                return None
+            raise ConfigError(f"{where}: `{self.name}` cannot be empty", why=self._wanted())
+        if self.repeated:
+            items = [value] if isinstance(value, str) else value
+            if not isinstance(items, (list, tuple)):
+                raise ConfigError(f"{where}: not a list", why=self._wanted())
+            return tuple(self._one(item, where) for item in items)
+        return self._one(value, where)
+
+    def _wanted(self) -> str:
+        bound = f", {self.bound}" if self.bound else ""
+        return f"`{self.name}` takes: {self.type_name}{bound}"
+
+    def _one(self, value: Any, where: str) -> Any:
+        try:
+            converted = _CONVERTERS[self.type](value)
+        except (ValueError, TypeError, OverflowError):
+            raise ConfigError(f"{where}: not a valid value", why=self._wanted()) from None
+        self._check_range(converted, where)
+        return converted
+
+    def _check_range(self, value: Any, where: str) -> None:
+        if self.choices is not None:
+            if value not in self.choices:
+                raise ConfigError(f"{where}: unknown choice", hint=suggestion(value, self.choices))
+            return
+        if self.type not in (int, float):
+            return
+        out_of_range = (
+            value != value  # NaN
+            or (self.minimum is not None and value < self.minimum)
+            or (self.above is not None and value <= self.above)
+            or (self.maximum is not None and value > self.maximum)
+            or (self.below is not None and value >= self.below)
+        )
+        if out_of_range:
+            raise ConfigError(f"{where}: out of range", why=self._wanted())
+
+
+def _to_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower()
+    if word in {"true", "yes", "on", "1"}:
+        return True
+    if word in {"false", "no", "off", "0"}:
+        return False
+    raise ValueError(value)
+
+
+def _to_int(value: Any) -> int:
+    if isinstance(value, bool):
+        raise ValueError(value)
+    if isinstance(value, str):
+        return int(value.replace("_", ""))
+    if int(value) != value:
+        raise ValueError(value)
+    return int(value)
+
+
+def _to_float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError(value)
+    return float(value)
+
+
+def _to_str(value: Any) -> str:
+    if isinstance(value, (dict, list, tuple)):
+        raise ValueError(value)
+    return str(value)
+
+
+_CONVERTERS: Mapping[type, Any] = {bool: _to_bool, int: _to_int, float: _to_float, str: _to_str}
+
+
+def _read_type(annotation: Any) -> tuple[type, bool, bool]:
+    optional = repeated = False
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        members = [arg for arg in typing.get_args(annotation) if arg is not type(None)]
+        optional = len(members) < len(typing.get_args(annotation))
+        (annotation,) = members
+    if typing.get_origin(annotation) is tuple:
+        repeated = True
+        annotation = typing.get_args(annotation)[0]
+    if annotation not in _CONVERTERS:
+        raise TypeError(f"an option cannot have the type {annotation!r}")
+    return annotation, repeated, optional
+
+
+def options_of(section: type, *, name: str = "") -> tuple[Option, ...]:
+    """Return the options that a section's dataclass declares, in order.
+
+    Args:
+        section: A dataclass whose fields were made with `option`.
+        name: The section's name in files and docs.
+    """
+    hints = typing.get_type_hints(section)
+    found = []
+    for field in dataclasses.fields(section):
+        declared: _Declaration = field.metadata[_KEY]
+        kind, repeated, optional = _read_type(hints[field.name])
+        found.append(
+            Option(
+                name=field.name,
+                section=name,
+                type=kind,
+                repeated=repeated,
+                optional=optional,
+                default=field.default,
+                **dataclasses.asdict(declared),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,61 @@
+"""The configuration of a run, one section a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lmcore.config.option import Option, options_of
+from lmcore.config.section.accelerator import AcceleratorSection
+from lmcore.config.section.checkpoint import CheckpointSection
+from lmcore.config.section.data import DataSection
+from lmcore.config.section.logging import LoggingSection
+from lmcore.config.section.model import ModelSection
+from lmcore.config.section.optimizer import OptimizerSection
+from lmcore.config.section.training import TrainingSection
+
+__all__ = [
+    "SECTIONS",
+    "AcceleratorSection",
+    "CheckpointSection",
+    "Config",
+    "DataSection",
+    "LoggingSection",
+    "ModelSection",
+    "OptimizerSection",
+    "TrainingSection",
+    "run_options",
+]
+
+SECTIONS: dict[str, type] = {
+    "model": ModelSection,
+    "training": TrainingSection,
+    "data": DataSection,
+    "optimizer": OptimizerSection,
+    "checkpoint": CheckpointSection,
+    "accelerator": AcceleratorSection,
+    "logging": LoggingSection,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run, as the user gave them; `resolve` makes a plan of it."""
+
+    model: ModelSection = field(default_factory=ModelSection)
+    training: TrainingSection = field(default_factory=TrainingSection)
+    data: DataSection = field(default_factory=DataSection)
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    accelerator: AcceleratorSection = field(default_factory=AcceleratorSection)
+    logging: LoggingSection = field(default_factory=LoggingSection)
+
+
+def run_options() -> dict[str, Option]:
+    """Return every option of a run by name; names are unique over all sections."""
+    found: dict[str, Option] = {}
+    for name, section in SECTIONS.items():
+        for one in options_of(section, name=name):
+            if one.name in found:
+                raise TypeError(f"option `{one.name}` is declared in two sections")
+            found[one.name] = one
+    return found

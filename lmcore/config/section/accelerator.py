@@ -1,0 +1,28 @@
+"""Which device, kernels, precision and recomputation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmcore.config.option import option
+
+
+@dataclass(frozen=True)
+class AcceleratorSection:
+    """What is asked of the accelerator plugin; the choices depend on the plugins installed."""
+
+    device: str | None = option(
+        None, "Device type, as listed by `lmcore plugins`; default: detected.", metavar="TYPE"
+    )
+    precision: str | None = option(
+        None, "Precision policy, such as fp32 or bf16; default: the device's first.", metavar="NAME"
+    )
+    recompute: str = option("none", "Recompute policy, as the device offers them.", metavar="NAME")
+    ops: tuple[str, ...] = option(
+        (), "Preferred kernels, `op=id,id`; the first that supports the case is used.", metavar="OP=ID"
+    )
+    strict_ops: bool = option(False, "Fail where an op would use the core's reference.")
+    deterministic: bool = option(False, "Use only kernels that declare themselves deterministic.")
+    num_threads: int | None = option(
+        None, "Host threads of each process; default: torch's.", minimum=1
+    )

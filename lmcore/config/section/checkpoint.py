@@ -1,0 +1,35 @@
+"""Saving and loading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmcore.config.option import option
+
+
+@dataclass(frozen=True)
+class CheckpointSection:
+    """The run directory and what is saved to, and restored from, it."""
+
+    save: str | None = option(
+        None, "Run directory; default: runs/<date>-<name>.", metavar="DIR"
+    )
+    load: str | None = option(
+        None, "Run directory, its `checkpoints`, or one `iter_XXXXXXX`, to continue from.", metavar="DIR"
+    )
+    save_interval: int | None = option(
+        None, "Steps between checkpoints; default: only at the end.", minimum=1
+    )
+    keep_last: int | None = option(
+        None, "Checkpoints kept, older ones are deleted after a save; default: all.", minimum=1
+    )
+    save_optim: bool = option(True, "Save the optimizer's state.")
+    save_rng: bool = option(True, "Save the random states.")
+    load_optim: bool = option(True, "Load the optimizer's state.")
+    load_rng: bool = option(True, "Load the random states.")
+    finetune: bool = option(
+        False, "Take only the weights from the checkpoint: step 0, new optimizer, schedule and data order."
+    )
+    exit_on_missing_checkpoint: bool = option(
+        True, "Stop when --load holds no checkpoint; otherwise start anew and say so."
+    )

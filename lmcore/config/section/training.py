@@ -1,0 +1,33 @@
+"""How long, in which batches, and when to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmcore.config.option import option
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """Length of the run, batch sizes, validation and exits."""
+
+    train_iters: int | None = option(None, "Steps to train; excludes train_samples.", minimum=1)
+    train_samples: int | None = option(None, "Samples to train; excludes train_iters.", minimum=1)
+    micro_batch_size: int = option(8, "Samples of one forward pass on one device.", minimum=1)
+    global_batch_size: int | None = option(
+        None, "Samples of one step over all devices; default: micro_batch_size * data-parallel size.", minimum=1
+    )
+    eval_interval: int = option(1000, "Steps between validations; 0 for none.", minimum=0)
+    eval_iters: int = option(100, "Global batches of one validation; 0 for none.", minimum=0)
+    exit_interval: int | None = option(
+        None, "Save and exit when the step is a multiple of this.", minimum=1
+    )
+    exit_duration_in_mins: float | None = option(
+        None, "Save and exit after this many minutes.", above=0
+    )
+    seed: int = option(1234, "Seed of weights, dropout and data order.", minimum=0)
+    compile: bool = option(False, "Compile each transformer block and the loss head with torch.compile.")
+    sample_prompt: str | None = option(
+        None, "Text that the sample printed at the end starts with; default: the start of a validation document."
+    )
+    sample_tokens: int = option(200, "Tokens of the sample printed at the end; 0 for none.", minimum=0)

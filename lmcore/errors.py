@@ -1,0 +1,132 @@
+"""The errors that lmcore shows to people: what went wrong, why, and what to do about it.
+
+Bottom layer: imported from everywhere, imports nothing of lmcore.  `lmcore.cli.main` is the one
+boundary at which an `LmcoreError` becomes a message without a traceback; everything else that
+escapes is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "DeviceError",
+    "LmcoreError",
+    "MissingPackageError",
+    "PluginError",
+    "RunError",
+    "nearest",
+    "suggestion",
+]
+
+
+class LmcoreError(Exception):
+    """A failure that the person at the keyboard can mend.
+
+    Args:
+        what: One line, lower case, literals in backticks: what is wrong.
+        why: The reason, or what was found; may span lines.
+        hint: What to do next.
+    """
+
+    exit_status = 1
+
+    def __init__(self, what: str, *, why: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.hint = hint
+
+    def render(self) -> str:
+        """Return the message as printed on stderr, without a trailing newline."""
+        lines = [f"error: {self.what}"]
+        if self.why:
+            lines.append(f"why: {self.why}")
+        if self.hint:
+            lines += ["", f"hint: {self.hint}"]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.render().removeprefix("error: ")
+
+
+class ConfigError(LmcoreError):
+    """A wrong option, file or combination of them; every problem found is reported at once."""
+
+    exit_status = 2
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        why: str | None = None,
+        hint: str | None = None,
+        others: Sequence[LmcoreError] = (),
+    ) -> None:
+        super().__init__(what, why=why, hint=hint)
+        self.others = tuple(others)
+
+    @classmethod
+    def collect(cls, problems: Sequence[LmcoreError]) -> ConfigError:
+        """Return one error that renders all of *problems*, the first one first."""
+        first, *rest = problems
+        return cls(first.what, why=first.why, hint=first.hint, others=rest)
+
+    def render(self) -> str:
+        """Return all problems, separated by blank lines."""
+        return "\n\n".join([super().render(), *(problem.render() for problem in self.others)])
+
+
+class DataError(LmcoreError):
+    """A corpus, tokenizer file or indexed dataset that cannot be used as it is."""
+
+
+class CheckpointError(LmcoreError):
+    """A checkpoint that is missing, incomplete, altered or of another shape."""
+
+
+class PluginError(LmcoreError):
+    """A plugin that cannot be loaded, or that broke its contract."""
+
+
+class DeviceError(LmcoreError):
+    """No device, the wrong device, or one that is there and unusable."""
+
+    exit_status = 2
+
+
+class RunError(LmcoreError):
+    """A training run that had to stop."""
+
+
+class MissingPackageError(LmcoreError):
+    """An optional package that the request needs; the hint is the command that installs it."""
+
+    exit_status = 2
+
+    def __init__(self, package: str, *, needed_for: str, install: str) -> None:
+        super().__init__(
+            f"{needed_for} needs the package `{package}`, which is not installed",
+            hint=f"run `{install}`",
+        )
+        self.package = package
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the one of *choices* that *name* most likely meant, or None."""
+    matches = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def suggestion(name: str, choices: Iterable[str]) -> str:
+    """Return a hint for an unknown *name*: the nearest choice, then all of them (up to 20)."""
+    known = sorted(choices)
+    close = nearest(name, known)
+    meant = f"did you mean `{close}`? " if close else ""
+    shown = ", ".join(f"`{choice}`" for choice in known[:20])
+    more = f" and {len(known) - 20} more" if len(known) > 20 else ""
+    return f"{meant}known: {shown}{more}" if known else f"{meant}none are known"
