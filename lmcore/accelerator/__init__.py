@@ -1,0 +1,54 @@
+"""The contract between the core and an accelerator: all that a plugin needs to import.
+
+Importing this package loads no torch; the names below are records, and functions that load it
+when called.
+"""
+
+from __future__ import annotations
+
+from lmcore.accelerator.communication import CommBackend
+from lmcore.accelerator.device import Device, MemoryStats
+from lmcore.accelerator.op import OpContext, OpImpl, OpSpec, OpTable, Reject, Resolution, Tolerance
+from lmcore.accelerator.op_spec import OP_SPECS
+from lmcore.accelerator.precision import (
+    PrecisionPolicy,
+    autocast_policy,
+    full_precision_policy,
+)
+from lmcore.accelerator.probe import (
+    API_VERSION,
+    Check,
+    CheckStatus,
+    PluginInfo,
+    Probe,
+    ProbeState,
+    Problem,
+)
+from lmcore.accelerator.recompute import RecomputePolicy, full_policy, none_policy
+
+__all__ = [
+    "API_VERSION",
+    "OP_SPECS",
+    "Check",
+    "CheckStatus",
+    "CommBackend",
+    "Device",
+    "MemoryStats",
+    "OpContext",
+    "OpImpl",
+    "OpSpec",
+    "OpTable",
+    "PluginInfo",
+    "PrecisionPolicy",
+    "Probe",
+    "ProbeState",
+    "Problem",
+    "RecomputePolicy",
+    "Reject",
+    "Resolution",
+    "Tolerance",
+    "autocast_policy",
+    "full_policy",
+    "full_precision_policy",
+    "none_policy",
+]

@@ -1,0 +1,146 @@
+"""`Device`: a frozen record of what one device can do.
+
+A plugin's `lmcore_create_device` returns one, usually from `Device.from_torch`, which takes its
+defaults from `torch.accelerator` and `torch.get_device_module`.  The core asks for a capability,
+never for a name.  An ability that is missing is `None` and has its reason in `missing`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lmcore.errors import DeviceError, PluginError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Device", "MemoryStats"]
+
+_OPTIONAL = (
+    "memory_stats",
+    "reset_peak_memory",
+    "empty_cache",
+    "pin_memory",
+    "new_stream",
+    "new_event",
+    "peak_flops",
+)
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Bytes of device memory: in use by tensors now, at the peak, held by the allocator, in all."""
+
+    allocated: int
+    peak_allocated: int
+    reserved: int
+    total: int | None
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of this process and the functions that work on it.
+
+    Attributes:
+        type: torch's device type.
+        index: Ordinal on this host; 0 for the CPU.
+        name: What the vendor calls it, for people.
+        dtypes: Names of the dtypes that matrix products compute in ("float32", "bfloat16").
+        synchronize: Wait until all work queued on the device is done.
+        set_current: Make this device the process's current one.
+        seed: Seed the device's generator (and only that).
+        get_rng_state, set_rng_state: The device generator's state, a uint8 CPU tensor.
+        memory_stats: Memory now and at the peak.
+        reset_peak_memory: Begin a new peak.
+        empty_cache: Give cached memory back.
+        pin_memory: Return a host tensor in pinned memory.
+        new_stream, new_event: Queues and marks of asynchronous work.
+        peak_flops: Peak of dense matrix products in FLOP/s for a dtype name, or None if unknown.
+        missing: For each optional ability that is None, the reason.
+        facts: Versions and properties for `environment.json`, JSON values only.
+    """
+
+    type: str
+    index: int
+    name: str
+    dtypes: frozenset[str]
+    synchronize: Callable[[], None]
+    set_current: Callable[[], None]
+    seed: Callable[[int], None]
+    get_rng_state: Callable[[], torch.Tensor]
+    set_rng_state: Callable[[torch.Tensor], None]
+    memory_stats: Callable[[], MemoryStats] | None = None
+    reset_peak_memory: Callable[[], None] | None = None
+    empty_cache: Callable[[], None] | None = None
+    pin_memory: Callable[[torch.Tensor], torch.Tensor] | None = None
+    new_stream: Callable[[], Any] | None = None
+    new_event: Callable[[], Any] | None = None
+    peak_flops: Callable[[str], float | None] | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse a record that leaves an ability out without saying why, or says both."""
+        for ability in _OPTIONAL:
+            absent = getattr(self, ability) is None
+            if absent and not self.missing.get(ability):
+                raise PluginError(
+                    f"device `{self.type}` lacks `{ability}` and gives no reason",
+                    hint=f"pass missing={{'{ability}': 'why'}} where the Device is made",
+                )
+            if not absent and ability in self.missing:
+                raise PluginError(f"device `{self.type}` has `{ability}` and calls it missing")
+
+    @property
+    def torch_device(self) -> torch.device:
+        """torch's device, with the index where the type has several."""
+        import torch
+
+        return torch.device(self.type) if self.type == "cpu" else torch.device(self.type, self.index)
+
+    def require(self, ability: str) -> Callable[..., Any]:
+        """Return an optional ability's function.
+
+        Raises:
+            DeviceError: The device lacks it; the plugin's reason is given.
+        """
+        function: Callable[..., Any] | None = getattr(self, ability)
+        if function is None:
+            raise DeviceError(
+                f"device `{self.type}` has no `{ability}`", why=self.missing[ability]
+            )
+        return function
+
+    @classmethod
+    def from_torch(cls, device_type: str, index: int, **overrides: Any) -> Device:
+        """Return a device with what torch itself knows of *device_type*.
+
+        Args:
+            device_type: A type that torch has a device module for.
+            index: Ordinal on this host.
+            **overrides: Attributes that the plugin knows better; `missing` is merged.
+        """
+        from lmcore.accelerator.torch_device import defaults
+
+        values = defaults(device_type, index)
+        missing = {**values.pop("missing"), **overrides.pop("missing", {})}
+        values.update(overrides)
+        given = {name for name in _OPTIONAL if values.get(name) is not None}
+        values["missing"] = {name: why for name, why in missing.items() if name not in given}
+        return cls(**values)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the record's data (no functions) as JSON values."""
+        functions = {f.name for f in dataclasses.fields(self) if callable(getattr(self, f.name))}
+        return {
+            "type": self.type,
+            "index": self.index,
+            "name": self.name,
+            "dtypes": sorted(self.dtypes),
+            "abilities": sorted(name for name in _OPTIONAL if name in functions),
+            "missing": dict(self.missing),
+            "facts": dict(self.facts),
+        }

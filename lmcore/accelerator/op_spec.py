@@ -1,0 +1,115 @@
+"""The ops that the core declares: one line each, with the reference that is their meaning.
+
+Shapes: B batch, S sequence, T tokens (B*S), H hidden, N heads, K key/value heads, D head
+channels, F feed-forward, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from lmcore.accelerator.op import OpSpec, Tolerance
+
+__all__ = ["OP_SPECS"]
+
+_ELEMENTWISE = {
+    "float64": Tolerance(1e-12, 1e-12),
+    "float32": Tolerance(2e-6, 1e-5),
+    "bfloat16": Tolerance(2e-2, 2e-2),
+    "float16": Tolerance(2e-3, 2e-3),
+}
+_REDUCTION = {
+    "float64": Tolerance(1e-11, 1e-11),
+    "float32": Tolerance(2e-5, 1e-4),
+    "bfloat16": Tolerance(4e-2, 4e-2),
+    "float16": Tolerance(4e-3, 4e-3),
+}
+
+
+def _spec(name: str, schema: str, summary: str, *, reduces: bool, backward: bool = True) -> OpSpec:
+    return OpSpec(
+        name=name,
+        reference=f"lmcore.accelerator.reference:{name}",
+        schema=schema,
+        summary=summary,
+        tolerances=_REDUCTION if reduces else _ELEMENTWISE,
+        has_backward=backward,
+    )
+
+
+OP_SPECS: tuple[OpSpec, ...] = (
+    _spec(
+        "attention",
+        "(q_BNSD, k_BKSD, v_BKSD, *, causal, dropout=0.0, mask=None) -> out_BNSD",
+        "Softmax attention with the scale 1/sqrt(D); K divides N.",
+        reduces=True,
+    ),
+    _spec(
+        "layer_norm",
+        "(x_BSH, weight_H, bias_H, epsilon) -> out_BSH",
+        "Normalization over the last dim, with gain and offset.",
+        reduces=True,
+    ),
+    _spec(
+        "rms_norm",
+        "(x_BSH, weight_H, epsilon) -> out_BSH",
+        "Division by the root mean square of the last dim, with gain.",
+        reduces=True,
+    ),
+    _spec(
+        "bias_gelu",
+        "(x_BSF, bias_F) -> out_BSF",
+        "GELU of x + bias, tanh form.",
+        reduces=False,
+    ),
+    _spec(
+        "swiglu",
+        "(x_BS2F) -> out_BSF",
+        "SiLU of the first half of the last dim, times the second half.",
+        reduces=False,
+    ),
+    _spec(
+        "bias_dropout_add",
+        "(x_BSH, bias_H, residual_BSH, *, dropout, training) -> out_BSH",
+        "residual + dropout(x + bias); bias may be None.",
+        reduces=False,
+    ),
+    _spec(
+        "scaled_masked_softmax",
+        "(x_BNST, mask, scale) -> out_BNST",
+        "Softmax over the last dim of x * scale, True in the mask meaning hidden; a row that is "
+        "hidden entirely gives zeros.",
+        reduces=True,
+    ),
+    _spec(
+        "rotary_embedding",
+        "(x_BNSD, cos_SR, sin_SR) -> out_BNSD",
+        "Rotation of the first 2R channels by position, halves apart.",
+        reduces=False,
+    ),
+    _spec(
+        "cross_entropy",
+        "(logits_TV, target_T) -> loss_T (float32)",
+        "Negative log-likelihood of each target.",
+        reduces=True,
+    ),
+    _spec(
+        "linear_cross_entropy",
+        "(hidden_TH, weight_VH, target_T, loss_weight_T) -> loss (float32 scalar)",
+        "Sum over tokens of loss_weight times the cross entropy of hidden @ weight.T.",
+        reduces=True,
+    ),
+    _spec(
+        "adamw",
+        "(params, grads, exp_avgs, exp_avg_sqs, steps, *, lr, beta1, beta2, epsilon, weight_decay)"
+        " -> None, in place",
+        "One AdamW step with decoupled decay; steps are float32 scalars, raised by one.",
+        reduces=False,
+        backward=False,
+    ),
+    _spec(
+        "grad_norm",
+        "(grads) -> norm (float32 scalar)",
+        "Euclidean norm over all tensors.",
+        reduces=True,
+        backward=False,
+    ),
+)

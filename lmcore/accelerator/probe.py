@@ -1,0 +1,97 @@
+"""What a plugin says of itself and of the hardware, before any device is initialised.
+
+Torch-free: these records travel through the launcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["API_VERSION", "Check", "CheckStatus", "PluginInfo", "Probe", "ProbeState", "Problem"]
+
+API_VERSION = "1.0"
+"""Version of the plugin contract.  A removed or changed hook raises the first number, an added
+hook or argument the second."""
+
+
+@dataclass(frozen=True)
+class PluginInfo:
+    """Who a plugin is and what it needs.
+
+    Attributes:
+        name: Short name, unique among the installed plugins: "cpu".
+        api: Versions of the contract it works with, as a version specifier: ">=1,<2".
+        torch: Versions of torch it works with, as a version specifier.
+        provides: Device types it may bring, for `--device` messages.
+        summary: One line for `lmcore plugins`.
+    """
+
+    name: str
+    api: str
+    torch: str = ">=2.11"
+    provides: tuple[str, ...] = ()
+    summary: str = ""
+
+
+class ProbeState(StrEnum):
+    """Whether a plugin's device can be used here."""
+
+    PRESENT = "present"
+    ABSENT = "absent"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a plugin found, without initialising a device.
+
+    Attributes:
+        device_type: torch's device type, "cpu".
+        state: PRESENT: usable; ABSENT: no such hardware; BROKEN: the hardware is there and its
+            software is not fit.
+        count: Devices of this type that this process may use.
+        priority: Who wins among present devices; the CPU has 0, accelerators 100 unless they
+            have a reason.
+        evidence: What was looked at and found, a line each.
+        fix: The command or step that mends BROKEN (or brings an ABSENT device's software).
+        facts: Machine-readable details (driver, names), JSON values only.
+    """
+
+    device_type: str
+    state: ProbeState
+    count: int = 0
+    priority: int = 100
+    evidence: tuple[str, ...] = ()
+    fix: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class CheckStatus(StrEnum):
+    """Result of one line of `lmcore doctor`."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of `lmcore doctor`: what was checked, how it ended, what to do."""
+
+    name: str
+    status: CheckStatus
+    detail: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a device cannot run a configuration; the parts of an `LmcoreError`."""
+
+    what: str
+    why: str | None = None
+    hint: str | None = None
