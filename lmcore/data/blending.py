@@ -1,0 +1,59 @@
+"""Which dataset each sample of a blend comes from, by Megatron's greedy rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.data import native
+
+__all__ = ["build_blend_index", "build_blend_index_python"]
+
+BlendIndex = tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]
+
+
+def build_blend_index(weights: Sequence[float], size: int) -> BlendIndex:
+    """Choose for each sample the dataset that is furthest behind its weight.
+
+    Args:
+        weights: One of each dataset, summing to 1.
+        size: Number of samples.
+
+    Returns:
+        The dataset of each sample (int16), and which of that dataset's samples it is (int64).
+
+    Raises:
+        ValueError: No weights, more than 32,767, or one that is negative or not finite.
+    """
+    values = _checked(weights, size)
+    if native.builders is not None:
+        return native.builders.build_blend_index(values, size)
+    return build_blend_index_python(values, size)
+
+
+def build_blend_index_python(weights: Sequence[float] | np.ndarray, size: int) -> BlendIndex:
+    """Do what `build_blend_index` does, in Python: its fallback and its oracle."""
+    shares: list[float] = _checked(weights, size).tolist()
+    dataset = np.empty(size, dtype=np.int16)
+    sample = np.empty(size, dtype=np.int64)
+    taken = [0] * len(shares)
+    for i in range(size):
+        n = max(i, 1)
+        errors = [share * n - count for share, count in zip(shares, taken, strict=True)]
+        chosen = errors.index(max(errors))
+        dataset[i], sample[i] = chosen, taken[chosen]
+        taken[chosen] += 1
+    return dataset, sample
+
+
+def _checked(weights: Sequence[float] | np.ndarray, size: int) -> npt.NDArray[np.float64]:
+    values = np.ascontiguousarray(weights, dtype=np.float64)
+    if values.ndim != 1 or not 1 <= values.size <= np.iinfo(np.int16).max:
+        raise ValueError(f"a blend of {values.size} datasets")
+    if not np.isfinite(values).all() or (values < 0).any():
+        raise ValueError("weights of a blend are finite and not negative")
+    if size < 0:
+        raise ValueError(f"a blend of {size} samples")
+    return values

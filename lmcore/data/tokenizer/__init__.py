@@ -1,0 +1,20 @@
+"""Tokenizers: text to ids and back; first step of `lmcore data prepare`, last of generation.
+
+`build_tokenizer` is the only place that knows the names of the types.  Nothing here imports torch.
+"""
+
+from lmcore.data.tokenizer.base import Tokenizer, TokenizerFactory
+from lmcore.data.tokenizer.build import build_tokenizer, tokenizer_types
+from lmcore.data.tokenizer.byte import ByteTokenizer
+from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
+from lmcore.data.tokenizer.null import NullTokenizer
+
+__all__ = [
+    "ByteTokenizer",
+    "GPT2BPETokenizer",
+    "NullTokenizer",
+    "Tokenizer",
+    "TokenizerFactory",
+    "build_tokenizer",
+    "tokenizer_types",
+]

@@ -1,0 +1,47 @@
+"""Byte-pair encoding of one word in Python: the fallback without a library, and the oracle.
+
+Follows the definition word for word (Sennrich et al. 2016, on bytes as in GPT-2): of the adjacent
+pairs take the one whose rule comes first, merge its every occurrence from the left, repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+from lmcore.data.tokenizer.bpe_files import Merge, byte_alphabet
+
+__all__ = ["python_bpe"]
+
+
+def python_bpe(
+    vocabulary: Mapping[str, int], merges: Sequence[Merge]
+) -> Callable[[str], tuple[int, ...]]:
+    """Return the function from a word to its ids."""
+    alphabet = byte_alphabet()
+    rank = {merge: i for i, merge in enumerate(merges)}
+    last = len(merges)
+
+    def encode_word(word: str) -> tuple[int, ...]:
+        parts = [alphabet[byte] for byte in word.encode()]
+        while len(parts) > 1:
+            best = min(pairwise(parts), key=lambda pair: rank.get(pair, last))
+            if best not in rank:
+                break
+            parts = _merged(parts, best)
+        return tuple(vocabulary[part] for part in parts)
+
+    return encode_word
+
+
+def _merged(parts: list[str], pair: Merge) -> list[str]:
+    result: list[str] = []
+    i = 0
+    while i < len(parts):
+        if i + 1 < len(parts) and (parts[i], parts[i + 1]) == pair:
+            result.append(parts[i] + parts[i + 1])
+            i += 2
+        else:
+            result.append(parts[i])
+            i += 1
+    return result

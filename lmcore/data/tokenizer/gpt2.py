@@ -1,0 +1,190 @@
+"""GPT-2's byte-level BPE from `vocab.json` and `merges.txt`.
+
+A text is cut into words by GPT-2's pattern, and each word's ids come from a cache; only words
+not seen lately run through BPE: that of the `tokenizers` package, or the one in `bpe.py`.  Most
+of a text's words repeat, so that this is several times faster than a library's whole pipeline,
+which makes offsets and strings for every token.
+
+The text of a special token inside a document is ordinary text, as in Megatron: a document that
+spells the end-of-document token cannot end itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Literal, assert_never
+
+import numpy as np
+import numpy.typing as npt
+import regex
+
+from lmcore.data.tokenizer.base import Tokenizer
+from lmcore.data.tokenizer.bpe import python_bpe
+from lmcore.data.tokenizer.bpe_files import (
+    Merge,
+    byte_alphabet,
+    read_merges,
+    read_vocabulary,
+    require_match,
+)
+from lmcore.errors import MissingPackageError
+
+__all__ = ["Engine", "GPT2BPETokenizer", "split_words"]
+
+Engine = Literal["auto", "tokenizers", "python"]
+WordEncoder = Callable[[str], Sequence[int]]
+
+_END = "<|endoftext|>"
+# GPT-2's pattern; the possessive forms match the same (nothing follows that could backtrack).
+_WORDS = regex.compile(
+    r"'(?:[sdmt]|ll|re|ve)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+"
+)
+# The same on ASCII text.  re.ASCII: `\s` must not take 0x1c-0x1f, which GPT-2's does not take.
+_ASCII_WORDS = re.compile(
+    r"'(?:[sdmt]|ll|re|ve)| ?[A-Za-z]++| ?[0-9]++| ?[^\sA-Za-z0-9]++|\s+(?!\S)|\s+", re.ASCII
+)
+_CACHED_WORDS = 1 << 17
+_CACHED_LENGTH = 64
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of *text* by GPT-2's pattern; joined they are *text*."""
+    return (_ASCII_WORDS if text.isascii() else _WORDS).findall(text)
+
+
+class _WordCache(dict[str, Sequence[int]]):
+    """Word -> ids in two generations: bounded, and words in use survive."""
+
+    def __init__(self, encode: WordEncoder) -> None:
+        super().__init__()
+        self._encode = encode
+        self._older: dict[str, Sequence[int]] = {}
+
+    def __missing__(self, word: str) -> Sequence[int]:
+        ids = self._older.get(word)
+        if ids is None:
+            ids = self._encode(word)
+            if len(word) > _CACHED_LENGTH:
+                return ids
+        if len(self) >= _CACHED_WORDS:
+            self._older = dict(self)
+            self.clear()
+        self[word] = ids
+        return ids
+
+
+class GPT2BPETokenizer(Tokenizer):
+    """Byte-level BPE with GPT-2's word pattern.
+
+    Args:
+        vocab_file: `vocab.json`, tokens and their ids.
+        merge_file: `merges.txt`, the rules in order of priority.
+        engine: `tokenizers`, `python`, or `auto`: the first where it is installed.  Both give
+            the same ids.
+
+    Raises:
+        DataError: A file that is missing or broken, or two that do not belong together.
+        MissingPackageError: `tokenizers` is asked for and not installed.
+    """
+
+    name = "GPT2BPETokenizer"
+
+    def __init__(self, vocab_file: str, merge_file: str, *, engine: Engine = "auto") -> None:
+        vocabulary, rules = read_vocabulary(vocab_file), read_merges(merge_file)
+        require_match(vocabulary, rules, vocab_file=vocab_file, merge_file=merge_file)
+        self.vocab_file, self.merge_file = vocab_file, merge_file
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        self.eod: int | None = vocabulary.get(_END)
+        self._requested: Engine = engine
+        self.engine, encode_word = _engine(engine, vocabulary, rules.merges)
+        self._ids_of_word = _WordCache(encode_word)
+        self._bytes_of_id = _bytes_by_id(vocabulary)
+
+    def __reduce__(self) -> tuple[Callable[..., GPT2BPETokenizer], tuple[str, str, Engine]]:
+        """Pickle as the files' names: caches and engines stay in their process."""
+        return _rebuild, (self.vocab_file, self.merge_file, self._requested)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of *text*."""
+        return list(chain.from_iterable(map(self._ids_of_word.__getitem__, split_words(text))))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        """Return the ids of each text, as int32 arrays."""
+        ids_of = self._ids_of_word.__getitem__
+        return [
+            np.fromiter(chain.from_iterable(map(ids_of, split_words(text))), dtype=np.int32)
+            for text in texts
+        ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of *ids*, special tokens spelt out."""
+        try:
+            return b"".join([self._bytes_of_id[i] for i in ids]).decode(errors="replace")
+        except KeyError as error:
+            raise ValueError(
+                f"id {error.args[0]} is outside the vocabulary of {self.vocab_size}"
+            ) from None
+
+    def describe(self) -> dict[str, str | int | None]:
+        """Return the type and its files."""
+        return {"type": self.name, "vocab_file": self.vocab_file, "merge_file": self.merge_file}
+
+    def files(self) -> tuple[str, ...]:
+        """Return `vocab.json` and `merges.txt`."""
+        return (self.vocab_file, self.merge_file)
+
+
+def _rebuild(vocab_file: str, merge_file: str, engine: Engine) -> GPT2BPETokenizer:
+    return GPT2BPETokenizer(vocab_file, merge_file, engine=engine)
+
+
+def _bytes_by_id(vocabulary: dict[str, int]) -> dict[int, bytes]:
+    byte_of = {character: byte for byte, character in enumerate(byte_alphabet())}
+
+    def spelt(token: str) -> bytes:
+        try:
+            return bytes([byte_of[character] for character in token])
+        except KeyError:  # a special token outside the byte alphabet spells itself
+            return token.encode()
+
+    return {i: spelt(token) for token, i in vocabulary.items()}
+
+
+def _engine(
+    requested: Engine, vocabulary: dict[str, int], merges: list[Merge]
+) -> tuple[Engine, WordEncoder]:
+    match requested:
+        case "python":
+            return "python", python_bpe(vocabulary, merges)
+        case "tokenizers":
+            return "tokenizers", _library_bpe(vocabulary, merges)
+        case "auto":
+            try:
+                return "tokenizers", _library_bpe(vocabulary, merges)
+            except MissingPackageError:
+                return "python", python_bpe(vocabulary, merges)
+        case _:
+            assert_never(requested)
+
+
+def _library_bpe(vocabulary: dict[str, int], merges: list[Merge]) -> WordEncoder:
+    try:
+        import tokenizers
+    except ImportError:
+        raise MissingPackageError(
+            "tokenizers", needed_for="the engine `tokenizers`", install="pip install tokenizers"
+        ) from None
+    # No cache: words come here once.  No pattern: they are cut already.
+    model = tokenizers.models.BPE(vocab=vocabulary, merges=merges, cache_capacity=0)
+    pipeline = tokenizers.Tokenizer(model)
+    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+
+    def encode_word(word: str) -> Sequence[int]:
+        word.encode()  # the library reports a lone surrogate as a wrong type
+        return tuple(pipeline.encode(word, add_special_tokens=False).ids)
+
+    return encode_word
