@@ -7,6 +7,7 @@ YAML keys, `lmcore config show`, the reference page) is read from the fields by 
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,10 @@ from typing import Any
 
 from lmcore.errors import ConfigError, suggestion
 
-__all__ = ["Option", "option", "options_of"]
+__all__ = ["REQUIRED", "Option", "option", "options_of"]
+
+REQUIRED = dataclasses.MISSING
+"""The default of an option that must be given."""
 
 _KEY = "lmcore.option"
 
@@ -47,7 +51,7 @@ def option(
 
     Args:
         default: The value when no source gives another; `None` means "derived" or "off", as the
-            help says.
+            help says; `REQUIRED`: there is none.
         help: One sentence for `--help` and the reference page, units included.
         minimum, above: Inclusive and exclusive lower bound.
         maximum, below: Inclusive and exclusive upper bound.
@@ -94,6 +98,17 @@ class Option:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def required(self) -> bool:
+        """Whether a value must be given."""
+        return self.default is REQUIRED
+
+    @property
+    def wanted(self) -> str:
+        """What the option takes, in words, for messages."""
+        bound = f", {self.bound}" if self.bound else ""
+        return f"`{self.name}` takes: {self.type_name}{bound}"
+
+    @property
     def bound(self) -> str:
         """The allowed range in words, empty when unbounded."""
         if self.choices:
@@ -120,26 +135,24 @@ class Option:
         Raises:
             ConfigError: The type or the range is wrong.
         """
-        if value is None or (isinstance(value, str) and value.lower() in {"none", "null"}):
+        if self.optional and isinstance(value, str) and value.lower() in {"none", "null"}:
+            return None
+        if value is None:
             if self.optional:
                 return None
-            raise ConfigError(f"{where}: `{self.name}` cannot be empty", why=self._wanted())
+            raise ConfigError(f"{where}: `{self.name}` cannot be empty", why=self.wanted)
         if self.repeated:
             items = [value] if isinstance(value, str) else value
             if not isinstance(items, (list, tuple)):
-                raise ConfigError(f"{where}: not a list", why=self._wanted())
+                raise ConfigError(f"{where}: not a list", why=self.wanted)
             return tuple(self._one(item, where) for item in items)
         return self._one(value, where)
-
-    def _wanted(self) -> str:
-        bound = f", {self.bound}" if self.bound else ""
-        return f"`{self.name}` takes: {self.type_name}{bound}"
 
     def _one(self, value: Any, where: str) -> Any:
         try:
             converted = _CONVERTERS[self.type](value)
         except (ValueError, TypeError, OverflowError):
-            raise ConfigError(f"{where}: not a valid value", why=self._wanted()) from None
+            raise ConfigError(f"{where}: not a valid value", why=self.wanted) from None
         self._check_range(converted, where)
         return converted
 
@@ -152,13 +165,14 @@ class Option:
             return
         out_of_range = (
             value != value  # NaN
+            or value in (math.inf, -math.inf)
             or (self.minimum is not None and value < self.minimum)
             or (self.above is not None and value <= self.above)
             or (self.maximum is not None and value > self.maximum)
             or (self.below is not None and value >= self.below)
         )
         if out_of_range:
-            raise ConfigError(f"{where}: out of range", why=self._wanted())
+            raise ConfigError(f"{where}: out of range", why=self.wanted)
 
 
 def _to_bool(value: Any) -> bool:

@@ -19,7 +19,9 @@ class AcceleratorSection:
     )
     recompute: str = option("none", "Recompute policy, as the device offers them.", metavar="NAME")
     ops: tuple[str, ...] = option(
-        (), "Preferred kernels, `op=id,id`; the first that supports the case is used.", metavar="OP=ID"
+        (),
+        "Preferred kernels, `op=id,id`; the first that supports the case is used.",
+        metavar="OP=ID",
     )
     strict_ops: bool = option(False, "Fail where an op would use the core's reference.")
     deterministic: bool = option(False, "Use only kernels that declare themselves deterministic.")

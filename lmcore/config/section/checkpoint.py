@@ -11,11 +11,11 @@ from lmcore.config.option import option
 class CheckpointSection:
     """The run directory and what is saved to, and restored from, it."""
 
-    save: str | None = option(
-        None, "Run directory; default: runs/<date>-<name>.", metavar="DIR"
-    )
+    save: str | None = option(None, "Run directory; default: runs/<date>-<name>.", metavar="DIR")
     load: str | None = option(
-        None, "Run directory, its `checkpoints`, or one `iter_XXXXXXX`, to continue from.", metavar="DIR"
+        None,
+        "Run directory, its `checkpoints`, or one `iter_XXXXXXX`, to continue from.",
+        metavar="DIR",
     )
     save_interval: int | None = option(
         None, "Steps between checkpoints; default: only at the end.", minimum=1
@@ -28,7 +28,8 @@ class CheckpointSection:
     load_optim: bool = option(True, "Load the optimizer's state.")
     load_rng: bool = option(True, "Load the random states.")
     finetune: bool = option(
-        False, "Take only the weights from the checkpoint: step 0, new optimizer, schedule and data order."
+        False,
+        "Take only the weights from the checkpoint: step, optimizer, schedule, data start anew.",
     )
     exit_on_missing_checkpoint: bool = option(
         True, "Stop when --load holds no checkpoint; otherwise start anew and say so."

@@ -12,11 +12,16 @@ class DataSection:
     """Indexed data set, tokenizer and split."""
 
     data_path: tuple[str, ...] = option(
-        (), "Prefix of an indexed data set (without .bin/.idx); default: the bundled text.", metavar="PREFIX"
+        (),
+        "Prefix of an indexed data set (without .bin/.idx); default: the bundled text.",
+        metavar="PREFIX",
     )
     split: str = option("969,30,1", "Shares of training, validation and test documents.")
     tokenizer_type: str | None = option(
-        None, "Tokenizer: GPT2BPETokenizer, ByteTokenizer, NullTokenizer, or a plugin's; default: what the data says."
+        None,
+        "GPT2BPETokenizer, ByteTokenizer, NullTokenizer, or a plugin's; default: what the data "
+        "was prepared with.",
+        metavar="TYPE",
     )
     vocab_file: str | None = option(None, "vocab.json of the tokenizer.", metavar="FILE")
     merge_file: str | None = option(None, "merges.txt of the tokenizer.", metavar="FILE")

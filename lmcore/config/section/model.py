@@ -25,7 +25,9 @@ class ModelSection:
     )
     layernorm_epsilon: float = option(1e-5, "Added to the variance in normalization.", above=0)
     init_method_std: float = option(
-        0.02, "Standard deviation of initial weights; output projections use it / sqrt(2 * layers).", above=0
+        0.02,
+        "Standard deviation of initial weights; output projections use it / sqrt(2 * layers).",
+        above=0,
     )
     attention_dropout: float = option(
         0.0, "Probability that an attention weight is dropped.", minimum=0, below=1
@@ -34,5 +36,7 @@ class ModelSection:
         0.0, "Probability that a residual branch's channel is dropped.", minimum=0, below=1
     )
     make_vocab_size_divisible_by: int = option(
-        128, "The vocabulary is padded up to a multiple of this, times the tensor-parallel size.", minimum=1
+        128,
+        "The vocabulary is padded up to a multiple of this, times the tensor-parallel size.",
+        minimum=1,
     )

@@ -11,7 +11,9 @@ from lmcore.config.option import option
 class OptimizerSection:
     """AdamW and its learning-rate schedule, in samples as Megatron counts."""
 
-    optimizer: str = option("adam", "Optimizer; `adam` has decoupled weight decay.", choices=("adam",))
+    optimizer: str = option(
+        "adam", "Optimizer; `adam` has decoupled weight decay.", choices=("adam",)
+    )
     lr: float = option(1e-3, "Highest learning rate.", above=0)
     min_lr: float = option(0.0, "Lowest learning rate after decay.", minimum=0)
     lr_decay_style: str = option(
@@ -33,9 +35,14 @@ class OptimizerSection:
         0, "Samples of linear warm-up; goes with train_samples.", minimum=0
     )
     lr_cooldown_fraction: float = option(
-        0.2, "Last share of the decay steps that `constant-cooldown` spends going down.", above=0, maximum=1
+        0.2,
+        "Last share of the decay steps that `constant-cooldown` spends going down.",
+        above=0,
+        maximum=1,
     )
-    weight_decay: float = option(0.01, "Decoupled weight decay; biases and norms have none.", minimum=0)
+    weight_decay: float = option(
+        0.01, "Decoupled weight decay; biases and norms have none.", minimum=0
+    )
     adam_beta1: float = option(0.9, "Decay of the first moment.", minimum=0, below=1)
     adam_beta2: float = option(0.999, "Decay of the second moment.", minimum=0, below=1)
     adam_eps: float = option(1e-8, "Added to the root of the second moment.", above=0)

@@ -15,7 +15,9 @@ class TrainingSection:
     train_samples: int | None = option(None, "Samples to train; excludes train_iters.", minimum=1)
     micro_batch_size: int = option(8, "Samples of one forward pass on one device.", minimum=1)
     global_batch_size: int | None = option(
-        None, "Samples of one step over all devices; default: micro_batch_size * data-parallel size.", minimum=1
+        None,
+        "Samples of one step over all devices; default: micro_batch_size * data-parallel size.",
+        minimum=1,
     )
     eval_interval: int = option(1000, "Steps between validations; 0 for none.", minimum=0)
     eval_iters: int = option(100, "Global batches of one validation; 0 for none.", minimum=0)
@@ -26,8 +28,14 @@ class TrainingSection:
         None, "Save and exit after this many minutes.", above=0
     )
     seed: int = option(1234, "Seed of weights, dropout and data order.", minimum=0)
-    compile: bool = option(False, "Compile each transformer block and the loss head with torch.compile.")
-    sample_prompt: str | None = option(
-        None, "Text that the sample printed at the end starts with; default: the start of a validation document."
+    compile: bool = option(
+        False, "Compile each transformer block and the loss head with torch.compile."
     )
-    sample_tokens: int = option(200, "Tokens of the sample printed at the end; 0 for none.", minimum=0)
+    sample_prompt: str | None = option(
+        None,
+        "Text that the sample printed at the end starts with; default: the start of a validation "
+        "document.",
+    )
+    sample_tokens: int = option(
+        200, "Tokens of the sample printed at the end; 0 for none.", minimum=0
+    )

@@ -1,0 +1,293 @@
+"""Megatron's flags, so that its users' commands work: three tables and nothing else.
+
+`RENAMED` flags are translated, `FIXED` ones are what happens anyway, `UNSUPPORTED` ones are refused
+with a hint.  A flag that is an option of ours by the same name stands in none of them.
+The names are those of the Megatron family: old and new Megatron-LM, its DeepSpeed forks, and the
+tools beside them.  Vendor names occur here only as parts of those flags and their values.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lmcore.config.command_line import ForeignFlag, Translation
+from lmcore.errors import ConfigError
+
+__all__ = [
+    "FIXED",
+    "PREPARE_FIXED",
+    "PREPARE_RENAMED",
+    "PREPARE_UNSUPPORTED",
+    "RENAMED",
+    "UNSUPPORTED",
+    "Fixed",
+    "Renamed",
+    "prepare_flags",
+    "train_flags",
+]
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """A flag with another name today.
+
+    Attributes:
+        today: The flag of today, with its value where that is fixed: "--precision bf16".
+        only: The values that have an equivalent; None: every value is passed on.
+        hint: What to do about any other value.
+    """
+
+    today: str
+    only: tuple[str, ...] | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A flag whose effect is what happens anyway.
+
+    Attributes:
+        note: What happens.
+        only: The values of which that is true; None: of every value; (): it takes none.
+        hint: What to do about any other value.
+    """
+
+    note: str
+    only: tuple[str, ...] | None = ()
+    hint: str = ""
+
+
+_LATER = "not in this version"
+_ONE_DEVICE_GROUP = f"model parallelism is {_LATER}: use 1, and more processes for more data"
+_LAYERWISE = "recomputation is set for whole layers by `--recompute`"
+
+RENAMED: Mapping[str, Renamed] = {
+    "--batch-size": Renamed("--micro-batch-size"),
+    "--warmup": Renamed("--lr-warmup-fraction"),
+    "--vocab": Renamed("--vocab-file"),
+    "--fine-tune": Renamed("--finetune"),
+    "--bf16": Renamed("--precision bf16"),
+    "--norm-epsilon": Renamed("--layernorm-epsilon"),
+    "--checkpoint-activations": Renamed("--recompute full"),
+    "--recompute-activations": Renamed("--recompute selective"),
+    "--recompute-granularity": Renamed("--recompute"),
+    "--activations-checkpoint-method": Renamed(
+        "--recompute full", only=("uniform",), hint=_LAYERWISE
+    ),
+}
+
+_PARALLEL = Fixed("the model is whole on each device", ("1",), _ONE_DEVICE_GROUP)
+_KERNELS = Fixed(
+    "kernels are chosen op by op, the fastest the device offers; `--ops` prefers others"
+)
+_EVENTS = Fixed("TensorBoard gets what metrics.jsonl gets")
+_REDUCTION = Fixed("gradients are summed in fp32 by every precision policy")
+
+FIXED: Mapping[str, Fixed] = {
+    "--model-parallel-size": _PARALLEL,
+    "--tensor-model-parallel-size": _PARALLEL,
+    "--pipeline-model-parallel-size": _PARALLEL,
+    "--context-parallel-size": _PARALLEL,
+    "--expert-model-parallel-size": _PARALLEL,
+    "--zero-stage": Fixed(
+        "optimizer states are not sharded", ("0",), f"sharding is {_LATER}: use 0"
+    ),
+    "--DDP-impl": Fixed(
+        "gradients are summed over the processes", ("local", "torch"), f"sharding is {_LATER}"
+    ),
+    "--distributed-backend": Fixed("the device's plugin names its backend", None),
+    "--local-rank": Fixed("the rank is read from the environment", None),
+    "--no-async-tensor-model-parallel-allreduce": Fixed(_PARALLEL.note),
+    "--accumulate-allreduce-grads-in-fp32": _REDUCTION,
+    "--attention-softmax-in-fp32": Fixed("softmax is computed in fp32"),
+    "--no-query-key-layer-scaling": Fixed("scores are scaled by the head size alone"),
+    "--use-cpu-initialization": Fixed("weights do not depend on the device they are made on"),
+    "--use-flash-attn": _KERNELS,
+    "--attention-backend": Fixed(_KERNELS.note, None),
+    "--transformer-impl": Fixed(_KERNELS.note, None),
+    "--no-bias-gelu-fusion": _KERNELS,
+    "--no-bias-dropout-fusion": _KERNELS,
+    "--no-masked-softmax-fusion": _KERNELS,
+    "--no-gradient-accumulation-fusion": _KERNELS,
+    "--use-mcore-models": Fixed("there is one transformer"),
+    "--deepspeed-activation-checkpointing": Fixed("`--recompute` alone says what is recomputed"),
+    "--recompute-method": Fixed("every layer is recomputed by itself", ("uniform",), _LAYERWISE),
+    "--recompute-num-layers": Fixed("every layer is recomputed by itself", ("1",), _LAYERWISE),
+    "--checkpoint-num-layers": Fixed("every layer is recomputed by itself", ("1",), _LAYERWISE),
+    "--dataset-impl": Fixed("data is memory-mapped", ("mmap", "infer"), "prepare the data again"),
+    "--data-impl": Fixed("data is memory-mapped", ("mmap", "infer"), "prepare the data again"),
+    "--lazy-loader": Fixed("data is memory-mapped, never read whole"),
+    "--mmap-warmup": Fixed("data is memory-mapped"),
+    "--dataloader-type": Fixed(
+        "samples are drawn in one pass", ("single",), f"the cyclic sampler is {_LATER}"
+    ),
+    "--resume-dataloader": Fixed("a resumed run continues with the next sample"),
+    "--num-workers": Fixed(
+        "batches are cut from mapped files; `--num-prefetch` sets how many", None
+    ),
+    "--cache-dir": Fixed("nothing is downloaded", None),
+    "--position-embedding-type": Fixed(
+        "positions are learned", ("learned_absolute",), f"other position embeddings are {_LATER}"
+    ),
+    "--normalization": Fixed("LayerNorm normalizes", ("LayerNorm",), f"other norms are {_LATER}"),
+    "--exit-signal-handler": Fixed("a termination signal saves and exits"),
+    "--override-opt-param-scheduler": Fixed("the schedule is always that of the settings"),
+    "--ckpt-format": Fixed(
+        "checkpoints are torch's distributed ones", ("torch_dist",), f"others are {_LATER}"
+    ),
+    "--auto-detect-ckpt-format": Fixed("a checkpoint's format is read from its manifest"),
+    "--check-for-nan-in-loss-and-grad": Fixed("a loss that is not finite stops the run"),
+    "--log-throughput": Fixed("the training line shows tokens/s and MFU"),
+    "--log-timers-to-tensorboard": _EVENTS,
+    "--log-batch-size-to-tensorboard": _EVENTS,
+    "--log-learning-rate-to-tensorboard": _EVENTS,
+    "--log-validation-ppl-to-tensorboard": _EVENTS,
+    "--log-loss-scale-to-tensorboard": _EVENTS,
+    "--timing-log-level": Fixed("step times are always recorded", None),
+}
+
+_GPT_ONLY = "this version trains GPT with learned positions, LayerNorm, GELU and biases"
+_PREPARE = "it belongs to `lmcore data prepare`"
+_GENERATE = "it belongs to `lmcore generate`"
+_LAUNCHER = "it belongs to the launcher, before the command"
+_EVALUATION = f"evaluation tasks are {_LATER}"
+_SHARDING = f"model parallelism and sharding are {_LATER}"
+_CONVERSION = f"converting checkpoints is {_LATER}"
+_RUN_CONFIG = "start from the run's settings: `lmcore train RUN/config.yaml --load RUN`"
+_ONE_DATA_SET = "prepare one data set with `lmcore data prepare`, give `--data-path` and `--split`"
+_RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then give `--data-path`"
+_TRACKING = "metrics.jsonl and TensorBoard in the run directory hold the same figures"
+_FP16 = "use `--precision bf16`, or fp32: dynamic loss scaling is " + _LATER
+_TOKENIZER = "use `--tokenizer-type` with `--vocab-file` and `--merge-file`"
+
+
+def _all(hint: str, *flags: str) -> dict[str, str]:
+    return dict.fromkeys(flags, hint)
+
+
+UNSUPPORTED: Mapping[str, str] = {
+    **_all(_FP16, "--fp16", "--loss-scale", "--initial-loss-scale", "--min-loss-scale"),
+    **_all(_FP16, "--loss-scale-window", "--hysteresis", "--fp16-lm-cross-entropy"),
+    **_all("use `--precision fp32`", "--fp32-residual-connection"),
+    **_all("use `--deterministic`", "--embedding-weights-in-fp32"),
+    **_all(_SHARDING, "--sequence-parallel", "--use-distributed-optimizer", "--num-experts"),
+    **_all(_SHARDING, "--num-layers-per-virtual-pipeline-stage", "--overlap-grad-reduce"),
+    **_all(_SHARDING, "--deepspeed", "--deepspeed-config", "--pipeline-model-parallel-split-rank"),
+    **_all("use `--global-batch-size`", "--num-microbatches-in-minibatch", "--rampup-batch-size"),
+    **_all(_GPT_ONLY, "--swiglu", "--use-rotary-position-embeddings", "--disable-bias-linear"),
+    **_all(_GPT_ONLY, "--untie-embeddings-and-output-weights", "--num-key-value-heads"),
+    **_all(_GPT_ONLY, "--group-query-attention", "--num-query-groups", "--kv-channels"),
+    **_all(_GPT_ONLY, "--encoder-seq-length", "--decoder-seq-length", "--encoder-num-layers"),
+    **_all(_GPT_ONLY, "--decoder-num-layers", "--apply-layernorm-1p", "--squared-relu"),
+    **_all(_GPT_ONLY, "--bert-load", "--bert-no-binary-head", "--short-seq-prob", "--mask-prob"),
+    **_all(_GPT_ONLY, "--ict-head-size", "--ict-load", "--query-in-block-prob"),
+    **_all(_GPT_ONLY, "--titles-data-path", "--use-one-sent-docs", "--block-data-path"),
+    **_all(_GPT_ONLY, "--indexer-batch-size", "--indexer-log-interval", "--model-type"),
+    **_all("use `--init-method-std`", "--init-method-xavier-uniform"),
+    **_all(_TOKENIZER, "--tokenizer-model", "--tokenizer-name-or-path", "--vocab-extra-ids"),
+    **_all(_ONE_DATA_SET, "--train-data", "--valid-data", "--test-data", "--data-file-list"),
+    **_all(_ONE_DATA_SET, "--train-data-path", "--valid-data-path", "--test-data-path"),
+    **_all(_ONE_DATA_SET, "--train-weighted-split-paths", "--valid-weighted-split-paths"),
+    **_all(_ONE_DATA_SET, "--test-weighted-split-paths"),
+    **_all(_RAW_TEXT, "--loose-json", "--text-key", "--eval-text-key", "--delim"),
+    **_all(_RAW_TEXT, "--presplit-sentences"),
+    **_all(
+        "documents follow each other in a sample, divided by the end-of-document token",
+        *("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"),
+    ),
+    **_all(_RUN_CONFIG, "--use-checkpoint-args", "--use-checkpoint-opt-param-scheduler"),
+    **_all(_RUN_CONFIG, "--use-checkpoint-opt-params-scheduler"),
+    **_all("give `--load` one `iter_XXXXXXX` directory", "--load-tag", "--ckpt-step"),
+    **_all(_CONVERSION, "--universal-checkpoint", "--load-dir", "--save-dir"),
+    **_all(_CONVERSION, "--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
+    **_all(_CONVERSION, "--target-pipeline-model-parallel-size"),
+    **_all("use `--load` with `--finetune`", "--pretrained-checkpoint"),
+    **_all("use `--train-iters` or `--train-samples`", "--epochs"),
+    **_all("use one `--weight-decay`", "--start-weight-decay", "--end-weight-decay"),
+    **_all("leave the data out when it is prepared", "--skip-train-iteration-range"),
+    **_all(_EVALUATION, "--task", "--strict-lambada", "--eval-only", "--skip-train"),
+    **_all(_TRACKING, "--wandb-project", "--wandb-exp-name", "--wandb-save-dir"),
+    **_all(_TRACKING, "--codecarbon-dir", "--log-params-norm", "--log-num-zeros-in-grad"),
+    **_all("process groups have torch's default timeout", "--distributed-timeout-minutes"),
+    **_all(_PREPARE, "--input", "--output-prefix", "--json-key", "--json-keys", "--append-eod"),
+    **_all(_PREPARE, "--workers"),
+    **_all(f"sentence splitting is {_LATER}", "--split-sentences", "--keep-newlines", "--lang"),
+    **_all("use `lmcore data prepare --workers N`", "--partitions"),
+    **_all(f"merging data sets is {_LATER}", "--datasets"),
+    **_all("`--split` divides the documents", "--input-files", "--output-dir", "--test-percent"),
+    **_all(_GENERATE, "--num-samples", "--genfile", "--sample-input-file", "--out-seq-length"),
+    **_all(_GENERATE, "--sample-output-file", "--temperature", "--top-p", "--top-k", "--greedy"),
+    **_all(_LAUNCHER, "--nproc-per-node", "--nnodes", "--node-rank", "--num-gpus"),
+    **_all(_LAUNCHER, "--master-addr", "--master-port"),
+}
+
+PREPARE_RENAMED: Mapping[str, Renamed] = {
+    "--json-key": Renamed("--json-keys"),
+    "--text-key": Renamed("--json-keys"),
+    "--vocab": Renamed("--vocab-file"),
+}
+
+PREPARE_FIXED: Mapping[str, Fixed] = {
+    "--dataset-impl": Fixed(
+        "the memory-mapped format is written", ("mmap",), f"others are {_LATER}"
+    ),
+    "--loose-json": Fixed("every line of the input is a JSON object"),
+}
+
+PREPARE_UNSUPPORTED: Mapping[str, str] = {
+    **_all(f"sentence splitting is {_LATER}", "--split-sentences", "--keep-newlines", "--lang"),
+    **_all("use `--workers N`", "--partitions"),
+    **_all(f"merging data sets is {_LATER}: give all files to `--input`", "--datasets"),
+    **_all(_TOKENIZER, "--tokenizer-model", "--tokenizer-name-or-path", "--vocab-extra-ids"),
+}
+
+
+@functools.cache
+def train_flags() -> Mapping[str, ForeignFlag]:
+    """Return what `lmcore train` understands of Megatron's flags, by flag."""
+    return _foreign(RENAMED, FIXED, UNSUPPORTED)
+
+
+@functools.cache
+def prepare_flags() -> Mapping[str, ForeignFlag]:
+    """Return what `lmcore data prepare` understands of Megatron's flags, by flag."""
+    return _foreign(PREPARE_RENAMED, PREPARE_FIXED, PREPARE_UNSUPPORTED)
+
+
+def _foreign(
+    renamed: Mapping[str, Renamed], fixed: Mapping[str, Fixed], unsupported: Mapping[str, str]
+) -> dict[str, ForeignFlag]:
+    flags: dict[str, ForeignFlag] = {}
+    for name, one in renamed.items():
+        whole = " " in one.today or one.today == "--finetune"
+        arity = "1" if one.only else ("0" if whole else "+")
+        flags[name] = ForeignFlag(arity, functools.partial(_rename, name, one), one.today)
+    for name, same in fixed.items():
+        arity = "0" if same.only == () else ("1" if same.only else "?")
+        flags[name] = ForeignFlag(arity, functools.partial(_accept, name, same))
+    for name, hint in unsupported.items():
+        flags[name] = ForeignFlag("*", functools.partial(_refuse, name, hint))
+    return flags
+
+
+def _rename(name: str, one: Renamed, values: tuple[str, ...]) -> Translation:
+    typed = " ".join((name, *values))
+    if one.only and values[0] not in one.only:
+        return Translation(problem=ConfigError(f"`{typed}` is not supported", hint=one.hint))
+    passed = () if one.only else values
+    today = (*one.today.split(), *passed)
+    return Translation(today, notice=f"`{typed}` is Megatron's name; today: `{' '.join(today)}`")
+
+
+def _accept(name: str, same: Fixed, values: tuple[str, ...]) -> Translation:
+    typed = " ".join((name, *values))
+    if same.only and values[0] not in same.only:
+        return Translation(problem=ConfigError(f"`{typed}` is not supported", hint=same.hint))
+    return Translation(notice=f"`{typed}` changes nothing: {same.note}")
+
+
+def _refuse(name: str, hint: str, values: tuple[str, ...]) -> Translation:
+    typed = " ".join((name, *values))
+    return Translation(problem=ConfigError(f"`{typed}` is not supported", hint=hint))

@@ -1,0 +1,138 @@
+"""The resolved configuration of a run: what `resolve` returns and everything above reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmcore.config.load import Source
+from lmcore.config.section import SECTIONS, Config
+from lmcore.config.yaml_file import written_value
+
+__all__ = ["RunPlan"]
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Everything that a run needs to know, decided once, on every rank alike.
+
+    Attributes:
+        config: All settings, derived defaults filled in.
+        sources: Where each setting comes from; kind "derived" for those filled in here.
+        preset: The preset that was named, if any.
+        world_size: Processes.
+        data_parallel_size: Processes that see different samples.
+        num_micro_batches: Forward passes of each process in a step.
+        vocab_size: Tokens of the tokenizer, or more where `vocab_size` asks for it.
+        padded_vocab_size: Rows of the embedding.
+        train_iters: Steps.
+        train_samples: Samples the run needs; as given, else train_iters * global_batch_size.
+        valid_samples: Samples of all validations of the run together.
+        test_samples: Samples of one test.
+        lr_decay_samples: Samples after which the rate has reached its lowest.
+        lr_warmup_samples: Samples of linear warm-up; not a whole number for some fractions.
+        parameter_count: Exact.
+        flops_per_step: Model FLOPs of one step, all processes together, without recomputation.
+        model_shape: What a checkpoint must agree with.
+    """
+
+    config: Config
+    sources: Mapping[str, Source]
+    preset: str | None
+    world_size: int
+    data_parallel_size: int
+    num_micro_batches: int
+    vocab_size: int
+    padded_vocab_size: int
+    train_iters: int
+    train_samples: int
+    valid_samples: int
+    test_samples: int
+    lr_decay_samples: int
+    lr_warmup_samples: float
+    parameter_count: int
+    flops_per_step: int
+    model_shape: Mapping[str, int]
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a step."""
+        return (
+            self.num_micro_batches
+            * self.config.training.micro_batch_size
+            * (self.data_parallel_size)
+        )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a step, over all processes."""
+        return self.global_batch_size * self.config.model.seq_length
+
+    @property
+    def derived(self) -> dict[str, int | float]:
+        """The counts that follow from the settings, by name."""
+        names = (
+            "world_size",
+            "data_parallel_size",
+            "num_micro_batches",
+            "vocab_size",
+            "padded_vocab_size",
+            "train_iters",
+            "train_samples",
+            "valid_samples",
+            "test_samples",
+            "lr_decay_samples",
+            "lr_warmup_samples",
+            "parameter_count",
+            "flops_per_step",
+        )
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that agree on all ranks of a run and differ between settings.
+
+        Where a run is saved and what is logged are left out.
+        """
+        settings = dataclasses.asdict(self.config)
+        settings = {key: settings[key] for key in settings if key not in {"checkpoint", "logging"}}
+        text = json.dumps({"settings": settings, "derived": self.derived}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return settings, sources and derived counts as plain values, for JSON."""
+        return {
+            "preset": self.preset,
+            "config": dataclasses.asdict(self.config),
+            "sources": {name: str(source) for name, source in self.sources.items()},
+            "derived": self.derived,
+            "model_shape": dict(self.model_shape),
+            "fingerprint": self.fingerprint,
+        }
+
+    def to_yaml(self) -> str:
+        """Return the run's `config.yaml`: all settings, each with its source as a comment.
+
+        `load_config` reads it back to the same settings; the derived counts are comments.
+        """
+        lines = ["# The settings of this run; `lmcore train THIS_FILE` starts it again."]
+        for section in SECTIONS:
+            lines += ["", f"{section}:"]
+            values = getattr(self.config, section)
+            rows = [
+                (f"  {field.name}: {written_value(getattr(values, field.name))}", field.name)
+                for field in dataclasses.fields(values)
+            ]
+            width = min(max(len(text) for text, _ in rows), 48)
+            lines += [f"{text:<{width}}  # {_comment(self.sources[name])}" for text, name in rows]
+        lines += ["", "# derived:"]
+        lines += [f"#   {name}: {value}" for name, value in self.derived.items()]
+        return "\n".join(lines) + "\n"
+
+
+def _comment(source: Source) -> str:
+    return "".join(char if char.isprintable() else "?" for char in str(source))

@@ -1,0 +1,107 @@
+"""Named models: `--preset NAME` sets a published shape and a learning rate that suits its size.
+
+A preset is the second lowest source, above the defaults: a file or a flag overrides any value.
+Shapes of the second table: Narayanan et al. 2021, table 1; learning rates: the next larger model
+of Brown et al. 2020, table 2.1 (the largest one's for those above it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmcore.errors import ConfigError, suggestion
+
+__all__ = ["PRESETS", "Preset", "find_preset"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named set of values: `values` maps option names to values."""
+
+    name: str
+    summary: str
+    values: Mapping[str, Any]
+    source: str
+
+
+def find_preset(name: str) -> Preset:
+    """Return the preset called *name*.
+
+    Raises:
+        ConfigError: There is none; the hint names the nearest.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"unknown preset `{name}`", hint=suggestion(name, PRESETS))
+    return PRESETS[name]
+
+
+def _gpt(
+    name: str,
+    shape: tuple[int, int, int],
+    *,
+    seq_length: int,
+    vocab_size: int,
+    lr: float,
+    source: str,
+) -> Preset:
+    num_layers, hidden_size, num_attention_heads = shape
+    heads = f"{num_attention_heads} heads"
+    summary = f"{num_layers} layers, hidden {hidden_size}, {heads}, sequence {seq_length}"
+    values = {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_attention_heads,
+        "seq_length": seq_length,
+        "max_position_embeddings": seq_length,
+        "vocab_size": vocab_size,
+        "lr": lr,
+        "min_lr": float(f"{lr / 10:.3g}"),
+        "lr_warmup_fraction": 0.01,
+    }
+    return Preset(name, summary, values, source)
+
+
+_GPT2 = "GPT-2 (Radford et al. 2019)"
+_TABLE = "Megatron-LM scaling table (Narayanan et al. 2021)"
+
+_LARGE: tuple[tuple[str, tuple[int, int, int], float], ...] = (
+    ("1.7b", (24, 2304, 24), 1.6e-4),
+    ("3.6b", (30, 3072, 32), 1.2e-4),
+    ("7.5b", (36, 4096, 32), 1.0e-4),
+    ("18.4b", (40, 6144, 48), 0.6e-4),
+    ("39.1b", (48, 8192, 64), 0.6e-4),
+    ("76.1b", (60, 10240, 80), 0.6e-4),
+    ("145.6b", (80, 12288, 96), 0.6e-4),
+    ("310.1b", (96, 16384, 128), 0.6e-4),
+)
+
+
+def _all_presets() -> tuple[Preset, ...]:
+    small = (
+        _gpt(
+            "gpt2-124m",
+            (12, 768, 12),
+            seq_length=1024,
+            vocab_size=50257,
+            lr=6e-4,
+            source=_GPT2,
+        ),
+        _gpt(
+            "gpt2-345m",
+            (24, 1024, 16),
+            seq_length=1024,
+            vocab_size=50257,
+            lr=1.5e-4,
+            source=f"{_GPT2}; learning rate of Megatron-LM's example",
+        ),
+    )
+    large = (
+        _gpt(f"gpt-{name}", shape, seq_length=2048, vocab_size=51200, lr=lr, source=_TABLE)
+        for name, shape, lr in _LARGE
+    )
+    return (*small, *large)
+
+
+PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _all_presets()}

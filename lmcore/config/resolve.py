@@ -1,0 +1,151 @@
+"""From the settings as given to the plan of a run: defaults derived, everything checked.
+
+`plan = resolve(loaded, world_size=..., vocab_size=...)` is the last place that decides anything
+about the configuration; from here on it is read only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lmcore.config.load import LoadedConfig, Source
+from lmcore.config.plan import RunPlan
+from lmcore.config.section import Config
+from lmcore.config.section.model import ModelSection
+from lmcore.config.size import flops_per_step, padded_vocabulary, parameter_count
+from lmcore.config.validate import DEFAULT_TRAIN_ITERS, problems_of
+from lmcore.errors import ConfigError, LmcoreError
+
+__all__ = ["RunPlan", "resolve"]
+
+
+def resolve(loaded: LoadedConfig, *, world_size: int, vocab_size: int) -> RunPlan:
+    """Return the plan of a run.
+
+    Args:
+        loaded: What `load_config` returned.
+        world_size: Processes of the run.
+        vocab_size: Tokens of the tokenizer.
+
+    Raises:
+        ConfigError: All problems at once.
+    """
+    problems = [*problems_of(loaded, world_size=world_size), *_vocabulary(loaded, vocab_size)]
+    if problems:
+        raise ConfigError.collect(problems)
+    config, sources = _fill(loaded, world_size)
+    model, training = config.model, config.training
+    batch = _known(training.global_batch_size)
+    vocabulary = max(vocab_size, config.data.vocab_size or 0)
+    padded = padded_vocabulary(vocabulary, divisible_by=model.make_vocab_size_divisible_by)
+    train_iters, train_samples = _length(config, batch)
+    decay, warmup = _schedule(config, train_iters, train_samples, batch)
+    valid, test = _evaluation_samples(config, train_iters, batch)
+    return RunPlan(
+        config=config,
+        sources=sources,
+        preset=loaded.preset,
+        world_size=world_size,
+        data_parallel_size=world_size,
+        num_micro_batches=batch // (training.micro_batch_size * world_size),
+        vocab_size=vocabulary,
+        padded_vocab_size=padded,
+        train_iters=train_iters,
+        train_samples=train_samples,
+        valid_samples=valid,
+        test_samples=test,
+        lr_decay_samples=decay,
+        lr_warmup_samples=warmup,
+        parameter_count=parameter_count(model, padded),
+        flops_per_step=flops_per_step(model, padded, batch),
+        model_shape=_shape(model, padded),
+    )
+
+
+def _vocabulary(loaded: LoadedConfig, vocab_size: int) -> list[LmcoreError]:
+    asked = loaded.value("vocab_size")
+    # NullTokenizer is made from `vocab_size` and adds its end-of-document token to it.
+    if asked is None or asked >= vocab_size or loaded.value("tokenizer_type") == "NullTokenizer":
+        return []
+    problem = ConfigError(
+        f"{loaded.shown('vocab_size')} is less than the tokenizer's {vocab_size} tokens",
+        why="a token beyond the vocabulary has no embedding",
+        hint=f"leave `--vocab-size` out, or use {vocab_size} or more",
+    )
+    return [problem]
+
+
+def _fill(loaded: LoadedConfig, world_size: int) -> tuple[Config, dict[str, Source]]:
+    """Return the settings with derived defaults, and their sources."""
+    config, sources = loaded.config, dict(loaded.sources)
+    model, training = config.model, config.training
+    filled: dict[str, dict[str, Any]] = {"model": {}, "training": {}}
+
+    def derive(section: str, name: str, value: int, formula: str) -> None:
+        filled[section][name] = value
+        sources[name] = Source("derived", formula)
+
+    if model.ffn_hidden_size is None:
+        derive("model", "ffn_hidden_size", 4 * model.hidden_size, "4 * hidden_size")
+    if model.max_position_embeddings is None:
+        derive("model", "max_position_embeddings", model.seq_length, "seq_length")
+    if training.global_batch_size is None:
+        batch = training.micro_batch_size * world_size
+        derive("training", "global_batch_size", batch, "micro_batch_size * data-parallel size")
+    if training.train_iters is None and training.train_samples is None:
+        derive("training", "train_iters", DEFAULT_TRAIN_ITERS, "the length of a run without one")
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(model, **filled["model"]),
+        training=dataclasses.replace(training, **filled["training"]),
+    )
+    return config, sources
+
+
+def _length(config: Config, batch: int) -> tuple[int, int]:
+    """Return steps and samples of the run; the last, incomplete batch of samples is left out."""
+    training = config.training
+    if training.train_samples is not None:
+        return training.train_samples // batch, training.train_samples
+    steps = _known(training.train_iters)
+    return steps, steps * batch
+
+
+def _schedule(
+    config: Config, train_iters: int, train_samples: int, batch: int
+) -> tuple[int, float]:
+    """Return decay and warm-up in samples, as Megatron counts them."""
+    optimizer = config.optimizer
+    if config.training.train_samples is not None:
+        decay = optimizer.lr_decay_samples or train_samples
+        warmup = optimizer.lr_warmup_samples
+    else:
+        decay = (optimizer.lr_decay_iters or train_iters) * batch
+        warmup = optimizer.lr_warmup_iters * batch
+    if optimizer.lr_warmup_fraction is not None:
+        return decay, optimizer.lr_warmup_fraction * decay
+    return decay, warmup
+
+
+def _evaluation_samples(config: Config, train_iters: int, batch: int) -> tuple[int, int]:
+    """Return the samples of all validations, and of one test."""
+    interval, iters = config.training.eval_interval, config.training.eval_iters
+    validations = train_iters // interval + 1 if interval else 0
+    return validations * iters * batch, iters * batch
+
+
+def _shape(model: ModelSection, padded_vocab_size: int) -> dict[str, int]:
+    return {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "ffn_hidden_size": _known(model.ffn_hidden_size),
+        "max_position_embeddings": _known(model.max_position_embeddings),
+        "padded_vocab_size": padded_vocab_size,
+    }
+
+
+def _known(value: int | None) -> int:
+    assert value is not None, "derived before it is read"
+    return value

@@ -1,0 +1,245 @@
+"""What can be wrong with a run's settings, one small function a rule; all problems are reported.
+
+`validate` needs no tokenizer, so that it can run before anything is built; `resolve` calls it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lmcore.config.load import LoadedConfig
+from lmcore.config.split import parse_split
+from lmcore.errors import ConfigError, LmcoreError
+
+__all__ = ["DEFAULT_TRAIN_ITERS", "RULES", "problems_of", "validate"]
+
+DEFAULT_TRAIN_ITERS = 500
+"""Steps of a run that is given neither `train_iters` nor `train_samples`."""
+
+Problems = Iterator[LmcoreError]
+
+
+def validate(loaded: LoadedConfig, *, world_size: int) -> None:
+    """Check everything that the settings and the number of processes decide.
+
+    Raises:
+        ConfigError: All problems at once.
+    """
+    problems = problems_of(loaded, world_size=world_size)
+    if problems:
+        raise ConfigError.collect(problems)
+
+
+def problems_of(loaded: LoadedConfig, *, world_size: int) -> list[LmcoreError]:
+    """Return every problem of the settings, in the order of the rules."""
+    found = [problem for rule in RULES for problem in rule(loaded)]
+    return [*found, *_batch_sizes(loaded, world_size)]
+
+
+def _heads(loaded: LoadedConfig) -> Problems:
+    hidden, heads = loaded.value("hidden_size"), loaded.value("num_attention_heads")
+    if hidden % heads == 0:
+        return
+    divisors = [n for n in range(1, min(hidden, 4 * heads) + 1) if hidden % n == 0]
+    near = sorted(sorted(divisors, key=lambda n: abs(n - heads))[:3])
+    lower, upper = hidden // heads * heads, (hidden // heads + 1) * heads
+    sizes = " or ".join(f"`--hidden-size {size}`" for size in (lower, upper) if size)
+    yield ConfigError(
+        f"{loaded.shown('hidden_size')} is not divisible by {loaded.shown('num_attention_heads')}",
+        why="every attention head has hidden_size / num_attention_heads channels",
+        hint=f"use {_listed(near)} heads, or {sizes}",
+    )
+
+
+def _positions(loaded: LoadedConfig) -> Problems:
+    length, positions = loaded.value("seq_length"), loaded.value("max_position_embeddings")
+    if positions is None or length <= positions:
+        return
+    what = f"{loaded.shown('seq_length')} exceeds {loaded.shown('max_position_embeddings')}"
+    yield ConfigError(
+        what,
+        why="a token beyond the last learned position has no embedding",
+        hint=f"use `--max-position-embeddings {length}` or `--seq-length {positions}`",
+    )
+
+
+def _batch_sizes(loaded: LoadedConfig, world_size: int) -> Problems:
+    total, micro = loaded.value("global_batch_size"), loaded.value("micro_batch_size")
+    together = micro * world_size
+    if total is None or total % together == 0:
+        return
+    lower = total // together * together
+    sizes = (lower, lower + together)
+    yield ConfigError(
+        f"global batch size ({total}) is not divisible by micro batch size ({micro}) "
+        f"times data parallel size ({world_size})",
+        why=f"every process runs the same number of micro-batches, {together} samples together",
+        hint=" or ".join(f"`--global-batch-size {size}`" for size in sizes if size),
+    )
+
+
+def _length(loaded: LoadedConfig) -> Problems:
+    yield from _exclusive(loaded, "train_iters", "train_samples")
+    samples, total = loaded.value("train_samples"), loaded.value("global_batch_size")
+    batch = total or loaded.value("micro_batch_size")
+    if samples is not None and samples < batch:
+        yield ConfigError(
+            f"{loaded.shown('train_samples')} is less than one step",
+            why=f"a step takes {batch} samples",
+            hint=f"use `--train-samples {batch}` or more, or a smaller batch",
+        )
+
+
+def _schedule_units(loaded: LoadedConfig) -> Problems:
+    """Samples go with samples and steps with steps, as both count the same run."""
+    by_samples = loaded.value("train_samples") is not None
+    unit, other = ("train_samples", "iters") if by_samples else ("train_iters", "samples")
+    for name in (f"lr_decay_{other}", f"lr_warmup_{other}"):
+        if loaded.value(name):
+            instead = name.replace(other, "samples" if by_samples else "iters")
+            why = (
+                f"the run's length is set by {loaded.shown(unit)}"
+                if _set(loaded, unit)
+                else ("the run's length is counted in steps unless `train_samples` is given")
+            )
+            yield ConfigError(
+                f"{loaded.shown(name)} does not go with `{unit}`",
+                why=why,
+                hint=f"use `{_flag(instead)}`",
+            )
+
+
+def _warmup(loaded: LoadedConfig) -> Problems:
+    yield from _exclusive(loaded, "lr_warmup_fraction", "lr_warmup_iters")
+    yield from _exclusive(loaded, "lr_warmup_fraction", "lr_warmup_samples")
+    if loaded.value("train_samples") is not None:
+        warmup, decay = "lr_warmup_samples", "lr_decay_samples"
+        span = loaded.value(decay) or loaded.value("train_samples")
+    else:
+        warmup, decay = "lr_warmup_iters", "lr_decay_iters"
+        span = loaded.value(decay) or loaded.value("train_iters") or DEFAULT_TRAIN_ITERS
+    if loaded.value(warmup) > span:
+        yield ConfigError(
+            f"{loaded.shown(warmup)} is longer than the decay of {span}",
+            why="the learning rate warms up within its decay",
+            hint=f"use `{_flag(warmup)} {span // 100}`, or a larger `{_flag(decay)}`",
+        )
+
+
+def _rates(loaded: LoadedConfig) -> Problems:
+    if loaded.value("min_lr") > loaded.value("lr"):
+        yield ConfigError(
+            f"{loaded.shown('min_lr')} exceeds {loaded.shown('lr')}",
+            why="the rate decays from lr to min_lr",
+            hint="use a smaller `--min-lr`, a tenth of `--lr` is common",
+        )
+
+
+def _split(loaded: LoadedConfig) -> Problems:
+    try:
+        shares = parse_split(loaded.value("split"))
+    except ConfigError as problem:
+        what = f"{loaded.shown('split')} is not a split"
+        yield ConfigError(what, why=problem.why, hint=problem.hint)
+        return
+    evaluates = loaded.value("eval_interval") and loaded.value("eval_iters")
+    if shares[1] == 0 and evaluates:
+        yield ConfigError(
+            f"{loaded.shown('split')} leaves no validation documents",
+            why=f"validation runs every {loaded.value('eval_interval')} steps",
+            hint="use `--eval-iters 0`, or give validation a share: `--split 969,30,1`",
+        )
+
+
+def _tokenizer(loaded: LoadedConfig) -> Problems:
+    kind = loaded.value("tokenizer_type")
+    files = {name: loaded.value(name) for name in ("vocab_file", "merge_file")}
+    absent = [name for name, path in files.items() if path is None]
+    if kind == "GPT2BPETokenizer" or (kind is None and len(absent) == 1):
+        for name in absent:
+            given = [loaded.shown(other) for other, path in files.items() if path is not None]
+            yield ConfigError(
+                f"{' '.join(given)} stands without `{_flag(name)}`"
+                if kind is None
+                else f"{loaded.shown('tokenizer_type')} needs `{_flag(name)}`",
+                why="byte-pair encoding takes a vocabulary and the merges that made it",
+                hint=f"add `{_flag(name)} FILE`",
+            )
+    if kind == "NullTokenizer" and loaded.value("vocab_size") is None:
+        yield ConfigError(
+            f"{loaded.shown('tokenizer_type')} needs `--vocab-size`",
+            why="its text is numbers below the vocabulary size",
+            hint="add `--vocab-size N`",
+        )
+    if kind in {"NullTokenizer", "ByteTokenizer"}:
+        for name, path in files.items():
+            if path is not None:
+                what = f"{loaded.shown(name)} does not go with {loaded.shown('tokenizer_type')}"
+                yield ConfigError(what, why="it reads no file", hint="leave the file out")
+
+
+def _files(loaded: LoadedConfig) -> Problems:
+    for name in ("vocab_file", "merge_file"):
+        path = loaded.value(name)
+        if path is not None and not Path(path).is_file():
+            yield ConfigError(f"{loaded.shown(name)}: no such file", hint="check the path")
+    for prefix in loaded.value("data_path"):
+        missing = [suffix for suffix in (".bin", ".idx") if not Path(prefix + suffix).is_file()]
+        if missing:
+            yield _no_data(loaded, prefix, missing)
+
+
+def _no_data(loaded: LoadedConfig, prefix: str, missing: list[str]) -> ConfigError:
+    why = "no file " + " and no file ".join(f"`{prefix}{suffix}`" for suffix in missing)
+    hint = "`lmcore data prepare` makes a data set"
+    stem = prefix.removesuffix(".bin").removesuffix(".idx")
+    for candidate in (stem, prefix + "_text_document"):
+        if candidate != prefix and Path(candidate + ".idx").is_file():
+            hint = f"did you mean `--data-path {candidate}`?"
+    return ConfigError(f"{loaded.shown('data_path')}: no such data set", why=why, hint=hint)
+
+
+def _finetune(loaded: LoadedConfig) -> Problems:
+    if loaded.value("finetune") and loaded.value("load") is None:
+        yield ConfigError(
+            f"{loaded.shown('finetune')} needs `--load`",
+            why="fine-tuning starts from a checkpoint's weights",
+            hint="add `--load DIR`",
+        )
+
+
+RULES: tuple[Callable[[LoadedConfig], Problems], ...] = (
+    _heads,
+    _positions,
+    _length,
+    _schedule_units,
+    _warmup,
+    _rates,
+    _split,
+    _tokenizer,
+    _files,
+    _finetune,
+)
+"""The rules that need nothing but the settings."""
+
+
+def _exclusive(loaded: LoadedConfig, first: str, second: str) -> Problems:
+    if _set(loaded, first) and _set(loaded, second):
+        yield ConfigError(
+            f"{loaded.shown(first)} and {loaded.shown(second)} exclude each other",
+            hint="keep one of them",
+        )
+
+
+def _set(loaded: LoadedConfig, name: str) -> bool:
+    return loaded.value(name) not in (None, 0)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _listed(numbers: list[int]) -> str:
+    words = [str(number) for number in numbers]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]

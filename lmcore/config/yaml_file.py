@@ -1,0 +1,157 @@
+"""YAML files of settings: read with the line of every key, and text written so that it reads back.
+
+Scalars are taken as they are written, not as YAML 1.1 guesses: the option's own type decides, as
+it does for flags, so that `lr: 1e-4` is a number and `name: no` a name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.errors import ConfigError, LmcoreError
+
+if TYPE_CHECKING:
+    import yaml
+
+__all__ = ["Entry", "read_file", "written_value"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One key of a file: its section ("" at the top level), raw value and line (from 1)."""
+
+    section: str
+    key: str
+    value: Any
+    line: int
+
+
+def read_file(path: str, problems: list[LmcoreError]) -> list[Entry]:
+    """Return the entries of the file at *path*; what is wrong is added to *problems*.
+
+    Values are text, lists of text, or None for an empty one.
+    """
+    import yaml
+
+    text = _text(path, problems)
+    if text is None:
+        return []
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        problems.append(_not_yaml(path, error))
+        return []
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        what = f"`{path}` does not hold sections"
+        hint = "write a section's name and below it, indented, its settings: `training:`"
+        problems.append(ConfigError(what, why="the top level is not a mapping", hint=hint))
+        return []
+    reader = _Reader(path, problems)
+    return reader.top(root)
+
+
+def _text(path: str, problems: list[LmcoreError]) -> str | None:
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start} cannot be decoded"
+        problems.append(ConfigError(f"`{path}` is not UTF-8 text", why=why))
+    except OSError as error:
+        hint = None
+        if isinstance(error, FileNotFoundError):
+            hint = "an argument without a flag is a YAML file of settings"
+        what = f"cannot read the file `{path}`"
+        problems.append(ConfigError(what, why=error.strerror or str(error), hint=hint))
+    return None
+
+
+def _not_yaml(path: str, error: yaml.YAMLError) -> ConfigError:
+    mark = getattr(error, "problem_mark", None)
+    where = f"{path}:{mark.line + 1}" if mark is not None else path
+    why = getattr(error, "problem", None) or str(error).partition("\n")[0]
+    return ConfigError(f"{where}: not YAML", why=str(why))
+
+
+class _Reader:
+    """Walks the nodes of one file."""
+
+    def __init__(self, path: str, problems: list[LmcoreError]) -> None:
+        self.path = path
+        self.problems = problems
+
+    def top(self, root: yaml.MappingNode) -> list[Entry]:
+        entries: list[Entry] = []
+        for key, node, line in self._pairs(root):
+            if node.id == "mapping":
+                for name, inner, inner_line in self._pairs(node):
+                    self._add(entries, Entry(key, name, inner, inner_line))
+                if not node.value:
+                    entries.append(Entry(key, "", None, line))
+            else:
+                self._add(entries, Entry("", key, node, line))
+        return entries
+
+    def _add(self, entries: list[Entry], raw: Entry) -> None:
+        """Append *raw*, whose value is a node, with the node's value; or report why not."""
+        node = raw.value
+        nested = node.id == "sequence" and any(item.id != "scalar" for item in node.value)
+        if node.id == "mapping" or nested:
+            what = f"`{raw.key}` takes a value or a list of values"
+            self._problem(raw.line, what, f"found a {node.id} that holds others")
+            return
+        value = [_scalar(item) for item in node.value] if node.id == "sequence" else _scalar(node)
+        entries.append(Entry(raw.section, raw.key, value, raw.line))
+
+    def _pairs(self, node: yaml.MappingNode) -> list[tuple[str, Any, int]]:
+        found: dict[str, tuple[str, Any, int]] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.id != "scalar":
+                self._problem(line, "a key must be a name")
+                continue
+            key = key_node.value.replace("-", "_")
+            if key in found:
+                self._problem(line, f"`{key}` is given twice", f"first on line {found[key][2]}")
+                continue
+            found[key] = (key, value_node, line)
+        return list(found.values())
+
+    def _problem(self, line: int, what: str, why: str | None = None) -> None:
+        self.problems.append(ConfigError(f"{self.path}:{line}: {what}", why=why))
+
+
+def _scalar(node: yaml.Node) -> str | None:
+    return None if node.tag == "tag:yaml.org,2002:null" else str(node.value)
+
+
+def written_value(value: Any) -> str:
+    """Return *value* as YAML on one line, such that `read_file` and the option give it back."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(written_value(item) for item in value) + "]"
+    if isinstance(value, str):
+        return _quoted(value)
+    return repr(value)
+
+
+def _quoted(text: str) -> str:
+    plain = text[:1].isalpha() and all(char.isalnum() or char in "_-./" for char in text)
+    if plain and text.isascii() and text.lower() not in {"null", "true", "false", "yes", "no"}:
+        return text
+    return '"' + "".join(_escaped(char) for char in text) + '"'
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return "\\" + char
+    if char.isprintable():
+        return char
+    code = ord(char)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
