@@ -23,7 +23,7 @@ VERSION = 1
 # after the magic: version, dtype code, sequences, entries of the document index
 HEADER = struct.Struct("<QBQQ")
 _HEADER_BYTES = len(MAGIC) + HEADER.size
-TOKEN_DTYPES: dict[int, np.dtype[np.generic]] = {
+TOKEN_DTYPES: dict[int, np.dtype[np.integer]] = {
     1: np.dtype("u1"),
     2: np.dtype("i1"),
     3: np.dtype("<i2"),
@@ -38,7 +38,7 @@ _UINT16_LIMIT = 65_500
 Tokens = npt.NDArray[np.integer]
 
 
-def token_dtype(vocab_size: int) -> np.dtype[np.generic]:
+def token_dtype(vocab_size: int) -> np.dtype[np.integer]:
     """Return uint16 for vocabularies under 65,500 ids, int32 above; Megatron's rule."""
     return TOKEN_DTYPES[8] if vocab_size < _UINT16_LIMIT else TOKEN_DTYPES[4]
 
@@ -163,7 +163,7 @@ _LONG = (
 )
 
 
-def _mapped(path: Path, dtype: np.dtype[np.generic]) -> npt.NDArray[np.integer]:
+def _mapped(path: Path, dtype: np.dtype[np.integer]) -> npt.NDArray[np.integer]:
     # A plain array on the map: slicing `np.memmap` itself costs several times as much.
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
@@ -188,7 +188,7 @@ def _missing_hint(prefix: str) -> str:
     return "a dataset is two files, PREFIX.bin and PREFIX.idx; `lmcore data prepare` writes them"
 
 
-def _read_header(path: Path) -> tuple[np.dtype[np.generic], int, int]:
+def _read_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
     """Return dtype, sequences and document-index entries, after comparing them with the size."""
     found = path.stat().st_size
     with path.open("rb") as file:
@@ -226,7 +226,7 @@ def _read_header(path: Path) -> tuple[np.dtype[np.generic], int, int]:
     return dtype, sequences, entries
 
 
-def _token_type(path: Path, code: int) -> np.dtype[np.generic]:
+def _token_type(path: Path, code: int) -> np.dtype[np.integer]:
     if code in _FLOAT_CODES:
         raise DataError(f"`{path}` holds {_FLOAT_CODES[code]} values, not tokens")
     if code not in TOKEN_DTYPES:

@@ -23,7 +23,6 @@ from lmcore.errors import DataError
 
 __all__ = ["IndexedDatasetWriter", "disk_errors", "replace_file"]
 
-_CODES = {dtype: code for code, dtype in TOKEN_DTYPES.items()}
 _CHUNK = 1 << 20
 
 
@@ -68,9 +67,7 @@ class IndexedDatasetWriter:
     """
 
     def __init__(self, prefix: str | Path, dtype: npt.DTypeLike) -> None:
-        self.dtype: np.dtype[np.generic] = np.dtype(dtype).newbyteorder("<")
-        if self.dtype not in _CODES:
-            raise ValueError(f"{self.dtype} is no token type of the format")
+        self.code, self.dtype = _token_type(np.dtype(dtype))
         self.prefix = str(prefix)
         self.idx_path, self.bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         self._sizes = array("i")
@@ -114,18 +111,22 @@ class IndexedDatasetWriter:
             self.discard()
 
     def add_document(
-        self, tokens: npt.ArrayLike, lengths: Sequence[int] | npt.NDArray[np.integer] | None = None
+        self,
+        tokens: Sequence[int] | npt.NDArray[np.integer],
+        lengths: Sequence[int] | npt.NDArray[np.integer] | None = None,
     ) -> None:
         """Append one document of one sequence, or of several whose *lengths* sum to its tokens."""
-        values = np.asarray(tokens)
+        values = _as_array(tokens)
         sizes = np.asarray([values.size] if lengths is None else lengths, dtype=np.int64)
         self._append(values, sizes)
         self._document_ends.append(len(self._sizes))
 
-    def add_documents(self, tokens: npt.ArrayLike, lengths: npt.NDArray[np.integer]) -> None:
+    def add_documents(
+        self, tokens: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]
+    ) -> None:
         """Append many documents of one sequence each, their tokens one after another."""
         first = len(self._sizes) + 1
-        self._append(np.asarray(tokens), lengths.astype(np.int64))
+        self._append(tokens, lengths.astype(np.int64))
         self._document_ends.extend(range(first, len(self._sizes) + 1))
 
     def finish(self) -> None:
@@ -156,7 +157,7 @@ class IndexedDatasetWriter:
         for path in self._temporaries:
             path.unlink(missing_ok=True)
 
-    def _append(self, values: npt.NDArray[np.generic], sizes: npt.NDArray[np.int64]) -> None:
+    def _append(self, values: npt.NDArray[np.integer], sizes: npt.NDArray[np.int64]) -> None:
         if values.ndim != 1 or int(sizes.sum()) != values.size or (sizes < 0).any():
             raise ValueError(f"{values.size} tokens do not make sequences of {sizes.sum()}")
         if values.size:
@@ -166,9 +167,9 @@ class IndexedDatasetWriter:
             self._bin.write(np.ascontiguousarray(values.astype(self.dtype, copy=False)).data)
         self.tokens += values.size
 
-    def _check_range(self, values: npt.NDArray[np.generic]) -> None:
+    def _check_range(self, values: npt.NDArray[np.integer]) -> None:
         limits = np.iinfo(self.dtype)
-        low, high = int(values.min()), int(values.max())  # type: ignore[call-overload]
+        low, high = int(values.min()), int(values.max())
         if low < max(0, limits.min) or high > limits.max:
             raise DataError(
                 f"`{self.bin_path}`: token {low if low < 0 else high} does not fit {self.dtype}",
@@ -177,7 +178,7 @@ class IndexedDatasetWriter:
             )
 
     def _write_index(self, file: BinaryIO) -> None:
-        head = HEADER.pack(VERSION, _CODES[self.dtype], self.sequences, len(self._document_ends))
+        head = HEADER.pack(VERSION, self.code, self.sequences, len(self._document_ends))
         file.write(MAGIC + head)
         sizes = np.frombuffer(self._sizes, dtype=np.int32)
         file.write(sizes.astype("<i4", copy=False).data)
@@ -188,6 +189,20 @@ class IndexedDatasetWriter:
             file.write(starts.astype("<i8", copy=False).data)
             start += int(chunk.sum())
         file.write(np.frombuffer(self._document_ends, dtype=np.int64).astype("<i8").data)
+
+
+def _token_type(dtype: np.dtype[np.generic]) -> tuple[int, np.dtype[np.integer]]:
+    for code, known in TOKEN_DTYPES.items():
+        if dtype == known:
+            return code, known
+    raise ValueError(f"{dtype} is no token type of the format")
+
+
+def _as_array(tokens: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+    values = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens, dtype=np.int64)
+    if not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"tokens are integers, not {values.dtype}")
+    return values
 
 
 def _in_int32(sizes: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int32]:
