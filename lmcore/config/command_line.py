@@ -8,6 +8,7 @@ word up to the next flag, so positional arguments stand before it or after `--`.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -324,8 +325,9 @@ def parse_section(
     if wants_help(argv):
         summary = (section.__doc__ or "").strip().partition("\n")[0]
         groups = [("options", "", tuple(named.values()))]
-        described = [(one.name, one.help) for one in places]
-        print(render_help(command, summary, groups, positionals=described, epilog=epilog))
+        described = [(one.name.upper(), one.help) for one in places]
+        text = render_help(command, summary, groups, positionals=described, epilog=epilog)
+        sys.stdout.write(text + "\n")
         raise SystemExit(0)
     parsed = parse_flags(argv, named, positionals=places, foreign=foreign)
     problems = list(parsed.problems)

@@ -13,6 +13,7 @@ __all__ = ["Group", "render_help", "shown_default"]
 Group = tuple[str, str, Sequence[Option]]
 """Title, one line about it, options."""
 
+_JOINT = "\N{NO-BREAK SPACE}"
 _COLUMN = 32  # where the descriptions start
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
@@ -40,10 +41,10 @@ def render_help(
     """
     columns = width or min(max(shutil.get_terminal_size().columns, 60), 100)
     if usage is None:
-        usage = " ".join([*(name.upper() for name, _ in positionals), "[--flags]"])
+        usage = " ".join([*(name for name, _ in positionals), "[--flags]"])
     parts = [summary, f"usage: {command} {usage}".rstrip()]
     if positionals:
-        rows = [_row(name.upper(), text, columns) for name, text in positionals]
+        rows = [_row(name, text, columns) for name, text in positionals]
         parts.append("\n".join(["arguments:", *rows]))
     for title, about, options in groups:
         rows = [_row(_left(one), _right(one), columns) for one in options]
@@ -81,13 +82,18 @@ def _right(one: Option) -> str:
         facts.append("required")
     elif default and not (one.type is bool and one.default is False):
         facts.append(f"default {default}")
-    told = "; ".join(fact for fact in facts if fact)
+    told = "; ".join(_unbroken(one, fact) for fact in facts if fact)
     return f"{one.help} [{told}]" if told else one.help
+
+
+def _unbroken(one: Option, fact: str) -> str:
+    """Return a bound or default whose words stay on one line; a list of choices may wrap."""
+    return fact if one.choices else fact.replace(" ", _JOINT)
 
 
 def _row(left: str, right: str, columns: int) -> str:
     wrap = textwrap.TextWrapper(columns - _COLUMN, break_on_hyphens=False, break_long_words=False)
-    lines = wrap.wrap(right) or [""]
+    lines = [line.replace(_JOINT, " ") for line in wrap.wrap(right)] or [""]
     indent = " " * _COLUMN
     head = f"  {left}"
     if len(head) >= _COLUMN:

@@ -1,4 +1,4 @@
-"""Declare a setting once: a dataclass field that yields its flag, file key, help, bound and docs row.
+"""Declare a setting once: a field that yields its flag, file key, help, bound and docs row.
 
 A section is a frozen dataclass whose fields are made with `option`.  Everything else (flags,
 YAML keys, `lmcore config show`, the reference page) is read from the fields by `options_of`.
@@ -164,8 +164,7 @@ class Option:
         if self.type not in (int, float):
             return
         out_of_range = (
-            value != value  # NaN
-            or value in (math.inf, -math.inf)
+            not abs(value) < math.inf  # NaN is not either
             or (self.minimum is not None and value < self.minimum)
             or (self.above is not None and value <= self.above)
             or (self.maximum is not None and value > self.maximum)

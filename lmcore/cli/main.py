@@ -1,0 +1,130 @@
+"""The console entry `lmcore`: choose a command, run it, and turn errors into messages.
+
+This is the one boundary where an expected error (`LmcoreError`) becomes text without a traceback;
+everything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "model": {
+        "train": (
+            "lmcore.cli.train",
+            "Train a GPT; without arguments, a small one on a bundled text.",
+        ),
+        "generate": ("lmcore.cli.generate", "Continue a text with a trained model."),
+    },
+    "data": {
+        "data": ("lmcore.cli.data", "Prepare and inspect indexed data sets."),
+    },
+    "this machine": {
+        "config": ("lmcore.cli.config", "Show every setting of a run and where it comes from."),
+        "plugins": (
+            "lmcore.cli.plugins",
+            "List the installed accelerators, and why one is not used.",
+        ),
+        "doctor": ("lmcore.cli.doctor", "Check this installation and name the fixes."),
+    },
+}
+"""Module and summary of every command, under the title that the help groups it by."""
+
+_TERMINATED_BY_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
+_INTERRUPTED = 130  # 128 + SIGINT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line *argv* and return the exit status.
+
+    0 success, 1 a run failed, 2 usage or configuration, 130 interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _start(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader is gone; without this the interpreter complains again while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _TERMINATED_BY_PIPE
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return _INTERRUPTED
+    return status
+
+
+def _start(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+        if arguments[1:] and arguments[0] == "help":
+            return _start([arguments[1], *arguments[2:], "--help"])
+        print(_help())
+        return 0
+    if arguments[0] in {"-V", "--version"}:
+        print(_version())
+        return 0
+    from lmcore.errors import LmcoreError
+
+    try:
+        return _run(arguments[0], arguments[1:])
+    except LmcoreError as error:
+        sys.stdout.flush()
+        sys.stderr.write(error.render() + "\n")
+        return error.exit_status
+    except SystemExit as exit_:  # help was printed
+        return exit_.code if isinstance(exit_.code, int) else 0
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    import importlib
+
+    modules = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
+    if name not in modules:
+        from lmcore.errors import ConfigError, suggestion
+
+        kind = "flag" if name.startswith("-") else "command"
+        raise ConfigError(
+            f"unknown {kind} `{name}`" + (" before a command" if kind == "flag" else ""),
+            hint=suggestion(name, modules)
+            if kind == "command"
+            else "`lmcore --help` lists the commands",
+        )
+    from lmcore import log
+
+    log.configure()
+    command = importlib.import_module(modules[name])
+    status: int = command.run(arguments)
+    return status
+
+
+def _help() -> str:
+    lines = [
+        "lmcore trains, evaluates and serves language models on any accelerator.",
+        "",
+        "usage: lmcore COMMAND [arguments]",
+    ]
+    for title, group in COMMANDS.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:<12}{summary}" for name, (_, summary) in group.items()]
+    lines += [
+        "",
+        "`lmcore COMMAND --help` explains a command, `lmcore --version` names the version.",
+        "`lmcore train` alone needs no data and no settings: start there.",
+    ]
+    return "\n".join(lines)
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return f"lmcore {metadata.version('lmcore')}"
+    except metadata.PackageNotFoundError:
+        return "lmcore (not installed, run from its sources)"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
