@@ -1,0 +1,137 @@
+"""The import contracts of `.importlinter` refuse what they are there to refuse."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("importlinter", reason="`tox -e imports` installs import-linter")
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGINS = {
+    "lmcore_cpu": "plugins/cpu/src",
+    "lmcore_cuda": "plugins_cuda/src",
+    "lmcore_xpu": "plugins_xpu/src",
+}
+LAYERS = [
+    ["cli"],
+    ["train"],
+    ["evaluation", "generation"],
+    ["checkpoint"],
+    ["optim", "parallel"],
+    ["model", "data"],
+    ["runtime"],
+    ["plugins"],
+    ["accelerator", "hookspecs"],
+    ["config"],
+    ["errors", "log"],
+]
+
+
+# The finder of an editable install would answer with this repository's packages.
+_LINT = """
+import sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from importlinter.cli import lint_imports
+sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]
+sys.path[:0] = sys.argv[2:]
+sys.exit(lint_imports(config_filename=sys.argv[1], no_cache=True))
+"""
+
+
+def lint(*folders: Path) -> tuple[int, str]:
+    """Check the packages in *folders* against the repository's contracts."""
+    command = [sys.executable, "-P", "-c", _LINT, ROOT / ".importlinter", *folders]
+    run = subprocess.run(command, cwd=folders[0], capture_output=True, text=True, check=False)
+    return run.returncode, run.stdout + run.stderr
+
+
+@pytest.fixture
+def skeleton(tmp_path: Path) -> Path:
+    """An empty package for each layer and each plugin."""
+    modules = [f"lmcore/{name}" for row in LAYERS for name in row]
+    for module in ["lmcore", *modules, *PLUGINS]:
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__init__.py").touch()
+    return tmp_path
+
+
+def test_empty_skeleton_passes(skeleton: Path) -> None:
+    """The contracts hold where nothing is imported, so that the plants below are what breaks."""
+    status, output = lint(skeleton)
+    assert status == 0, output
+
+
+@pytest.mark.parametrize(
+    "importer,imported",
+    [
+        *[
+            (f"lmcore/{lower}", f"lmcore.{upper}")
+            for above, below in pairwise(LAYERS)
+            for upper in above
+            for lower in below
+        ],
+        *[
+            (f"lmcore/{left}", f"lmcore.{right}")
+            for row in LAYERS
+            for left in row
+            for right in row
+            if left != right
+        ],
+        ("lmcore/config", "torch"),
+        ("lmcore/hookspecs", "torch.nn"),
+        ("lmcore/plugins", "torch"),
+        ("lmcore/errors", "torch"),
+        ("lmcore/train", "lmcore_cpu"),
+        ("lmcore/accelerator", "lmcore_xpu"),
+        ("lmcore/model", "triton"),
+        ("lmcore_cpu", "lmcore.runtime"),
+        ("lmcore_cuda", "lmcore.model"),
+        ("lmcore_xpu", "lmcore.plugins"),
+        ("lmcore_xpu", "lmcore_cpu"),
+    ],
+)
+def test_planted_import_is_refused(skeleton: Path, importer: str, imported: str) -> None:
+    """An import against the layers, inside a function too, breaks a contract."""
+    code = f"def late() -> None:\n    import {imported}\n"
+    (skeleton / importer / "planted.py").write_text(code, encoding="utf-8")
+    status, output = lint(skeleton)
+    assert status == 1
+    assert f"{importer.replace('/', '.')}.planted -> {imported.removesuffix('.nn')}" in output
+
+
+def test_indirect_torch_is_refused(skeleton: Path) -> None:
+    """`plugins` reaching torch through the accelerator layer breaks the contract."""
+    for name, imported in [("plugins", "lmcore.accelerator.op"), ("accelerator", "torch")]:
+        module = "op" if name == "accelerator" else "planted"
+        (skeleton / "lmcore" / name / f"{module}.py").write_text(f"import {imported}\n")
+    status, output = lint(skeleton)
+    assert status == 1
+    assert "torch" in output
+
+
+def test_new_folder_needs_a_layer(skeleton: Path) -> None:
+    """A package that has no place among the layers is refused."""
+    (skeleton / "lmcore" / "extra").mkdir()
+    (skeleton / "lmcore" / "extra" / "__init__.py").touch()
+    status, output = lint(skeleton)
+    assert status == 1
+    assert "lmcore.extra" in output
+
+
+def test_annotation_is_no_dependency(skeleton: Path) -> None:
+    """What stands under TYPE_CHECKING loads nothing and is allowed."""
+    code = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
+    (skeleton / "lmcore" / "config" / "planted.py").write_text(code, encoding="utf-8")
+    status, output = lint(skeleton)
+    assert status == 0, output
+
+
+def test_repository_keeps_the_contracts() -> None:
+    """The packages of this repository pass, so that `tox -e imports` means something."""
+    status, output = lint(ROOT, *(ROOT / source for source in PLUGINS.values()))
+    assert status == 0, output
