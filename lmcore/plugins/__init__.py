@@ -1,0 +1,59 @@
+"""Plugins: discover, check, isolate, select; typed wrappers over their hooks.  Torch-free.
+
+plugins = discover()                                      # records, also of what failed
+selection = select(plugins, requested=config.accelerator.device)
+os.environ |= launch_env(plugins, selection, rank_info, os.environ)
+device = create_device(plugins, selection, config)        # torch from here on
+table = build_op_table(plugins, selection, device)
+"""
+
+from __future__ import annotations
+
+from lmcore.plugins.contract import (
+    add_tokenizers,
+    build_op_table,
+    choose_comm_backend,
+    choose_precision,
+    choose_recompute,
+    comm_backends,
+    create_device,
+    doctor_checks,
+    launch_env,
+    op_impls,
+    precision_policies,
+    recompute_policies,
+    run_end,
+    run_start,
+    validate_config,
+)
+from lmcore.plugins.discovery import ALLOW_LIST, GROUP, discover
+from lmcore.plugins.record import PluginRecord, PluginSet, PluginState
+from lmcore.plugins.selection import REQUEST, Selection, select, verify
+
+__all__ = [
+    "ALLOW_LIST",
+    "GROUP",
+    "REQUEST",
+    "PluginRecord",
+    "PluginSet",
+    "PluginState",
+    "Selection",
+    "add_tokenizers",
+    "build_op_table",
+    "choose_comm_backend",
+    "choose_precision",
+    "choose_recompute",
+    "comm_backends",
+    "create_device",
+    "discover",
+    "doctor_checks",
+    "launch_env",
+    "op_impls",
+    "precision_policies",
+    "recompute_policies",
+    "run_end",
+    "run_start",
+    "select",
+    "validate_config",
+    "verify",
+]

@@ -1,0 +1,319 @@
+"""The hooks of the chosen plugin as typed functions; what a plugin returns is checked here.
+
+The chosen plugin's failure is the run's failure.  A plugin that brings no device and only adds to
+others' (kernels, policies) is left out with a warning when it fails, so that one bad extension
+takes nobody down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lmcore.accelerator.communication import CommBackend
+from lmcore.accelerator.device import Device
+from lmcore.accelerator.op import REFERENCE, OpImpl, OpTable, Preference
+from lmcore.accelerator.op_spec import OP_SPECS
+from lmcore.accelerator.precision import PrecisionPolicy
+from lmcore.accelerator.probe import Check, Problem
+from lmcore.accelerator.recompute import RecomputePolicy
+from lmcore.errors import ConfigError, DeviceError, LmcoreError, PluginError, suggestion
+from lmcore.plugins.record import PluginRecord, PluginSet, describe
+from lmcore.plugins.selection import Selection
+
+if TYPE_CHECKING:
+    from lmcore.config.section import Config
+
+__all__ = [
+    "add_tokenizers",
+    "build_op_table",
+    "choose_comm_backend",
+    "choose_precision",
+    "choose_recompute",
+    "comm_backends",
+    "create_device",
+    "doctor_checks",
+    "launch_env",
+    "op_impls",
+    "precision_policies",
+    "recompute_policies",
+    "run_end",
+    "run_start",
+    "validate_config",
+]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def launch_env(
+    plugins: PluginSet,
+    selection: Selection,
+    rank_info: Mapping[str, Any],
+    env: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the variables to add to a worker's environment before torch is imported there.
+
+    Variables that *env* has already stay the user's; where the plugin wanted another value, the
+    log says so.
+
+    Args:
+        plugins: What `discover` found.
+        selection: The decision.
+        rank_info: rank, local_rank, world_size and local_world_size.
+        env: The environment that the worker inherits.
+    """
+    record = plugins.usable_record(selection.plugin)
+    if not record.implements("lmcore_launch_env"):
+        return {}
+    wanted = record.call("lmcore_launch_env", probe=selection.probe, rank_info=dict(rank_info))
+    if not isinstance(wanted, Mapping) or not all(
+        isinstance(part, str) for pair in wanted.items() for part in pair
+    ):
+        raise _wrong(record, "lmcore_launch_env", wanted, "a mapping of strings to strings")
+    for name, value in wanted.items():
+        if env.get(name, value) != value:
+            logger.info(
+                "environment variable `%s=%s` is kept; plugin `%s` would set `%s`",
+                *(name, env[name], record.name, value),
+            )
+    return {name: value for name, value in wanted.items() if name not in env}
+
+
+def create_device(plugins: PluginSet, selection: Selection, config: Config) -> Device:
+    """Return the device of this process; once per process, torch is loaded from here on.
+
+    Raises:
+        PluginError: The plugin raised, returned something else, or a device of another type.
+    """
+    record = plugins.usable_record(selection.plugin)
+    hook = "lmcore_create_device"
+    if not record.implements(hook):
+        raise PluginError(f"plugin {record.label} has no `{hook}`, and its device was chosen")
+    device = record.call(hook, probe=selection.probe, config=config)
+    if not isinstance(device, Device):
+        raise _wrong(record, hook, device, "a `Device`")
+    if device.type != selection.probe.device_type:
+        raise PluginError(
+            f"plugin {record.label} created a device of type `{device.type}`",
+            why=f"its probe promised `{selection.probe.device_type}`",
+        )
+    return device
+
+
+def comm_backends(
+    plugins: PluginSet, selection: Selection, device: Device
+) -> tuple[CommBackend, ...]:
+    """Return the ways in which processes on this device can exchange tensors."""
+    return _collect(plugins, selection, "lmcore_comm_backends", CommBackend, device=device)
+
+
+def op_impls(plugins: PluginSet, selection: Selection, device: Device) -> tuple[OpImpl, ...]:
+    """Return the kernels on offer, each with the name of its plugin."""
+    found: list[OpImpl] = []
+    for record in plugins.participants(selection.plugin):
+        offered = _offered(record, selection, "lmcore_op_impls", OpImpl, device=device)
+        offered = [dataclasses.replace(impl, plugin=record.name) for impl in offered]
+        try:
+            OpTable(OP_SPECS, [*found, *offered])
+        except PluginError as error:
+            _skip_or_raise(record, selection, "lmcore_op_impls", error)
+        else:
+            found += offered
+    return tuple(found)
+
+
+def precision_policies(
+    plugins: PluginSet, selection: Selection, device: Device
+) -> tuple[PrecisionPolicy, ...]:
+    """Return the precisions on offer."""
+    return _collect(plugins, selection, "lmcore_precision_policies", PrecisionPolicy, device=device)
+
+
+def recompute_policies(
+    plugins: PluginSet, selection: Selection, device: Device
+) -> tuple[RecomputePolicy, ...]:
+    """Return the recompute policies on offer."""
+    return _collect(plugins, selection, "lmcore_recompute_policies", RecomputePolicy, device=device)
+
+
+def validate_config(
+    plugins: PluginSet, selection: Selection, device: Device, config: Config
+) -> tuple[Problem, ...]:
+    """Return what of the configuration the plugins cannot do; the caller reports it."""
+    return _collect(
+        plugins, selection, "lmcore_validate_config", Problem, device=device, config=config
+    )
+
+
+def doctor_checks(record: PluginRecord) -> tuple[Check, ...]:
+    """Return one plugin's checks; none for a plugin without them."""
+    if not record.implements("lmcore_doctor"):
+        return ()
+    found = record.call("lmcore_doctor", probe=record.probe)
+    return tuple(_checked_list(record, "lmcore_doctor", found, Check))
+
+
+def run_start(plugins: PluginSet, selection: Selection, run: Mapping[str, Any]) -> None:
+    """Tell the plugins that a run begins."""
+    for record in _hearers(plugins, selection, "lmcore_run_start"):
+        try:
+            record.call("lmcore_run_start", run=dict(run))
+        except LmcoreError as error:
+            _skip_or_raise(record, selection, "lmcore_run_start", error)
+
+
+def run_end(plugins: PluginSet, selection: Selection, run: Mapping[str, Any]) -> None:
+    """Tell the plugins that a run ended; a failure here is logged and spoils no finished run."""
+    for record in _hearers(plugins, selection, "lmcore_run_end"):
+        try:
+            record.call("lmcore_run_end", run=dict(run))
+        except LmcoreError as error:
+            logger.warning("%s", error)
+
+
+def add_tokenizers(plugins: PluginSet, registry: Any) -> None:
+    """Let every usable plugin register its tokenizer types; one that fails is warned about."""
+    for record in plugins.usable:
+        if record.implements("lmcore_add_tokenizers"):
+            try:
+                record.call("lmcore_add_tokenizers", registry=registry)
+            except LmcoreError as error:
+                logger.warning("%s", error)
+
+
+def build_op_table(
+    plugins: PluginSet,
+    selection: Selection,
+    device: Device,
+    *,
+    preferences: Preference | None = None,
+    strict: bool = False,
+    deterministic: bool = False,
+) -> OpTable:
+    """Return the op table of this process.
+
+    Args:
+        plugins: What `discover` found.
+        selection: The decision.
+        device: The device that the kernels run on.
+        preferences: From `--ops`.
+        strict: From `--strict-ops`: a reference may not be bound.
+        deterministic: From `--deterministic`: only kernels that claim to be so.
+    """
+    return OpTable(
+        OP_SPECS,
+        op_impls(plugins, selection, device),
+        preferences=preferences,
+        strict=strict,
+        traits=["deterministic"] if deterministic else [],
+    )
+
+
+def choose_precision(policies: Iterable[PrecisionPolicy], name: str | None) -> PrecisionPolicy:
+    """Return the policy that `--precision` names; by default the one of the highest priority.
+
+    Raises:
+        ConfigError: The device does not offer it.
+    """
+    offered = list(policies)
+    if name is None and offered:
+        return max(offered, key=lambda policy: policy.priority)
+    return _named(offered, "precision", name)
+
+
+def choose_recompute(policies: Iterable[RecomputePolicy], name: str) -> RecomputePolicy:
+    """Return the policy that `--recompute` names.
+
+    Raises:
+        ConfigError: The device does not offer it.
+    """
+    return _named(list(policies), "recompute", name)
+
+
+def choose_comm_backend(backends: Iterable[CommBackend]) -> CommBackend:
+    """Return the available backend of the highest priority.
+
+    Raises:
+        DeviceError: None is available; the reason of each is given.
+    """
+    reasons = []
+    for backend in sorted(backends, key=lambda one: -one.priority):
+        reason = backend.available()
+        if reason is None:
+            return backend
+        reasons.append(f"`{backend.name}`: {reason}")
+    raise DeviceError(
+        "processes on this device cannot exchange tensors",
+        why="\n".join(reasons) or "its plugin brings no communication backend",
+        hint="run one process, or see `lmcore doctor`",
+    )
+
+
+P = TypeVar("P", PrecisionPolicy, RecomputePolicy)
+
+
+def _named(policies: Sequence[P], option: str, name: str | None) -> P:
+    for policy in policies:
+        if policy.name == name:
+            return policy
+    names = [policy.name for policy in policies]
+    raise ConfigError(
+        f"`--{option} {name}`: the device does not offer it", hint=suggestion(str(name), names)
+    )
+
+
+def _hearers(plugins: PluginSet, selection: Selection, hook: str) -> list[PluginRecord]:
+    return [one for one in plugins.participants(selection.plugin) if one.implements(hook)]
+
+
+def _collect(
+    plugins: PluginSet, selection: Selection, hook: str, kind: type[T], **arguments: Any
+) -> tuple[T, ...]:
+    """Return what all plugins of the run offer under a hook."""
+    found: list[T] = []
+    for record in plugins.participants(selection.plugin):
+        found += _offered(record, selection, hook, kind, **arguments)
+    return tuple(found)
+
+
+def _offered(
+    record: PluginRecord, selection: Selection, hook: str, kind: type[T], **arguments: Any
+) -> list[T]:
+    if not record.implements(hook):
+        return []
+    try:
+        return _checked_list(record, hook, record.call(hook, **arguments), kind)
+    except LmcoreError as error:
+        _skip_or_raise(record, selection, hook, error)
+        return []
+
+
+def _skip_or_raise(
+    record: PluginRecord, selection: Selection, hook: str, error: LmcoreError
+) -> None:
+    """Raise the chosen plugin's error; warn of any other plugin's and go on without it."""
+    if record.name == selection.plugin:
+        raise error
+    logger.warning("plugin %s is left out at `%s`: %s", record.label, hook, error)
+
+
+def _checked_list(record: PluginRecord, hook: str, found: object, kind: type[T]) -> list[T]:
+    wanted = f"a list of `{kind.__name__}`"
+    if not isinstance(found, Sequence) or isinstance(found, str | bytes):
+        raise _wrong(record, hook, found, wanted)
+    for one in found:
+        if not isinstance(one, kind):
+            raise _wrong(record, hook, one, wanted)
+    return list(found)
+
+
+def _wrong(record: PluginRecord, hook: str, found: object, wanted: str) -> PluginError:
+    return PluginError(
+        f"plugin {record.label} returned {found!r:.200} from `{hook}`",
+        why=f"the hook returns {wanted}",
+        hint=f"update or remove `{record.distribution}`, or report this to its authors",
+    )

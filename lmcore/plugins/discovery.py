@@ -1,0 +1,284 @@
+"""Find the installed plugins, load each one in isolation, and ask what it is and what it sees.
+
+We load the entry points ourselves: pluggy's loader lets one bad plugin take all others down and
+silently drops the second of two with one name.  Loads no torch, and refuses to believe a plugin:
+everything it returns is checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import inspect
+import json
+import os
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pluggy
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+from lmcore import hookspecs
+from lmcore.accelerator.probe import API_VERSION, PluginInfo, Probe, ProbeState
+from lmcore.errors import ConfigError, LmcoreError, PluginError, suggestion
+from lmcore.plugins.record import CPU, PluginRecord, PluginSet, PluginState, describe
+
+__all__ = ["ALLOW_LIST", "GROUP", "discover", "new_hook_caller"]
+
+GROUP = "lmcore.plugins"
+ALLOW_LIST = "LMCORE_PLUGINS"
+"""Environment variable: names of the plugins to load beside the CPU's, separated by commas."""
+
+
+def discover(
+    *,
+    env: Mapping[str, str] = os.environ,
+    entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
+) -> PluginSet:
+    """Return a record of every installed plugin: loaded, checked and probed, or why not.
+
+    No plugin can make this fail; each one's exceptions end in its own record.
+
+    Args:
+        env: The process environment, handed to the probes.
+        entry_points: Those to load; default: the installed ones.
+
+    Raises:
+        ConfigError: `LMCORE_PLUGINS` names a plugin that is not installed.
+    """
+    if entry_points is None:
+        entry_points = importlib.metadata.entry_points(group=GROUP)
+    points = sorted(entry_points, key=lambda point: (point.name, _distribution(point)))
+    allowed = _allowed(env, [point.name for point in points])
+    records = []
+    for point in points:
+        namesakes = [other for other in points if other.name == point.name and other != point]
+        if allowed is not None and point.name not in allowed:
+            records.append(_record(point, PluginState.OFF, f"`{ALLOW_LIST}` leaves it out"))
+        elif namesakes:
+            records.append(
+                _record(point, PluginState.FAILED, _taken(point.name, [point, *namesakes]))
+            )
+        else:
+            records.append(_load(point))
+    return PluginSet(tuple(_probed(one, env) for one in _without_namesakes(records)))
+
+
+def new_hook_caller() -> pluggy.PluginManager:
+    """Return a pluggy manager that knows lmcore's hooks and no plugin."""
+    caller = pluggy.PluginManager(hookspecs.PROJECT)
+    caller.add_hookspecs(hookspecs)
+    return caller
+
+
+def _allowed(env: Mapping[str, str], installed: Sequence[str]) -> frozenset[str] | None:
+    """Return the names that `LMCORE_PLUGINS` admits, the CPU always among them; None: all."""
+    if ALLOW_LIST not in env:
+        return None
+    names = {name.strip() for name in env[ALLOW_LIST].split(",") if name.strip()}
+    for name in sorted(names - set(installed) - {CPU}):
+        raise ConfigError(
+            f"`{ALLOW_LIST}` names the plugin `{name}`, which is not installed",
+            hint=suggestion(name, set(installed)),
+        )
+    return frozenset({CPU, *names})
+
+
+def _distribution(point: importlib.metadata.EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "unknown distribution"
+
+
+def _record(
+    point: importlib.metadata.EntryPoint, state: PluginState, reason: str = "", **known: Any
+) -> PluginRecord:
+    return PluginRecord(
+        name=point.name,
+        entry_point=point.name,
+        distribution=_distribution(point),
+        version=point.dist.version if point.dist is not None else "unknown",
+        state=state,
+        reason=reason,
+        **known,
+    )
+
+
+def _taken(name: str, points: Sequence[importlib.metadata.EntryPoint]) -> str:
+    owners = " and ".join(sorted(f"`{_distribution(one)}` ({one.value})" for one in points))
+    return f"the name `{name}` is taken twice, by {owners}; uninstall one of them"
+
+
+def _load(point: importlib.metadata.EntryPoint) -> PluginRecord:
+    """Import one plugin, register its hooks and check what it says of itself."""
+    try:
+        plugin = point.load()
+    except (Exception, SystemExit) as error:
+        return _record(
+            point,
+            PluginState.FAILED,
+            f"import of `{point.value}` raised {describe(error)}",
+            traceback=traceback.format_exc(),
+        )
+    try:
+        hooks = _register(point.name, plugin)
+    except Exception as error:
+        reason = error.what if isinstance(error, LmcoreError) else describe(error)
+        return _record(point, PluginState.FAILED, reason, traceback=traceback.format_exc())
+    record = _record(point, PluginState.USABLE, hooks=hooks)
+    try:
+        info = _checked_info(record.call("lmcore_plugin_info"))
+    except (Exception, SystemExit) as error:
+        return _failed(record, error)
+    reason = _incompatible(info)
+    return dataclasses.replace(
+        record,
+        name=info.name,
+        info=info,
+        state=PluginState.REFUSED if reason else PluginState.USABLE,
+        reason=reason,
+    )
+
+
+def _failed(record: PluginRecord, error: BaseException) -> PluginRecord:
+    reason = describe(error)
+    if isinstance(error, LmcoreError):
+        reason = f"{error.what}: {error.why}" if error.why else error.what
+    return dataclasses.replace(
+        record,
+        state=PluginState.FAILED,
+        reason=reason,
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def _register(name: str, plugin: object) -> pluggy.PluginManager:
+    """Return a hook caller with *plugin* alone, every implementation checked against its spec.
+
+    Raises:
+        PluginError, pluggy.PluginValidationError: An implementation would not be called as its
+            author meant it.
+    """
+    caller = new_hook_caller()
+    known = [spec for spec in dir(hookspecs) if spec.startswith(f"{hookspecs.PROJECT}_")]
+    for attribute in known:
+        function = getattr(plugin, attribute, None)
+        if inspect.isroutine(function) and not hasattr(function, f"{hookspecs.PROJECT}_impl"):
+            raise PluginError(
+                f"`{attribute}` is not marked with `@hookimpl`, so it is never called"
+            )
+    caller.register(plugin, name)
+    caller.check_pending()
+    for hook in known:
+        for one in getattr(caller.hook, hook).get_hookimpls():
+            if one.hookwrapper or one.wrapper:
+                raise PluginError(
+                    f"`{hook}` is a wrapper; a plugin is called alone, so write it plain"
+                )
+            if one.kwargnames:
+                names = "`, `".join(one.kwargnames)
+                raise PluginError(
+                    f"arguments of `{hook}` have a default and would never be passed: `{names}`"
+                )
+    if not caller.hook.lmcore_plugin_info.get_hookimpls():
+        raise PluginError("it has no `lmcore_plugin_info`, the one hook that every plugin needs")
+    return caller
+
+
+def _checked_info(info: object) -> PluginInfo:
+    """Return *info* if it is a `PluginInfo` whose parts are what they should be."""
+    if not isinstance(info, PluginInfo):
+        raise PluginError(f"`lmcore_plugin_info` returned {info!r:.200}, not a `PluginInfo`")
+    if not isinstance(info.name, str) or not info.name.strip():
+        raise PluginError(f"`PluginInfo.name` is {info.name!r}, not a name")
+    for what, given in (("api", info.api), ("torch", info.torch)):
+        try:
+            SpecifierSet(str(given))
+        except InvalidSpecifier:
+            raise PluginError(
+                f"`PluginInfo.{what}` is {given!r}, not a version specifier such as `>=1,<2`"
+            ) from None
+    provides: object = info.provides
+    if not isinstance(provides, tuple | list) or not all(isinstance(one, str) for one in provides):
+        raise PluginError(f"`PluginInfo.provides` is {provides!r}, not a tuple of device types")
+    return info
+
+
+def _incompatible(info: PluginInfo) -> str:
+    """Return why the plugin's ranges exclude this lmcore or torch; empty when they do not."""
+    if not SpecifierSet(str(info.api)).contains(API_VERSION, prereleases=True):
+        return (
+            f"it is built for the plugin API {info.api}, and this lmcore has {API_VERSION}; "
+            "install matching versions of both"
+        )
+    try:
+        installed = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "torch is not installed"
+    # Vendors' containers carry pre-releases with a local part ("2.12.0a0+c0ffee"); a range speaks
+    # of the release that they are going to be.
+    if not SpecifierSet(str(info.torch)).contains(
+        Version(installed).base_version, prereleases=True
+    ):
+        return f"it works with torch {info.torch}, and torch {installed} is installed"
+    return ""
+
+
+def _without_namesakes(records: Sequence[PluginRecord]) -> list[PluginRecord]:
+    """Fail plugins of different entry points that give themselves one name."""
+    checked = []
+    for record in records:
+        namesakes = [
+            other
+            for other in records
+            if other is not record and other.info and record.info and other.name == record.name
+        ]
+        if namesakes:
+            owners = " and ".join(
+                sorted(f"`{one.distribution}` ({one.entry_point})" for one in [record, *namesakes])
+            )
+            record = dataclasses.replace(
+                record,
+                state=PluginState.FAILED,
+                reason=f"two plugins call themselves `{record.name}`, of {owners}; uninstall one",
+            )
+        checked.append(record)
+    return checked
+
+
+def _probed(record: PluginRecord, env: Mapping[str, str]) -> PluginRecord:
+    """Return a usable plugin's record with its probe; a plugin that brings no device has none."""
+    if record.state is not PluginState.USABLE or not record.implements("lmcore_probe"):
+        return record
+    try:
+        probe = _checked_probe(record.call("lmcore_probe", env=dict(env)))
+    except (Exception, SystemExit) as error:
+        return _failed(record, error)
+    return dataclasses.replace(record, probe=probe)
+
+
+def _checked_probe(probe: object) -> Probe:
+    """Return *probe* if it is a `Probe` whose parts are what they should be."""
+    if not isinstance(probe, Probe):
+        raise PluginError(f"`lmcore_probe` returned {probe!r:.200}, not a `Probe`")
+    wrong = ""
+    if not isinstance(probe.device_type, str) or not probe.device_type.strip():
+        wrong = f"`device_type` is {probe.device_type!r}, not a device type"
+    elif not isinstance(probe.state, ProbeState):
+        wrong = f"`state` is {probe.state!r}, not a `ProbeState`"
+    elif not isinstance(probe.count, int) or not isinstance(probe.priority, int):
+        wrong = f"`count` {probe.count!r} and `priority` {probe.priority!r} are not both integers"
+    elif (probe.state is ProbeState.PRESENT) != (probe.count > 0) and not (
+        probe.state is ProbeState.BROKEN
+    ):
+        wrong = f"it is {probe.state} with {probe.count} devices"
+    elif isinstance(probe.evidence, str) or not all(isinstance(one, str) for one in probe.evidence):
+        wrong = f"`evidence` is {probe.evidence!r:.200}, not a tuple of lines"
+    else:
+        try:
+            json.dumps(dict(probe.facts))
+        except (TypeError, ValueError) as error:
+            wrong = f"`facts` is no JSON: {error}"
+    if wrong:
+        raise PluginError(f"`lmcore_probe` returned an invalid `Probe`: {wrong}")
+    return probe

@@ -1,0 +1,172 @@
+"""The host as a `Device`.
+
+torch's own device module for the CPU knows neither memory nor generator, so the functions are
+ours.  Memory is the process's: bytes that the operating system keeps resident for it (weights,
+activations, the interpreter and libraries alike), because torch does not count host tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from lmcore.accelerator import Device, MemoryStats
+from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
+
+__all__ = ["create_device"]
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # man 5 proc: resets the high-water mark of resident memory
+
+
+def create_device() -> Device:
+    """Return the host as the device of this process."""
+    abilities: dict[str, Callable[..., Any]] = {"peak_flops": _PeakFlops()}
+    missing = {
+        "pin_memory": "host memory needs no pinning: no other device reads it",
+        "new_stream": "work on the CPU is done when its call returns; there are no queues",
+        "new_event": "work on the CPU is done when its call returns; nothing can be waited for",
+    }
+    if _resident_bytes() is None:
+        missing["memory_stats"] = f"this system has no `{_STATUS}` to read the peak from"
+    else:
+        abilities["memory_stats"] = _memory_stats
+    if _can_reset_peak():
+        abilities["reset_peak_memory"] = _reset_peak_memory
+    else:
+        missing["reset_peak_memory"] = f"`{_CLEAR_REFS}` cannot be written on this system"
+    trim = _trim_function()
+    if trim is None:
+        missing["empty_cache"] = "the C library has no `malloc_trim`"
+    else:
+        abilities["empty_cache"] = trim
+    return Device(
+        type="cpu",
+        index=0,
+        name=cpu_name(),
+        dtypes=frozenset({"float32", "float64", "bfloat16"}),
+        synchronize=_nothing_to_wait_for,
+        set_current=_only_device,
+        seed=_seed,
+        get_rng_state=torch.default_generator.get_state,
+        set_rng_state=_set_rng_state,
+        missing=missing,
+        facts=_facts(),
+        **abilities,
+    )
+
+
+def _nothing_to_wait_for() -> None:
+    """Return at once: a call on the CPU comes back when its work is done."""
+
+
+def _only_device() -> None:
+    """Return at once: a process is always on its own host."""
+
+
+def _seed(seed: int) -> None:
+    # torch.manual_seed would seed every accelerator in the process as well.
+    torch.default_generator.manual_seed(seed)
+
+
+def _set_rng_state(state: torch.Tensor) -> None:
+    torch.default_generator.set_state(state)
+
+
+def _resident_bytes() -> tuple[int, int] | None:
+    """Return resident bytes of this process, now and at the peak; None where unknown."""
+    try:
+        text = _STATUS.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    now = re.search(r"^VmRSS:\s+(\d+) kB", text, re.MULTILINE)
+    peak = re.search(r"^VmHWM:\s+(\d+) kB", text, re.MULTILINE)
+    return (int(now[1]) * 1024, int(peak[1]) * 1024) if now and peak else None
+
+
+def _memory_stats() -> MemoryStats:
+    resident = _resident_bytes()
+    assert resident is not None
+    return MemoryStats(
+        allocated=resident[0],
+        peak_allocated=max(resident),
+        reserved=psutil.Process().memory_info().vms,
+        total=memory_limit(),
+    )
+
+
+def _can_reset_peak() -> bool:
+    try:
+        with _CLEAR_REFS.open("w", encoding="ascii"):
+            return True
+    except OSError:
+        return False
+
+
+def _reset_peak_memory() -> None:
+    _CLEAR_REFS.write_text(_RESET_PEAK, encoding="ascii")
+
+
+def _trim_function() -> Callable[[], None] | None:
+    try:
+        library = ctypes.CDLL(None)
+        malloc_trim = library.malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return None
+
+    def trim() -> None:
+        malloc_trim(ctypes.c_size_t(0))
+
+    return trim
+
+
+class _PeakFlops:
+    """The ceiling of dense products on this host: measured when asked for, once per case.
+
+    Makers publish no figure that a given number of threads, clock and cooling would reach, so the
+    honest ceiling is the best rate of a large square product on the run's own threads.
+    """
+
+    def __init__(self, size: int = 1024, seconds: float = 0.1) -> None:
+        self.size = size
+        self.seconds = seconds
+        self.measured: dict[tuple[str, int], float] = {}
+
+    def __call__(self, dtype: str) -> float | None:
+        """Return FLOP/s for a dtype's name, or None for one that products are not computed in."""
+        if dtype not in {"float32", "float64", "bfloat16"}:
+            return None
+        case = (dtype, torch.get_num_threads())
+        if case not in self.measured:
+            self.measured[case] = self._measure(getattr(torch, dtype))
+        return self.measured[case]
+
+    def _measure(self, dtype: torch.dtype) -> float:
+        with torch.inference_mode():
+            left = torch.ones(self.size, self.size, dtype=dtype)
+            out = torch.mm(left, left)
+            best, begin = float("inf"), time.perf_counter()
+            while time.perf_counter() - begin < self.seconds:
+                start = time.perf_counter()
+                torch.mm(left, left, out=out)
+                best = min(best, time.perf_counter() - start)
+        return 2.0 * self.size**3 / best
+
+
+def _facts() -> dict[str, Any]:
+    return {
+        "cores": cpu_count(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "onednn": torch.backends.mkldnn.is_available(),
+        "mkl": torch.backends.mkl.is_available(),
+        "memory": "resident memory of the process, interpreter and libraries included",
+        "peak_flops": "measured once per dtype and thread count: best of 1024^3 products in 0.1 s",
+    }

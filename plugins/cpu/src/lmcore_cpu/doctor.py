@@ -1,0 +1,100 @@
+"""What `lmcore doctor` checks of the CPU; runs in a process of its own."""
+
+from __future__ import annotations
+
+import torch
+
+from lmcore.accelerator import Check, CheckStatus
+from lmcore_cpu.communication import gloo
+from lmcore_cpu.device import create_device
+from lmcore_cpu.host import cpp_compiler, cpu_count, memory_available
+
+__all__ = ["checks"]
+
+_LITTLE_MEMORY = 2 * 2**30
+
+
+def checks() -> list[Check]:
+    """Return one check each for torch's build, threads, memory, products, gloo and compiler."""
+    return [_build(), _threads(), _memory(), _product(), _rate(), _gloo(), _compiler()]
+
+
+def _build() -> Check:
+    parts = [f"torch {torch.__version__}", torch.backends.cpu.get_cpu_capability()]
+    parts += ["oneDNN"] if torch.backends.mkldnn.is_available() else []
+    parts += ["MKL"] if torch.backends.mkl.is_available() else []
+    fast = torch.backends.mkldnn.is_available() or torch.backends.mkl.is_available()
+    return Check(
+        "torch build",
+        CheckStatus.OK if fast else CheckStatus.WARNING,
+        ", ".join(parts),
+        None if fast else "products will be slow: install a torch wheel with oneDNN or MKL",
+    )
+
+
+def _threads() -> Check:
+    threads, cores = torch.get_num_threads(), cpu_count()
+    detail = f"{threads} threads on {cores} cores"
+    if threads > cores:
+        return Check(
+            "threads",
+            CheckStatus.WARNING,
+            detail,
+            f"pass `--num-threads {cores}`, or unset `OMP_NUM_THREADS`",
+        )
+    return Check("threads", CheckStatus.OK, detail)
+
+
+def _memory() -> Check:
+    free = memory_available()
+    enough = free >= _LITTLE_MEMORY
+    return Check(
+        "memory",
+        CheckStatus.OK if enough else CheckStatus.WARNING,
+        f"{free / 2**30:.1f} GiB free for this process",
+        None if enough else "training even a small model needs about 2 GiB",
+    )
+
+
+def _product() -> Check:
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(129, 65, generator=generator)
+    right = torch.randn(65, 33, generator=generator)
+    error = ((left @ right).double() - left.double() @ right.double()).abs().max().item()
+    right_answer = error < 1e-4
+    return Check(
+        "matrix product",
+        CheckStatus.OK if right_answer else CheckStatus.FAILED,
+        f"largest error against float64 {error:.1e}",
+        None if right_answer else "reinstall torch; its products are wrong on this host",
+    )
+
+
+def _rate() -> Check:
+    peak = create_device().require("peak_flops")
+    rates = {name: peak(name) / 1e9 for name in ("float32", "bfloat16")}
+    detail = ", ".join(f"{name} {rate:.0f} GFLOP/s" for name, rate in rates.items())
+    if rates["bfloat16"] < rates["float32"]:
+        detail += "; bf16 is slower than fp32 here"
+    return Check("speed", CheckStatus.OK, detail)
+
+
+def _gloo() -> Check:
+    reason = gloo().available()
+    if reason is None:
+        return Check("gloo", CheckStatus.OK, "several processes can exchange tensors")
+    return Check(
+        "gloo", CheckStatus.WARNING, reason, "install torch's official wheel for several processes"
+    )
+
+
+def _compiler() -> Check:
+    path = cpp_compiler()
+    if path is None:
+        return Check(
+            "compiler",
+            CheckStatus.WARNING,
+            "no g++ or clang++: `--compile` cannot be used",
+            "install g++, such as by `apt-get install g++`",
+        )
+    return Check("compiler", CheckStatus.OK, f"{path}, for `--compile`")

@@ -1,0 +1,146 @@
+"""The hooks of the CPU plugin; torch-free until a device is created."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from lmcore.accelerator import (
+    Check,
+    CommBackend,
+    Device,
+    OpImpl,
+    PluginInfo,
+    PrecisionPolicy,
+    Probe,
+    ProbeState,
+    Problem,
+    RecomputePolicy,
+    autocast_policy,
+    full_policy,
+    full_precision_policy,
+    none_policy,
+)
+from lmcore.config.section import Config
+from lmcore.hookspecs import hookimpl
+
+logger = logging.getLogger(__name__)
+
+
+@hookimpl
+def lmcore_plugin_info() -> PluginInfo:
+    """Say what this plugin is and works with."""
+    return PluginInfo(
+        name="cpu",
+        api=">=1,<2",
+        torch=">=2.11",
+        provides=("cpu",),
+        summary="the host's processors, through PyTorch",
+    )
+
+
+@hookimpl
+def lmcore_probe() -> Probe:
+    """Say which processors this process may use."""
+    from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
+
+    count, memory = cpu_count(), memory_limit()
+    return Probe(
+        device_type="cpu",
+        state=ProbeState.PRESENT,
+        count=1,
+        priority=0,
+        evidence=(f"{cpu_name()}: {count} cores for this process, {memory / 2**30:.1f} GiB",),
+        facts={"cores": count, "memory_bytes": memory, "machine": platform.machine()},
+    )
+
+
+@hookimpl
+def lmcore_launch_env(probe: Probe, rank_info: Mapping[str, Any]) -> dict[str, str]:
+    """Share the cores out among the workers of this host, which would each take all of them."""
+    workers = int(rank_info.get("local_world_size", 1))
+    if workers <= 1:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, int(probe.facts["cores"]) // workers))}
+
+
+@hookimpl
+def lmcore_create_device() -> Device:
+    """Return the host as a device."""
+    from lmcore_cpu.device import create_device
+
+    return create_device()
+
+
+@hookimpl
+def lmcore_comm_backends() -> list[CommBackend]:
+    """Offer gloo, which comes with torch."""
+    from lmcore_cpu.communication import gloo
+
+    return [gloo()]
+
+
+@hookimpl
+def lmcore_op_impls() -> list[OpImpl]:
+    """Offer torch's kernels where they beat the references."""
+    from lmcore_cpu.kernel_table import KERNELS
+
+    return list(KERNELS)
+
+
+@hookimpl
+def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
+    """Offer float32, and bfloat16 products by autocast."""
+    return [
+        full_precision_policy(device),
+        autocast_policy(device, name="bf16", compute="bfloat16"),
+    ]
+
+
+@hookimpl
+def lmcore_recompute_policies() -> list[RecomputePolicy]:
+    """Offer to keep every activation, or only the inputs of blocks."""
+    return [none_policy(), full_policy()]
+
+
+@hookimpl
+def lmcore_validate_config(config: Config) -> list[Problem]:
+    """Refuse to compile on a host without the compiler that torch.compile starts."""
+    from lmcore_cpu.host import cpp_compiler
+
+    if config.training.compile and cpp_compiler() is None:
+        return [
+            Problem(
+                "`--compile` needs a C++ compiler on the CPU, and none was found",
+                why="torch.compile writes C++ for the CPU; looked for `$CXX`, `g++` and `clang++`",
+                hint="install g++ (such as by `apt-get install g++`) or leave `--compile` out",
+            )
+        ]
+    return []
+
+
+@hookimpl
+def lmcore_doctor() -> list[Check]:
+    """Check torch's CPU build, its threads and a product."""
+    from lmcore_cpu.doctor import checks
+
+    return checks()
+
+
+@hookimpl
+def lmcore_run_start(run: Mapping[str, Any]) -> None:
+    """Warn where this host's workers ask for more threads than it has cores."""
+    import torch
+
+    from lmcore_cpu.host import cpu_count
+
+    workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    threads, cores = torch.get_num_threads(), cpu_count()
+    if run["rank"] == 0 and workers * threads > cores:
+        logger.warning(
+            "%d processes with %d threads each share %d cores; set `--num-threads %d`",
+            *(workers, threads, cores, max(1, cores // workers)),
+        )
