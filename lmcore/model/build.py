@@ -1,0 +1,49 @@
+"""Build the model that a plan asks for, on the run's device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lmcore.model.gpt import GPT
+from lmcore.model.op_binding import OpBinding
+from lmcore.model.shape import ModelShape
+
+if TYPE_CHECKING:
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["build_model", "op_binding"]
+
+
+def op_binding(runtime: Runtime, *, compile_blocks: bool = False) -> OpBinding:
+    """Return the binding of a model's ops on the run's device, in the run's dtype."""
+    return OpBinding(
+        runtime.ops, runtime.device.type, runtime.precision.compute, compile=compile_blocks
+    )
+
+
+def build_model(
+    shape: ModelShape, runtime: Runtime, *, seed: int | None, compile_blocks: bool = False
+) -> GPT:
+    """Return a GPT on the run's device.
+
+    Args:
+        shape: Its numbers.
+        runtime: Device, kernels and recompute policy.
+        seed: Seed of the initial weights; None leaves them uninitialised, to be loaded.
+        compile_blocks: Whether each block is compiled at its first call.
+    """
+    with torch.device("meta"):
+        model = GPT(
+            shape,
+            op_binding(runtime, compile_blocks=compile_blocks),
+            run_block=runtime.recompute.run,
+        )
+    model.to_empty(device=runtime.device.torch_device)
+    if seed is not None:
+        model.initialize(seed)
+    if compile_blocks:
+        for block in model.blocks:
+            block.compile(dynamic=False)
+    return model

@@ -1,0 +1,124 @@
+"""The transformer block: attention and feed-forward, each on a residual branch, normalized first.
+
+Shapes: B batch, S sequence, T tokens seen so far, H hidden, N heads, D head channels, F
+feed-forward width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from lmcore.model.cache import LayerCache
+    from lmcore.model.op_binding import OpBinding
+    from lmcore.model.shape import ModelShape
+
+__all__ = ["Attention", "Block", "FeedForward", "LayerNorm"]
+
+
+class LayerNorm(nn.Module):
+    """Gain and offset, applied by the bound `layer_norm`."""
+
+    def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(shape.hidden_size))
+        self.bias = nn.Parameter(torch.zeros(shape.hidden_size))
+        self.epsilon = shape.layernorm_epsilon
+        self.op: Callable[..., Tensor] = ops.bind("layer_norm", hidden_size=shape.hidden_size)
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        """Normalize the last dim."""
+        return self.op(x_BSH, self.weight, self.bias, self.epsilon)
+
+
+class Attention(nn.Module):
+    """Causal multi-head attention; the output projection's bias is left to the residual op."""
+
+    def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
+        super().__init__()
+        self.num_heads = shape.num_attention_heads
+        self.head_dim = shape.head_dim
+        self.dropout = shape.attention_dropout
+        self.qkv = nn.Linear(shape.hidden_size, 3 * shape.hidden_size)
+        self.output = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
+        self.output_bias = nn.Parameter(torch.zeros(shape.hidden_size))
+        self.op: Callable[..., Tensor] = ops.bind(
+            "attention", head_dim=shape.head_dim, causal=True, dropout=shape.attention_dropout
+        )
+
+    def forward(self, x_BSH: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """Attend to this and earlier tokens; those in *cache* come before x_BSH's."""
+        batch, length, _ = x_BSH.shape
+        qkv_3BNSD = (
+            self.qkv(x_BSH)
+            .view(batch, length, 3, self.num_heads, self.head_dim)
+            .permute(2, 0, 3, 1, 4)
+        )
+        q_BNSD, k_BNSD, v_BNSD = qkv_3BNSD.unbind(0)
+        if cache is not None:
+            k_BNSD, v_BNSD = cache.extend(k_BNSD, v_BNSD)
+        dropout = self.dropout if self.training else 0.0
+        out_BNSD = self.op(q_BNSD, k_BNSD, v_BNSD, causal=True, dropout=dropout)
+        return self.output(out_BNSD.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    """Two projections with GELU between; biases are left to the fused ops."""
+
+    def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
+        super().__init__()
+        self.up = nn.Linear(shape.hidden_size, shape.ffn_hidden_size, bias=False)
+        self.up_bias = nn.Parameter(torch.zeros(shape.ffn_hidden_size))
+        self.down = nn.Linear(shape.ffn_hidden_size, shape.hidden_size, bias=False)
+        self.down_bias = nn.Parameter(torch.zeros(shape.hidden_size))
+        self.op: Callable[..., Tensor] = ops.bind("bias_gelu", hidden_size=shape.ffn_hidden_size)
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        """Return the branch without its last bias."""
+        return self.down(self.op(self.up(x_BSH), self.up_bias))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
+        super().__init__()
+        self.attention_norm = LayerNorm(shape, ops)
+        self.attention = Attention(shape, ops)
+        self.feed_forward_norm = LayerNorm(shape, ops)
+        self.feed_forward = FeedForward(shape, ops)
+        self.dropout = shape.hidden_dropout
+        self.add: Callable[..., Tensor] = ops.bind(
+            "bias_dropout_add", hidden_size=shape.hidden_size, dropout=shape.hidden_dropout
+        )
+
+    def forward(self, x_BSH: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """Return the residual stream after both branches."""
+        branch_BSH = self.attention(self.attention_norm(x_BSH), cache)
+        x_BSH = self.add(
+            branch_BSH,
+            self.attention.output_bias,
+            x_BSH,
+            dropout=self.dropout,
+            training=self.training,
+        )
+        branch_BSH = self.feed_forward(self.feed_forward_norm(x_BSH))
+        return self.add(
+            branch_BSH,
+            self.feed_forward.down_bias,
+            x_BSH,
+            dropout=self.dropout,
+            training=self.training,
+        )
+
+
+def output_std(shape: ModelShape) -> float:
+    """Standard deviation of projections that write to the residual stream: sigma / sqrt(2 l)."""
+    return shape.init_method_std / math.sqrt(2.0 * shape.num_layers)
+
+

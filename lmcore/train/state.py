@@ -1,0 +1,92 @@
+"""`TrainState`: all that a run changes as it goes, and its form in a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lmcore.accelerator.op import OpContext
+from lmcore.optim.adamw import AdamW, parameter_groups
+from lmcore.optim.schedule import LearningRateSchedule
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.model.gpt import GPT
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["TrainState", "random_states", "seed_everything", "set_random_states"]
+
+
+@dataclass
+class TrainState:
+    """Weights, optimizer, schedule, counters and random states of a run.
+
+    Attributes:
+        iteration: Steps done.
+        consumed_samples: Samples seen in training.
+        consumed_tokens: Tokens seen in training.
+    """
+
+    model: GPT
+    optimizer: AdamW
+    schedule: LearningRateSchedule
+    iteration: int = 0
+    consumed_samples: int = 0
+    consumed_tokens: int = 0
+
+    @classmethod
+    def create(cls, model: GPT, plan: RunPlan, runtime: Runtime) -> TrainState:
+        """Return the state of a run that has not begun."""
+        asked = plan.config.optimizer
+        update = runtime.ops.bind("adamw", OpContext(runtime.device.type, runtime.precision.keep))
+        optimizer = AdamW(
+            parameter_groups(model.named_parameters(), asked.weight_decay),
+            update,
+            betas=(asked.adam_beta1, asked.adam_beta2),
+            epsilon=asked.adam_eps,
+        )
+        return cls(model, optimizer, LearningRateSchedule.from_plan(plan))
+
+    def tensors(self, *, optimizer: bool = True) -> dict[str, Tensor]:
+        """Return the live weights and, if wanted, optimizer state, by checkpoint name."""
+        found = {f"model.{name}": p.detach() for name, p in self.model.named_parameters()}
+        if optimizer:
+            state = self.optimizer.state_tensors()
+            found |= {f"optimizer.{name}": tensor for name, tensor in state.items()}
+        return found
+
+    def counters(self) -> dict[str, int]:
+        """Return iteration and consumed counts, as a checkpoint's metadata keeps them."""
+        return {
+            "iteration": self.iteration,
+            "consumed_samples": self.consumed_samples,
+            "consumed_tokens": self.consumed_tokens,
+        }
+
+    def schedule_settings(self) -> dict[str, Any]:
+        """Return the schedule's numbers, which a resumed run must share."""
+        return asdict(self.schedule)
+
+
+def random_states(runtime: Runtime) -> dict[str, Tensor]:
+    """Return copies of the host's and the device's random states, by checkpoint name."""
+    return {
+        "rng.host": torch.get_rng_state(),
+        "rng.device": runtime.device.get_rng_state().clone(),
+    }
+
+
+def set_random_states(states: dict[str, Tensor], runtime: Runtime) -> None:
+    """Put back what `random_states` returned."""
+    torch.set_rng_state(states["rng.host"])
+    runtime.device.set_rng_state(states["rng.device"])
+
+
+def seed_everything(seed: int, runtime: Runtime) -> None:
+    """Seed the host's and the device's generator."""
+    torch.default_generator.manual_seed(seed)
+    runtime.device.seed(seed)
+

@@ -1,0 +1,134 @@
+"""One optimizer step: forward and backward of each micro-batch, clipping, update.
+
+Loss is the mean over micro-batches of each one's mean over its counted tokens, as Megatron
+reports it.  Nothing is updated when loss or gradient norm is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lmcore.accelerator.op import OpContext
+from lmcore.errors import RunError
+from lmcore.optim.clip import clip_by_norm
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.data.loader import Batch
+    from lmcore.model.gpt import GPT
+    from lmcore.runtime.runtime import Runtime
+    from lmcore.train.state import TrainState
+
+__all__ = ["NotFiniteError", "StepResult", "TrainStep", "mean_loss"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step yields: mean loss, gradient norm before clipping, and the rate it used."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+
+
+class NotFiniteError(RunError):
+    """Loss or gradients became NaN or infinite; the weights are those of the step before."""
+
+
+def mean_loss(model: GPT, batch: Batch, device: torch.device, *, share: float = 1.0) -> Tensor:
+    """Return *share* times the mean loss over a batch's counted tokens.
+
+    Args:
+        model: The model, on *device*.
+        batch: Tokens, targets and their weights, on the host.
+        device: Where to compute.
+        share: Factor, such as 1 / number of micro-batches.
+    """
+    mask_BS = batch.loss_mask_BS
+    weight_BS = mask_BS * (share / mask_BS.sum().clamp(min=1.0))
+    return model.loss(
+        batch.tokens_BS.to(device, non_blocking=True),
+        batch.targets_BS.to(device, non_blocking=True),
+        weight_BS.to(device, non_blocking=True),
+    )
+
+
+class TrainStep:
+    """The step of a run; its kernels are bound when it is made."""
+
+    def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
+        """Bind the gradient norm and keep what every step needs."""
+        self.num_micro_batches = plan.num_micro_batches
+        self.samples = plan.global_batch_size
+        self.tokens = plan.tokens_per_step
+        self.clip = plan.config.optimizer.clip_grad
+        self.device = runtime.device.torch_device
+        self.context = runtime.precision.context
+        self.norm: Callable[[list[Tensor]], Tensor] = runtime.ops.bind(
+            "grad_norm", OpContext(runtime.device.type, runtime.precision.keep)
+        )
+
+    def __call__(self, state: TrainState, batches: Iterator[Batch]) -> StepResult:
+        """Take one step and count it.
+
+        Raises:
+            NotFiniteError: Loss or gradient norm is NaN or infinite; nothing was updated.
+        """
+        optimizer = state.optimizer
+        optimizer.zero_grad()
+        losses = [self._backward(state.model, next(batches)) for _ in range(self.num_micro_batches)]
+        gradients = optimizer.gradients()
+        loss = float(torch.stack(losses).sum())
+        norm = float(self.norm(gradients))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise _not_finite(state, [float(x) for x in losses], norm, self.samples)
+        clip_by_norm(gradients, norm, self.clip)
+        rate = state.schedule(state.consumed_samples + self.samples)
+        optimizer.step(rate)
+        state.iteration += 1
+        state.consumed_samples += self.samples
+        state.consumed_tokens += self.tokens
+        return StepResult(loss, norm, rate)
+
+    def _backward(self, model: GPT, batch: Batch) -> Tensor:
+        with self.context():
+            loss = mean_loss(model, batch, self.device, share=1.0 / self.num_micro_batches)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+
+def _not_finite(
+    state: TrainState, losses: list[float], norm: float, samples: int
+) -> NotFiniteError:
+    first = state.consumed_samples
+    where = f"step {state.iteration + 1}, samples {first} to {first + samples - 1}"
+    bad_losses = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
+    if bad_losses:
+        what = f"the loss is {losses[bad_losses[0]]} at {where}"
+        why = f"micro-batch {bad_losses[0] + 1} of {len(losses)} is the first such"
+    else:
+        what = f"the gradient norm is {norm} at {where}"
+        why = "the loss is finite, its gradients are not"
+    bad = [
+        name
+        for name, parameter in state.model.named_parameters()
+        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+    ]
+    weights = [n for n, p in state.model.named_parameters() if not bool(torch.isfinite(p).all())]
+    if weights:
+        why += f"; weights that are not finite: {_some(weights)}"
+    elif bad:
+        why += f"; gradients that are not finite: {_some(bad)}"
+    hint = "lower `--lr`, lengthen the warm-up or set `--clip-grad`; continue from the last save"
+    return NotFiniteError(what, why=f"{why}; nothing was updated in this step", hint=hint)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(f"`{name}`" for name in names[:4]) + more
