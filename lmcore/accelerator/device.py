@@ -96,10 +96,11 @@ class Device:
 
     @property
     def torch_device(self) -> torch.device:
-        """torch's device, with the index where the type has several."""
+        """Torch's device, with the index where the type has several."""
         import torch
 
-        return torch.device(self.type) if self.type == "cpu" else torch.device(self.type, self.index)
+        ordinal = "" if self.type == "cpu" else f":{self.index}"
+        return torch.device(f"{self.type}{ordinal}")
 
     def require(self, ability: str) -> Callable[..., Any]:
         """Return an optional ability's function.
@@ -109,9 +110,7 @@ class Device:
         """
         function: Callable[..., Any] | None = getattr(self, ability)
         if function is None:
-            raise DeviceError(
-                f"device `{self.type}` has no `{ability}`", why=self.missing[ability]
-            )
+            raise DeviceError(f"device `{self.type}` has no `{ability}`", why=self.missing[ability])
         return function
 
     @classmethod

@@ -9,8 +9,11 @@ Torch-free: kernels and references are named as "package.module:function" and lo
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +33,8 @@ __all__ = [
     "load_target",
     "parse_preferences",
 ]
+
+logger = logging.getLogger(__name__)
 
 REFERENCE = "reference"
 """The id under which the core's own implementation of an op is listed."""
@@ -161,7 +166,8 @@ def parse_preferences(entries: Sequence[str]) -> dict[str, tuple[str, ...]]:
         names = tuple(part.strip() for part in ids.split(",") if part.strip())
         if not separator or not op.strip() or not names:
             raise ConfigError(
-                f"`--ops {entry}` is not a preference", hint="write `--ops attention=sdpa,reference`"
+                f"`--ops {entry}` is not a preference",
+                hint="write `--ops attention=sdpa,reference`",
             )
         if op.strip() in found:
             raise ConfigError(f"`--ops` names `{op.strip()}` twice")
@@ -178,15 +184,24 @@ def load_target(target: str) -> Callable[..., Any]:
     module_name, _, attribute = target.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as cause:
-        raise PluginError(f"kernel target `{target}` cannot be loaded", why=str(cause)) from cause
+    except Exception as cause:
+        raise PluginError(
+            f"kernel target `{target}` cannot be loaded", why=f"{type(cause).__name__}: {cause}"
+        ) from cause
     if not callable(found):
         raise PluginError(f"kernel target `{target}` is not callable")
     return found  # type: ignore[no-any-return]
 
 
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # a parent is missing, or a module without a spec is loaded
+        return False
+
+
 class OpTable:
-    """The ops of one process: specs of the core, kernels of the chosen plugin, the user's wishes."""
+    """The ops of one process: the core's specs, the plugins' kernels, the user's wishes."""
 
     def __init__(
         self,
@@ -278,14 +293,31 @@ class OpTable:
         return Resolution(op, chosen.id, chosen.plugin, source, tuple(rejected), context)
 
     def _reject(self, impl: OpImpl, context: OpContext) -> str | None:
-        lacking = [name for name in impl.requires if importlib.util.find_spec(name) is None]
+        lacking = [name for name in impl.requires if not _is_installed(name)]
         if lacking:
             return f"needs `{'`, `'.join(lacking)}`, not installed"
         untrue = sorted(self.traits - impl.traits)
         if untrue:
             return f"does not claim to be {', '.join(untrue)}"
-        verdict = impl.supports(context) if impl.supports else None
-        return verdict.reason if verdict else None
+        return self._unsupported(impl, context)
+
+    @staticmethod
+    def _unsupported(impl: OpImpl, context: OpContext) -> str | None:
+        """Return why *impl* does not do the case; one that cannot say is warned about and out."""
+        if impl.supports is None:
+            return None
+        try:
+            verdict: object = impl.supports(context)
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+            reason = f"its `supports` raised {type(error).__name__}: {error}"
+        else:
+            if verdict is None:
+                return None
+            if isinstance(verdict, Reject):
+                return verdict.reason
+            reason = f"its `supports` returned {verdict!r:.80}, not None or a `Reject`"
+        logger.warning("kernel `%s` of op `%s` (%s): %s", impl.id, impl.op, impl.plugin, reason)
+        return reason
 
     def bind(self, op: str, context: OpContext) -> Callable[..., Any]:
         """Choose, load and return the callable for *op* in *context*; keep the `Resolution`.
@@ -306,7 +338,37 @@ class OpTable:
             target = self.specs[op].reference
         else:
             target = self._impls[op][resolution.chosen].load
-        function = load_target(target)
+        function = self._load(resolution, target)
         if resolution not in self.resolutions:
             self.resolutions.append(resolution)
+            self._tell_unmet(resolution)
         return function
+
+    @staticmethod
+    def _load(resolution: Resolution, target: str) -> Callable[..., Any]:
+        try:
+            return load_target(target)
+        except PluginError as error:
+            op = resolution.op
+            raise PluginError(
+                f"kernel `{resolution.chosen}` of op `{op}` cannot be loaded",
+                why=f"plugin `{resolution.plugin}`: {error.what}: {error.why}",
+                hint=f"mend the plugin, or go on without the kernel: `--ops {op}={REFERENCE}`",
+            ) from error
+
+    def _tell_unmet(self, resolution: Resolution) -> None:
+        """Warn of kernels that the user wanted before the chosen one and did not get."""
+        wanted = self.preferences.get(resolution.op, ())
+        if resolution.chosen in wanted:
+            wanted = wanted[: wanted.index(resolution.chosen)]
+        reasons = dict(resolution.rejected)
+        for name in wanted:
+            logger.warning(
+                "`--ops %s=%s` cannot be met: %s; using `%s`",
+                *(resolution.op, name, reasons[name], resolution.chosen),
+            )
+
+    def fingerprint(self) -> str:
+        """Return a digest of all choices so far: equal on ranks that run the same kernels."""
+        choices = sorted(json.dumps(one.to_dict(), sort_keys=True) for one in self.resolutions)
+        return hashlib.sha256("\n".join(choices).encode()).hexdigest()

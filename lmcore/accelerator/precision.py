@@ -1,4 +1,4 @@
-"""`PrecisionPolicy`: which dtype a run computes, keeps and reduces in, and the proof that it does."""
+"""`PrecisionPolicy`: what a run computes, keeps and reduces in, and the proof that it does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RecomputePolicy`: what a backward pass computes again in place of keeping it from the forward."""
+"""`RecomputePolicy`: what a backward pass computes again rather than keep it from the forward."""
 
 from __future__ import annotations
 

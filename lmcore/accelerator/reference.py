@@ -170,7 +170,7 @@ def adamw(
     for param, grad, exp_avg, exp_avg_sq, step in zip(
         params, grads, exp_avgs, exp_avg_sqs, steps, strict=True
     ):
-        step += 1
+        step.add_(1)
         count = step.item()
         param.mul_(1 - lr * weight_decay)
         exp_avg.lerp_(grad, 1 - beta1)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmcore.accelerator.communication import CommBackend
 from lmcore.accelerator.device import Device
-from lmcore.accelerator.op import REFERENCE, OpImpl, OpTable, Preference
+from lmcore.accelerator.op import OpImpl, OpTable, Preference
 from lmcore.accelerator.op_spec import OP_SPECS
 from lmcore.accelerator.precision import PrecisionPolicy
 from lmcore.accelerator.probe import Check, Problem
 from lmcore.accelerator.recompute import RecomputePolicy
 from lmcore.errors import ConfigError, DeviceError, LmcoreError, PluginError, suggestion
-from lmcore.plugins.record import PluginRecord, PluginSet, describe
+from lmcore.plugins.record import PluginRecord, PluginSet
 from lmcore.plugins.selection import Selection
 
 if TYPE_CHECKING:

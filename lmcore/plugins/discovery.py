@@ -13,7 +13,7 @@ import inspect
 import json
 import os
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pluggy
@@ -113,7 +113,7 @@ def _load(point: importlib.metadata.EntryPoint) -> PluginRecord:
     """Import one plugin, register its hooks and check what it says of itself."""
     try:
         plugin = point.load()
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
         return _record(
             point,
             PluginState.FAILED,
@@ -122,13 +122,13 @@ def _load(point: importlib.metadata.EntryPoint) -> PluginRecord:
         )
     try:
         hooks = _register(point.name, plugin)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
         reason = error.what if isinstance(error, LmcoreError) else describe(error)
         return _record(point, PluginState.FAILED, reason, traceback=traceback.format_exc())
     record = _record(point, PluginState.USABLE, hooks=hooks)
     try:
         info = _checked_info(record.call("lmcore_plugin_info"))
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
         return _failed(record, error)
     reason = _incompatible(info)
     return dataclasses.replace(
@@ -189,19 +189,27 @@ def _checked_info(info: object) -> PluginInfo:
     """Return *info* if it is a `PluginInfo` whose parts are what they should be."""
     if not isinstance(info, PluginInfo):
         raise PluginError(f"`lmcore_plugin_info` returned {info!r:.200}, not a `PluginInfo`")
+    wrong = _wrong_info(info)
+    if wrong:
+        raise PluginError(f"`lmcore_plugin_info` returned an invalid `PluginInfo`: {wrong}")
+    return info
+
+
+def _wrong_info(info: Any) -> str:
     if not isinstance(info.name, str) or not info.name.strip():
-        raise PluginError(f"`PluginInfo.name` is {info.name!r}, not a name")
+        return f"`name` is {info.name!r}, not a name"
     for what, given in (("api", info.api), ("torch", info.torch)):
         try:
             SpecifierSet(str(given))
         except InvalidSpecifier:
-            raise PluginError(
-                f"`PluginInfo.{what}` is {given!r}, not a version specifier such as `>=1,<2`"
-            ) from None
-    provides: object = info.provides
-    if not isinstance(provides, tuple | list) or not all(isinstance(one, str) for one in provides):
-        raise PluginError(f"`PluginInfo.provides` is {provides!r}, not a tuple of device types")
-    return info
+            return f"`{what}` is {given!r}, not a version specifier such as `>=1,<2`"
+    if not _are_lines(info.provides):
+        return f"`provides` is {info.provides!r}, not a tuple of device types"
+    return ""
+
+
+def _are_lines(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(one, str) for one in value)
 
 
 def _incompatible(info: PluginInfo) -> str:
@@ -228,21 +236,15 @@ def _without_namesakes(records: Sequence[PluginRecord]) -> list[PluginRecord]:
     """Fail plugins of different entry points that give themselves one name."""
     checked = []
     for record in records:
-        namesakes = [
-            other
-            for other in records
-            if other is not record and other.info and record.info and other.name == record.name
-        ]
-        if namesakes:
+        namesakes = [one for one in records if one.info and one.name == record.name]
+        if record.info and len(namesakes) > 1:
             owners = " and ".join(
-                sorted(f"`{one.distribution}` ({one.entry_point})" for one in [record, *namesakes])
+                sorted(f"`{one.distribution}` ({one.entry_point})" for one in namesakes)
             )
-            record = dataclasses.replace(
-                record,
-                state=PluginState.FAILED,
-                reason=f"two plugins call themselves `{record.name}`, of {owners}; uninstall one",
-            )
-        checked.append(record)
+            reason = f"two plugins call themselves `{record.name}`, of {owners}; uninstall one"
+            checked.append(dataclasses.replace(record, state=PluginState.FAILED, reason=reason))
+        else:
+            checked.append(record)
     return checked
 
 
@@ -252,7 +254,7 @@ def _probed(record: PluginRecord, env: Mapping[str, str]) -> PluginRecord:
         return record
     try:
         probe = _checked_probe(record.call("lmcore_probe", env=dict(env)))
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
         return _failed(record, error)
     return dataclasses.replace(record, probe=probe)
 
@@ -261,24 +263,28 @@ def _checked_probe(probe: object) -> Probe:
     """Return *probe* if it is a `Probe` whose parts are what they should be."""
     if not isinstance(probe, Probe):
         raise PluginError(f"`lmcore_probe` returned {probe!r:.200}, not a `Probe`")
-    wrong = ""
-    if not isinstance(probe.device_type, str) or not probe.device_type.strip():
-        wrong = f"`device_type` is {probe.device_type!r}, not a device type"
-    elif not isinstance(probe.state, ProbeState):
-        wrong = f"`state` is {probe.state!r}, not a `ProbeState`"
-    elif not isinstance(probe.count, int) or not isinstance(probe.priority, int):
-        wrong = f"`count` {probe.count!r} and `priority` {probe.priority!r} are not both integers"
-    elif (probe.state is ProbeState.PRESENT) != (probe.count > 0) and not (
-        probe.state is ProbeState.BROKEN
-    ):
-        wrong = f"it is {probe.state} with {probe.count} devices"
-    elif isinstance(probe.evidence, str) or not all(isinstance(one, str) for one in probe.evidence):
-        wrong = f"`evidence` is {probe.evidence!r:.200}, not a tuple of lines"
-    else:
-        try:
-            json.dumps(dict(probe.facts))
-        except (TypeError, ValueError) as error:
-            wrong = f"`facts` is no JSON: {error}"
+    wrong = next(_faults(probe), "")
     if wrong:
         raise PluginError(f"`lmcore_probe` returned an invalid `Probe`: {wrong}")
     return probe
+
+
+def _faults(probe: Any) -> Iterator[str]:
+    """Yield what is wrong; a later check may rely on the earlier ones."""
+    if not isinstance(probe.device_type, str) or not probe.device_type.strip():
+        yield f"`device_type` is {probe.device_type!r}, not a device type"
+    if not isinstance(probe.state, ProbeState):
+        yield f"`state` is {probe.state!r}, not a `ProbeState`"
+    if not isinstance(probe.count, int) or not isinstance(probe.priority, int):
+        yield f"`count` {probe.count!r} and `priority` {probe.priority!r} are not both integers"
+    counts = {ProbeState.PRESENT: probe.count > 0, ProbeState.ABSENT: probe.count == 0}
+    if not counts.get(probe.state, probe.count >= 0):
+        yield f"it is {probe.state} with {probe.count} devices"
+    if not _are_lines(probe.evidence):
+        yield f"`evidence` is {probe.evidence!r:.200}, not a tuple of lines"
+    if not isinstance(probe.fix, str | None):
+        yield f"`fix` is {probe.fix!r:.200}, not text"
+    try:
+        json.dumps(dict(probe.facts))
+    except (TypeError, ValueError) as error:
+        yield f"`facts` is no JSON: {error}"

@@ -106,7 +106,7 @@ def _requested(plugins: PluginSet, named: str, source: str) -> Selection:
             why=_evidence(matching),
             hint=_fix(matching) or _usable_devices(plugins),
         )
-    record, probe = _highest(present, plugins)
+    record, probe = _highest(present)
     return _selection(record, probe, f"`{source}` asks for it", plugins)
 
 
@@ -123,7 +123,7 @@ def _detected(plugins: PluginSet) -> Selection:
         )
     present = [pair for pair in accelerators if pair[1].state is ProbeState.PRESENT]
     if present:
-        record, probe = _highest(present, plugins)
+        record, probe = _highest(present)
         rivals = [one.name for one, _ in present if one is not record]
         more = f", of higher priority than `{'`, `'.join(rivals)}`" if rivals else ""
         return _selection(record, probe, f"its device is present{more}", plugins)
@@ -152,7 +152,7 @@ def _last_resort(
             why=_evidence(hosts) or "no installed plugin brings one",
             hint=_fix(hosts) or "reinstall `lmcore`, whose package has the CPU plugin",
         )
-    record, probe = _highest(present, plugins)
+    record, probe = _highest(present)
     if absent:
         said = "; ".join(
             f"`{one.name}`: {found.evidence[0] if found.evidence else 'absent'}"
@@ -181,7 +181,7 @@ def _selection(
 
 
 def _highest(
-    present: Sequence[tuple[PluginRecord, Probe]], plugins: PluginSet
+    present: Sequence[tuple[PluginRecord, Probe]],
 ) -> tuple[PluginRecord, Probe]:
     top = max(probe.priority for _, probe in present)
     best = [pair for pair in present if pair[1].priority == top]

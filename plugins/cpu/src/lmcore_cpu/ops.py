@@ -137,5 +137,6 @@ def grad_norm(grads: Sequence[Tensor]) -> Tensor:
     if not grads:
         return torch.zeros(())
     narrow = any(grad.dtype not in {torch.float32, torch.float64} for grad in grads)
-    norms = torch._foreach_norm(grads, 2, dtype=torch.float32 if narrow else None)
-    return torch.linalg.vector_norm(torch.stack(norms))
+    norms = torch._foreach_norm(list(grads), 2, dtype=torch.float32 if narrow else None)  # noqa: SLF001
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
