@@ -1,0 +1,23 @@
+"""Checkpoints: a flat mapping of tensors plus JSON, on disk complete or absent, verified on load.
+
+Knows nothing of models or training.  Importing this package loads no torch; saving and loading
+do (and torch's distributed checkpoint package with them, at the first call).
+"""
+
+from __future__ import annotations
+
+from lmcore.checkpoint.layout import find_checkpoint
+from lmcore.checkpoint.load import load_checkpoint, verify_checkpoint
+from lmcore.checkpoint.manifest import Manifest, TensorEntry, check_shape, read_manifest
+from lmcore.checkpoint.save import save_checkpoint
+
+__all__ = [
+    "Manifest",
+    "TensorEntry",
+    "check_shape",
+    "find_checkpoint",
+    "load_checkpoint",
+    "read_manifest",
+    "save_checkpoint",
+    "verify_checkpoint",
+]

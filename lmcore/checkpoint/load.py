@@ -1,0 +1,145 @@
+"""Loads a checkpoint into tensors that exist, after everything about it was verified."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmcore.checkpoint.durable_file import file_digest
+from lmcore.checkpoint.manifest import FileEntry, Manifest, read_manifest
+from lmcore.errors import CheckpointError, suggestion
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["load_checkpoint", "verify_checkpoint"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_THREADS = 8
+_SHOWN = 10
+
+
+def load_checkpoint(
+    checkpoint: Path, tensors: Mapping[str, torch.Tensor], *, verify: bool = True
+) -> Manifest:
+    """Fill *tensors* in place from the directory *checkpoint* and return its manifest.
+
+    Args:
+        checkpoint: One `iter_XXXXXXX`, as `find_checkpoint` returns it.
+        tensors: What to load, by the names that it was saved under; on any device, of the saved
+            dtype and shape.  Names of the checkpoint that are not asked for are not read.
+        verify: Compare every file with its checksum first.  Sizes, names, dtypes and shapes are
+            always compared.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or does not hold the requested tensors; no
+            tensor was touched.  Only a file that matches its checksum and still does not hold
+            what the index says (never written by `save_checkpoint`) is noticed while loading.
+    """
+    manifest = read_manifest(checkpoint)
+    _check_request(checkpoint, manifest, tensors)
+    problems = _file_problems(checkpoint, manifest, content=verify)
+    if problems:
+        raise _damaged(checkpoint, problems)
+    from lmcore.checkpoint.dcp_metadata import read_metadata
+    from lmcore.checkpoint.dcp_reader import read_tensors
+
+    metadata = read_metadata(checkpoint, manifest)
+    read_tensors(checkpoint, metadata, tensors, _num_threads())
+    logger.info("loaded %d tensors from %s", len(tensors), checkpoint)
+    return manifest
+
+
+def verify_checkpoint(checkpoint: Path) -> list[str]:
+    """Return all that is wrong with the directory *checkpoint*; empty when it is sound.
+
+    Reads every file and compares it with its checksum, but loads no tensor.
+    """
+    try:
+        manifest = read_manifest(checkpoint)
+    except CheckpointError as error:
+        return [_one_line(error)]
+    problems = _file_problems(checkpoint, manifest, content=True)
+    if problems:
+        return problems
+    from lmcore.checkpoint.dcp_metadata import read_metadata
+
+    try:
+        read_metadata(checkpoint, manifest)
+    except CheckpointError as error:
+        return [_one_line(error)]
+    return []
+
+
+def _one_line(error: CheckpointError) -> str:
+    return f"{error.what}: {error.why}" if error.why else error.what
+
+
+def _damaged(checkpoint: Path, problems: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint `{checkpoint}` is damaged",
+        why="\n".join(problems[:_SHOWN]),
+        hint="use an earlier checkpoint, or restore this one from a copy",
+    )
+
+
+def _check_request(
+    checkpoint: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    missing = [name for name in tensors if name not in manifest.tensors]
+    if missing:
+        more = f"\nand {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        raise CheckpointError(
+            f"checkpoint `{checkpoint}` does not hold {len(missing)} of the tensors asked for",
+            why="missing: " + "\n".join(f"`{name}`" for name in missing[:_SHOWN]) + more,
+            hint=suggestion(missing[0], manifest.tensors),
+        )
+    differing = []
+    for name, tensor in tensors.items():
+        entry = manifest.tensors[name]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if (entry.dtype, entry.shape) != (dtype, tuple(tensor.shape)):
+            differing.append(
+                f"{name}: checkpoint {entry.dtype} {list(entry.shape)}, "
+                f"wanted {dtype} {list(tensor.shape)}"
+            )
+    if differing:
+        more = f"\nand {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        raise CheckpointError(
+            f"checkpoint `{checkpoint}` holds tensors of another shape or dtype",
+            why="\n".join(differing[:_SHOWN]) + more,
+            hint="give the model options that the checkpoint was trained with",
+        )
+
+
+def _num_threads() -> int:
+    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+
+
+def _file_problems(checkpoint: Path, manifest: Manifest, *, content: bool) -> list[str]:
+    with ThreadPoolExecutor(max_workers=_num_threads()) as pool:
+        found = pool.map(
+            lambda item: _file_problem(checkpoint, item[0], item[1], content=content),
+            manifest.files.items(),
+        )
+        return [problem for problem in found if problem is not None]
+
+
+def _file_problem(checkpoint: Path, name: str, entry: FileEntry, *, content: bool) -> str | None:
+    path = checkpoint / name
+    try:
+        if path.is_symlink() or not path.is_file():
+            return f"file `{name}` is missing"
+        size = path.stat().st_size
+        if size != entry.size:
+            return f"file `{name}` has {size} bytes instead of {entry.size}"
+        if content and file_digest(path) != entry.sha256:
+            return f"file `{name}` was altered: its content does not match its checksum"
+    except OSError as error:
+        return f"file `{name}` cannot be read: {error.strerror}"
+    return None

@@ -1,0 +1,301 @@
+"""The manifest of a checkpoint: what it holds, of which shape, and what its files must look like.
+
+`manifest.json` is written last, so a directory without one is not a checkpoint.  It is read
+before anything else, bounded and strictly checked, because it may come from anywhere; its own
+checksum covers all of it, so that an altered counter is noticed as an altered weight is.
+Nothing here loads torch: `inspect` and `find_checkpoint` read manifests only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lmcore.errors import CheckpointError
+
+__all__ = [
+    "FORMAT",
+    "FORMAT_VERSION",
+    "JSON",
+    "MANIFEST_NAME",
+    "FileEntry",
+    "Manifest",
+    "ShapeValue",
+    "TensorEntry",
+    "check_shape",
+    "encode_manifest",
+    "read_manifest",
+]
+
+JSON: TypeAlias = (
+    "str | int | float | bool | Mapping[str, JSON] | list[JSON] | tuple[JSON, ...] | None"
+)
+ShapeValue: TypeAlias = int | float | str | bool | None
+
+FORMAT = "lmcore-checkpoint"
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+# Far above any real manifest (about 100 bytes a tensor), far below what hurts to read.
+MAX_MANIFEST_BYTES = 128 * 1024 * 1024
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor of the checkpoint: its dtype as torch names it (`float32`), and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of the checkpoint: its size in bytes and its SHA-256 in hexadecimal."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    `sequence` counts the saves into one directory: after a run that went back to an older
+    checkpoint, the newest save is not the one of the highest iteration.
+    """
+
+    format_version: int
+    lmcore_version: str
+    torch_version: str
+    iteration: int
+    sequence: int
+    model_shape: Mapping[str, ShapeValue]
+    meta: Mapping[str, Any]
+    tensors: Mapping[str, TensorEntry]
+    files: Mapping[str, FileEntry]
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the bytes of all files, the manifest apart."""
+        return sum(entry.size for entry in self.files.values())
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the JSON text of *manifest*, its own checksum included.
+
+    Raises:
+        TypeError, ValueError: `meta` or `model_shape` holds what JSON cannot (NaN included).
+    """
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "format_version": manifest.format_version,
+        "lmcore_version": manifest.lmcore_version,
+        "torch_version": manifest.torch_version,
+        "iteration": manifest.iteration,
+        "sequence": manifest.sequence,
+        "model_shape": dict(manifest.model_shape),
+        "meta": dict(manifest.meta),
+        "tensors": {
+            name: {"dtype": entry.dtype, "shape": list(entry.shape)}
+            for name, entry in manifest.tensors.items()
+        },
+        "files": {
+            name: {"size": entry.size, "sha256": entry.sha256}
+            for name, entry in manifest.files.items()
+        },
+    }
+    document["manifest_sha256"] = _checksum(document)
+    return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode("utf-8")
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Return the manifest of the directory *checkpoint*, checked against the schema.
+
+    Raises:
+        CheckpointError: no manifest, not one of ours, of a newer version, or altered.
+    """
+    path = checkpoint / MANIFEST_NAME
+    document = _parse(path, _read_bounded(path))
+    if document.get("format") != FORMAT:
+        raise CheckpointError(
+            f"`{path}` is not the manifest of an lmcore checkpoint",
+            why=f"its `format` is {_quoted(document.get('format'))}, not `{FORMAT}`",
+        )
+    version = document.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"checkpoint `{checkpoint}` was written by a newer lmcore",
+            why=f"its format version is {version}; this lmcore knows up to {FORMAT_VERSION}",
+            hint=f"install lmcore {_quoted(document.get('lmcore_version'))} or newer",
+        )
+    stated = document.pop("manifest_sha256", None)
+    if stated != _checksum(document):
+        raise CheckpointError(
+            f"`{path}` was altered after it was written",
+            why="its content does not match its own checksum",
+            hint="use an earlier checkpoint, or restore this one from a copy",
+        )
+    return _Schema(path).manifest(document)
+
+
+def check_shape(manifest: Manifest, model_shape: Mapping[str, ShapeValue]) -> None:
+    """Refuse a checkpoint whose model is not the one of *model_shape*, naming every difference.
+
+    Raises:
+        CheckpointError: at least one entry differs, or is on one side only.
+    """
+    saved = manifest.model_shape
+    differing = [
+        f"{name}: checkpoint {_shown(saved, name)}, model {_shown(model_shape, name)}"
+        for name in sorted({*saved, *model_shape})
+        if _shown(saved, name) != _shown(model_shape, name)
+    ]
+    if differing:
+        raise CheckpointError(
+            f"the checkpoint of iteration {manifest.iteration} is of another model",
+            why="\n".join(differing),
+            hint="give the model options that the checkpoint was trained with, or load another one",
+        )
+
+
+def _shown(shape: Mapping[str, ShapeValue], name: str) -> str:
+    # 256 and 256.0 are one width, but True is not 1: compare what is shown.
+    if name not in shape:
+        return "absent"
+    value = shape[name]
+    return f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _checksum(document: Mapping[str, Any]) -> str:
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
+
+
+def _read_bounded(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_MANIFEST_BYTES + 1)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"`{path.parent}` is not a complete checkpoint",
+            why=f"it has no `{MANIFEST_NAME}`, which is written last",
+            hint="load an earlier checkpoint, or copy this one again",
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read `{path}`", why=str(error)) from error
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise CheckpointError(
+            f"`{path}` is not a manifest", why=f"it is larger than {MAX_MANIFEST_BYTES} bytes"
+        )
+    return content
+
+
+def _parse(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(
+            content.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"`{path}` is damaged",
+            why=f"it is not JSON: {error}",
+            hint="use an earlier checkpoint, or restore this one from a copy",
+        ) from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"`{path}` is damaged", why="it is not a JSON object")
+    return document
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return mapping
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"`{name}` is not a JSON number")
+
+
+def _quoted(value: object) -> str:
+    return f"`{str(value)[:80]}`" if value is not None else "missing"
+
+
+class _Schema:
+    """Checks the fields of a parsed manifest, naming the field that is wrong."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def manifest(self, document: dict[str, Any]) -> Manifest:
+        expected = {*Manifest.__dataclass_fields__, "format"}
+        if set(document) != expected:
+            odd = ", ".join(f"`{name[:80]}`" for name in sorted(expected ^ set(document))[:_SHOWN])
+            raise self.error(f"missing or unknown fields: {odd}")
+        return Manifest(
+            format_version=self.count(document, "format_version"),
+            lmcore_version=self.text(document, "lmcore_version"),
+            torch_version=self.text(document, "torch_version"),
+            iteration=self.count(document, "iteration"),
+            sequence=self.count(document, "sequence"),
+            model_shape=self.mapping(document, "model_shape", self.shape_value),
+            meta=self.mapping(document, "meta", lambda _name, value: value),
+            tensors=self.mapping(document, "tensors", self.tensor),
+            files=self.mapping(document, "files", self.file),
+        )
+
+    def error(self, why: str) -> CheckpointError:
+        return CheckpointError(f"`{self.path}` does not follow the manifest's schema", why=why)
+
+    def count(self, document: Mapping[str, Any], name: str) -> int:
+        value = document[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.error(f"`{name}` is not a count")
+        return value
+
+    def text(self, document: Mapping[str, Any], name: str) -> str:
+        value = document[name]
+        if not isinstance(value, str):
+            raise self.error(f"`{name}` is not a string")
+        return value
+
+    def mapping(
+        self, document: Mapping[str, Any], name: str, convert: Callable[[str, Any], Any]
+    ) -> dict[str, Any]:
+        value = document[name]
+        if not isinstance(value, dict):
+            raise self.error(f"`{name}` is not an object")
+        return {key: convert(key, entry) for key, entry in value.items()}
+
+    def shape_value(self, name: str, value: Any) -> ShapeValue:
+        if value is None or isinstance(value, int | float | str):
+            return value
+        raise self.error(f"`model_shape` entry `{name}` is not a plain value")
+
+    def tensor(self, name: str, value: Any) -> TensorEntry:
+        if not isinstance(value, dict) or set(value) != {"dtype", "shape"}:
+            raise self.error(f"tensor `{name}` does not have exactly `dtype` and `shape`")
+        shape = value["shape"]
+        sizes = isinstance(shape, list) and all(
+            isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape
+        )
+        if not sizes:
+            raise self.error(f"the shape of tensor `{name}` is not a list of sizes")
+        return TensorEntry(dtype=self.text(value, "dtype"), shape=tuple(shape))
+
+    def file(self, name: str, value: Any) -> FileEntry:
+        if name in {"", ".", "..", MANIFEST_NAME} or "/" in name or "\\" in name or "\0" in name:
+            raise self.error(f"file `{name}` is not a name inside the checkpoint")
+        if not isinstance(value, dict) or set(value) != {"size", "sha256"}:
+            raise self.error(f"file `{name}` does not have exactly `size` and `sha256`")
+        digest = self.text(value, "sha256")
+        if not _SHA256.fullmatch(digest):
+            raise self.error(f"the `sha256` of file `{name}` is not 64 hexadecimal digits")
+        return FileEntry(size=self.count(value, "size"), sha256=digest)
