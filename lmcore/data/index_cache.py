@@ -8,11 +8,13 @@ complete.  Whatever does not fit its description is built anew.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import os
 import socket
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -33,6 +35,7 @@ __all__ = ["IndexRequest", "default_cache_dir", "load_or_build"]
 _log = logging.getLogger(__name__)
 
 _FORMAT = 1
+_ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _ARRAYS = ("document_index", "sample_index", "shuffle_index")
 _CHUNK = 1 << 24
 _POLL_SECONDS = 0.1
@@ -104,6 +107,8 @@ def load_or_build(
         return cached
     try:
         with disk_errors(directory):
+            if cache_dir is None:
+                _require_writable(directory.parent)
             directory.mkdir(parents=True, exist_ok=True)
             _require_writable(directory)
     except DataError as error:
@@ -115,8 +120,10 @@ def load_or_build(
 
 
 def _require_writable(directory: Path) -> None:
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise PermissionError(13, "Permission denied")
+    """Raise `PermissionError` for a directory that is read-only by its mode, even to root."""
+    may_write = os.access(directory, os.W_OK | os.X_OK)
+    if not may_write or not directory.stat().st_mode & _ANY_WRITE:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _wait_or_build(

@@ -106,9 +106,9 @@ class IndexedDatasetWriter:
                 self.finish()
                 self.commit()
             finally:
-                self.discard()
+                self.close()
         else:
-            self.discard()
+            self.close()
 
     def add_document(
         self,
@@ -150,8 +150,8 @@ class IndexedDatasetWriter:
             replace_file(self._temporaries[0], self.bin_path)
             replace_file(self._temporaries[1], self.idx_path)
 
-    def discard(self) -> None:
-        """Remove temporary files; nothing happens after `commit`."""
+    def close(self) -> None:
+        """Remove what is not committed; may be called again."""
         with suppress(OSError):  # closing flushes, which fails again on a full disk
             self._bin.close()
         for path in self._temporaries:

@@ -25,11 +25,14 @@ class Tokenizer(ABC):
         name: The type, as given to `--tokenizer-type`.
         vocab_size: Number of real ids, before the model pads the vocabulary.
         eod: Id that ends a document, or None where the vocabulary has none.
+        encodes_any_text: Whether `encode` takes every text without lone surrogates; where not,
+            data preparation tries each document by itself, so that it can name the bad one.
     """
 
     name: str
     vocab_size: int
     eod: int | None
+    encodes_any_text: bool = True
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:

@@ -20,6 +20,7 @@ class NullTokenizer(Tokenizer):
     """
 
     name = "NullTokenizer"
+    encodes_any_text = False
 
     def __init__(self, vocab_size: int) -> None:
         if not 1 <= vocab_size < 2**31 - 1:

@@ -1,0 +1,112 @@
+"""Runs the encoding of line batches in worker processes, with results in order.
+
+Processes, not the tokenizer library's threads: cutting text into words holds the interpreter's
+lock.  Workers are spawned, never forked: a fork of a process with threads may hang.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+
+from lmcore.data.encode import Encoded, EncodePlan, encode_lines
+from lmcore.data.source import LineBatch
+from lmcore.data.tokenizer import Tokenizer
+from lmcore.errors import ConfigError, RunError
+
+__all__ = ["encode_ordered"]
+
+
+def encode_ordered(
+    batches: Iterable[LineBatch], tokenizer: Tokenizer, plan: EncodePlan, *, workers: int
+) -> Generator[Encoded, None, None]:
+    """Yield what each batch gives, in the order of *batches*; close the iterator when done early.
+
+    At most `2 * workers` batches are under way, so that memory stays bounded.
+
+    Raises:
+        RunError: A worker process died.
+        ConfigError: The tokenizer cannot be sent to another process.
+    """
+    if workers == 1:
+        for batch in batches:
+            yield encode_lines(batch, tokenizer, plan)
+        return
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(_pickled(tokenizer, plan),),
+    )
+    try:
+        yield from _in_order(pool, batches, depth=2 * workers)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _in_order(
+    pool: ProcessPoolExecutor, batches: Iterable[LineBatch], *, depth: int
+) -> Generator[Encoded, None, None]:
+    under_way: deque[tuple[str, Future[Encoded]]] = deque()
+    try:
+        for batch in batches:
+            under_way.append((batch.where, pool.submit(_encode, batch)))
+            if len(under_way) >= depth:
+                yield under_way[0][1].result()
+                under_way.popleft()
+        while under_way:
+            yield under_way[0][1].result()
+            under_way.popleft()
+    except BrokenProcessPool:
+        places = [where for where, future in under_way if _is_lost(future)]
+        raise RunError(
+            "a worker process died while it encoded documents",
+            why=f"under way were {', '.join(places[:4]) or 'the first documents'}",
+            hint="the system ends processes when memory runs out: try fewer `--workers`, "
+            "or look for a huge document there",
+        ) from None
+
+
+def _is_lost(future: Future[Encoded]) -> bool:
+    return not future.done() or future.exception() is not None
+
+
+def _pickled(tokenizer: Tokenizer, plan: EncodePlan) -> bytes:
+    try:
+        return pickle.dumps((tokenizer, plan))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"the tokenizer `{tokenizer.name}` cannot be sent to worker processes",
+            why=str(error),
+            hint="use `--workers 1`",
+        ) from None
+
+
+# The one tokenizer of a worker process: a pool's tasks have no other way to it than to carry it.
+_worker: list[tuple[Tokenizer, EncodePlan]] = []
+
+
+def _start_worker(pickled: bytes) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, once
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _worker.append(pickle.loads(pickled))  # noqa: S301  # made by the parent process
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _encode(batch: LineBatch) -> Encoded:
+    tokenizer, plan = _worker[0]
+    return encode_lines(batch, tokenizer, plan)
