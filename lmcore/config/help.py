@@ -50,7 +50,8 @@ def render_help(
         rows = [_row(_left(one), _right(one), columns) for one in options]
         if title == groups[-1][0]:
             rows.append(_row("-h, --help", "Show this help.", columns))
-        parts.append("\n".join([f"{title}: {about}" if about else f"{title}:", *rows]))
+        head = textwrap.fill(f"{title}: {about}".rstrip(), columns)
+        parts.append("\n".join([head, *rows]))
     if epilog:
         parts.append(epilog)
     return "\n\n".join(parts)

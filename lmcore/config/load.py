@@ -190,8 +190,10 @@ def _file_layer(
 
 
 def _option_of(entry: Entry, options: Mapping[str, Option], where: str) -> Option | None:
-    """Return the option that a file's entry sets; None for an empty section."""
+    """Return the option that a file's entry sets; None for a section itself."""
     name = entry.section or entry.key
+    if entry.section and entry.key and name not in SECTIONS:
+        return None  # reported at the section's own entry
     if name not in SECTIONS:
         if not entry.section and name in options:
             hint = f"move it below `{options[name].section}:`"

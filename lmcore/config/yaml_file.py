@@ -20,7 +20,10 @@ __all__ = ["Entry", "read_file", "written_value"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of a file: its section ("" at the top level), raw value and line (from 1)."""
+    """One line of a file: section ("" at the top level), key, raw value and line (from 1).
+
+    A section that holds keys is an entry of its own, without a key, before them.
+    """
 
     section: str
     key: str
@@ -87,10 +90,9 @@ class _Reader:
         entries: list[Entry] = []
         for key, node, line in self._pairs(root):
             if node.id == "mapping":
+                entries.append(Entry(key, "", None, line))
                 for name, inner, inner_line in self._pairs(node):
                     self._add(entries, Entry(key, name, inner, inner_line))
-                if not node.value:
-                    entries.append(Entry(key, "", None, line))
             else:
                 self._add(entries, Entry("", key, node, line))
         return entries

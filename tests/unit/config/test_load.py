@@ -1,0 +1,176 @@
+"""Sources in order: defaults < preset < files < flags, each value with where it is from."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from lmcore.config.load import EXCLUSIVE, LoadedConfig, Source, load_config
+from lmcore.config.section import Config, run_options
+from lmcore.errors import ConfigError
+
+
+def problems(argv: list[str]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(argv)
+    return [one.what for one in [caught.value, *caught.value.others]]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Write a file of settings in the working directory and return its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write_file(text: str, name: str = "run.yaml") -> str:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return name
+
+    return write_file
+
+
+def test_no_arguments_are_the_defaults() -> None:
+    """Without arguments every value is the section's default and says so."""
+    loaded = load_config([])
+    assert loaded.config == Config()
+    assert set(loaded.sources) == set(run_options())
+    assert set(loaded.sources.values()) == {Source("default")}
+
+
+def test_order_of_sources(write) -> None:
+    """A flag beats a file, a file a preset, a preset a default, value by value."""
+    path = write("preset: gpt2-124m\nmodel:\n  num_layers: 3\n  hidden_size: 96\n")
+    loaded = load_config([path, "--hidden-size", "48"])
+    assert loaded.preset == "gpt2-124m"
+    assert loaded.files == ("run.yaml",)
+    got = {name: (loaded.value(name), str(loaded.sources[name])) for name in NAMES}
+    assert got == {
+        "hidden_size": (48, "--hidden-size"),
+        "num_layers": (3, "run.yaml:3"),
+        "num_attention_heads": (12, "preset: gpt2-124m"),
+        "seed": (1234, "default"),
+    }
+
+
+NAMES = ("hidden_size", "num_layers", "num_attention_heads", "seed")
+
+
+def test_later_file_wins_and_flag_preset_wins(write) -> None:
+    """Files apply in the order given; `--preset` replaces a file's preset."""
+    first = write("preset: gpt2-124m\nmodel:\n  num_layers: 3\n", "a.yaml")
+    second = write("model:\n  num_layers: 5\n", "b.yaml")
+    loaded = load_config([first, second, "--preset", "gpt2-345m"])
+    assert loaded.value("num_layers") == 5
+    assert loaded.value("hidden_size") == 1024
+    assert loaded.sources["num_layers"] == Source("file", "b.yaml:2")
+
+
+def test_yaml_values_are_typed_by_their_option(write) -> None:
+    """`lr: 1e-4`, which YAML 1.1 takes for text, is a number; `name: no` is a name."""
+    loaded = load_config(
+        [
+            write(
+                "optimizer:\n  lr: 1e-4\nlogging: {name: no, tensorboard: no}\n"
+                "data:\n  data_path: [a, b]\n  split: 969,30,1\ntraining:\n  train_iters: 1_000\n"
+            )
+        ]
+    )
+    assert loaded.config.optimizer.lr == 1e-4
+    assert loaded.config.logging.name == "no"
+    assert loaded.config.logging.tensorboard is False
+    assert loaded.config.data.data_path == ("a", "b")
+    assert loaded.config.data.split == "969,30,1"
+    assert loaded.config.training.train_iters == 1000
+
+
+@pytest.mark.parametrize(
+    "text,message,hint",
+    [
+        ("modle:\n  num_layers: 3\n", "1: unknown section `modle`", "`model`?"),
+        ("model:\n  num_layer: 3\n", "2: unknown key `num_layer`", "`num_layers`?"),
+        ("training:\n  batch_size: 3\n", "2: unknown key `batch_size`", "`micro_batch_size`"),
+        ("training:\n  lr: 3\n", "2: `lr` is no key of `training`", "below `optimizer:`"),
+        ("training:\n  lrr: 3\n", "2: unknown key `lrr`", "`lr` of `optimizer`?"),
+        ("lr: 3\n", "1: `lr` stands outside its section", "below `optimizer:`"),
+        ("model: 3\n", "1: section `model` holds no settings", "indented"),
+        ("model:\n  num_layers: x\n", "2: `num_layers: x`: not a valid value", None),
+        ("model:\n  num_layers: 0\n", "2: `num_layers: 0`: out of range", None),
+        ("model:\n  num_layers: [1]\n", "2: `num_layers: 1`: not a valid value", None),
+        ("model:\n  num_layers:\n", "2: `num_layers: `: `num_layers` cannot be empty", None),
+        ("preset: gpt3\n", "1: `preset: gpt3`: unknown choice", "`gpt2-124m`"),
+        ("zzz: {}\n", "1: unknown section `zzz`", "`model`"),
+    ],
+)
+def test_file_problems(write, text: str, message: str, hint: str | None) -> None:
+    """A wrong file says file, line, what is wrong and what was likely meant."""
+    with pytest.raises(ConfigError) as caught:
+        load_config([write(text)])
+    assert caught.value.what == f"run.yaml:{message}"
+    assert caught.value.others == ()
+    assert hint is None or hint in (caught.value.hint or "")
+
+
+def test_empty_sections_are_fine(write) -> None:
+    """A section without settings sets nothing."""
+    assert load_config([write("model:\ntraining: {}\n")]).config == Config()
+
+
+def test_all_problems_at_once(write) -> None:
+    """Flags, files and preset are all read before anything is reported."""
+    path = write("model:\n  num_layer: 3\n  hidden_size: 0\n")
+    found = problems([path, "absent.yaml", "--lrr", "1", "--seed", "x", "--preset", "gpt-1b"])
+    assert found == [
+        "unknown flag `--lrr`",
+        "`--seed x`: not a valid value",
+        "`--preset gpt-1b`: unknown choice",
+        "run.yaml:2: unknown key `num_layer`",
+        "run.yaml:3: `hidden_size: 0`: out of range",
+        "cannot read the file `absent.yaml`",
+    ]
+
+
+def test_exclusive_options_replace_each_other_between_sources(write) -> None:
+    """A flag's `--train-samples` replaces a file's `train_iters`, a null replaces nothing."""
+    path = write("training:\n  train_iters: 5\noptimizer:\n  lr_warmup_samples: 9\n")
+    loaded = load_config(["--preset", "gpt2-124m", path, "--train-samples", "64"])
+    assert loaded.config.training.train_iters is None
+    assert loaded.sources["train_iters"] == Source("default")
+    assert loaded.config.optimizer.lr_warmup_fraction is None
+    kept = load_config([path, write("training:\n  train_samples: null\n", "b.yaml")])
+    assert kept.config.training.train_iters == 5
+
+
+def test_exclusive_names_exist() -> None:
+    """The groups name options that there are."""
+    assert {name for group in EXCLUSIVE for name in group} <= set(run_options())
+
+
+def test_megatron_command_is_understood(caplog: pytest.LogCaptureFixture) -> None:
+    """Old flags set today's options, say so once each, and remain the source."""
+    logging.getLogger("lmcore").propagate = True
+    with caplog.at_level(logging.WARNING, logger="lmcore"):
+        loaded = load_config(["--batch-size", "3", "--warmup", ".01", "--bf16"])
+    assert loaded.config.training.micro_batch_size == 3
+    assert loaded.config.optimizer.lr_warmup_fraction == 0.01
+    assert loaded.config.accelerator.precision == "bf16"
+    assert loaded.sources["precision"] == Source("flag", "--bf16")
+    assert [record.message for record in caplog.records] == list(loaded.notices)
+    assert loaded.notices[0] == (
+        "`--batch-size 3` is Megatron's name; today: `--micro-batch-size 3`"
+    )
+
+
+def test_old_and_new_name_clash() -> None:
+    """An old name and today's with different values is a conflict like any other."""
+    assert problems(["--batch-size", "3", "--micro-batch-size", "4"]) == [
+        "`--micro-batch-size` is given more than once, with different values"
+    ]
+
+
+def test_shown_is_what_the_user_wrote(write) -> None:
+    """Messages quote the flag, or the file's line, or say that it is the default."""
+    loaded: LoadedConfig = load_config([write("model:\n  num_layers: 3\n"), "--lr", "1e-3"])
+    assert loaded.shown("lr") == "`--lr 1e-3`"
+    assert loaded.shown("num_layers") == "`num_layers: 3` (run.yaml:2)"
+    assert loaded.shown("seed") == "`seed: 1234` (the default)"

@@ -1,0 +1,118 @@
+"""Options: declared once, converted and bounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from lmcore.config.option import REQUIRED, option, options_of
+from lmcore.config.section import SECTIONS, run_options
+from lmcore.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A section."""
+
+    name: str = option(REQUIRED, "A name.")
+    count: int = option(1, "A count.", minimum=1, maximum=9)
+    rate: float = option(0.5, "A rate.", above=0, below=1)
+    kind: str = option("none", "A kind.", choices=("none", "some"))
+    note: str | None = option(None, "A note.")
+    items: tuple[str, ...] = option((), "Items.")
+    numbers: tuple[int, ...] = option((), "Numbers.", minimum=0)
+    fast: bool = option(False, "Fast.")
+
+
+OPTIONS = {one.name: one for one in options_of(Sample, name="sample")}
+
+
+def convert(name: str, value: object) -> object:
+    return OPTIONS[name].convert(value, where="here")
+
+
+@pytest.mark.parametrize(
+    "name,value,expected",
+    [
+        ("count", "3", 3),
+        ("count", "1_0", None),
+        ("count", 3.0, 3),
+        ("rate", "1e-4", 1e-4),
+        ("rate", 0.25, 0.25),
+        ("kind", "none", "none"),
+        ("kind", "some", "some"),
+        ("note", "none", None),
+        ("note", None, None),
+        ("note", 12, "12"),
+        ("items", "one", ("one",)),
+        ("items", ["a", "b"], ("a", "b")),
+        ("numbers", ["1", 2], (1, 2)),
+        ("fast", "true", True),
+        ("fast", "off", False),
+        ("fast", True, True),
+        ("name", "none", "none"),
+    ],
+)
+def test_converts_text_and_values(name: str, value: object, expected: object) -> None:
+    """Text from a flag and values from a file become the field's type."""
+    if (name, value) == ("count", "1_0"):
+        with pytest.raises(ConfigError, match="out of range"):  # 10 is over the maximum of 9
+            convert(name, value)
+    else:
+        assert convert(name, value) == expected
+
+
+@pytest.mark.parametrize(
+    "name,value",
+    [
+        ("count", "0"),
+        ("count", "10"),
+        ("count", "1.5"),
+        ("count", "three"),
+        ("count", True),
+        ("count", 2.5),
+        ("count", None),
+        ("count", "9" * 400),
+        ("rate", "0"),
+        ("rate", "1"),
+        ("rate", "nan"),
+        ("rate", "inf"),
+        ("rate", "-inf"),
+        ("rate", False),
+        ("kind", "other"),
+        ("fast", "maybe"),
+        ("numbers", ["1", "-1"]),
+        ("items", 5),
+        ("name", ["a"]),
+    ],
+)
+def test_refuses_wrong_values(name: str, value: object) -> None:
+    """A value of the wrong type or out of range is a `ConfigError` that says where."""
+    with pytest.raises(ConfigError, match="here"):
+        convert(name, value)
+
+
+def test_bound_and_type_in_words() -> None:
+    """Bounds, choices and types are described for messages and docs."""
+    assert OPTIONS["count"].bound == ">= 1 and <= 9"
+    assert OPTIONS["rate"].bound == "> 0 and < 1"
+    assert OPTIONS["kind"].bound == "one of none, some"
+    assert OPTIONS["numbers"].type_name == "list of integer"
+    assert OPTIONS["name"].required
+    assert not OPTIONS["note"].required
+
+
+def test_names_are_unique_over_sections() -> None:
+    """Every option of a run has a flag of its own, and none hides another's `--no-` form."""
+    options = run_options()
+    flags = [one.flag for one in options.values()]
+    flags += [f"--no-{one.flag[2:]}" for one in options.values() if one.type is bool]
+    assert len(set(flags)) == len(flags)
+    assert sum(len(options_of(section)) for section in SECTIONS.values()) == len(options)
+
+
+def test_defaults_are_valid() -> None:
+    """Every default passes its option's own check, so that a written file reads back."""
+    for one in run_options().values():
+        assert one.convert(one.default, where=one.flag) == one.default

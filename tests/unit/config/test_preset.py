@@ -1,0 +1,60 @@
+"""Presets: published shapes by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmcore.config.load import load_config
+from lmcore.config.preset import PRESETS, find_preset
+from lmcore.config.section import run_options
+from lmcore.config.size import padded_vocabulary, parameter_count
+from lmcore.errors import ConfigError
+
+# l, h, a, vocabulary, parameters: the published table, and GPT-2 by hand
+TABLE = [
+    ("gpt2-124m", 12, 768, 12, 50304, 124_475_904),
+    ("gpt2-345m", 24, 1024, 16, 50304, 354_871_296),
+    ("gpt-1.7b", 24, 2304, 24, 51200, 1_652_230_656),
+    ("gpt-3.6b", 30, 3072, 32, 51200, 3_562_168_320),
+    ("gpt-7.5b", 36, 4096, 32, 51200, 7_467_786_240),
+    ("gpt-18.4b", 40, 6144, 48, 51200, 18_449_756_160),
+    ("gpt-39.1b", 48, 8192, 64, 51200, 39_096_041_472),
+    ("gpt-76.1b", 60, 10240, 80, 51200, 76_050_739_200),
+    ("gpt-145.6b", 80, 12288, 96, 51200, 145_622_261_760),
+    ("gpt-310.1b", 96, 16384, 128, 51200, 310_130_540_544),
+]
+
+
+@pytest.mark.parametrize("name,layers,hidden,heads,vocabulary,parameters", TABLE)
+def test_published_table(
+    name: str, layers: int, hidden: int, heads: int, vocabulary: int, parameters: int
+) -> None:
+    """Each preset has the published shape and exactly the published number of parameters."""
+    config = load_config(["--preset", name]).config
+    model = config.model
+    assert (model.num_layers, model.hidden_size, model.num_attention_heads) == (
+        layers,
+        hidden,
+        heads,
+    )
+    assert model.seq_length == model.max_position_embeddings
+    padded = padded_vocabulary(config.data.vocab_size or 0, divisible_by=128)
+    assert padded == vocabulary
+    assert parameter_count(model, padded) == parameters
+
+
+def test_table_is_complete() -> None:
+    """No preset is untested, and each says what it is and where it comes from."""
+    assert [row[0] for row in TABLE] == list(PRESETS)
+    for preset in PRESETS.values():
+        assert preset.summary
+        assert preset.source
+        assert set(preset.values) <= set(run_options())
+
+
+def test_misspelt_name() -> None:
+    """A misspelt preset names the nearest."""
+    with pytest.raises(ConfigError, match="unknown preset `gpt2-124`") as caught:
+        find_preset("gpt2-124")
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("did you mean `gpt2-124m`?")

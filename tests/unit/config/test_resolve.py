@@ -1,0 +1,182 @@
+"""From settings to the plan: derived values, published numbers, and a file that reads back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from lmcore.config.load import Source, load_config
+from lmcore.config.resolve import RunPlan, resolve
+from lmcore.config.section import run_options
+from lmcore.errors import ConfigError
+
+
+def plan_of(line: str, *, world_size: int = 1, vocab_size: int = 257) -> RunPlan:
+    return resolve(load_config(line.split()), world_size=world_size, vocab_size=vocab_size)
+
+
+def test_derived_defaults() -> None:
+    """What is not given follows from what is, and says how."""
+    plan = plan_of("--hidden-size 32 --seq-length 16 --micro-batch-size 2", world_size=3)
+    assert plan.config.model.ffn_hidden_size == 128
+    assert plan.config.model.max_position_embeddings == 16
+    assert plan.config.training.global_batch_size == plan.global_batch_size == 6
+    assert plan.config.training.train_iters == plan.train_iters == 500
+    assert plan.train_samples == 3000
+    assert plan.tokens_per_step == 96
+    assert plan.num_micro_batches == 1
+    assert plan.data_parallel_size == 3
+    assert plan.padded_vocab_size == 384
+    assert plan.sources["ffn_hidden_size"] == Source("derived", "4 * hidden_size")
+    assert plan.sources["hidden_size"] == Source("flag", "--hidden-size")
+
+
+def test_given_values_are_kept() -> None:
+    """A value that is given is never derived."""
+    plan = plan_of("--ffn-hidden-size 7 --max-position-embeddings 300 --global-batch-size 32")
+    assert plan.config.model.ffn_hidden_size == 7
+    assert plan.config.model.max_position_embeddings == 300
+    assert plan.num_micro_batches == 4
+    assert plan.sources["global_batch_size"].kind == "flag"
+    assert plan.model_shape == {
+        "num_layers": 4,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "ffn_hidden_size": 7,
+        "max_position_embeddings": 300,
+        "padded_vocab_size": 384,
+    }
+
+
+def test_published_run() -> None:
+    """146,484,375 samples in batches of 288 are 508,626 steps; targets as that run's log prints."""
+    plan = plan_of(
+        "--train-samples 146484375 --lr-decay-samples 126953125 --lr-warmup-samples 183105 "
+        "--global-batch-size 288 --micro-batch-size 1 --eval-iters 40 --eval-interval 1000 "
+        "--split 98,2,0"
+    )
+    assert plan.train_iters == 508_626
+    assert plan.train_samples == 146_484_375
+    assert plan.valid_samples == 5_863_680
+    assert plan.test_samples == 11_520
+    assert plan.num_micro_batches == 288
+    assert (plan.lr_decay_samples, plan.lr_warmup_samples) == (126_953_125, 183_105)
+    assert plan.config.training.train_iters is None  # so that the written file reads back
+
+
+@pytest.mark.parametrize(
+    "line,decay,warmup",
+    [
+        ("--train-iters 100", 800, 0),
+        ("--train-iters 100 --lr-warmup-iters 5", 800, 40),
+        ("--train-iters 100 --lr-decay-iters 50 --lr-warmup-fraction 0.1", 400, 40),
+        ("--train-samples 100", 100, 0),
+        ("--train-samples 100 --lr-warmup-fraction 0.05", 100, 5),
+    ],
+)
+def test_schedule_in_samples(line: str, decay: int, warmup: float) -> None:
+    """Decay and warm-up are counted in samples, whatever unit they are given in."""
+    plan = plan_of(line)
+    assert plan.lr_decay_samples == decay
+    assert plan.lr_warmup_samples == pytest.approx(warmup)
+
+
+@pytest.mark.parametrize(
+    "line,valid,test",
+    [
+        ("--train-iters 100 --eval-interval 10 --eval-iters 2", 11 * 16, 16),
+        ("--train-iters 100 --eval-iters 0", 0, 0),
+        ("--train-iters 100 --eval-interval 0 --eval-iters 2", 0, 16),
+    ],
+)
+def test_evaluation_targets(line: str, valid: int, test: int) -> None:
+    """(iters // interval + 1) * eval_iters * batch, and none where validation is off."""
+    plan = plan_of(line)
+    assert (plan.valid_samples, plan.test_samples) == (valid, test)
+
+
+def test_parameters_of_a_preset() -> None:
+    """The plan of gpt2-345m has the published number of parameters."""
+    plan = plan_of("--preset gpt2-345m", vocab_size=50257)
+    assert plan.padded_vocab_size == 50304
+    assert plan.parameter_count == 354_871_296
+
+
+def test_vocabulary_smaller_than_the_tokenizers() -> None:
+    """A vocabulary may be larger than the tokenizer's, never smaller."""
+    assert plan_of("--vocab-size 1000").vocab_size == 1000
+    with pytest.raises(ConfigError, match="`--vocab-size 100` is less than the tokenizer's 257"):
+        plan_of("--vocab-size 100")
+    null = plan_of("--tokenizer-type NullTokenizer --vocab-size 256")
+    assert null.vocab_size == 257  # the tokenizer adds its end of document
+
+
+def test_all_problems_at_once() -> None:
+    """The tokenizer's problem comes with all others."""
+    with pytest.raises(ConfigError) as caught:
+        plan_of("--vocab-size 100 --finetune --min-lr 1")
+    assert len(caught.value.others) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--preset gpt2-124m --train-samples 1000",
+        "--train-iters 7 --data-path a b --no-save-optim --ops attention=x,y layer_norm=z",
+        "--name no --sample-prompt=#_é:\n\t\"'\\x --split 1/1/1 --lr 0.1 --lr-warmup-fraction 0",
+    ],
+)
+def test_written_file_reads_back(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`config.yaml` of a run loads to the same settings and the same plan."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.bin", "a.idx", "b.bin", "b.idx"):
+        Path(name).touch()
+    argv = line.split(" ") if line else []
+    plan = resolve(load_config(argv), world_size=2, vocab_size=300)
+    Path("config.yaml").write_text(plan.to_yaml(), encoding="utf-8")
+    again = resolve(load_config(["config.yaml"]), world_size=2, vocab_size=300)
+    assert again.config == plan.config
+    assert again.derived == plan.derived
+    assert again.fingerprint == plan.fingerprint
+    for name in run_options():
+        assert again.sources[name].kind == "file"
+
+
+def test_written_file_names_the_sources() -> None:
+    """Every line of `config.yaml` says where its value comes from."""
+    text = plan_of("--lr 2e-3 --preset gpt2-124m", vocab_size=50257).to_yaml()
+    lines = {line.split(":")[0].strip(): line for line in text.splitlines()}
+    assert lines["lr"].endswith("# --lr")
+    assert lines["num_layers"].endswith("# preset: gpt2-124m")
+    assert lines["ffn_hidden_size"].endswith("# derived: 4 * hidden_size")
+    assert lines["seed"].endswith("# default")
+
+
+def test_plain_values() -> None:
+    """`to_dict` is JSON, whole."""
+    plan = plan_of("")
+    data = json.loads(json.dumps(plan.to_dict()))
+    assert data["config"]["training"]["train_iters"] == 500
+    assert data["sources"]["train_iters"].startswith("derived")
+    assert data["derived"]["parameter_count"] == plan.parameter_count
+    assert data["fingerprint"] == plan.fingerprint
+
+
+def test_fingerprint() -> None:
+    """Equal settings agree, a changed one differs, where the run is saved does not matter."""
+    base = plan_of("--seed 1")
+    assert plan_of("--seed 1 --save runs/x --log-interval 3").fingerprint == base.fingerprint
+    assert plan_of("--seed 2").fingerprint != base.fingerprint
+    assert plan_of("--seed 1", vocab_size=500).fingerprint != base.fingerprint
+
+
+def test_plan_is_frozen() -> None:
+    """Nothing writes to a plan."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan_of("").train_iters = 3

@@ -1,0 +1,202 @@
+"""What can be wrong with a run's settings, rule by rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmcore.config.load import load_config
+from lmcore.config.validate import problems_of, validate
+from lmcore.errors import ConfigError
+
+
+def found(line: str, *, world_size: int = 1) -> list[str]:
+    return [one.what for one in problems_of(load_config(line.split()), world_size=world_size)]
+
+
+def hints(line: str) -> list[str | None]:
+    return [one.hint for one in problems_of(load_config(line.split()), world_size=1)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--preset gpt2-124m",
+        "--preset gpt-310.1b",
+        "--train-iters 10",
+        "--train-samples 146484375 --lr-decay-samples 126953125 --lr-warmup-samples 183105",
+        "--train-iters 50 --lr-decay-iters 45 --lr-warmup-iters 2",
+        "--train-samples 100 --lr-warmup-fraction 0.1",
+        "--global-batch-size 16",
+        "--eval-iters 0 --split 100,0,0",
+        "--eval-interval 0 --split 100,0,0",
+        "--split 98,2,0",
+        "--finetune --load runs/a",
+        "--tokenizer-type NullTokenizer --vocab-size 100",
+        "--lr 1e-3 --min-lr 1e-3",
+        "--lr-warmup-iters 500",
+    ],
+)
+def test_accepted(line: str) -> None:
+    """Settings that make sense together raise nothing."""
+    validate(load_config(line.split()), world_size=1)
+
+
+HEADS = "`--hidden-size 8192` is not divisible by `--num-attention-heads 48`"
+BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
+
+
+@pytest.mark.parametrize(
+    "line,what,hint",
+    [
+        (
+            "--num-layers 64 --hidden-size 8192 --num-attention-heads 48",
+            HEADS,
+            "use 16, 32 or 64 heads, or `--hidden-size 8160` or `--hidden-size 8208`",
+        ),
+        (
+            "--seq-length 2048 --max-position-embeddings 1024",
+            "`--seq-length 2048` exceeds `--max-position-embeddings 1024`",
+            "use `--max-position-embeddings 2048` or `--seq-length 1024`",
+        ),
+        (
+            "--train-iters 5 --train-samples 50",
+            "`--train-iters 5` and `--train-samples 50` exclude each other",
+            "keep one of them",
+        ),
+        (
+            "--train-samples 5",
+            "`--train-samples 5` is less than one step",
+            "use `--train-samples 8` or more, or a smaller batch",
+        ),
+        (
+            "--train-samples 50 --lr-decay-iters 3",
+            "`--lr-decay-iters 3` does not go with `train_samples`",
+            "use `--lr-decay-samples`",
+        ),
+        (
+            "--train-iters 50 --lr-warmup-samples 3",
+            "`--lr-warmup-samples 3` does not go with `train_iters`",
+            "use `--lr-warmup-iters`",
+        ),
+        (
+            "--lr-decay-samples 3",
+            "`--lr-decay-samples 3` does not go with `train_iters`",
+            "use `--lr-decay-iters`",
+        ),
+        (
+            "--lr-warmup-fraction 0.1 --lr-warmup-iters 3",
+            "`--lr-warmup-fraction 0.1` and `--lr-warmup-iters 3` exclude each other",
+            "keep one of them",
+        ),
+        (
+            "--train-iters 50 --lr-warmup-iters 60",
+            "`--lr-warmup-iters 60` is longer than the decay of 50",
+            "use `--lr-warmup-iters 0`, or a larger `--lr-decay-iters`",
+        ),
+        (
+            "--lr-warmup-iters 501",
+            "`--lr-warmup-iters 501` is longer than the decay of 500",
+            "use `--lr-warmup-iters 5`, or a larger `--lr-decay-iters`",
+        ),
+        (
+            "--lr 1e-4 --min-lr 1e-3",
+            "`--min-lr 1e-3` exceeds `--lr 1e-4`",
+            "use a smaller `--min-lr`, a tenth of `--lr` is common",
+        ),
+        ("--split 1,x", "`--split 1,x` is not a split", "write three shares, such as `969,30,1`"),
+        (
+            "--split 100,0,0",
+            "`--split 100,0,0` leaves no validation documents",
+            "use `--eval-iters 0`, or give validation a share: `--split 969,30,1`",
+        ),
+        (
+            "--tokenizer-type NullTokenizer",
+            "`--tokenizer-type NullTokenizer` needs `--vocab-size`",
+            "add `--vocab-size N`",
+        ),
+        ("--finetune", "`--finetune` needs `--load`", "add `--load DIR`"),
+    ],
+)
+def test_refused(line: str, what: str, hint: str) -> None:
+    """Each rule names what was written and what to write instead."""
+    assert found(line) == [what]
+    assert hints(line) == [hint]
+
+
+@pytest.mark.parametrize(
+    "line,world_size,hint",
+    [
+        ("--micro-batch-size 4 --global-batch-size 10", 2, (8, 16)),
+        ("--micro-batch-size 4 --global-batch-size 3", 2, (8,)),
+    ],
+)
+def test_batch_sizes(line: str, world_size: int, hint: tuple[int, ...]) -> None:
+    """The global batch is whole micro-batches on every process; the hint has the nearest sizes."""
+    with pytest.raises(ConfigError, match="global batch size") as caught:
+        validate(load_config(line.split()), world_size=world_size)
+    assert caught.value.what.endswith(BATCH)
+    assert caught.value.hint == " or ".join(f"`--global-batch-size {size}`" for size in hint)
+
+
+def test_head_hints_divide() -> None:
+    """Every number of heads and every width that the hint names is valid."""
+    for hidden, heads in [(100, 8), (7, 3), (64, 63), (8192, 48), (13, 12)]:
+        (hint,) = hints(f"--hidden-size {hidden} --num-attention-heads {heads}")
+        assert hint is not None
+        left, _, right = hint.partition(" heads")
+        for word in left.replace("use", "").replace("or", ",").split(","):
+            assert hidden % int(word) == 0
+        for word in right.split("--hidden-size ")[1:]:
+            assert int(word.split("`")[0]) % heads == 0
+
+
+def test_tokenizer_files_go_together(tmp_path: Path) -> None:
+    """A byte-pair vocabulary needs its merges, and other tokenizers read no file."""
+    vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    vocab.touch()
+    merges.touch()
+    assert found(f"--vocab-file {vocab}") == [
+        f"`--vocab-file {vocab}` stands without `--merge-file`"
+    ]
+    both = f"--vocab-file {vocab} --merge-file {merges}"
+    assert found(both) == []
+    assert found(f"--tokenizer-type GPT2BPETokenizer {both}") == []
+    assert found("--tokenizer-type GPT2BPETokenizer") == [
+        "`--tokenizer-type GPT2BPETokenizer` needs `--vocab-file`",
+        "`--tokenizer-type GPT2BPETokenizer` needs `--merge-file`",
+    ]
+    assert found(f"--tokenizer-type ByteTokenizer {both}") == [
+        f"`--vocab-file {vocab}` does not go with `--tokenizer-type ByteTokenizer`",
+        f"`--merge-file {merges}` does not go with `--tokenizer-type ByteTokenizer`",
+    ]
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    """Files that are not there are named before anything is built, with a guess where one is."""
+    prefix = tmp_path / "web"
+    for suffix in (".bin", ".idx"):
+        Path(f"{prefix}_text_document{suffix}").touch()
+    assert found(f"--data-path {prefix}_text_document") == []
+    (hint,) = hints(f"--data-path {prefix}")
+    assert hint == f"did you mean `--data-path {prefix}_text_document`?"
+    (hint,) = hints(f"--data-path {prefix}_text_document.bin")
+    assert hint == f"did you mean `--data-path {prefix}_text_document`?"
+    (hint,) = hints(f"--data-path {tmp_path}/other")
+    assert hint == "`lmcore data prepare` makes a data set"
+    missing = f"--vocab-file {tmp_path}/v --merge-file {tmp_path}/m"
+    assert found(missing) == [
+        f"`--vocab-file {tmp_path}/v`: no such file",
+        f"`--merge-file {tmp_path}/m`: no such file",
+    ]
+
+
+def test_all_problems_at_once() -> None:
+    """Independent problems are reported together."""
+    line = (
+        "--hidden-size 100 --num-attention-heads 8 --seq-length 20 --max-position-embeddings 10 "
+        "--global-batch-size 9 --min-lr 1 --finetune"
+    )
+    assert len(found(line)) == 5
