@@ -8,6 +8,7 @@ word up to the next flag, so positional arguments stand before it or after `--`.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +29,8 @@ __all__ = [
     "render_help",
     "wants_help",
 ]
+
+logger = logging.getLogger(__name__)
 
 Section = TypeVar("Section")
 
@@ -305,6 +308,8 @@ def parse_section(
 ) -> Section:
     """Return *section* filled from *argv*: all that a small command needs.
 
+    Foreign flags that were understood are logged, one warning each.
+
     Args:
         section: A frozen dataclass whose fields are made with `option`; its docstring's first
             line is the command's summary.
@@ -340,6 +345,8 @@ def parse_section(
             problems.append(ConfigError(f"`{one.flag}` is required", why=one.help))
     if problems:
         raise ConfigError.collect(problems)
+    for notice in parsed.notices:
+        logger.warning("%s", notice)
     return section(**values)
 
 

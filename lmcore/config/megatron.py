@@ -68,6 +68,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--warmup": Renamed("--lr-warmup-fraction"),
     "--vocab": Renamed("--vocab-file"),
     "--fine-tune": Renamed("--finetune"),
+    "--use-checkpoint-opt-params-scheduler": Renamed("--use-checkpoint-opt-param-scheduler"),
     "--bf16": Renamed("--precision bf16"),
     "--norm-epsilon": Renamed("--layernorm-epsilon"),
     "--checkpoint-activations": Renamed("--recompute full"),
@@ -77,6 +78,8 @@ RENAMED: Mapping[str, Renamed] = {
         "--recompute full", only=("uniform",), hint=_LAYERWISE
     ),
 }
+
+_SWITCHES = {"--finetune", "--use-checkpoint-opt-param-scheduler"}  # take no value
 
 _PARALLEL = Fixed("the model is whole on each device", ("1",), _ONE_DEVICE_GROUP)
 _KERNELS = Fixed(
@@ -133,7 +136,6 @@ FIXED: Mapping[str, Fixed] = {
     ),
     "--normalization": Fixed("LayerNorm normalizes", ("LayerNorm",), f"other norms are {_LATER}"),
     "--exit-signal-handler": Fixed("a termination signal saves and exits"),
-    "--override-opt-param-scheduler": Fixed("the schedule is always that of the settings"),
     "--ckpt-format": Fixed(
         "checkpoints are torch's distributed ones", ("torch_dist",), f"others are {_LATER}"
     ),
@@ -197,8 +199,7 @@ UNSUPPORTED: Mapping[str, str] = {
         "documents follow each other in a sample, divided by the end-of-document token",
         *("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"),
     ),
-    **_all(_RUN_CONFIG, "--use-checkpoint-args", "--use-checkpoint-opt-param-scheduler"),
-    **_all(_RUN_CONFIG, "--use-checkpoint-opt-params-scheduler"),
+    **_all(_RUN_CONFIG, "--use-checkpoint-args"),
     **_all("give `--load` one `iter_XXXXXXX` directory", "--load-tag", "--ckpt-step"),
     **_all(_CONVERSION, "--universal-checkpoint", "--load-dir", "--save-dir"),
     **_all(_CONVERSION, "--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
@@ -261,7 +262,7 @@ def _foreign(
 ) -> dict[str, ForeignFlag]:
     flags: dict[str, ForeignFlag] = {}
     for name, one in renamed.items():
-        whole = " " in one.today or one.today == "--finetune"
+        whole = " " in one.today or one.today in _SWITCHES
         arity = "1" if one.only else ("0" if whole else "+")
         flags[name] = ForeignFlag(arity, functools.partial(_rename, name, one), one.today)
     for name, same in fixed.items():

@@ -188,6 +188,12 @@ def _files(loaded: LoadedConfig) -> Problems:
         missing = [suffix for suffix in (".bin", ".idx") if not Path(prefix + suffix).is_file()]
         if missing:
             yield _no_data(loaded, prefix, missing)
+        elif loaded.value("tokenizer_type") is None and not Path(prefix + ".meta.json").is_file():
+            yield ConfigError(
+                f"{loaded.shown('data_path')} does not say which tokenizer made it",
+                why=f"there is no `{prefix}.meta.json`, as for data of other programs",
+                hint="add `--tokenizer-type`, with its `--vocab-file` and `--merge-file`",
+            )
 
 
 def _no_data(loaded: LoadedConfig, prefix: str, missing: list[str]) -> ConfigError:
@@ -200,7 +206,10 @@ def _no_data(loaded: LoadedConfig, prefix: str, missing: list[str]) -> ConfigErr
     return ConfigError(f"{loaded.shown('data_path')}: no such data set", why=why, hint=hint)
 
 
-def _finetune(loaded: LoadedConfig) -> Problems:
+def _loading(loaded: LoadedConfig) -> Problems:
+    yield from _exclusive(
+        loaded, "use_checkpoint_opt_param_scheduler", "override_opt_param_scheduler"
+    )
     if loaded.value("finetune") and loaded.value("load") is None:
         yield ConfigError(
             f"{loaded.shown('finetune')} needs `--load`",
@@ -219,7 +228,7 @@ RULES: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _split,
     _tokenizer,
     _files,
-    _finetune,
+    _loading,
 )
 """The rules that need nothing but the settings."""
 

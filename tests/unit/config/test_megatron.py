@@ -82,6 +82,7 @@ def test_fixed_flags_change_nothing(flag: str) -> None:
         ("--warmup .01", "lr_warmup_fraction", 0.01),
         ("--vocab v.json", "vocab_file", "v.json"),
         ("--fine-tune", "finetune", True),
+        ("--use-checkpoint-opt_params_scheduler", "use_checkpoint_opt_param_scheduler", True),
         ("--bf16", "precision", "bf16"),
         ("--norm-epsilon 1e-6", "layernorm_epsilon", 1e-6),
         ("--checkpoint-activations", "recompute", "full"),

@@ -135,7 +135,7 @@ def test_written_file_reads_back(
 ) -> None:
     """`config.yaml` of a run loads to the same settings and the same plan."""
     monkeypatch.chdir(tmp_path)
-    for name in ("a.bin", "a.idx", "b.bin", "b.idx"):
+    for name in ("a.bin", "a.idx", "a.meta.json", "b.bin", "b.idx", "b.meta.json"):
         Path(name).touch()
     argv = line.split(" ") if line else []
     plan = resolve(load_config(argv), world_size=2, vocab_size=300)

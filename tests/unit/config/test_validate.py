@@ -118,6 +118,12 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
             "add `--vocab-size N`",
         ),
         ("--finetune", "`--finetune` needs `--load`", "add `--load DIR`"),
+        (
+            "--use-checkpoint-opt_param-scheduler --override-opt_param-scheduler",
+            "`--use-checkpoint-opt-param-scheduler` and `--override-opt-param-scheduler` "
+            "exclude each other",
+            "keep one of them",
+        ),
     ],
 )
 def test_refused(line: str, what: str, hint: str) -> None:
@@ -179,6 +185,10 @@ def test_missing_files(tmp_path: Path) -> None:
     prefix = tmp_path / "web"
     for suffix in (".bin", ".idx"):
         Path(f"{prefix}_text_document{suffix}").touch()
+    (what,) = found(f"--data-path {prefix}_text_document")
+    assert what.endswith("_text_document` does not say which tokenizer made it")
+    assert found(f"--data-path {prefix}_text_document --tokenizer-type ByteTokenizer") == []
+    Path(f"{prefix}_text_document.meta.json").touch()
     assert found(f"--data-path {prefix}_text_document") == []
     (hint,) = hints(f"--data-path {prefix}")
     assert hint == f"did you mean `--data-path {prefix}_text_document`?"

@@ -1,0 +1,213 @@
+"""`lmcore data prepare` and `lmcore data inspect`: from JSON lines to indexed data sets."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from lmcore.config.command_line import parse_section
+from lmcore.config.option import REQUIRED, option
+from lmcore.errors import ConfigError, suggestion
+
+if TYPE_CHECKING:
+    from lmcore.data.inspect import InspectReport
+    from lmcore.data.prepare import PrepareReport, Progress
+
+__all__ = ["SUMMARY", "InspectSection", "PrepareSection", "run"]
+
+SUMMARY = "Prepare and inspect indexed data sets."
+
+_HELP = f"""{SUMMARY}
+
+usage: lmcore data COMMAND [arguments]
+
+commands:
+  prepare     Tokenize JSON lines into an indexed data set.
+  inspect     Show what an indexed data set holds, and check it.
+
+`lmcore data COMMAND --help` explains a command."""
+
+_PREPARE_EPILOG = """\
+Writes PREFIX_KEY_document.bin and .idx for each key; give `lmcore train --data-path` that name.
+Megatron's names for these flags are understood.
+
+  lmcore data prepare --input 'web/*.jsonl.gz' --output-prefix web \\
+      --tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt \\
+      --append-eod --workers 8"""
+
+
+@dataclass(frozen=True)
+class PrepareSection:
+    """Tokenize JSON lines into an indexed data set."""
+
+    input: tuple[str, ...] = option(
+        REQUIRED,
+        "Files or quoted patterns of JSON lines, compressed with gz, zst or xz or not; - reads "
+        "standard input.",
+        metavar="FILE",
+    )
+    output_prefix: str = option(
+        REQUIRED, "First part of the names of the files written.", metavar="PREFIX"
+    )
+    tokenizer_type: str = option(
+        REQUIRED, "GPT2BPETokenizer, ByteTokenizer, NullTokenizer, or a plugin's.", metavar="TYPE"
+    )
+    vocab_file: str | None = option(None, "vocab.json of the tokenizer.", metavar="FILE")
+    merge_file: str | None = option(None, "merges.txt of the tokenizer.", metavar="FILE")
+    vocab_size: int | None = option(
+        None, "Numbers that a NullTokenizer's text may hold.", minimum=1
+    )
+    json_keys: tuple[str, ...] = option(
+        ("text",), "Keys whose text is taken; each gives a data set.", metavar="KEY"
+    )
+    append_eod: bool = option(False, "End each document with the end-of-document token.")
+    workers: int = option(1, "Processes that tokenize.", minimum=1)
+    on_error: str = option(
+        "stop", "What a bad line does; skipped ones are counted.", choices=("stop", "skip")
+    )
+    log_interval: int = option(
+        1000, "Documents between progress lines, where they are not shown live.", minimum=1
+    )
+    json: bool = option(False, "Print the summary as JSON.")
+
+
+@dataclass(frozen=True)
+class InspectSection:
+    """Show what an indexed data set holds, and check it."""
+
+    prefix: str = option(REQUIRED, "Path of the data set without .bin or .idx.")
+    json: bool = option(False, "Print JSON.")
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore data ...` and return the exit status."""
+    commands = {"prepare": _prepare, "inspect": _inspect}
+    if not argv or argv[0] in {"-h", "--help"}:
+        print(_HELP)
+        return 0
+    if argv[0] not in commands:
+        what = f"unknown command `lmcore data {argv[0]}`"
+        raise ConfigError(what, hint=suggestion(argv[0], commands))
+    return commands[argv[0]](argv[1:])
+
+
+def _prepare(argv: list[str]) -> int:
+    from lmcore.config.megatron import prepare_flags
+
+    wanted = parse_section(
+        PrepareSection,
+        argv,
+        command="lmcore data prepare",
+        foreign=prepare_flags(),
+        epilog=_PREPARE_EPILOG,
+    )
+    from lmcore.data.prepare import PrepareRequest, prepare
+    from lmcore.data.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer(
+        wanted.tokenizer_type,
+        vocab_file=wanted.vocab_file,
+        merge_file=wanted.merge_file,
+        vocab_size=wanted.vocab_size,
+    )
+    live = sys.stderr.isatty()
+    on_error: Literal["stop", "skip"] = "skip" if wanted.on_error == "skip" else "stop"
+    request = PrepareRequest(
+        inputs=wanted.input,
+        output_prefix=wanted.output_prefix,
+        tokenizer=tokenizer,
+        json_keys=wanted.json_keys,
+        append_eod=wanted.append_eod,
+        workers=wanted.workers,
+        on_error=on_error,
+        log_interval=1 if live else wanted.log_interval,
+    )
+    report = prepare(request, _LiveProgress() if live else _PlainProgress())
+    print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report))
+    return 0
+
+
+class _PlainProgress:
+    """One line for each call; none twice."""
+
+    def __init__(self) -> None:
+        self.last = -1
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.documents != self.last:
+            self.last = progress.documents
+            print(progress.line(), file=sys.stderr, flush=True)
+
+
+class _LiveProgress:
+    """One line that is written over, at most ten times a second."""
+
+    def __init__(self) -> None:
+        self.shown = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self.shown > 0.1:
+            self.shown = now
+            # The cursor stays at the start, so that a warning is written over the line.
+            print(f"\x1b[K{progress.line()}", end="\r", file=sys.stderr, flush=True)
+
+
+def _summary(report: PrepareReport) -> str:
+    lines = []
+    for output in report.outputs:
+        counts = f"{output.documents:,} documents, {output.tokens:,} tokens of {output.dtype}"
+        lines += [f"{output.prefix}.bin, .idx", f"  {counts}, {_size(output.bytes)}"]
+        if output.empty:
+            lines.append(f"  {output.empty:,} documents without text under `{output.key}` left out")
+    if report.skipped:
+        told = ", ".join(f"{count:,} {reason}" for reason, count in report.skipped.items())
+        lines.append(f"lines skipped: {told}")
+    documents = f"{report.documents / max(report.seconds, 1e-9):,.0f} documents/s"
+    speed = f"{documents}, {report.megabytes_per_second:.1f} MB/s"
+    lines += [f"read {_size(report.json_bytes)} of JSON in {report.seconds:.1f} s ({speed})", ""]
+    return "\n".join([*lines, f"next: lmcore train --data-path {report.outputs[0].prefix}"])
+
+
+def _inspect(argv: list[str]) -> int:
+    wanted = parse_section(
+        InspectSection, argv, command="lmcore data inspect", positionals=("prefix",)
+    )
+    from lmcore.data.inspect import inspect
+
+    report = inspect(wanted.prefix.removesuffix(".bin").removesuffix(".idx"))
+    print(json.dumps(report.to_json(), indent=2) if wanted.json else _description(report))
+    return 1 if report.problems else 0
+
+
+def _description(report: InspectReport) -> str:
+    counts = {
+        "documents": report.documents,
+        "sequences": report.sequences,
+        "tokens": report.tokens,
+        "empty sequences": report.empty_sequences,
+        "longest sequence": report.max_length,
+    }
+    rows = [(name, f"{count:,}") for name, count in counts.items() if count is not None]
+    if report.mean_length is not None:
+        rows.append(("mean sequence", f"{report.mean_length:,.1f}"))
+    rows += [
+        ("token type", report.dtype or "unknown"),
+        ("tokenizer", report.tokenizer or "not recorded"),
+        ("size", _size(report.bytes)),
+    ]
+    lines = [report.prefix, *(f"  {name:<18}{value}" for name, value in rows)]
+    if not report.problems:
+        return "\n".join([*lines, "  sound: sizes, pointers and documents fit together"])
+    return "\n".join([*lines, *(f"  problem: {text}" for text in report.problems)])
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
