@@ -22,6 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lmcore.errors import DataError
+
 __all__ = ["Batch", "BatchLoader", "SampleSource"]
 
 
@@ -66,6 +68,7 @@ class BatchLoader:
             micro-batch of every rank are left out.
         pin: Moves a tensor to memory that the device copies from faster; None to leave it.
         prefetch: Micro-batches held ready.
+        vocab_size: A token beyond it stops the run; None checks nothing.
 
     Attributes:
         wait_seconds: Time that the consumer spent waiting for data, in all.
@@ -82,6 +85,7 @@ class BatchLoader:
         total_samples: int | None = None,
         pin: Callable[[Tensor], Tensor] | None = None,
         prefetch: int = 4,
+        vocab_size: int | None = None,
     ) -> None:
         total = len(dataset) if total_samples is None else total_samples
         if not 0 <= data_parallel_rank < data_parallel_size:
@@ -90,7 +94,7 @@ class BatchLoader:
             raise ValueError(f"{micro_batch_size=}, {prefetch=}, {consumed_samples=}")
         if total > len(dataset):
             raise ValueError(f"{total} samples wanted of a dataset of {len(dataset)}")
-        self._dataset, self._pin = dataset, pin
+        self._dataset, self._pin, self._vocab_size = dataset, pin, vocab_size
         self._micro_batch_size = micro_batch_size
         self._stride = micro_batch_size * data_parallel_size
         self._first = consumed_samples + data_parallel_rank * micro_batch_size
@@ -173,8 +177,21 @@ class BatchLoader:
     def _build(self, first: int) -> Batch:
         samples = [self._dataset[first + i] for i in range(self._micro_batch_size)]
         tokens = torch.from_numpy(np.stack(samples))
+        if self._vocab_size is not None:
+            _check_vocabulary(tokens, self._vocab_size, first)
         inputs_BS, targets_BS = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         mask_BS = torch.ones(inputs_BS.shape, dtype=torch.float32)
         if self._pin is not None:
             inputs_BS, targets_BS, mask_BS = map(self._pin, (inputs_BS, targets_BS, mask_BS))
         return Batch(inputs_BS, targets_BS, mask_BS)
+
+
+def _check_vocabulary(tokens: Tensor, vocab_size: int, first: int) -> None:
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= vocab_size:
+        raise DataError(
+            f"the data holds token {low if low < 0 else high}, outside a vocabulary of {vocab_size}",
+            why=f"found in samples {first} to {first + len(tokens) - 1}; the data set was prepared "
+            "with another tokenizer, or is damaged",
+            hint="give the tokenizer of the data set, or prepare it again",
+        )

@@ -1,0 +1,214 @@
+"""The loop of a run: steps, validations, saves, exits, and the rows they leave."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmcore.data.loader import BatchLoader
+from lmcore.errors import LmcoreError
+from lmcore.train.display import Progress
+from lmcore.train.metrics import StepRow
+from lmcore.train.validation import Validation, validate
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.runtime.runtime import Runtime
+    from lmcore.train.corpus import Corpus
+    from lmcore.train.display import Display
+    from lmcore.train.exits import ExitConditions
+    from lmcore.train.metrics import MetricsFile, TensorBoard
+    from lmcore.train.state import TrainState
+    from lmcore.train.step import StepResult, TrainStep
+
+__all__ = ["Outcome", "Reporter", "train"]
+
+logger = logging.getLogger(__name__)
+
+_SPEED_WINDOW = 50
+
+
+@dataclass
+class Outcome:
+    """How a loop ended.
+
+    Attributes:
+        reason: Why it ended before the last step; None when it did not.
+        row: The last step's row.
+        validation: The last validation and its step.
+        checkpoint: The last one saved.
+        step_ms: Time of every step.
+    """
+
+    reason: str | None = None
+    row: StepRow | None = None
+    validation: tuple[int, Validation] | None = None
+    checkpoint: Path | None = None
+    step_ms: list[float] = field(default_factory=list)
+
+
+class Reporter:
+    """Turns steps into rows, and gives them to file, TensorBoard and display."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        runtime: Runtime,
+        display: Display,
+        metrics: MetricsFile,
+        tensorboard: TensorBoard | None,
+    ) -> None:
+        """Ask the device for its peak once."""
+        self.plan, self.display, self.metrics = plan, display, metrics
+        self.tensorboard = tensorboard
+        device, compute = runtime.device, runtime.precision.compute
+        self.peak = device.peak_flops(compute) if device.peak_flops is not None else None
+        self._rows: list[StepRow] = []
+        self._recent: list[float] = []
+
+    def row(self, state: TrainState, result: StepResult, seconds: float, wait: float) -> StepRow:
+        """Return the row of a step that took *seconds*, *wait* of them for data."""
+        mfu = self.plan.flops_per_step / seconds / self.peak if self.peak else None
+        return StepRow(
+            step=state.iteration,
+            consumed_samples=state.consumed_samples,
+            consumed_tokens=state.consumed_tokens,
+            loss=result.loss,
+            learning_rate=result.learning_rate,
+            grad_norm=result.grad_norm,
+            loss_scale=1.0,
+            tokens_per_second=self.plan.tokens_per_step / seconds,
+            step_time_ms=seconds * 1e3,
+            data_wait_ms=wait * 1e3,
+            mfu=mfu,
+        )
+
+    def report(self, row: StepRow, validation: Validation | None) -> None:
+        """Write and show a row, with the validation that followed it."""
+        if validation is not None:
+            row = replace(
+                row, valid_loss=validation.loss, valid_perplexity=validation.perplexity
+            )
+        self.metrics.write(row)
+        if self.tensorboard is not None:
+            self.tensorboard.write(row)
+        self._rows.append(row)
+        self._recent = [*self._recent[-_SPEED_WINDOW + 1 :], row.step_time_ms]
+        self.display.step(row, self._progress(row))
+        if row.step % self.plan.config.logging.log_interval == 0:
+            self._rows.clear()
+        if validation is not None:
+            self.display.validation(row.step, validation.loss, validation.perplexity)
+
+    def _progress(self, row: StepRow) -> Progress:
+        count = len(self._rows)
+        mean_ms = sum(one.step_time_ms for one in self._rows) / count
+        typical_ms = sorted(self._recent)[len(self._recent) // 2]
+        total = self.plan.train_iters
+        tokens_per_second = self.plan.tokens_per_step / mean_ms * 1e3
+        return Progress(
+            train_iters=total,
+            global_batch_size=self.plan.global_batch_size,
+            seconds_left=(total - row.step) * typical_ms / 1e3,
+            mean_loss=sum(one.loss for one in self._rows) / count,
+            mean_step_ms=mean_ms,
+            mean_tokens_per_second=tokens_per_second,
+            mean_mfu=self.plan.flops_per_step / mean_ms * 1e3 / self.peak if self.peak else None,
+            ends_line=row.step % self.plan.config.logging.log_interval == 0,
+        )
+
+
+def train(
+    state: TrainState,
+    step: TrainStep,
+    corpus: Corpus,
+    plan: RunPlan,
+    runtime: Runtime,
+    *,
+    reporter: Reporter,
+    exits: ExitConditions,
+    save: Callable[[], Path],
+) -> Outcome:
+    """Train until the last step, or until *exits* says so; save on the way and at the end.
+
+    Args:
+        state: Where the run stands; changed in place.
+        step: Takes one step.
+        corpus: Samples.
+        plan: The run.
+        runtime: Where to compute.
+        reporter: Gets every step.
+        exits: Says when to end early.
+        save: Writes a checkpoint of *state* and returns its directory.
+
+    Raises:
+        NotFiniteError: Loss or gradients are not finite; nothing is saved then.
+    """
+    outcome = Outcome()
+    saved_at = state.iteration
+    interval = plan.config.checkpoint.save_interval
+    state.model.train()
+    with BatchLoader(
+        corpus.train,
+        micro_batch_size=plan.config.training.micro_batch_size,
+        consumed_samples=state.consumed_samples,
+        prefetch=plan.config.data.num_prefetch,
+        pin=runtime.device.pin_memory,
+        vocab_size=plan.vocab_size,
+    ) as batches:
+        while state.iteration < plan.train_iters:
+            waited, began = batches.wait_seconds, time.perf_counter()
+            result = step(state, batches)
+            runtime.device.synchronize()
+            seconds = time.perf_counter() - began
+            row = reporter.row(state, result, seconds, batches.wait_seconds - waited)
+            outcome.row = row
+            outcome.step_ms.append(row.step_time_ms)
+            outcome.reason = exits.reason(state.iteration)
+            validation = _validation_due(state, corpus, plan, runtime, exits)
+            if validation is not None:
+                outcome.validation = (state.iteration, validation)
+            reporter.report(row, validation)
+            outcome.reason = outcome.reason or exits.reason(state.iteration)
+            if outcome.reason:
+                break
+            if interval and state.iteration % interval == 0:
+                outcome.checkpoint, saved_at = save(), state.iteration
+    if state.iteration > saved_at:
+        outcome.checkpoint = save()
+    return outcome
+
+
+def _validation_due(
+    state: TrainState, corpus: Corpus, plan: RunPlan, runtime: Runtime, exits: ExitConditions
+) -> Validation | None:
+    """Validate every `eval_interval` steps and after the last one."""
+    training = plan.config.training
+    if corpus.valid is None or exits.told_to_stop:
+        return None
+    last = state.iteration >= plan.train_iters
+    if not last and state.iteration % training.eval_interval:
+        return None
+    count = training.eval_iters * plan.global_batch_size
+    number = -(-state.iteration // training.eval_interval) - 1
+    return validate(
+        state.model,
+        corpus.valid,
+        plan,
+        runtime,
+        first_sample=number * count,
+        stop=lambda: exits.told_to_stop,
+    )
+
+
+def failure_status(error: BaseException) -> str:
+    """Return what `summary.json` says of a run that ended with *error*."""
+    if isinstance(error, LmcoreError):
+        return f"failed: {error.what}"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return f"failed: {type(error).__name__}: {error}"

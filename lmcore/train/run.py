@@ -1,0 +1,249 @@
+"""A whole run, from its plan to its summary; every part is passed to the next.
+
+This is the place to see how the framework's parts go together.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.data.tokenizer_files import save_tokenizer
+from lmcore.model.build import build_model
+from lmcore.model.shape import ModelShape
+from lmcore.plugins import run_end, run_start
+from lmcore.runtime.runtime import start_runtime
+from lmcore.train.corpus import open_corpus
+from lmcore.train.display import duration, open_display
+from lmcore.train.exits import ExitConditions
+from lmcore.train.loop import Outcome, Reporter, failure_status, train
+from lmcore.train.metrics import MetricsFile, TensorBoard
+from lmcore.train.run_directory import RunDirectory
+from lmcore.train.sample import Sample, take_sample
+from lmcore.train.saving import data_order, restore, save
+from lmcore.train.state import TrainState, seed_everything
+from lmcore.train.step import TrainStep
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.data.tokenizer import Tokenizer
+    from lmcore.plugins import PluginSet, Selection
+    from lmcore.runtime.rank import RankInfo
+    from lmcore.runtime.runtime import Runtime
+    from lmcore.train.corpus import Corpus
+    from lmcore.train.display import Display
+
+__all__ = ["RunResult", "run_training"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run leaves.
+
+    Attributes:
+        directory: The run directory.
+        status: "completed", or why it ended early.
+        summary: The content of `summary.json`.
+        sample: Text from the trained model, if one was asked for.
+    """
+
+    directory: Path
+    status: str
+    summary: dict[str, Any]
+    sample: Sample | None
+
+
+def run_training(
+    plan: RunPlan,
+    tokenizer: Tokenizer,
+    plugins: PluginSet,
+    selection: Selection,
+    rank: RankInfo,
+) -> RunResult:
+    """Train as *plan* says, and leave a run directory.
+
+    Args:
+        plan: The resolved configuration.
+        tokenizer: Of the data.
+        plugins: The plugins that the launcher found.
+        selection: The launcher's choice of device.
+        rank: This process's place.
+
+    Raises:
+        LmcoreError: Whatever the user can mend; `summary.json` says so too.
+    """
+    config = plan.config
+    run = RunDirectory.create(
+        config.checkpoint.save, config.logging.name, load=config.checkpoint.load
+    )
+    display = open_display(config.logging.progress)
+    try:
+        with start_runtime(config, plugins, selection, rank) as runtime:
+            return _Session(plan, tokenizer, plugins, runtime, run, display).run()
+    except BaseException as error:
+        display.close()
+        run.write_json("summary.json", {"status": failure_status(error)})
+        raise
+
+
+@dataclass(frozen=True)
+class _Session:
+    plan: RunPlan
+    tokenizer: Tokenizer
+    plugins: PluginSet
+    runtime: Runtime
+    directory: RunDirectory
+    display: Display
+
+    def run(self) -> RunResult:
+        plan, runtime, run = self.plan, self.runtime, self.directory
+        began = time.monotonic()
+        corpus = open_corpus(plan, self.tokenizer, run.data)
+        seed_everything(plan.config.training.seed, runtime)
+        model = build_model(
+            ModelShape.from_plan(plan),
+            runtime,
+            seed=None if plan.config.checkpoint.load else plan.config.training.seed,
+            compile_blocks=plan.config.training.compile,
+        )
+        state = TrainState.create(model, plan, runtime)
+        order = data_order(corpus.train)
+        loaded = restore(state, plan, runtime, order=order)
+        if loaded is None and plan.config.checkpoint.load:
+            model.initialize(plan.config.training.seed)
+        step = TrainStep(plan, runtime)
+        self._describe_run()
+        self._announce(corpus, state, loaded)
+        facts = self._facts()
+        run_start(self.plugins, runtime.selection, facts)
+        status = "failed"
+        try:
+            outcome = self._train(state, step, corpus, order)
+            status = outcome.reason or "completed"
+        finally:
+            self.display.close()
+            run_end(
+                self.plugins,
+                runtime.selection,
+                facts | {"status": status, "iteration": state.iteration},
+            )
+        sample = take_sample(state.model, corpus, plan, runtime, self.tokenizer)
+        summary = self._summary(state, outcome, status, time.monotonic() - began, sample)
+        run.write_json("summary.json", summary)
+        return RunResult(run.path, status, summary, sample)
+
+    def _train(
+        self, state: TrainState, step: TrainStep, corpus: Corpus, order: str
+    ) -> Outcome:
+        plan, run, settings = self.plan, self.directory, self.plan.config.logging
+        tensorboard = None
+        if settings.tensorboard:
+            where = Path(settings.tensorboard_dir or run.path / "tensorboard")
+            tensorboard = TensorBoard(where, settings)
+
+        def write_checkpoint() -> Path:
+            path = save(
+                state,
+                plan,
+                self.runtime,
+                self.tokenizer,
+                directory=run.checkpoints,
+                order=order,
+            )
+            logger.info("saved %s", path)
+            return path
+
+        try:
+            with (
+                MetricsFile(run.metrics, after_step=state.iteration) as metrics,
+                ExitConditions(plan.config.training) as exits,
+            ):
+                return train(
+                    state,
+                    step,
+                    corpus,
+                    plan,
+                    self.runtime,
+                    reporter=Reporter(plan, self.runtime, self.display, metrics, tensorboard),
+                    exits=exits,
+                    save=write_checkpoint,
+                )
+        finally:
+            if tensorboard is not None:
+                tensorboard.close()
+
+    def _describe_run(self) -> None:
+        """Write what is known before the first step."""
+        run = self.directory
+        run.write_text("config.yaml", self.plan.to_yaml())
+        run.write_json("environment.json", self.runtime.environment())
+        resolutions = [one.to_dict() for one in self.runtime.ops.resolutions]
+        run.write_json("kernels.json", {"ops": resolutions})
+        save_tokenizer(self.tokenizer, run.tokenizer)
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what plugins hear of the run."""
+        return {
+            "directory": str(self.directory.path),
+            "rank": self.runtime.rank.rank,
+            "world_size": self.runtime.rank.world_size,
+            "plan": self.plan.to_dict(),
+        }
+
+    def _announce(self, corpus: Corpus, state: TrainState, loaded: Path | None) -> None:
+        plan, model, say = self.plan, self.plan.config.model, self.display.say
+        device = self.runtime.device
+        say(f"device    {device.name} ({device.type}), precision {self.runtime.precision.name}")
+        say(
+            f"model     GPT, {state.model.parameter_count():,} parameters: {model.num_layers} "
+            f"layers, hidden {model.hidden_size}, {model.num_attention_heads} heads, vocabulary "
+            f"{plan.vocab_size} padded to {plan.padded_vocab_size}"
+        )
+        text = plan.config.data.data_path[0] if plan.config.data.data_path else "bundled text"
+        say(
+            f"data      {text}: {corpus.indexed.tokens:,} tokens, {self.tokenizer.name}, "
+            f"{corpus.indexed.document_count:,} documents"
+        )
+        start = f" from step {state.iteration} of {loaded}" if loaded else ""
+        say(
+            f"training  {plan.train_iters} steps of {plan.global_batch_size} x "
+            f"{model.seq_length} tokens{start}"
+        )
+        say(f"writing   {self.directory.path}{os.sep}")
+
+    def _summary(
+        self,
+        state: TrainState,
+        outcome: Outcome,
+        status: str,
+        seconds: float,
+        sample: Sample | None,
+    ) -> dict[str, Any]:
+        row, memory = outcome.row, self.runtime.device.memory_stats
+        typical = statistics.median(outcome.step_ms) if outcome.step_ms else None
+        return {
+            "status": status,
+            **state.counters(),
+            "train_iters": self.plan.train_iters,
+            "loss": row.loss if row else None,
+            "valid_loss": outcome.validation[1].loss if outcome.validation else None,
+            "valid_step": outcome.validation[0] if outcome.validation else None,
+            "valid_perplexity": outcome.validation[1].perplexity if outcome.validation else None,
+            "parameter_count": self.plan.parameter_count,
+            "median_step_ms": typical,
+            "median_tokens_per_second": self.plan.tokens_per_step / typical * 1e3
+            if typical
+            else None,
+            "seconds": seconds,
+            "duration": duration(seconds),
+            "peak_memory_bytes": memory().peak_allocated if memory else None,
+            "checkpoint": str(outcome.checkpoint) if outcome.checkpoint else None,
+            "sample": {"prompt": sample.prompt, "text": sample.text} if sample else None,
+        }

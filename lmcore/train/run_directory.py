@@ -1,0 +1,110 @@
+"""The directory of a run: what is in it, and the rules for writing there.
+
+    config.yaml  environment.json  kernels.json  metrics.jsonl  summary.json
+    tokenizer/   tensorboard/      checkpoints/iter_XXXXXXX/    data/ (bundled text only)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmcore.errors import ConfigError, RunError
+
+__all__ = ["RunDirectory"]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, save: str | None, name: str, *, load: str | None) -> RunDirectory:
+        """Make the directory of a run.
+
+        Args:
+            save: What `--save` says; None makes `runs/<date>-<name>`.
+            name: Name of the run.
+            load: What `--load` says: a run may go on in its own directory.
+
+        Raises:
+            ConfigError: Another run's checkpoints are there.
+            RunError: The directory cannot be made.
+        """
+        path = Path(save) if save else _new_path(name)
+        run = cls(path)
+        goes_on = load is not None and _same_run(path, Path(load))
+        if not goes_on and run.checkpoints.is_dir() and any(run.checkpoints.glob("iter_*")):
+            raise ConfigError(
+                f"`--save {path}` holds checkpoints of another run",
+                why="a new run would mix with it",
+                hint=f"continue it with `--load {path} --save {path}`, or choose another directory",
+            )
+        try:
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as cause:
+            raise RunError(
+                f"the run directory `{path}` cannot be made",
+                why=f"{cause.strerror}: `{cause.filename}`",
+                hint="choose another with `--save DIR`",
+            ) from cause
+        return run
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where `iter_XXXXXXX` directories are."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tokenizer(self) -> Path:
+        """Copies of the tokenizer's files."""
+        return self.path / "tokenizer"
+
+    @property
+    def data(self) -> Path:
+        """The bundled text, prepared."""
+        return self.path / "data"
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file, complete or not at all."""
+        self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def write_text(self, name: str, content: str) -> None:
+        """Write a text file, complete or not at all.
+
+        Raises:
+            RunError: The file system refuses.
+        """
+        target = self.path / name
+        temporary = target.with_name(f".{name}.tmp-{os.getpid()}")
+        try:
+            temporary.write_text(content, encoding="utf-8")
+            temporary.replace(target)
+        except OSError as cause:
+            temporary.unlink(missing_ok=True)
+            raise RunError(f"`{target}` cannot be written", why=str(cause.strerror)) from cause
+
+
+def _same_run(path: Path, load: Path) -> bool:
+    run = path.resolve()
+    return load.resolve() in {run, run / "checkpoints"} or load.resolve().parent.parent == run
+
+
+def _new_path(name: str) -> Path:
+    stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    path, number = stem, 2
+    while path.exists():
+        path, number = stem.with_name(f"{stem.name}-{number}"), number + 1
+    return path

@@ -1,0 +1,68 @@
+"""Text from the model at the end of a run, so that one sees what it has learnt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lmcore.generation.generate import generate
+from lmcore.generation.sampling import SamplingOptions
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.data.tokenizer import Tokenizer
+    from lmcore.model.gpt import GPT
+    from lmcore.runtime.runtime import Runtime
+    from lmcore.train.corpus import Corpus
+
+__all__ = ["Sample", "take_sample"]
+
+_PROMPT_SHARE = 8
+_TEMPERATURE = 0.8
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt and what the model made of it."""
+
+    prompt: str
+    text: str
+
+
+def take_sample(
+    model: GPT, corpus: Corpus, plan: RunPlan, runtime: Runtime, tokenizer: Tokenizer
+) -> Sample | None:
+    """Return a sample, or None where `--sample-tokens 0` or a tokenizer without text says so.
+
+    The prompt is `--sample-prompt`, or the first tokens of a document that training did not see
+    (of the first training document, where a run has no validation documents).
+    """
+    training = plan.config.training
+    if training.sample_tokens == 0 or not tokenizer.encodes_any_text:
+        return None
+    room = model.shape.max_position_embeddings
+    if training.sample_prompt is not None:
+        prompt = tokenizer.encode(training.sample_prompt)[-(room - 1) :]
+    else:
+        prompt = _opening(corpus, tokenizer, max(1, room // _PROMPT_SHARE))
+    if not prompt:
+        return None
+    (made,) = generate(
+        model,
+        [prompt],
+        num_tokens=min(training.sample_tokens, room - len(prompt)),
+        options=SamplingOptions(temperature=_TEMPERATURE),
+        seed=training.seed,
+        eod=tokenizer.eod,
+        vocab_size=plan.vocab_size,
+        precision_context=runtime.precision.context,
+    )
+    return Sample(tokenizer.decode(prompt), tokenizer.decode(made.tokens))
+
+
+def _opening(corpus: Corpus, tokenizer: Tokenizer, length: int) -> list[int]:
+    part = "valid" if corpus.valid is not None else "train"
+    document = corpus.documents[part][0]
+    first = int(corpus.indexed.document_indices[document])
+    tokens = [int(token) for token in corpus.indexed.get(first)[:length]]
+    return [token for token in tokens if token != tokenizer.eod]

@@ -1,0 +1,184 @@
+"""A run's state to and from checkpoints, and what must agree for a run to go on.
+
+A run that continues is the same run or an error: the model's shape, the schedule and the order of
+the data are compared with those of the checkpoint before any tensor is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lmcore.checkpoint import (
+    check_shape,
+    find_checkpoint,
+    load_checkpoint,
+    read_manifest,
+    save_checkpoint,
+)
+from lmcore.errors import CheckpointError, ConfigError
+from lmcore.optim.schedule import LearningRateSchedule
+from lmcore.train.state import random_states, set_random_states
+
+if TYPE_CHECKING:
+    from lmcore.checkpoint import Manifest
+    from lmcore.config.plan import RunPlan
+    from lmcore.data.gpt_dataset import GPTDataset
+    from lmcore.data.tokenizer import Tokenizer
+    from lmcore.runtime.runtime import Runtime
+    from lmcore.train.state import TrainState
+
+__all__ = ["data_order", "restore", "save"]
+
+logger = logging.getLogger(__name__)
+
+
+def data_order(dataset: GPTDataset) -> str:
+    """Return a fingerprint of the order in which a dataset gives its samples.
+
+    It is equal for two data sets whose samples are the same in the same order, however many of
+    them a run is to use.
+    """
+    digest = hashlib.sha256(str(dataset.sequence_length).encode())
+    index = dataset.index
+    for part in (index.document_index, index.sample_index, index.shuffle_index):
+        digest.update(str(part.shape).encode())
+        for start in range(0, len(part), 1 << 20):
+            digest.update(np.ascontiguousarray(part[start : start + (1 << 20)]).data)
+    return digest.hexdigest()[:32]
+
+
+def save(
+    state: TrainState,
+    plan: RunPlan,
+    runtime: Runtime,
+    tokenizer: Tokenizer,
+    *,
+    directory: Path,
+    order: str,
+) -> Path:
+    """Write a checkpoint of *state* and return its directory.
+
+    Raises:
+        CheckpointError: It could not be written; earlier checkpoints are as they were.
+    """
+    asked = plan.config.checkpoint
+    tensors = state.tensors(optimizer=asked.save_optim)
+    if asked.save_rng:
+        tensors |= random_states(runtime)
+    meta = {
+        "counters": state.counters(),
+        "schedule": state.schedule_settings(),
+        "data_order": order,
+        "seed": plan.config.training.seed,
+        "config": plan.to_dict(),
+        "tokenizer": {"describe": tokenizer.describe(), "fingerprint": tokenizer.fingerprint()},
+    }
+    return save_checkpoint(
+        directory,
+        state.iteration,
+        tensors,
+        meta,
+        model_shape=state.model.shape.to_dict(),
+        keep_last=asked.keep_last,
+    )
+
+
+def restore(state: TrainState, plan: RunPlan, runtime: Runtime, *, order: str) -> Path | None:
+    """Bring *state* to where the checkpoint of `--load` left it; return that checkpoint.
+
+    Args:
+        state: A fresh state.
+        plan: Says from where, and what of it.
+        runtime: Gets the random states.
+        order: `data_order` of this run's training samples.
+
+    Raises:
+        CheckpointError: None is there, or it is damaged or of another shape.
+        ConfigError: The run would not be the same one.
+    """
+    asked = plan.config.checkpoint
+    if asked.load is None:
+        return None
+    try:
+        checkpoint = find_checkpoint(Path(asked.load))
+    except CheckpointError as error:
+        if asked.exit_on_missing_checkpoint:
+            raise
+        logger.warning("starting anew: %s", error.what)
+        return None
+    manifest = read_manifest(checkpoint)
+    check_shape(manifest, state.model.shape.to_dict())
+    if asked.finetune:
+        load_checkpoint(checkpoint, state.tensors(optimizer=False))
+        return checkpoint
+    _adopt_schedule(state, plan, manifest)
+    _check_order(manifest, order, plan)
+    tensors = state.tensors(optimizer=asked.load_optim)
+    states = random_states(runtime) if asked.load_rng else {}
+    _check_presence(manifest, tensors, states)
+    load_checkpoint(checkpoint, tensors | states)
+    if states:
+        set_random_states(states, runtime)
+    counters = manifest.meta["counters"]
+    state.iteration = int(counters["iteration"])
+    state.consumed_samples = int(counters["consumed_samples"])
+    state.consumed_tokens = int(counters["consumed_tokens"])
+    return checkpoint
+
+
+def _check_presence(
+    manifest: Manifest, tensors: Mapping[str, Any], states: Mapping[str, Any]
+) -> None:
+    lacks_optimizer = any(
+        name.startswith("optimizer.") and name not in manifest.tensors for name in tensors
+    )
+    if lacks_optimizer:
+        raise CheckpointError(
+            "the checkpoint has no optimizer state",
+            why="it was saved with `--no-save-optim`",
+            hint="add `--no-load-optim` to go on with a new optimizer",
+        )
+    if any(name not in manifest.tensors for name in states):
+        raise CheckpointError(
+            "the checkpoint has no random states for this device",
+            why="it was saved with `--no-save-rng`, or on another device",
+            hint="add `--no-load-rng` to go on with new ones",
+        )
+
+
+def _adopt_schedule(state: TrainState, plan: RunPlan, manifest: Manifest) -> None:
+    saved = dict(manifest.meta["schedule"])
+    asked = plan.config.checkpoint
+    if asked.use_checkpoint_opt_param_scheduler:
+        state.schedule = LearningRateSchedule(**saved)
+        return
+    now = dataclasses.asdict(state.schedule)
+    differing = [name for name, value in now.items() if saved.get(name) != value]
+    if not differing or asked.override_opt_param_scheduler:
+        return
+    rows = (f"`{name}`: checkpoint {saved.get(name)}, this run {now[name]}" for name in differing)
+    raise ConfigError(
+        "the learning-rate schedule is not the checkpoint's",
+        why="; ".join(rows),
+        hint="give the first run's settings (`--lr-decay-iters` if only the length changed), or "
+        "`--use-checkpoint-opt-param-scheduler`, or `--override-opt-param-scheduler`",
+    )
+
+
+def _check_order(manifest: Manifest, order: str, plan: RunPlan) -> None:
+    if manifest.meta["data_order"] == order or plan.config.checkpoint.override_data_order:
+        return
+    raise ConfigError(
+        "the training samples are not in the checkpoint's order",
+        why="data, split, seed, sequence length or the number of epochs that the run's length "
+        "needs differ; samples would be repeated or left out",
+        hint="give the first run's data settings and length, or accept the new order with "
+        "`--override-data-order`",
+    )
