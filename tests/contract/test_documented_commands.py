@@ -1,0 +1,131 @@
+"""Each `lmcore` command in the documentation and the examples exists, with each of its flags."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from lmcore.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(path for folder in ("docs", "examples", "plugins") for path in (ROOT / folder).rglob("*.md")),
+    *(ROOT / "examples").glob("*.sh"),
+]
+SEPARATORS = {"&&", "||", "|", ";", "&", ">", ">>", "<", "2>"}
+
+pytestmark = pytest.mark.docs
+
+
+def shell_text(page: Path) -> Iterator[str]:
+    """Yield what a page shows to be typed: its shell blocks and its `lmcore ...` spans."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".sh":
+        yield text
+        return
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if language in {"sh", "bash", "console"}:
+            yield block
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    yield from re.findall(r"`(lmcore [a-z][^`]*)`", prose)
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yield the words after `lmcore` of every command in a piece of shell."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if not re.search(r"(^|[\s/])lmcore\s", line):
+            continue
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        starts = [at for at, word in enumerate(words) if Path(word).name == "lmcore"]
+        for start in starts:
+            rest = words[start + 1 :]
+            ends = [at for at, word in enumerate(rest) if word in SEPARATORS]
+            yield rest[: min(ends, default=len(rest))]
+
+
+@cache
+def help_text(*command: str) -> str:
+    """Return what `lmcore COMMAND --help` prints."""
+    with pytest.MonkeyPatch.context() as patch:
+        lines: list[str] = []
+        patch.setattr("builtins.print", lambda *words, **_: lines.append(" ".join(map(str, words))))
+        assert main([*command, "--help"]) == 0
+    return "\n".join(lines)
+
+
+def subcommands_of(command: str) -> set[str]:
+    """Return the commands below a command, from the list or the usage line of its help."""
+    text = help_text(command)
+    listed = text.partition("commands:\n")[2].partition("\n\n")[0]
+    return {line.split()[0] for line in listed.splitlines()} | set(
+        re.findall(rf"^usage: lmcore {command} ([a-z]+)\s", text, re.MULTILINE)
+    )
+
+
+def problems(words: list[str]) -> Iterator[str]:
+    """Yield what is wrong with a documented command."""
+    shown = shlex.join(["lmcore", *words])
+    names = {name for group in COMMANDS.values() for name in group}
+    if not words or words[0].startswith("-"):
+        return
+    if words[0] not in names:
+        yield f"`{shown}`: no command `{words[0]}`"
+        return
+    command = words[:1]
+    if subcommands := subcommands_of(words[0]):
+        if words[1:2] and words[1] not in subcommands | {"--help"}:
+            yield f"`{shown}`: no command `{words[1]}`"
+            return
+        command = [word for word in words[:2] if word != "--help"]
+    known = set(re.findall(r"--[a-z][a-z0-9-]*", help_text(*command).replace("[no-]", "")))
+    for word in words[1:]:
+        flag = word.partition("=")[0].replace("--no-", "--")
+        if flag.startswith("--") and flag not in known | {"--help", "--flags"}:
+            yield f"`{shown}`: no flag `{flag}`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_documented_commands_exist(page: Path) -> None:
+    """Every command and flag that the page shows is one that lmcore has."""
+    shown = [words for text in shell_text(page) for words in commands(text)]
+    assert [problem for words in shown for problem in problems(words)] == []
+
+
+def test_some_commands_are_documented() -> None:
+    """The pages are read: the README shows at least training, preparing data and generating."""
+    shown = [words for text in shell_text(ROOT / "README.md") for words in commands(text)]
+    assert {words[0] for words in shown if words} >= {"train", "data", "generate"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "lmcore trian",
+        ".venv/bin/lmcore train --hiden-size 8",
+        "a && lmcore config show --jsno | b",
+        "lmcore data prepair --input x",
+        "lmcore config shw",
+    ],
+)
+def test_planted_mistake_is_found(line: str) -> None:
+    """A misspelt command or flag is found, wherever on the line it stands."""
+    (words,) = commands(line)
+    assert list(problems(words))
+
+
+def test_environments_are_documented() -> None:
+    """CONTRIBUTING.md names every tox environment."""
+    tox = configparser.ConfigParser(strict=False)
+    tox.read(ROOT / "tox.ini", encoding="utf-8")
+    environments = {
+        name.partition(":")[2] for name in tox.sections() if name.startswith("testenv:")
+    }
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert {name for name in environments if f"tox -e {name}" not in text} == set()
