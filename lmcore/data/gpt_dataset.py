@@ -49,8 +49,9 @@ class GPTDataset:
         self.sequence_length = sequence_length
         self.name = name
         self._num_samples = num_samples
+        first, last = (int(indexed.document_indices[bound]) for bound in document_range)
         request = IndexRequest(
-            document_range, num_samples, sequence_length, seed, final_epoch_threshold
+            (first, last), num_samples, sequence_length, seed, final_epoch_threshold
         )
         self.index = load_or_build(indexed, request, cache_dir=cache_dir, name=name, build=build)
 

@@ -5,7 +5,7 @@ cut every `sequence_length` tokens, a sample taking one token more than it advan
 index); the samples are visited in shuffled order (shuffle index).  One `RandomState(seed)` makes
 both shuffles, documents first.
 
-A document here is one *sequence* of the indexed dataset, as in Megatron; what
+A document of the document index is one *sequence* of the indexed dataset, as in Megatron; what
 `lmcore data prepare` writes has one sequence a document.
 """
 
@@ -27,7 +27,7 @@ __all__ = [
     "build_sample_index_python",
 ]
 
-# NVIDIA's and Argonne's; BigScience used .95
+# upstream's and Argonne's; BigScience used .95
 FINAL_EPOCH_THRESHOLD = 0.80
 _INT32_MAX = 2**31 - 1
 _UINT32_MAX = 2**32 - 1
@@ -58,7 +58,7 @@ class GPTIndex:
 
 def build_gpt_index(
     sizes: npt.NDArray[np.int32],
-    document_range: tuple[int, int],
+    sequence_range: tuple[int, int],
     *,
     sequence_length: int,
     num_samples: int,
@@ -69,7 +69,7 @@ def build_gpt_index(
 
     Args:
         sizes: Tokens of each sequence of the dataset.
-        document_range: First sequence to use, and the one after the last.
+        sequence_range: First sequence to use, and the one after the last.
         sequence_length: Tokens that a sample advances; it has one more.
         num_samples: How many samples are wanted; epochs are added until there are so many.
         seed: Of `numpy.random.RandomState`.
@@ -79,13 +79,13 @@ def build_gpt_index(
     Raises:
         DataError: No tokens in the range, or an index too large for its type.
     """
-    start, end = document_range
+    start, end = sequence_range
     if not 0 <= start <= end <= len(sizes) or sequence_length < 1 or num_samples < 1:
-        raise ValueError(f"documents {document_range}, length {sequence_length}, {num_samples=}")
+        raise ValueError(f"sequences {sequence_range}, length {sequence_length}, {num_samples=}")
     tokens = int(sizes[start:end].sum(dtype=np.int64))
     if not tokens:
         raise DataError(
-            f"documents {start} to {end} of the dataset hold no tokens",
+            f"sequences {start} to {end} of the dataset hold no tokens",
             hint="use more data, or another `--split`",
         )
     epochs = -(-(num_samples * sequence_length + 1) // tokens)

@@ -45,7 +45,7 @@ _POLL_SECONDS = 0.1
 class IndexRequest:
     """What an index follows from, beside the sizes of the documents."""
 
-    document_range: tuple[int, int]
+    sequence_range: tuple[int, int]
     num_samples: int
     sequence_length: int
     seed: int
@@ -55,7 +55,7 @@ class IndexRequest:
         """Build the index."""
         return build_gpt_index(
             indexed.sizes,
-            self.document_range,
+            self.sequence_range,
             sequence_length=self.sequence_length,
             num_samples=self.num_samples,
             seed=self.seed,
@@ -64,7 +64,7 @@ class IndexRequest:
 
     def key(self, indexed: IndexedDataset) -> str:
         """Return the hash that names the cache."""
-        start, end = self.document_range
+        start, end = self.sequence_range
         digest = hashlib.blake2b(digest_size=16)
         digest.update(json.dumps([_FORMAT, asdict(self)], sort_keys=True).encode())
         for at in range(start, end, _CHUNK):

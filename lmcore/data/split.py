@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from typing import Literal
 
-from lmcore.errors import ConfigError, DataError
+from lmcore.config.split import parse_split
+from lmcore.errors import DataError
 
-__all__ = ["Part", "parse_split", "split_documents", "split_ranges"]
+__all__ = ["Part", "split_documents", "split_ranges"]
 
 Part = Literal["train", "valid", "test"]
 _PARTS: tuple[Part, ...] = ("train", "valid", "test")
 _LONG_NAME = {"train": "training", "valid": "validation", "test": "test"}
-
-
-def parse_split(split: str) -> tuple[float, float, float]:
-    """Return the three shares of `--split`, summing to 1.
-
-    Args:
-        split: One to three numbers with `,` or `/` between them; those left out are 0.
-
-    Raises:
-        ConfigError: Not such a list, a number below 0, or nothing but zeros.
-    """
-    words = split.split("," if "," in split else "/")
-    try:
-        shares = [float(word) for word in words]
-    except ValueError:
-        shares = []
-    if not 1 <= len(shares) <= 3 or not all(math.isfinite(s) and s >= 0 for s in shares):
-        raise ConfigError(
-            f"`--split {split}` is not a split",
-            why="it takes up to three numbers of 0 or above: training, validation, test",
-            hint="for example `--split 969,30,1`",
-        )
-    total = sum(shares)
-    if not total:
-        raise ConfigError(
-            f"`--split {split}` leaves no documents for anything", hint="try `--split 969,30,1`"
-        )
-    shares += [0.0] * (3 - len(shares))
-    return shares[0] / total, shares[1] / total, shares[2] / total
 
 
 def split_documents(num_documents: int, split: str) -> list[int]:
@@ -50,6 +21,9 @@ def split_documents(num_documents: int, split: str) -> list[int]:
     Megatron's rule: each share is rounded by itself, and the surplus or lack that the rounding
     leaves moves every bound but the first.  Bounds stay between 0 and *num_documents*, which
     upstream's do not always.
+
+    Raises:
+        ConfigError: *split* is malformed.
     """
     bounds = [0]
     for share in parse_split(split):

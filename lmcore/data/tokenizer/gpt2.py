@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Literal, assert_never
 
 import numpy as np
@@ -94,7 +95,10 @@ class GPT2BPETokenizer(Tokenizer):
     def __init__(self, vocab_file: str, merge_file: str, *, engine: Engine = "auto") -> None:
         vocabulary, rules = read_vocabulary(vocab_file), read_merges(merge_file)
         require_match(vocabulary, rules, vocab_file=vocab_file, merge_file=merge_file)
-        self.vocab_file, self.merge_file = vocab_file, merge_file
+        # Absolute: metadata and workers find them from any directory.
+        self.vocab_file, self.merge_file = (
+            str(Path(file).absolute()) for file in (vocab_file, merge_file)
+        )
         self.vocab_size: int = max(vocabulary.values()) + 1
         self.eod: int | None = vocabulary.get(_END)
         self._requested: Engine = engine
@@ -176,15 +180,12 @@ def _library_bpe(vocabulary: dict[str, int], merges: list[Merge]) -> WordEncoder
         raise MissingPackageError(
             "tokenizers", needed_for="the engine `tokenizers`", install="pip install tokenizers"
         ) from None
-    # No cache: words come here once.  No pattern: they are cut already.
+    # No cache: words come here once.  The model alone: its pipeline takes half as long again.
     model = tokenizers.models.BPE(vocab=vocabulary, merges=merges, cache_capacity=0)
-    pipeline = tokenizers.Tokenizer(model)
-    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False
-    )
+    character_of = dict(enumerate(byte_alphabet()))
 
     def encode_word(word: str) -> Sequence[int]:
-        word.encode()  # the library reports a lone surrogate as a wrong type
-        return tuple(pipeline.encode(word, add_special_tokens=False).ids)
+        spelt = word.encode().decode("latin-1").translate(character_of)
+        return tuple([token.id for token in model.tokenize(spelt)])
 
     return encode_word

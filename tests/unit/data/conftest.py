@@ -1,0 +1,54 @@
+"""Tokenizer files and small datasets for the tests of the data path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from lmcore.data.indexed import IndexedDataset
+from lmcore.data.indexed_writer import IndexedDatasetWriter
+from lmcore.data.tokenizer import GPT2BPETokenizer
+from lmcore.data.tokenizer.bpe_files import byte_alphabet
+
+# Made by hand: "hello" is one token, " world" two, everything else bytes.
+MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d"]
+
+
+@pytest.fixture
+def bpe_files(tmp_path: Path) -> tuple[Path, Path]:
+    """A `vocab.json` of 265 tokens and its `merges.txt`."""
+    tokens = [*byte_alphabet(), *(rule.replace(" ", "") for rule in MERGES), "<|endoftext|>"]
+    vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    vocab.write_text(json.dumps({token: i for i, token in enumerate(tokens)}), encoding="utf-8")
+    merges.write_text("\n".join(["#version: 0.2", *MERGES, ""]), encoding="utf-8")
+    return vocab, merges
+
+
+@pytest.fixture(scope="session")
+def gpt2_files(shared_data: Path) -> tuple[str, str]:
+    """GPT-2's own `vocab.json` and `merges.txt`."""
+    folder = shared_data / "tokenizers/gpt2"
+    return str(folder / "gpt2-vocab.json"), str(folder / "gpt2-merges.txt")
+
+
+@pytest.fixture(scope="session")
+def gpt2(gpt2_files: tuple[str, str]) -> GPT2BPETokenizer:
+    """GPT-2's tokenizer on the library's engine."""
+    return GPT2BPETokenizer(*gpt2_files, engine="tokenizers")
+
+
+@pytest.fixture
+def make_dataset(tmp_path: Path) -> Callable[[Sequence[Sequence[int]]], IndexedDataset]:
+    """Return a function that writes documents as uint16 and opens them."""
+
+    def make(documents: Sequence[Sequence[int]]) -> IndexedDataset:
+        prefix = tmp_path / "made"
+        with IndexedDatasetWriter(prefix, "uint16") as writer:
+            for document in documents:
+                writer.add_document(document)
+        return IndexedDataset(prefix)
+
+    return make
