@@ -1,0 +1,1 @@
+"""Text from a trained model: load it, draw tokens with a key-value cache, decode them."""

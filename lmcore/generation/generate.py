@@ -1,0 +1,223 @@
+"""Continue token sequences with a model: one pass over the prompts, then one token at a time.
+
+Prompts of different lengths run in one batch as upstream does it: the pass stops at the shortest,
+and a row whose prompt goes on takes its own next token instead of a drawn one.  So no row is
+padded, no mask is needed, and every row sees exactly its own tokens.
+
+Shapes: B rows, S tokens so far, T tokens in all, H hidden, V padded vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lmcore.errors import ConfigError
+from lmcore.generation.sampling import SamplingOptions, new_generators, sample
+
+if TYPE_CHECKING:
+    from lmcore.model.cache import KeyValueCache
+    from lmcore.model.gpt import GPT
+
+__all__ = ["Generation", "OnToken", "generate", "room"]
+
+OnToken = Callable[[int, int], None]
+"""Called with a row and its new token, in the order in which they come."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The continuation of one prompt.
+
+    Attributes:
+        tokens: Ids after the prompt; the one that ended the document is not among them.
+        finished: Whether the document ended before the tokens ran out.
+    """
+
+    tokens: tuple[int, ...]
+    finished: bool
+
+
+def room(max_positions: int, prompt_length: int) -> int:
+    """Return how many tokens can follow a prompt; the last one needs no position of its own."""
+    return max(max_positions - max(prompt_length, 1) + 1, 0)
+
+
+def generate(
+    model: GPT,
+    prompts: Sequence[Sequence[int]],
+    *,
+    num_tokens: int,
+    options: SamplingOptions,
+    seed: int,
+    eod: int | None,
+    vocab_size: int,
+    precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    on_token: OnToken | None = None,
+    use_cache: bool = True,
+) -> list[Generation]:
+    """Continue each of *prompts*; the model is in evaluation mode meanwhile.
+
+    Args:
+        model: A model with its weights.
+        prompts: Token ids; an empty prompt starts from *eod*, as a document does in training.
+        num_tokens: Tokens after each prompt, unless the document ends before.
+        options: How a token is chosen.
+        seed: Row i draws from a generator seeded with seed + i, whatever rows are beside it.
+        eod: Id that ends a document; None where there is none.
+        vocab_size: True size of the vocabulary; the padding above it is never chosen.
+        precision_context: The context that a forward pass runs in.
+        on_token: Called for each new token.
+        use_cache: Keep keys and values; else every token recomputes the whole sequence.
+
+    Raises:
+        ConfigError: A prompt is empty without *eod*, has an id outside the vocabulary, or has no
+            room for the tokens.
+        RunError: The model's scores are not finite.
+    """
+    if not prompts:
+        return []
+    rows = [_checked(prompt, row, eod, vocab_size) for row, prompt in enumerate(prompts)]
+    _require_room(rows, num_tokens, model.shape.max_position_embeddings)
+    was_training = model.training
+    model.eval()
+    try:
+        # One context for all steps: a policy that casts weights casts them once.
+        with torch.inference_mode(), precision_context():
+            session = _Session(model, rows, num_tokens, eod, on_token, use_cache=use_cache)
+            return session.run(options, new_generators(seed, len(rows)), vocab_size)
+    finally:
+        model.train(was_training)
+
+
+def _checked(prompt: Sequence[int], row: int, eod: int | None, vocab_size: int) -> list[int]:
+    tokens = list(prompt)
+    if not tokens:
+        if eod is None:
+            raise ConfigError(
+                f"prompt {row + 1} is empty",
+                why="this tokenizer has no end-of-document token to start from",
+                hint="give at least one token",
+            )
+        return [eod]
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise ConfigError(
+                f"prompt {row + 1} has the token id {token}, outside the vocabulary",
+                why=f"ids go from 0 to {vocab_size - 1}",
+            )
+    return tokens
+
+
+def _require_room(rows: Sequence[Sequence[int]], num_tokens: int, max_positions: int) -> None:
+    longest = max(range(len(rows)), key=lambda row: len(rows[row]))
+    length = len(rows[longest])
+    free = room(max_positions, length)
+    if num_tokens <= free and length <= max_positions:
+        return
+    what = f"prompt {longest + 1}" if len(rows) > 1 else "the prompt"
+    if not free:
+        raise ConfigError(
+            f"{what} of {length} tokens is too long",
+            why=f"the model has {max_positions} positions",
+            hint="shorten the prompt",
+        )
+    raise ConfigError(
+        f"{what} of {length} tokens leaves no room for {num_tokens} more",
+        why=f"the model has {max_positions} positions",
+        hint=f"use `--tokens {free}` or less, or a shorter prompt",
+    )
+
+
+@dataclass
+class _Session:
+    """One batch on its way from the prompts to the last token."""
+
+    model: GPT
+    rows: Sequence[Sequence[int]]
+    num_tokens: int
+    eod: int | None
+    on_token: OnToken | None
+    use_cache: bool = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.device = self.model.token_embedding.weight.device
+        self.new: list[list[int]] = [[] for _ in self.rows]
+        self.finished = [False] * len(self.rows)
+
+    def run(
+        self, options: SamplingOptions, generators: Sequence[torch.Generator], vocab_size: int
+    ) -> list[Generation]:
+        """Draw tokens until every row has ended."""
+        length = min(len(row) for row in self.rows)
+        tokens_BS = torch.tensor([row[:length] for row in self.rows], device=self.device)
+        cache = self._new_cache() if self.use_cache else None
+        active = [] if self.num_tokens == 0 else list(range(len(self.rows)))
+        while active:
+            logits_BV = self._next_logits(tokens_BS, cache)
+            # A row inside its own prompt draws nothing, so that its seed gives the same text alone.
+            drawing = [row for row in active if len(self.rows[row]) <= length]
+            chosen = self._choose(logits_BV, drawing, options, generators, vocab_size)
+            for row, token in chosen.items():
+                self._take(row, token)
+            active = [row for row in active if not self._ended(row)]
+            column = [self._token_at(row, length) for row in range(len(self.rows))]
+            next_B1 = torch.tensor(column, device=self.device).unsqueeze(-1)
+            tokens_BS = next_B1 if cache is not None else torch.cat([tokens_BS, next_B1], dim=1)
+            length += 1
+        return [
+            Generation(tuple(new), finished)
+            for new, finished in zip(self.new, self.finished, strict=True)
+        ]
+
+    def _new_cache(self) -> KeyValueCache:
+        # The last token drawn is never fed back.
+        capacity = max(len(row) for row in self.rows) + self.num_tokens - 1
+        one = self.model.token_embedding.weight.new_ones(1, 1)
+        computed = torch.nn.functional.linear(one, one).dtype  # what the precision computes in
+        return self.model.new_cache(len(self.rows), capacity, computed)
+
+    def _next_logits(self, tokens_BS: Tensor, cache: KeyValueCache | None) -> Tensor:
+        hidden_BSH = self.model(tokens_BS, cache)
+        return self.model.logits(hidden_BSH[:, -1])
+
+    def _choose(
+        self,
+        logits_BV: Tensor,
+        drawing: Sequence[int],
+        options: SamplingOptions,
+        generators: Sequence[torch.Generator],
+        vocab_size: int,
+    ) -> dict[int, int]:
+        if not drawing:
+            return {}
+        if len(drawing) < len(self.rows):
+            logits_BV = logits_BV[torch.tensor(drawing, device=self.device)]
+        chosen_B = sample(
+            logits_BV, options, [generators[row] for row in drawing], vocab_size=vocab_size
+        )
+        return dict(zip(drawing, chosen_B.tolist(), strict=True))
+
+    def _take(self, row: int, token: int) -> None:
+        if token == self.eod:
+            self.finished[row] = True
+            return
+        self.new[row].append(token)
+        if self.on_token is not None:
+            self.on_token(row, token)
+
+    def _ended(self, row: int) -> bool:
+        return self.finished[row] or len(self.new[row]) == self.num_tokens
+
+    def _token_at(self, row: int, position: int) -> int:
+        """Return a row's token at *position*; any id serves where the row has ended."""
+        prompt, new = self.rows[row], self.new[row]
+        if position < len(prompt):
+            return prompt[position]
+        at = position - len(prompt)
+        return new[at] if at < len(new) else 0

@@ -1,0 +1,234 @@
+"""A trained model with its tokenizer, from a checkpoint: weights only, and nothing of training.
+
+Everything that the checkpoint says is checked before memory is taken for it: the shape against
+bounds, the tensors against the shape, the tokenizer against the one that the run was trained with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lmcore.checkpoint import Manifest, find_checkpoint, load_checkpoint, read_manifest
+from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, build_tokenizer
+from lmcore.data.tokenizer_files import load_tokenizer
+from lmcore.errors import CheckpointError, ConfigError
+from lmcore.model.build import op_binding
+from lmcore.model.gpt import GPT
+from lmcore.model.shape import ModelShape
+
+if TYPE_CHECKING:
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["LoadedModel", "TokenizerChoice", "find_tokenizer", "load_model", "read_shape"]
+
+_PREFIX = "model."
+_TOKENIZER = "tokenizer"
+# Far above any model, far below what hurts: a manifest may come from anywhere.
+_MAX_LAYERS = 10_000
+_MAX_WIDTH = 2**24
+_MAX_SIZES = {"num_layers": _MAX_LAYERS}
+
+
+@dataclass(frozen=True)
+class TokenizerChoice:
+    """The tokenizer that the user names instead of the run's own copy; None: not named."""
+
+    tokenizer_type: str | None = None
+    vocab_file: str | None = None
+    merge_file: str | None = None
+    vocab_size: int | None = None
+
+
+_RUNS_OWN = TokenizerChoice()
+_NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to generate.
+
+    Attributes:
+        model: In evaluation mode, on the run's device.
+        tokenizer: The one that it was trained with.
+        manifest: What its checkpoint says.
+        checkpoint: Where that is.
+    """
+
+    model: GPT
+    tokenizer: Tokenizer
+    manifest: Manifest
+    checkpoint: Path
+
+
+def load_model(
+    path: Path,
+    runtime: Runtime,
+    *,
+    choice: TokenizerChoice = _RUNS_OWN,
+    extra: Mapping[str, TokenizerFactory] = _NONE,
+) -> LoadedModel:
+    """Load the model of a run.
+
+    Args:
+        path: A run directory, its `checkpoints`, or one `iter_XXXXXXX`.
+        runtime: Device, precision and kernels.
+        choice: A tokenizer named by the user.
+        extra: The tokenizer types that plugins registered.
+
+    Raises:
+        CheckpointError: No checkpoint, a damaged one, or one that is no GPT of ours.
+        ConfigError, DataError: The tokenizer is missing or is not the one of the run.
+    """
+    checkpoint = find_checkpoint(path)
+    manifest = read_manifest(checkpoint)
+    shape = read_shape(manifest.model_shape, checkpoint)
+    tokenizer = find_tokenizer(checkpoint, manifest, choice, extra)
+    if tokenizer.vocab_size > shape.padded_vocab_size:
+        raise ConfigError(
+            f"tokenizer `{tokenizer.name}` has {tokenizer.vocab_size} ids, and the model in "
+            f"`{checkpoint}` {shape.padded_vocab_size}",
+            hint="give the tokenizer that the model was trained with",
+        )
+    with torch.device("meta"):
+        model = GPT(shape, op_binding(runtime))
+    tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
+    _require_tensors(tensors, manifest, checkpoint)
+    model.to_empty(device=runtime.device.torch_device)
+    tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
+    load_checkpoint(checkpoint, tensors)
+    return LoadedModel(model.eval(), tokenizer, manifest, checkpoint)
+
+
+def read_shape(values: Mapping[str, Any], checkpoint: Path) -> ModelShape:
+    """Return the shape that a manifest states.
+
+    Raises:
+        CheckpointError: A value is missing, unknown, of the wrong type or out of bounds.
+    """
+    fields = {field.name: str(field.type) for field in dataclasses.fields(ModelShape)}
+    problem = _names_problem(set(values), set(fields))
+    for name, kind in fields.items():
+        if problem is None:
+            problem = _value_problem(name, kind, values[name])
+    if problem is None and values["hidden_size"] % values["num_attention_heads"]:
+        problem = (
+            f"hidden_size {values['hidden_size']} is not divisible by "
+            f"num_attention_heads {values['num_attention_heads']}"
+        )
+    if problem is not None:
+        raise CheckpointError(
+            f"the model of checkpoint `{checkpoint}` cannot be built",
+            why=problem,
+            hint="load a checkpoint that `lmcore train` saved, with the same version or a newer one",
+        )
+    return ModelShape(**values)
+
+
+def _names_problem(found: set[str], wanted: set[str]) -> str | None:
+    if missing := sorted(wanted - found):
+        return f"its shape does not say `{missing[0]}`"
+    if unknown := sorted(found - wanted):
+        return f"its shape has `{unknown[0]}`, which this version does not know"
+    return None
+
+
+def _value_problem(name: str, kind: str, value: object) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, int if kind == "int" else (int, float)):
+        return f"`{name}` is `{value}`, and not {'an integer' if kind == 'int' else 'a number'}"
+    if kind == "int":
+        largest = _MAX_SIZES.get(name, _MAX_WIDTH)
+        return None if 1 <= value <= largest else f"`{name}` is {value}, not from 1 to {largest}"
+    if name.endswith("dropout"):
+        return None if 0.0 <= value < 1.0 else f"`{name}` is {value}, and not a probability"
+    return None if 0.0 < value < math.inf else f"`{name}` is {value}, and not above 0"
+
+
+def _require_tensors(
+    tensors: Mapping[str, torch.Tensor], manifest: Manifest, checkpoint: Path
+) -> None:
+    """Raise where the checkpoint's weights are not those of its shape; no memory is taken yet."""
+    for name, tensor in tensors.items():
+        entry = manifest.tensors.get(name)
+        if entry is None or entry.shape != tuple(tensor.shape):
+            found = "does not have it" if entry is None else f"has {list(entry.shape)}"
+            raise CheckpointError(
+                f"the weights of checkpoint `{checkpoint}` do not fit its shape",
+                why=f"`{name}` should be {list(tensor.shape)}, and the checkpoint {found}",
+            )
+    unknown = [
+        name for name in manifest.tensors if name.startswith(_PREFIX) and name not in tensors
+    ]
+    if unknown:
+        raise CheckpointError(
+            f"the weights of checkpoint `{checkpoint}` do not fit its shape",
+            why=f"it has `{unknown[0]}`, which a model of its shape does not have",
+        )
+
+
+def find_tokenizer(
+    checkpoint: Path,
+    manifest: Manifest,
+    choice: TokenizerChoice,
+    extra: Mapping[str, TokenizerFactory],
+) -> Tokenizer:
+    """Return the tokenizer of a run: the one named, its own copy, or one that needs no files.
+
+    Raises:
+        ConfigError: It is not the one that the run was trained with, or its options are wrong.
+        DataError: None was saved, or its files are unfit.
+    """
+    trained = manifest.meta.get(_TOKENIZER)
+    described = trained.get("describe") if isinstance(trained, Mapping) else None
+    kind = described.get("type") if isinstance(described, Mapping) else None
+    directory = checkpoint.parent.parent / _TOKENIZER
+    if choice != _RUNS_OWN:
+        tokenizer = _chosen(choice, kind, extra)
+    elif not directory.is_dir() and isinstance(described, Mapping) and _fileless(described):
+        tokenizer = build_tokenizer(str(kind), vocab_size=described.get("vocab_size"), extra=extra)
+    else:
+        tokenizer = load_tokenizer(directory, extra=extra)
+    fingerprint = trained.get("fingerprint") if isinstance(trained, Mapping) else None
+    if fingerprint is not None and tokenizer.fingerprint() != fingerprint:
+        raise ConfigError(
+            f"tokenizer `{tokenizer.name}` is not the one that `{checkpoint}` was trained with",
+            why=f"its fingerprint is {tokenizer.fingerprint()[:16]}, that of the run's "
+            f"`{kind}` is {str(fingerprint)[:16]}",
+            hint="give the files that the data was prepared with",
+        )
+    return tokenizer
+
+
+def _chosen(
+    choice: TokenizerChoice, kind: object, extra: Mapping[str, TokenizerFactory]
+) -> Tokenizer:
+    named = choice.tokenizer_type or (kind if isinstance(kind, str) else None)
+    if named is None:
+        raise ConfigError(
+            "the checkpoint does not say which tokenizer it was trained with",
+            hint="add `--tokenizer-type TYPE`",
+        )
+    return build_tokenizer(
+        named,
+        vocab_file=choice.vocab_file,
+        merge_file=choice.merge_file,
+        vocab_size=choice.vocab_size,
+        extra=extra,
+    )
+
+
+def _fileless(described: Mapping[str, Any]) -> bool:
+    size = described.get("vocab_size")
+    plain = size is None or (isinstance(size, int) and not isinstance(size, bool))
+    return (
+        set(described) <= {"type", "vocab_size"}
+        and isinstance(described.get("type"), str)
+        and plain
+    )

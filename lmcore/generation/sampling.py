@@ -1,0 +1,178 @@
+"""From scores to the next token: greedy, or drawn with a temperature, the top k or the top p.
+
+The random numbers come from generators on the CPU, one for each row, so that a row's text depends
+on its own seed and not on the device or on the rows beside it.
+
+Shapes: B rows, V padded vocabulary, W true vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lmcore.errors import ConfigError, LmcoreError, RunError
+
+__all__ = ["MAX_TEMPERATURE", "MAX_TOP_K", "SamplingOptions", "new_generators", "sample"]
+
+MAX_TEMPERATURE = 100.0
+MAX_TOP_K = 1000
+_SEEDS = 2**63
+# The most probable ids that are looked at first for the top p; usually enough, and no full sort.
+_LIKELY = 1024
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How the next token is chosen; every problem is reported when it is made.
+
+    Attributes:
+        temperature: Divides the scores; below 1 sharpens, above 1 flattens.
+        top_k: Only the k highest scores can be drawn (those equal to the k-th as well); 0: all.
+        top_p: Only the fewest ids that together have this probability can be drawn; 0: all.
+        greedy: The highest score always wins; top_k=1 means the same.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 0.0
+    greedy: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for values out of range and for those that exclude each other."""
+        problems: list[LmcoreError] = []
+        if not 0.0 < self.temperature <= MAX_TEMPERATURE:
+            problems.append(
+                ConfigError(
+                    f"`--temperature {self.temperature:g}` is out of range",
+                    why=f"it divides the scores: above 0, at most {MAX_TEMPERATURE:g}",
+                    hint="use `--greedy` for the most probable token",
+                )
+            )
+        if not 0 <= self.top_k <= MAX_TOP_K:
+            problems.append(
+                ConfigError(
+                    f"`--top-k {self.top_k}` is out of range",
+                    why=f"it is a number of tokens from 0 (all) to {MAX_TOP_K}",
+                )
+            )
+        if not 0.0 <= self.top_p <= 1.0:
+            problems.append(
+                ConfigError(
+                    f"`--top-p {self.top_p:g}` is out of range",
+                    why="it is a probability from 0 (all tokens) to 1",
+                )
+            )
+        problems += self._conflicts()
+        if problems:
+            raise ConfigError.collect(problems)
+
+    def _conflicts(self) -> list[LmcoreError]:
+        given = [
+            (f"--top-k {self.top_k}", self.top_k > 0),
+            (f"--top-p {self.top_p:g}", self.top_p > 0),
+            ("--greedy", self.greedy and self.top_k != 1),
+        ]
+        flags = [f"`{flag}`" for flag, there in given if there]
+        if len(flags) < 2:
+            return []
+        return [ConfigError(f"{' and '.join(flags)} exclude each other", hint="keep one of them")]
+
+    @property
+    def always_highest(self) -> bool:
+        """Whether the highest score wins, without a draw."""
+        return self.greedy or self.top_k == 1
+
+
+def new_generators(seed: int, rows: int) -> list[torch.Generator]:
+    """Return a generator for each of *rows* rows, seeded *seed*, *seed* + 1 and so on."""
+    return [torch.Generator().manual_seed((seed + row) % _SEEDS) for row in range(rows)]
+
+
+def sample(
+    logits_BV: Tensor,
+    options: SamplingOptions,
+    generators: Sequence[torch.Generator],
+    *,
+    vocab_size: int,
+) -> Tensor:
+    """Choose the next token of each row.
+
+    Args:
+        logits_BV: Scores over the padded vocabulary, any dtype and device.
+        options: How to choose.
+        generators: One for each row, on the CPU; each gives one number unless the choice is greedy.
+        vocab_size: W; the ids from there on are padding and are never chosen.
+
+    Returns:
+        Token ids, int64 on the CPU.
+
+    Raises:
+        RunError: A row's highest score is not a finite number.
+    """
+    logits_BW = logits_BV[:, :vocab_size]
+    highest_B, likeliest_B = logits_BW.max(dim=-1)
+    _require_finite(highest_B)
+    if options.always_highest:
+        return likeliest_B.cpu()
+    # Wide, and on the CPU: the draw is then the same for the same scores on every device.
+    scores_BW = (logits_BW.double() - highest_B.double().unsqueeze(-1)).cpu() / options.temperature
+    if options.top_k > 0:
+        scores_BW = _keep_top_k(scores_BW, options.top_k)
+    weights_BW = scores_BW.exp_()
+    if 0.0 < options.top_p < 1.0:
+        weights_BW = _keep_top_p(weights_BW, options.top_p)
+    return _draw(weights_BW, generators)
+
+
+def _require_finite(highest_B: Tensor) -> None:
+    for row, highest in enumerate(highest_B.tolist()):
+        if not math.isfinite(highest):
+            raise RunError(
+                f"the model's scores for the next token are not finite (row {row}: {highest})",
+                why="weights that are not finite, or numbers too large for the precision",
+                hint="try `--precision fp32`, or an earlier checkpoint",
+            )
+
+
+def _keep_top_k(scores_BW: Tensor, top_k: int) -> Tensor:
+    """Hide the scores below the k-th highest of their row."""
+    if top_k >= scores_BW.shape[-1]:
+        return scores_BW
+    kth_B1 = scores_BW.topk(top_k, dim=-1).values[:, -1:]
+    return scores_BW.masked_fill_(scores_BW < kth_B1, -math.inf)
+
+
+def _keep_top_p(weights_BW: Tensor, top_p: float) -> Tensor:
+    """Zero all weights but the fewest that reach *top_p* of their row's sum, the highest first.
+
+    Holtzman et al. 2020, section 3.1; the id that crosses the bound stays, as upstream has it.
+    Ids whose weight equals that of the last one kept stay as well, so that no order decides.
+    """
+    bound_B1 = top_p * weights_BW.sum(dim=-1, keepdim=True)
+    likely = min(_LIKELY, weights_BW.shape[-1])
+    sorted_BL = weights_BW.topk(likely, dim=-1).values
+    if (sorted_BL.sum(dim=-1, keepdim=True) < bound_B1).any():
+        sorted_BL = weights_BW.sort(dim=-1, descending=True).values
+    before_BL = sorted_BL.cumsum(dim=-1) - sorted_BL
+    kept_B1 = (before_BL < bound_B1).sum(dim=-1, keepdim=True)
+    least_B1 = sorted_BL.gather(-1, (kept_B1 - 1).clamp_(min=0))
+    return weights_BW.masked_fill_(weights_BW < least_B1, 0.0)
+
+
+def _draw(weights_BW: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """Return for each row an id with probability proportional to its weight (inverse CDF)."""
+    sums_BW = weights_BW.cumsum(dim=-1)
+    total_B = sums_BW[:, -1]
+    uniform_B = torch.stack(
+        [torch.rand((), generator=one, dtype=torch.float64) for one in generators]
+    )
+    # Below the total even where the product rounds up, so that an id is found; and the first sum
+    # above the point belongs to an id whose weight is not zero.
+    below_B = torch.nextafter(total_B, torch.zeros_like(total_B))
+    point_B1 = torch.minimum(uniform_B * total_B, below_B).unsqueeze(-1)
+    return torch.searchsorted(sums_BW, point_B1, right=True).squeeze(-1)
