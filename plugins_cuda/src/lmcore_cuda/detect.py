@@ -1,0 +1,148 @@
+"""From facts to a `Probe`: is there a GPU, and can this torch use it?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lmcore.accelerator import Probe, ProbeState
+from lmcore_cuda.facts import Facts, TorchBuild
+from lmcore_cuda.nvml import DRIVER_NOT_LOADED, Gpu
+
+__all__ = ["VISIBLE", "probe", "torch_command", "visible_gpus"]
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_WHEELS: tuple[tuple[tuple[int, int], str], ...] = (((13, 0), "cu130"), ((12, 6), "cu126"))
+"""PyTorch's builds by the CUDA version that the driver must be able to run, newest first."""
+
+
+def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
+    """Return what the facts mean for a process with the environment *env*."""
+    driver = facts.driver
+    if not driver.library or driver.status == DRIVER_NOT_LOADED:
+        return _without_driver(facts)
+    if driver.status:
+        return _answer(
+            ProbeState.BROKEN,
+            [f"the NVIDIA driver does not answer: {driver.message}", *_bus(facts)],
+            fix="reboot, so that kernel module and libraries are of one version; see `nvidia-smi`",
+        )
+    here = f"NVIDIA driver {driver.version}, for CUDA up to {_dotted(driver.cuda)}"
+    if not driver.gpus:
+        return _answer(ProbeState.ABSENT, [f"{here}: it lists no GPU"])
+    gpus = visible_gpus(driver.gpus, env)
+    hidden = f"{VISIBLE}={env[VISIBLE]}" if VISIBLE in env else ""
+    if not gpus:
+        return _answer(ProbeState.ABSENT, [f"`{hidden}` hides all {len(driver.gpus)} GPUs", here])
+    names = f"{len(gpus)} x {gpus[0].name}" if _alike(gpus) else ", ".join(one.name for one in gpus)
+    evidence = [f"{names} ({here})"]
+    evidence += [f"`{hidden}` leaves {len(gpus)} of {len(driver.gpus)}"] if hidden else []
+    torch_fault, fix = _torch_fault(facts.torch, driver.cuda)
+    if torch_fault:
+        return _answer(ProbeState.BROKEN, [*evidence, torch_fault], fix=fix, count=len(gpus))
+    evidence.append(f"torch {facts.torch.version}, built with CUDA {facts.torch.cuda}")
+    return _answer(
+        ProbeState.PRESENT,
+        evidence,
+        count=len(gpus),
+        facts={
+            "driver": driver.version,
+            "driver_cuda": _dotted(driver.cuda),
+            "torch": facts.torch.version,
+            "torch_cuda": facts.torch.cuda,
+            "gpus": [{"name": one.name, "uuid": one.uuid, "memory": one.memory} for one in gpus],
+        },
+    )
+
+
+def _without_driver(facts: Facts) -> Probe:
+    said = facts.driver.message
+    if not facts.bus:
+        return _answer(ProbeState.ABSENT, ["no NVIDIA GPU on the PCI bus", f"no driver: {said}"])
+    return _answer(
+        ProbeState.BROKEN,
+        [*_bus(facts), f"no driver: {said}"],
+        fix="install the NVIDIA driver (in a container: start it with `--gpus all`) until "
+        "`nvidia-smi` lists the GPU",
+    )
+
+
+def _torch_fault(torch: TorchBuild, driver_cuda: tuple[int, int]) -> tuple[str, str]:
+    """Return why torch cannot use the GPUs, and the fix; both empty when it can."""
+    command = torch_command(torch, driver_cuda)
+    if torch.cuda is None:
+        built = f"torch {torch.version} is built without CUDA" if torch.version else "no torch"
+        return built, command
+    # Within a major version, CUDA programs run on older drivers; across majors they do not.
+    if int(torch.cuda.partition(".")[0]) > driver_cuda[0]:
+        fault = (
+            f"torch {torch.version} is built with CUDA {torch.cuda}, and the driver runs at most "
+            f"{_dotted(driver_cuda)}"
+        )
+        return fault, f"update the NVIDIA driver, or {command}"
+    return "", ""
+
+
+def torch_command(torch: TorchBuild, driver_cuda: tuple[int, int]) -> str:
+    """Return the command that installs a torch for this driver, from PyTorch's own index."""
+    for needed, name in _WHEELS:
+        if driver_cuda >= needed:
+            wanted = f"torch=={torch.release}" if torch.release else "torch"
+            index = f"https://download.pytorch.org/whl/{name}"
+            return f"pip install --force-reinstall '{wanted}' --index-url {index}"
+    oldest = _dotted(_WHEELS[-1][0])
+    return f"update the NVIDIA driver to one for CUDA {oldest} or newer"
+
+
+def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> list[Gpu]:
+    """Return the GPUs that CUDA would show, in its order.
+
+    As CUDA does: entries are indices or beginnings of a UUID; the first that fits no GPU ends the
+    list, and one named twice empties it.  A part of a GPU (`MIG-...`) stands for its GPU.
+    """
+    if VISIBLE not in env:
+        return list(gpus)
+    found: list[Gpu] = []
+    for entry in (part.strip() for part in env[VISIBLE].split(",")):
+        if entry.startswith("MIG-"):
+            found.append(_mig_parent(gpus, entry))
+            continue
+        match = [one for one in gpus if entry == str(one.index) or _begins(one.uuid, entry)]
+        if len(match) != 1:
+            break
+        if match[0] in found:
+            return []
+        found += match
+    return found
+
+
+def _begins(uuid: str, entry: str) -> bool:
+    return entry.startswith("GPU-") and uuid.startswith(entry)
+
+
+def _mig_parent(gpus: Sequence[Gpu], entry: str) -> Gpu:
+    """Return the GPU that a MIG name mentions (drivers before 470), else the first."""
+    return next((one for one in gpus if one.uuid in entry), gpus[0])
+
+
+def _alike(gpus: Sequence[Gpu]) -> bool:
+    return len({one.name for one in gpus}) == 1
+
+
+def _bus(facts: Facts) -> list[str]:
+    return [f"NVIDIA GPU on the PCI bus at {', '.join(facts.bus)}"] if facts.bus else []
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _answer(
+    state: ProbeState,
+    evidence: Sequence[str],
+    *,
+    fix: str | None = None,
+    count: int = 0,
+    facts: Mapping[str, object] | None = None,
+) -> Probe:
+    return Probe("cuda", state, count, 100, tuple(evidence), fix, dict(facts or {}))

@@ -1,0 +1,86 @@
+"""The hooks of the CUDA plugin; torch-free until a device is created."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lmcore.accelerator import (
+    Check,
+    CommBackend,
+    Device,
+    PluginInfo,
+    PrecisionPolicy,
+    Probe,
+    RecomputePolicy,
+    autocast_policy,
+    full_policy,
+    full_precision_policy,
+    none_policy,
+)
+from lmcore.hookspecs import hookimpl
+
+
+@hookimpl
+def lmcore_plugin_info() -> PluginInfo:
+    """Say what this plugin is and works with."""
+    return PluginInfo(
+        name="cuda",
+        api=">=1,<2",
+        torch=">=2.11",
+        provides=("cuda",),
+        summary="NVIDIA GPUs, through PyTorch's CUDA build",
+    )
+
+
+@hookimpl
+def lmcore_probe(env: Mapping[str, str]) -> Probe:
+    """Ask the driver for GPUs and torch's metadata for its build; makes no context."""
+    from lmcore_cuda.detect import probe
+    from lmcore_cuda.facts import read_facts
+
+    return probe(read_facts(), env)
+
+
+@hookimpl
+def lmcore_launch_env() -> dict[str, str]:
+    """Number the GPUs as the driver does, so that the probe and torch speak of the same one."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+@hookimpl
+def lmcore_create_device() -> Device:
+    """Return the GPU of this process."""
+    from lmcore_cuda.device import create_device
+
+    return create_device()
+
+
+@hookimpl
+def lmcore_comm_backends() -> list[CommBackend]:
+    """Offer NCCL, which comes with torch."""
+    from lmcore_cuda.device import nccl
+
+    return [nccl()]
+
+
+@hookimpl
+def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
+    """Offer float32, and bfloat16 products first where the GPU has them."""
+    policies = [full_precision_policy(device)]
+    if "bfloat16" in device.dtypes:
+        policies.append(autocast_policy(device, name="bf16", compute="bfloat16", priority=200))
+    return policies
+
+
+@hookimpl
+def lmcore_recompute_policies() -> list[RecomputePolicy]:
+    """Offer to keep every activation, or only the inputs of blocks."""
+    return [none_policy(), full_policy()]
+
+
+@hookimpl
+def lmcore_doctor(probe: Probe) -> list[Check]:
+    """Check driver, torch's build and, where there is a GPU, a product on it."""
+    from lmcore_cuda.doctor import checks
+
+    return checks(probe)

@@ -1,0 +1,64 @@
+"""What `lmcore doctor` checks of Intel GPUs; runs in a process of its own."""
+
+from __future__ import annotations
+
+from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
+from lmcore_xpu.facts import LOADER, RUNTIME, Facts, read_facts
+
+__all__ = ["checks"]
+
+
+def checks(probe: Probe) -> list[Check]:
+    """Return checks of nodes, libraries and torch's build, and a product on a present GPU."""
+    facts = read_facts()
+    found = [_nodes(facts, probe), _libraries(facts, probe), _build(facts, probe)]
+    if probe.state is ProbeState.PRESENT:
+        return [*found, _product()]
+    return [*found, Check("matrix product", CheckStatus.SKIPPED, f"the device is {probe.state}")]
+
+
+def _missing(probe: Probe) -> CheckStatus:
+    """Return how bad it is that something is missing: nothing where there is no GPU."""
+    broken = probe.state is ProbeState.BROKEN
+    return CheckStatus.FAILED if broken else CheckStatus.SKIPPED
+
+
+def _nodes(facts: Facts, probe: Probe) -> Check:
+    if not facts.gpus:
+        return Check("device nodes", CheckStatus.SKIPPED, "no Intel GPU on the PCI bus")
+    usable = [one for one in facts.gpus if one.access]
+    detail = f"{len(usable)} of {len(facts.gpus)} GPUs can be opened by this user"
+    if usable:
+        return Check("device nodes", CheckStatus.OK, detail)
+    return Check("device nodes", _missing(probe), detail, probe.fix)
+
+
+def _libraries(facts: Facts, probe: Probe) -> Check:
+    there = {LOADER: facts.loader, RUNTIME: facts.runtime}
+    detail = ", ".join(f"{name} {'found' if found else 'missing'}" for name, found in there.items())
+    if all(there.values()):
+        return Check("level zero", CheckStatus.OK, detail)
+    return Check("level zero", _missing(probe), detail, probe.fix)
+
+
+def _build(facts: Facts, probe: Probe) -> Check:
+    torch = facts.torch
+    if torch.xpu is not None:
+        return Check("torch build", CheckStatus.OK, f"torch {torch.version}, XPU {torch.xpu}")
+    detail = f"torch {torch.version} is built without XPU"
+    return Check("torch build", _missing(probe), detail, probe.fix)
+
+
+def _product() -> Check:
+    import torch
+
+    from lmcore_xpu.device import create_device
+
+    device = create_device()
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(129, 65, generator=generator)
+    right = torch.randn(65, 33, generator=generator)
+    product = (left.to(device.torch_device) @ right.to(device.torch_device)).cpu()
+    error = (product.double() - left.double() @ right.double()).abs().max().item()
+    status = CheckStatus.OK if error < 1e-2 else CheckStatus.FAILED
+    return Check("matrix product", status, f"{device.name}: error against float64 {error:.1e}")

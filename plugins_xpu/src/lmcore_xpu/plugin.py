@@ -1,0 +1,80 @@
+"""The hooks of the XPU plugin; torch-free until a device is created."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lmcore.accelerator import (
+    Check,
+    CommBackend,
+    Device,
+    PluginInfo,
+    PrecisionPolicy,
+    Probe,
+    RecomputePolicy,
+    autocast_policy,
+    full_policy,
+    full_precision_policy,
+    none_policy,
+)
+from lmcore.hookspecs import hookimpl
+
+
+@hookimpl
+def lmcore_plugin_info() -> PluginInfo:
+    """Say what this plugin is and works with."""
+    return PluginInfo(
+        name="xpu",
+        api=">=1,<2",
+        torch=">=2.11",
+        provides=("xpu",),
+        summary="Intel GPUs, through torch.xpu",
+    )
+
+
+@hookimpl
+def lmcore_probe(env: Mapping[str, str]) -> Probe:
+    """Read the kernel's device tree and torch's metadata; starts no driver."""
+    from lmcore_xpu.detect import probe
+    from lmcore_xpu.facts import read_facts
+
+    return probe(read_facts(), env)
+
+
+@hookimpl
+def lmcore_create_device() -> Device:
+    """Return the GPU of this process."""
+    from lmcore_xpu.device import create_device
+
+    return create_device()
+
+
+@hookimpl
+def lmcore_comm_backends() -> list[CommBackend]:
+    """Offer XCCL, which comes with torch."""
+    from lmcore_xpu.device import xccl
+
+    return [xccl()]
+
+
+@hookimpl
+def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
+    """Offer float32, and bfloat16 products first where the GPU has them."""
+    policies = [full_precision_policy(device)]
+    if "bfloat16" in device.dtypes:
+        policies.append(autocast_policy(device, name="bf16", compute="bfloat16", priority=200))
+    return policies
+
+
+@hookimpl
+def lmcore_recompute_policies() -> list[RecomputePolicy]:
+    """Offer to keep every activation, or only the inputs of blocks."""
+    return [none_policy(), full_policy()]
+
+
+@hookimpl
+def lmcore_doctor(probe: Probe) -> list[Check]:
+    """Check nodes, libraries, torch's build and, where there is a GPU, a product on it."""
+    from lmcore_xpu.doctor import checks
+
+    return checks(probe)
