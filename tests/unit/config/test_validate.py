@@ -45,6 +45,7 @@ def test_accepted(line: str) -> None:
 
 
 HEADS = "`--hidden-size 8192` is not divisible by `--num-attention-heads 48`"
+SCHEDULERS = "`--use-checkpoint-opt-param-scheduler` and `--override-opt-param-scheduler`"
 BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
 
 
@@ -120,8 +121,7 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
         ("--finetune", "`--finetune` needs `--load`", "add `--load DIR`"),
         (
             "--use-checkpoint-opt_param-scheduler --override-opt_param-scheduler",
-            "`--use-checkpoint-opt-param-scheduler` and `--override-opt-param-scheduler` "
-            "exclude each other",
+            SCHEDULERS + " exclude each other",
             "keep one of them",
         ),
     ],

@@ -1,0 +1,196 @@
+"""Write the reference pages that are made from the code.
+
+`python docs/generate.py` writes docs/reference/{options,presets,megatron-flags,commands}.md and
+tests/golden/flags.txt; a test fails where a file and the code differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from lmcore.cli.main import COMMANDS, main
+from lmcore.config import megatron
+from lmcore.config.help import shown_default
+from lmcore.config.load import PRESET_OPTION, load_config
+from lmcore.config.option import Option, options_of
+from lmcore.config.preset import PRESETS
+from lmcore.config.section import SECTIONS, run_options
+from lmcore.config.size import padded_vocabulary, parameter_count
+
+ROOT = Path(__file__).resolve().parents[1]
+_NOTE = "<!-- Made by `python docs/generate.py`; do not edit. -->"
+
+_ABOUT_OPTIONS = """\
+Every option is a flag (`--train-iters 100`) and a key of a YAML file, below its section
+(`training:` `train_iters: 100`). Switches have a `--no-` form.
+[How to configure a run](../how-to/configure.md) explains files, presets and the order in which they
+apply."""
+
+_ABOUT_PRESETS = """\
+`lmcore train --preset NAME` starts from a published model; files and flags override its values.
+Batch size and length of the run are yours to choose. Each preset warms up over 1% of the decay and
+ends at a tenth of its learning rate."""
+
+_ABOUT_FLAGS = """\
+Options have the names of Megatron's flags, so most commands work as they are. The flags below are
+the others: `lmcore train` accepts those of the first two tables with a line that says so, and
+refuses those of the third with the hint shown. Underscores count as dashes."""
+
+# Commands of commands, whose help is shown as well.
+_INNER = {"data": ("prepare", "inspect"), "config": ("show",)}
+
+
+def options_page() -> str:
+    """Return the reference of every option of a run."""
+    parts = [
+        "# Options",
+        _NOTE,
+        _ABOUT_OPTIONS,
+    ]
+    for name, section in SECTIONS.items():
+        about = (section.__doc__ or "").strip().partition("\n")[0]
+        rows = [_option_row(one) for one in options_of(section, name=name)]
+        parts.append(f"## `{name}`\n\n{about}")
+        parts.append(_table(("option", "type", "default", "allowed", "meaning"), rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def presets_page() -> str:
+    """Return the table of presets."""
+    rows = []
+    for preset in PRESETS.values():
+        config = load_config(["--preset", preset.name]).config
+        model = config.model
+        vocabulary = config.data.vocab_size or 0
+        padded = padded_vocabulary(vocabulary, divisible_by=model.make_vocab_size_divisible_by)
+        rows.append(
+            (
+                f"`{preset.name}`",
+                f"{parameter_count(model, padded):,}",
+                str(model.num_layers),
+                str(model.hidden_size),
+                str(model.num_attention_heads),
+                str(model.seq_length),
+                f"{vocabulary:,}",
+                f"{config.optimizer.lr:g}",
+                preset.source,
+            )
+        )
+    head = ("preset", "parameters", "layers", "hidden", "heads", "sequence", "vocabulary")
+    parts = [
+        "# Presets",
+        _NOTE,
+        _ABOUT_PRESETS,
+        _table((*head, "lr", "source"), rows),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def megatron_page() -> str:
+    """Return what becomes of Megatron's flags."""
+    parts = [
+        "# Megatron's flags",
+        _NOTE,
+        _ABOUT_FLAGS,
+        "## Renamed",
+        _renamed(megatron.RENAMED),
+        "## Already the behaviour",
+        "Accepted with the values shown, and without effect.",
+        _fixed(megatron.FIXED),
+        "## Not supported",
+        _unsupported(megatron.UNSUPPORTED),
+        "## In `lmcore data prepare`",
+        _renamed(megatron.PREPARE_RENAMED),
+        _fixed(megatron.PREPARE_FIXED),
+        _unsupported(megatron.PREPARE_UNSUPPORTED),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def commands_page() -> str:
+    """Return the help of every command."""
+    parts = ["# Commands", _NOTE, f"```\n{_help_text([])}\n```"]
+    for group in COMMANDS.values():
+        for name in group:
+            lines = [[name], *([name, inner] for inner in _INNER.get(name, ()))]
+            for line in lines:
+                parts.append(f"## `lmcore {' '.join(line)}`")
+                parts.append(f"```\n{_help_text([*line, '--help'])}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def flags_list() -> str:
+    """Return every flag of a run, one a line."""
+    options = [PRESET_OPTION, *run_options().values()]
+    return "".join(f"{flag}\n" for flag in sorted(one.flag for one in options))
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "docs/reference/options.md": options_page,
+    "docs/reference/presets.md": presets_page,
+    "docs/reference/megatron-flags.md": megatron_page,
+    "tests/golden/flags.txt": flags_list,
+    "docs/reference/commands.md": commands_page,
+}
+"""What makes each file."""
+
+
+def _option_row(one: Option) -> tuple[str, ...]:
+    default = shown_default(one)
+    shown = f"`{default}`" if default else ""
+    return (f"`{one.name}`", one.type_name, shown, one.bound, one.help)
+
+
+def _renamed(table: Mapping[str, megatron.Renamed]) -> str:
+    rows = []
+    for name, one in table.items():
+        only = f" {' or '.join(one.only)}" if one.only else ""
+        rows.append((f"`{name}{only}`", f"`{one.today}`"))
+    return _table(("flag", "today"), rows)
+
+
+def _fixed(table: Mapping[str, megatron.Fixed]) -> str:
+    rows = []
+    for name, one in table.items():
+        values = "any" if one.only is None else ", ".join(f"`{value}`" for value in one.only)
+        rows.append((f"`{name}`", values, one.note, one.hint))
+    return _table(("flag", "values", "what happens", "other values"), rows)
+
+
+def _unsupported(table: Mapping[str, str]) -> str:
+    return _table(("flag", "hint"), [(f"`{name}`", hint) for name, hint in sorted(table.items())])
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("-" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _help_text(argv: list[str]) -> str:
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100"
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(text):
+            status = main(argv)
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+    assert status == 0, argv
+    return text.getvalue().rstrip("\n")
+
+
+if __name__ == "__main__":
+    for path, make in PAGES.items():
+        (ROOT / path).write_text(make(), encoding="utf-8")
+        print(f"wrote {path}")

@@ -1,0 +1,119 @@
+"""`lmcore data`: preparing and inspecting from the command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from lmcore.cli.data import _LiveProgress, _PlainProgress, run
+from lmcore.data.prepare import Progress
+from lmcore.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three documents of JSON lines in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    texts = ["one", "two three", "four"]
+    lines = [json.dumps({"text": text, "title": text[:1]}) for text in texts]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+BYTES = ["--tokenizer-type", "ByteTokenizer"]
+PREPARE = ["prepare", "--input", "corpus.jsonl", "--output-prefix", "out", *BYTES]
+
+
+def test_prepare_and_inspect(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What prepare writes is named on stdout and inspected as sound."""
+    assert run([*PREPARE, "--append-eod"]) == 0
+    captured = capsys.readouterr()
+    assert "3 documents, 19 tokens of uint16, 38 bytes" in captured.out  # 16 bytes and 3 ends
+    assert "next: lmcore train --data-path out_text_document" in captured.out
+    assert captured.err.startswith("Processed 3 documents (")
+    assert run(["inspect", "out_text_document.idx"]) == 0
+    rows = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:-1])
+    assert rows["documents"].strip() == "3"
+    assert rows["tokens"].strip() == "19"
+    assert rows["tokenizer"].strip() == "ByteTokenizer"
+
+
+def test_json(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json` prints both reports for scripts."""
+    run([*PREPARE, "--json-keys", "text", "title", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert [output["prefix"] for output in report["outputs"]] == [
+        "out_text_document",
+        "out_title_document",
+    ]
+    run(["inspect", "out_title_document", "--json"])
+    assert json.loads(capsys.readouterr().out)["tokens"] == 3
+
+
+def test_skipped_lines_are_counted(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--on-error skip` says how many lines were left out, and why; the default stops."""
+    with corpus.open("a", encoding="utf-8") as file:
+        file.write("{broken\n")
+    with pytest.raises(DataError, match="line 4"):
+        run(PREPARE)
+    assert not Path("out_text_document.bin").exists()
+    capsys.readouterr()
+    assert run([*PREPARE, "--on-error", "skip"]) == 0
+    assert "lines skipped: 1 " in capsys.readouterr().out
+
+
+def test_damaged_data_set(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Inspecting a truncated data set names the problem; status 1."""
+    run(PREPARE)
+    path = Path("out_text_document.bin")
+    path.write_bytes(path.read_bytes()[:-2])
+    capsys.readouterr()
+    assert run(["inspect", "out_text_document"]) == 1
+    assert "problem: " in capsys.readouterr().out
+
+
+def test_megatron_names(
+    corpus: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The preparing script's names work, with a line that names today's."""
+    monkeypatch.setattr(logging.getLogger("lmcore"), "propagate", True)
+    old = ["--json-key", "title", "--dataset-impl", "mmap"]
+    with caplog.at_level(logging.WARNING, logger="lmcore"):
+        assert run([*PREPARE, *old]) == 0
+    assert Path("out_title_document.bin").read_bytes() != b""
+    assert [record.message.split(" is ")[0].split(" changes ")[0] for record in caplog.records] == [
+        "`--json-key title`",
+        "`--dataset-impl mmap`",
+    ]
+
+
+def test_wrong_commands() -> None:
+    """A misspelt command or flag names the nearest; required flags are all named."""
+    with pytest.raises(ConfigError, match="unknown command `lmcore data prep`"):
+        run(["prep"])
+    with pytest.raises(ConfigError) as caught:
+        run(["prepare", "--imput", "x"])
+    assert [one.what for one in [caught.value, *caught.value.others]] == [
+        "unknown flag `--imput`",
+        "`--input` is required",
+        "`--output-prefix` is required",
+        "`--tokenizer-type` is required",
+    ]
+
+
+def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain progress prints a state once; live progress writes over its line."""
+    progress = Progress(documents=1000, json_bytes=2**20, seconds=2.0)
+    plain = _PlainProgress()
+    plain(progress)
+    plain(progress)
+    line = "Processed 1000 documents (500.0 docs/s, 0.50 MB/s)."
+    assert capsys.readouterr().err == f"{line}\n"
+    live = _LiveProgress()
+    live(progress)
+    live(progress)
+    assert capsys.readouterr().err == f"\x1b[K{line}\r"

@@ -1,0 +1,151 @@
+"""The console entry: commands, exit statuses, and what a failure looks like."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+
+from lmcore.cli import main as entry
+from lmcore.cli.main import COMMANDS, main
+from lmcore.errors import ConfigError, RunError
+
+SCRIPT = "import sys; from lmcore.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[list[str]], int]], None]:
+    """Install a function as `lmcore try`."""
+
+    def install(run: Callable[[list[str]], int]) -> None:
+        module = types.ModuleType("try_command")
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "try_command", module)
+        monkeypatch.setattr(entry, "COMMANDS", {"a": {"try": ("try_command", "Try.")}})
+
+    return install
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """No argument, `--help` and `help` list every command with its line, on stdout, status 0."""
+    texts = []
+    for argv in ([], ["--help"], ["-h"], ["help"]):
+        assert main(argv) == 0
+        texts.append(capsys.readouterr().out)
+    assert len(set(texts)) == 1
+    for group in COMMANDS.values():
+        for name, (_, summary) in group.items():
+            assert f"  {name:<12}{summary}\n" in texts[0]
+
+
+def test_help_of_a_command(
+    command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`lmcore help try` is `lmcore try --help`."""
+    command(lambda argv: print(argv) or 0)
+    assert main(["help", "try"]) == 0
+    assert capsys.readouterr().out == "['--help']\n"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` prints the name and the version."""
+    assert main(["--version"]) == 0
+    name, version = capsys.readouterr().out.split()
+    assert name == "lmcore"
+    assert version[0].isdigit()
+
+
+def test_arguments_and_status_pass(command: Callable[..., None]) -> None:
+    """The command gets the arguments after its name; its status is the program's."""
+    seen: list[list[str]] = []
+    command(lambda argv: seen.append(argv) or 7)
+    assert main(["try", "--x", "1"]) == 7
+    assert seen == [["--x", "1"]]
+
+
+@pytest.mark.parametrize(
+    "argv,message",
+    [
+        (["trian"], "error: unknown command `trian`\n\nhint: did you mean `train`? known: "),
+        (["--lr", "1"], "error: unknown flag `--lr` before a command\n\nhint: `lmcore --help`"),
+    ],
+)
+def test_unknown_command(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt command names the nearest one; status 2."""
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "error,status",
+    [(ConfigError("bad", why="w", hint="h"), 2), (RunError("bad", why="w", hint="h"), 1)],
+)
+def test_expected_errors_are_messages(
+    command: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    status: int,
+) -> None:
+    """An expected error is printed on stderr without a traceback; its kind gives the status."""
+
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    command(fail)
+    assert main(["try"]) == status
+    captured = capsys.readouterr()
+    assert captured.err == "error: bad\nwhy: w\n\nhint: h\n"
+    assert captured.out == ""
+
+
+def test_bugs_keep_their_traceback(command: Callable[..., None]) -> None:
+    """What is not expected is not caught."""
+
+    def fail(argv: list[str]) -> int:
+        raise ZeroDivisionError
+
+    command(fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["try"])
+
+
+def test_interrupt(command: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    """Control-C ends with status 130 and no traceback."""
+
+    def wait(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    command(wait)
+    assert main(["try"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_help_exits_with_success(command: Callable[..., None]) -> None:
+    """A command that has printed its help has succeeded."""
+
+    def helped(argv: list[str]) -> int:
+        raise SystemExit(0)
+
+    command(helped)
+    assert main(["try", "--help"]) == 0
+
+
+def test_closed_pipe_is_quiet() -> None:
+    """`lmcore config show | head -0` ends without a complaint."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "config", "show", "--json"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert run.stderr == b""
+    assert run.returncode == 141

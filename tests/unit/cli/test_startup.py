@@ -1,0 +1,69 @@
+"""Help is instant: no command loads torch to explain itself."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from lmcore.cli.main import COMMANDS
+
+NAMES = {name: row for group in COMMANDS.values() for name, row in group.items()}
+
+LINES = [
+    [],
+    ["--version"],
+    *([name, "--help"] for name in NAMES),
+    ["data", "prepare", "--help"],
+    ["data", "inspect", "--help"],
+    ["config", "show", "--help"],
+    ["config", "show"],
+    ["train", "--lrr", "1"],
+]
+
+SCRIPT = """
+import sys
+from lmcore.cli.main import main
+status = main(sys.argv[1:])
+heavy = [name for name in ("torch", "numpy", "argparse") if name in sys.modules]
+print("loaded:", *heavy, file=sys.stderr)
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize("argv", LINES, ids=" ".join)
+def test_no_torch(argv: list[str]) -> None:
+    """Help and versions need neither torch nor numpy, a wrong flag is reported without torch."""
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *argv], capture_output=True, text=True, check=False
+    )
+    wrong = "--lrr" in argv
+    assert run.returncode == (2 if wrong else 0), run.stderr
+    loaded = run.stderr.splitlines()[-1].split()
+    assert loaded[0] == "loaded:"
+    assert "torch" not in loaded
+    assert wrong or loaded == ["loaded:"]
+
+
+def test_main_help_loads_nothing_else() -> None:
+    """`lmcore --help` loads of lmcore only its entry."""
+    script = SCRIPT + "\n"
+    script = script.replace(
+        'print("loaded:", *heavy, file=sys.stderr)',
+        'print(*sorted(m for m in sys.modules if m.startswith("lmcore")), file=sys.stderr)',
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, "--help"], capture_output=True, text=True, check=True
+    )
+    assert run.stderr.split() == ["lmcore", "lmcore.cli", "lmcore.cli.main"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_summary_is_the_commands_own(name: str) -> None:
+    """The line in `lmcore --help` is the module's `SUMMARY`, and the module has a `run`."""
+    module, summary = NAMES[name]
+    command = importlib.import_module(module)
+    assert summary == command.SUMMARY
+    assert callable(command.run)
