@@ -5,12 +5,8 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 broken_links = runpy.run_path(str(ROOT / "docs" / "check_links.py"))["broken_links"]
-
-pytestmark = pytest.mark.docs
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -21,8 +21,6 @@ PAGES = [
 ]
 SEPARATORS = {"&&", "||", "|", ";", "&", ">", ">>", "<", "2>"}
 
-pytestmark = pytest.mark.docs
-
 
 def shell_text(page: Path) -> Iterator[str]:
     """Yield what a page shows to be typed: its shell blocks and its `lmcore ...` spans."""
