@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmcore.model.cache import KeyValueCache
     from lmcore.model.gpt import GPT
 
-__all__ = ["Generation", "OnToken", "generate", "room"]
+__all__ = ["Generation", "OnToken", "generate", "require_room", "room"]
 
 OnToken = Callable[[int, int], None]
 """Called with a row and its new token, in the order in which they come."""
@@ -80,10 +80,11 @@ def generate(
             room for the tokens.
         RunError: The model's scores are not finite.
     """
+    assert num_tokens >= 0
     if not prompts:
         return []
     rows = [_checked(prompt, row, eod, vocab_size) for row, prompt in enumerate(prompts)]
-    _require_room(rows, num_tokens, model.shape.max_position_embeddings)
+    require_room(rows, num_tokens, model.shape.max_position_embeddings)
     was_training = model.training
     model.eval()
     try:
@@ -114,16 +115,17 @@ def _checked(prompt: Sequence[int], row: int, eod: int | None, vocab_size: int) 
     return tokens
 
 
-def _require_room(rows: Sequence[Sequence[int]], num_tokens: int, max_positions: int) -> None:
-    longest = max(range(len(rows)), key=lambda row: len(rows[row]))
-    length = len(rows[longest])
-    free = room(max_positions, length)
-    if num_tokens <= free and length <= max_positions:
+def require_room(prompts: Sequence[Sequence[int]], num_tokens: int, max_positions: int) -> None:
+    """Raise `ConfigError` unless *num_tokens* fit behind every prompt."""
+    longest = max(range(len(prompts)), key=lambda row: len(prompts[row]))
+    length = len(prompts[longest])
+    free = room(max_positions, length) if length <= max_positions else 0
+    if num_tokens <= free:
         return
-    what = f"prompt {longest + 1}" if len(rows) > 1 else "the prompt"
-    if not free:
+    what = f"prompt {longest + 1}" if len(prompts) > 1 else "the prompt"
+    if free == 0:
         raise ConfigError(
-            f"{what} of {length} tokens is too long",
+            f"{what} has {length} tokens, too many for the model",
             why=f"the model has {max_positions} positions",
             hint="shorten the prompt",
         )

@@ -127,7 +127,7 @@ def read_shape(values: Mapping[str, Any], checkpoint: Path) -> ModelShape:
         raise CheckpointError(
             f"the model of checkpoint `{checkpoint}` cannot be built",
             why=problem,
-            hint="load a checkpoint that `lmcore train` saved, with the same version or a newer one",
+            hint="load one that `lmcore train` saved; an older lmcore cannot read a newer one's",
         )
     return ModelShape(**values)
 

@@ -1,0 +1,339 @@
+"""`lmcore generate`: continue a text with a trained model."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmcore.cli.sample_output import (
+    JsonOutput,
+    LinesOutput,
+    Output,
+    PlainOutput,
+    Sample,
+    check_output_file,
+    open_output_file,
+    standard_output,
+)
+from lmcore.config.command_line import ForeignFlag, Translation, parse_section
+from lmcore.config.option import REQUIRED, option
+from lmcore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lmcore.generation.load import LoadedModel
+    from lmcore.generation.sampling_options import SamplingOptions
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["SUMMARY", "GenerateSection", "run"]
+
+SUMMARY = "Continue a text with a trained model."
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_TOKENS = 200
+_EPILOG = """\
+The same command gives the same text: sample i is drawn with the seed `--seed` + i.
+
+  lmcore generate --load runs/my-run --prompt 'Once upon a time' --tokens 100
+  lmcore generate --load runs/my-run --prompt - --greedy --json < prompt.txt"""
+
+
+@dataclass(frozen=True)
+class GenerateSection:
+    """Continue a text with a trained model."""
+
+    load: str = option(
+        REQUIRED, "Run directory, its `checkpoints`, or one `iter_XXXXXXX`.", metavar="DIR"
+    )
+    prompt: str | None = option(
+        None,
+        "Text to continue; `-` reads standard input; default: the start of a document.",
+    )
+    prompt_file: str | None = option(
+        None, "File whose text is continued; the line break at its end is left out.", metavar="FILE"
+    )
+    sample_input_file: str | None = option(
+        None, "File with one prompt on each line.", metavar="FILE"
+    )
+    sample_output_file: str | None = option(
+        None,
+        "File that gets a JSON object {text, length, finished} for each sample, in place of "
+        "standard output.",
+        metavar="FILE",
+    )
+    tokens: int | None = option(
+        None,
+        f"Tokens after each prompt; default: {_DEFAULT_TOKENS}, or what the model has positions "
+        "for.",
+        minimum=1,
+    )
+    temperature: float = option(
+        1.0, "Divides the scores: below 1 plainer text, above 1 wilder.", above=0, maximum=100
+    )
+    top_k: int = option(
+        0, "Draw among the K most probable tokens; 0: all.", minimum=0, maximum=1000
+    )
+    top_p: float = option(
+        0.0,
+        "Draw among the fewest tokens that have this probability together; 0: all.",
+        minimum=0,
+        maximum=1,
+    )
+    greedy: bool = option(False, "Always take the most probable token.")
+    seed: int = option(1234, "Seed of the first sample.", minimum=0)
+    num_samples: int = option(1, "Samples of each prompt.", minimum=1)
+    micro_batch_size: int = option(8, "Samples that are made together.", minimum=1)
+    json: bool = option(
+        False, "Print a JSON object for each sample: prompt, text, tokens, finished, seed."
+    )
+    device: str | None = option(
+        None, "Device type, as listed by `lmcore plugins`; default: detected.", metavar="TYPE"
+    )
+    precision: str | None = option(
+        None, "Precision policy, such as fp32 or bf16; default: the device's first.", metavar="NAME"
+    )
+    num_threads: int | None = option(None, "Host threads; default: torch's.", minimum=1)
+    cache: bool = option(
+        True, "Keep keys and values; without, each token recomputes the whole text."
+    )
+    tokenizer_type: str | None = option(
+        None, "Type of the tokenizer; default: the run's own copy.", metavar="TYPE"
+    )
+    vocab_file: str | None = option(None, "vocab.json of the tokenizer.", metavar="FILE")
+    merge_file: str | None = option(None, "merges.txt of the tokenizer.", metavar="FILE")
+    vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore generate` and return the exit status."""
+    section = parse_section(
+        GenerateSection, argv, command="lmcore generate", foreign=_FOREIGN, epilog=_EPILOG
+    )
+    from lmcore.checkpoint import find_checkpoint
+    from lmcore.generation.sampling_options import SamplingOptions
+
+    options = SamplingOptions(
+        temperature=section.temperature,
+        top_k=section.top_k,
+        top_p=section.top_p,
+        greedy=section.greedy,
+    )
+    _require_one_source(section)
+    if section.sample_output_file is not None:
+        check_output_file(Path(section.sample_output_file))
+    find_checkpoint(Path(section.load))
+    prompts = _read_prompts(section)
+    with (
+        _loaded(section) as (runtime, loaded),
+        _opened(section, len(prompts) * section.num_samples) as output,
+    ):
+        _Sampler(section, options, runtime, loaded, output).run(prompts)
+    return 0
+
+
+def _require_one_source(section: GenerateSection) -> None:
+    given = [
+        flag
+        for flag, value in (
+            ("--prompt", section.prompt),
+            ("--prompt-file", section.prompt_file),
+            ("--sample-input-file", section.sample_input_file),
+        )
+        if value is not None
+    ]
+    if len(given) > 1:
+        flags = " and ".join(f"`{flag}`" for flag in given)
+        raise ConfigError(f"{flags} exclude each other", hint="keep one of them")
+    if section.json and section.sample_output_file is not None:
+        raise ConfigError(
+            "`--json` and `--sample-output-file` exclude each other",
+            why="the file gets JSON lines of its own form",
+            hint="write `--json > FILE` for all values of a sample",
+        )
+
+
+def _read_prompts(section: GenerateSection) -> list[str]:
+    from lmcore.generation.prompt import read_prompt_file, read_prompt_lines, read_stdin
+
+    if section.sample_input_file is not None:
+        return read_prompt_lines(section.sample_input_file)
+    if section.prompt_file is not None:
+        return [read_prompt_file(section.prompt_file)]
+    if section.prompt == "-":
+        return [read_stdin()]
+    return [section.prompt or ""]
+
+
+@contextmanager
+def _loaded(section: GenerateSection) -> Iterator[tuple[Runtime, LoadedModel]]:
+    """Choose the device, then load torch and the model."""
+    from lmcore.cli.selection import choose_device
+    from lmcore.config.section import AcceleratorSection, Config
+    from lmcore.data.tokenizer.registry import registered_types
+    from lmcore.runtime.rank import rank_info
+
+    rank = rank_info(os.environ)
+    plugins, selection = choose_device(section.device, rank)
+    config = Config(
+        accelerator=AcceleratorSection(
+            device=section.device, precision=section.precision, num_threads=section.num_threads
+        )
+    )
+    from lmcore.generation.load import TokenizerChoice, load_model
+    from lmcore.runtime.runtime import start_runtime
+
+    choice = TokenizerChoice(
+        section.tokenizer_type, section.vocab_file, section.merge_file, section.vocab_size
+    )
+    with start_runtime(config, plugins, selection, rank) as runtime:
+        loaded = load_model(
+            Path(section.load), runtime, choice=choice, extra=registered_types(plugins)
+        )
+        logger.info("loaded %s on %s", loaded.checkpoint, runtime.device.name)
+        yield runtime, loaded
+
+
+@contextmanager
+def _opened(section: GenerateSection, num_samples: int) -> Iterator[Output]:
+    if section.sample_output_file is not None:
+        with open_output_file(Path(section.sample_output_file)) as stream:
+            yield LinesOutput(stream)
+    elif section.json:
+        yield JsonOutput(standard_output())
+    else:
+        yield PlainOutput(standard_output(), num_samples=num_samples)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A sample to be made."""
+
+    prompt: str
+    ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Sampler:
+    """Everything that making samples takes."""
+
+    section: GenerateSection
+    options: SamplingOptions
+    runtime: Runtime
+    loaded: LoadedModel
+    output: Output
+
+    def run(self, prompts: Sequence[str]) -> None:
+        """Make and write all samples; every prompt is found to be right before the first."""
+        from lmcore.generation.generate import require_room, room
+
+        section = self.section
+        encoded = [self._encode(prompt, number) for number, prompt in enumerate(prompts, start=1)]
+        positions = self.loaded.model.shape.max_position_embeddings
+        free = room(positions, max(map(len, encoded)))
+        num_tokens = section.tokens or max(min(_DEFAULT_TOKENS, free), 1)
+        require_room(encoded, num_tokens, positions)
+        repeated = [
+            (prompt, ids)
+            for prompt, ids in zip(prompts, encoded, strict=True)
+            for _ in range(section.num_samples)
+        ]
+        requests = [
+            _Request(prompt, ids, section.seed + index)
+            for index, (prompt, ids) in enumerate(repeated)
+        ]
+        begin, made = time.perf_counter(), 0
+        for start in range(0, len(requests), section.micro_batch_size):
+            for sample in self._batch(
+                requests[start : start + section.micro_batch_size], num_tokens
+            ):
+                self.output.end(sample)
+                made += len(sample.tokens)
+        seconds = time.perf_counter() - begin
+        logger.info("%d tokens in %.1f s, %.1f tokens/s", made, seconds, made / seconds)
+
+    def _encode(self, prompt: str, number: int) -> tuple[int, ...]:
+        tokenizer = self.loaded.tokenizer
+        try:
+            ids = tokenizer.encode(prompt)
+        except UnicodeEncodeError:
+            raise ConfigError(
+                "the prompt is not UTF-8", hint="give it by `--prompt-file`, in UTF-8"
+            ) from None
+        if ids:
+            return tuple(ids)
+        if tokenizer.eod is None:
+            raise ConfigError(
+                f"prompt {number} is empty",
+                why=f"this `{tokenizer.name}` has no token from which a document starts",
+                hint="give a text by `--prompt`",
+            )
+        return (tokenizer.eod,)
+
+    def _batch(self, requests: Sequence[_Request], num_tokens: int) -> list[Sample]:
+        from lmcore.generation.generate import generate
+        from lmcore.generation.text_stream import TextStream, continuation
+
+        tokenizer = self.loaded.tokenizer
+        first = requests[0]
+        stream = TextStream(tokenizer, first.ids)
+        if self.output.streams:
+            self.output.begin(first.prompt)
+        made = generate(
+            self.loaded.model,
+            [request.ids for request in requests],
+            num_tokens=num_tokens,
+            options=self.options,
+            seed=first.seed,
+            eod=tokenizer.eod,
+            vocab_size=tokenizer.vocab_size,
+            precision_context=self.runtime.precision.context,
+            on_token=(lambda _row, token: self.output.piece(stream.push(token)))
+            if self.output.streams
+            else None,
+            use_cache=self.section.cache,
+        )
+        if self.output.streams:
+            self.output.piece(stream.finish())
+        return [
+            Sample(
+                prompt=request.prompt,
+                text=continuation(tokenizer, request.ids, one.tokens),
+                tokens=one.tokens,
+                num_prompt_tokens=len(request.ids),
+                finished=one.finished,
+                seed=request.seed,
+            )
+            for request, one in zip(requests, made, strict=True)
+        ]
+
+
+def _as(flag: str) -> Translation:
+    return Translation(flags=(flag,), notice=f"today's name of it is `{flag}`")
+
+
+_FOREIGN = {
+    "--recompute": ForeignFlag("0", lambda _: _as("--no-cache"), today="--no-cache"),
+    "--genfile": ForeignFlag(
+        "1",
+        lambda values: Translation(flags=("--sample-output-file", *values)),
+        today="--sample-output-file",
+    ),
+    "--out-seq-length": ForeignFlag(
+        "1",
+        lambda values: Translation(
+            problem=ConfigError(
+                f"`--out-seq-length {' '.join(values)}` is not taken over",
+                why="it counts the prompt's tokens too",
+                hint="use `--tokens N`, the tokens after the prompt",
+            )
+        ),
+        today="--tokens",
+    ),
+}

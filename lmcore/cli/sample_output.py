@@ -1,0 +1,196 @@
+"""Where generated samples go: a terminal as they grow, plain text, JSON lines, or a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from lmcore.errors import ConfigError
+
+__all__ = [
+    "JsonOutput",
+    "LinesOutput",
+    "Output",
+    "PlainOutput",
+    "Sample",
+    "check_output_file",
+    "open_output_file",
+    "printable",
+    "standard_output",
+]
+
+_BOLD, _NORMAL = "\x1b[1m", "\x1b[0m"
+_CONTROLS = [code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"]
+_VISIBLE = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt, its continuation and how that came about.
+
+    Attributes:
+        prompt: Text before.
+        text: Text after.
+        tokens: Ids of the continuation.
+        num_prompt_tokens: How many ids came before.
+        finished: Whether the document ended by itself.
+        seed: Gives the same sample again, alone.
+    """
+
+    prompt: str
+    text: str
+    tokens: tuple[int, ...]
+    num_prompt_tokens: int
+    finished: bool
+    seed: int
+
+
+class Output(Protocol):
+    """A place for samples; `begin` and `piece` come before `end` only where `streams`."""
+
+    streams: bool
+
+    def begin(self, prompt: str) -> None:
+        """Take the prompt of a sample that is about to grow."""
+
+    def piece(self, text: str) -> None:
+        """Take some text of the growing sample."""
+
+    def end(self, sample: Sample) -> None:
+        """Take the whole sample."""
+
+
+class _Whole:
+    """An output that waits for whole samples."""
+
+    streams = False
+
+    def begin(self, prompt: str) -> None:
+        """Wait."""
+
+    def piece(self, text: str) -> None:
+        """Wait."""
+
+
+class JsonOutput(_Whole):
+    """One JSON object a line: prompt, text, tokens, finished, seed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def end(self, sample: Sample) -> None:
+        """Write the object."""
+        values = {
+            "prompt": sample.prompt,
+            "text": sample.text,
+            "tokens": list(sample.tokens),
+            "finished": sample.finished,
+            "seed": sample.seed,
+        }
+        self.stream.write(json.dumps(values) + "\n")
+        self.stream.flush()
+
+
+class LinesOutput(_Whole):
+    """Megatron's sample file: one JSON object a line with the whole text and its token count."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def end(self, sample: Sample) -> None:
+        """Write the object."""
+        values = {
+            "text": sample.prompt + sample.text,
+            "length": sample.num_prompt_tokens + len(sample.tokens),
+            "finished": sample.finished,
+        }
+        self.stream.write(json.dumps(values) + "\n")
+
+
+class PlainOutput:
+    """Text for people; on a terminal a lone sample is seen growing, its prompt in bold."""
+
+    def __init__(self, stream: TextIO, *, num_samples: int) -> None:
+        self.stream = stream
+        self.num_samples = num_samples
+        self.terminal = stream.isatty()
+        self.streams = self.terminal and num_samples == 1
+        self._count = 0
+
+    def begin(self, prompt: str) -> None:
+        """Show the prompt."""
+        self._write(self._prompt(prompt))
+
+    def piece(self, text: str) -> None:
+        """Show some more text."""
+        self._write(self._shown(text))
+
+    def end(self, sample: Sample) -> None:
+        """Show the sample, or end it where it was seen growing."""
+        self._count += 1
+        if self.streams:
+            self._write("\n")
+            return
+        head = ""
+        if self.num_samples > 1:
+            gap = "\n" if self._count > 1 else ""
+            head = f"{gap}--- sample {self._count} of {self.num_samples}, seed {sample.seed}\n"
+        self._write(head + self._prompt(sample.prompt) + self._shown(sample.text) + "\n")
+
+    def _prompt(self, prompt: str) -> str:
+        shown = self._shown(prompt)
+        return f"{_BOLD}{shown}{_NORMAL}" if self.terminal and shown else shown
+
+    def _shown(self, text: str) -> str:
+        return printable(text) if self.terminal else text
+
+    def _write(self, text: str) -> None:
+        self.stream.write(text)
+        self.stream.flush()
+
+
+def printable(text: str) -> str:
+    """Return *text* without what would command a terminal: a model may write any bytes."""
+    return text.translate(_VISIBLE)
+
+
+def check_output_file(path: Path) -> None:
+    """Raise `ConfigError` where *path* cannot become a file; costs nothing and comes first."""
+    if path.is_dir():
+        raise ConfigError(f"`--sample-output-file {path}` is a directory", hint="name a file")
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"`--sample-output-file {path}`: no such directory: `{path.parent}`",
+            hint=f"run `mkdir -p {path.parent}`",
+        )
+
+
+@contextmanager
+def open_output_file(path: Path) -> Iterator[TextIO]:
+    """Open *path* for writing; it appears, or is replaced, when everything was written.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            yield stream
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write `{path}`", why=error.strerror or str(error)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def standard_output() -> TextIO:
+    """Return standard output; a character that its encoding lacks is shown as `?`."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    return sys.stdout
