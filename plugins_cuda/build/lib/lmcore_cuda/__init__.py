@@ -1,1 +1,0 @@
-"""NVIDIA GPUs for lmcore: found through the driver, used through torch's own device module."""
