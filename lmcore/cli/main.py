@@ -48,13 +48,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _start(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader is gone; without this the interpreter complains again while it exits.
+        if not _reader_is_gone():
+            raise  # another pipe than stdout: a failure, not the end of `| head`
+        # Without this the interpreter complains again while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _TERMINATED_BY_PIPE
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return _INTERRUPTED
     return status
+
+
+def _reader_is_gone() -> bool:
+    import select
+
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))
 
 
 def _start(arguments: list[str]) -> int:

@@ -9,7 +9,6 @@ word up to the next flag, so positional arguments stand before it or after `--`.
 from __future__ import annotations
 
 import logging
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -332,7 +331,7 @@ def parse_section(
         groups = [("options", "", tuple(named.values()))]
         described = [(one.name.upper(), one.help) for one in places]
         text = render_help(command, summary, groups, positionals=described, epilog=epilog)
-        sys.stdout.write(text + "\n")
+        print(text)  # noqa: T201 - help is what was asked for on standard output
         raise SystemExit(0)
     parsed = parse_flags(argv, named, positionals=places, foreign=foreign)
     problems = list(parsed.problems)

@@ -49,6 +49,8 @@ PRESET_OPTION = Option(
 )
 """The one option that is no setting: it names a set of them."""
 
+_BYTE_PAIR = "GPT2BPETokenizer"  # the one type that takes both files, and Megatron's for GPT
+
 _CONFIG_FILES = Positional("config.yaml", "YAML file of settings", maximum=None)
 
 
@@ -57,7 +59,7 @@ class Source:
     """Where a value comes from.
 
     Attributes:
-        kind: "default", "preset", "file", "flag" or, after `resolve`, "derived".
+        kind: "default", "preset", "file", "flag", or "derived" from other values.
         detail: The preset's name, "run.yaml:12", the flag as typed, or the formula.
     """
 
@@ -105,8 +107,8 @@ class LoadedConfig:
         return f"`{name}: {text}`{where}"
 
     def given(self, name: str) -> bool:
-        """Return whether a source above the defaults set the option called *name*."""
-        return self.sources[name].kind != "default"
+        """Return whether the user or a preset set the option called *name*."""
+        return self.sources[name].kind not in {"default", "derived"}
 
 
 _SECTION_OF = {name: one.section for name, one in run_options().items()}
@@ -244,6 +246,9 @@ def _merge(
                     sources[name] = Source("default")
         for name, (value, source) in layer.items():
             values[name], sources[name] = value, source
+    if values["tokenizer_type"] is None and values["vocab_file"] and values["merge_file"]:
+        values["tokenizer_type"] = _BYTE_PAIR
+        sources["tokenizer_type"] = Source("derived", "vocab_file and merge_file are given")
     sections = {
         section: kind(**{n: v for n, v in values.items() if options[n].section == section})
         for section, kind in SECTIONS.items()

@@ -143,7 +143,7 @@ FIXED: Mapping[str, Fixed] = {
     "--check-for-nan-in-loss-and-grad": Fixed("a loss that is not finite stops the run"),
     "--log-throughput": Fixed("the training line shows tokens/s and MFU"),
     "--log-timers-to-tensorboard": _EVENTS,
-    "--log-batch-size-to-tensorboard": _EVENTS,
+    "--log-batch-size-to-tensorboard": Fixed("the batch size does not change during a run"),
     "--log-learning-rate-to-tensorboard": _EVENTS,
     "--log-validation-ppl-to-tensorboard": _EVENTS,
     "--log-loss-scale-to-tensorboard": _EVENTS,

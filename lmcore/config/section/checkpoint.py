@@ -34,3 +34,12 @@ class CheckpointSection:
     exit_on_missing_checkpoint: bool = option(
         True, "Stop when --load holds no checkpoint; otherwise start anew and say so."
     )
+    use_checkpoint_opt_param_scheduler: bool = option(
+        False, "Continue with the checkpoint's learning-rate schedule."
+    )
+    override_opt_param_scheduler: bool = option(
+        False, "Continue with this run's learning-rate schedule, though the checkpoint's differs."
+    )
+    override_data_order: bool = option(
+        False, "Continue though the training samples come in another order than the checkpoint's."
+    )

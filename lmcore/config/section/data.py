@@ -19,8 +19,8 @@ class DataSection:
     split: str = option("969,30,1", "Shares of training, validation and test documents.")
     tokenizer_type: str | None = option(
         None,
-        "GPT2BPETokenizer, ByteTokenizer, NullTokenizer, or a plugin's; default: what the data "
-        "was prepared with.",
+        "GPT2BPETokenizer, ByteTokenizer, NullTokenizer, or a plugin's; default: "
+        "GPT2BPETokenizer with its files, else what the data was prepared with.",
         metavar="TYPE",
     )
     vocab_file: str | None = option(None, "vocab.json of the tokenizer.", metavar="FILE")

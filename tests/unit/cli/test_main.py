@@ -115,6 +115,20 @@ def test_bugs_keep_their_traceback(command: Callable[..., None]) -> None:
         main(["try"])
 
 
+def test_another_broken_pipe_is_a_failure() -> None:
+    """A pipe that breaks elsewhere is not taken for a closed stdout."""
+    broken = SCRIPT.replace("sys.exit(", "import lmcore.cli.config as c; c.run = fail; sys.exit(")
+    definition = "def fail(argv): raise BrokenPipeError('worker')\n"
+    run = subprocess.run(
+        [sys.executable, "-c", definition + broken, "config", "show"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert "BrokenPipeError: worker" in run.stderr
+
+
 def test_interrupt(command: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     """Control-C ends with status 130 and no traceback."""
 

@@ -141,6 +141,15 @@ def test_exclusive_options_replace_each_other_between_sources(write) -> None:
     assert kept.config.training.train_iters == 5
 
 
+def test_tokenizer_of_vocabulary_and_merges() -> None:
+    """Vocabulary and merges without a type are GPT-2's tokenizer, as in Megatron's commands."""
+    loaded = load_config(["--vocab-file", "v.json", "--merge-file", "m.txt"])
+    assert loaded.config.data.tokenizer_type == "GPT2BPETokenizer"
+    assert loaded.sources["tokenizer_type"].kind == "derived"
+    other = load_config(["--vocab", "v", "--merge-file", "m", "--tokenizer-type", "Own"])
+    assert other.config.data.tokenizer_type == "Own"
+
+
 def test_exclusive_names_exist() -> None:
     """The groups name options that there are."""
     assert {name for group in EXCLUSIVE for name in group} <= set(run_options())
