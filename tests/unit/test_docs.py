@@ -60,5 +60,5 @@ def test_guide_names_real_options() -> None:
     known = {one.flag for one in run_options().values()}
     known |= {f"--no-{one.flag[2:]}" for one in run_options().values() if one.type is bool}
     known |= {*megatron.RENAMED, *megatron.FIXED, *megatron.UNSUPPORTED}
-    known |= {"--preset", "--help", "--json"}
+    known |= {"--preset", "--help", "--json", "--no"}
     assert set(re.findall(r"--[a-z][a-z-]*[a-z]", text)) <= known
