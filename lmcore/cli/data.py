@@ -125,7 +125,11 @@ def _prepare(argv: list[str]) -> int:
         on_error=on_error,
         log_interval=1 if live else wanted.log_interval,
     )
-    report = prepare(request, _LiveProgress() if live else _PlainProgress())
+    try:
+        report = prepare(request, _LiveProgress() if live else _PlainProgress())
+    finally:
+        if live:  # what follows starts on a clean line
+            print("\x1b[K", end="", file=sys.stderr, flush=True)
     print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report))
     return 0
 
