@@ -1,0 +1,82 @@
+"""What is installed is pinned, and our own distributions cannot be taken for others."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+DISTRIBUTIONS = (".", "plugins_cuda", "plugins_xpu")
+UNTESTED = {"deepspeed"}  # needs a machine with its device's toolkit to be built
+
+
+def project(folder: str) -> dict[str, Any]:
+    """Return a distribution's pyproject.toml."""
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def pins() -> dict[str, str]:
+    """Return the version that constraints.txt pins for each package."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    found = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            name, version = re.fullmatch(r"([\w.-]+)==([\w.!+]+)", line).groups()  # type: ignore[union-attr]
+            found[canonicalize_name(name)] = version
+    return found
+
+
+def requirements(folder: str) -> set[str]:
+    """Return the names of all that a distribution needs to be built, used and checked."""
+    content = project(folder)
+    table = content["project"]
+    lists = [
+        content["build-system"]["requires"],
+        table.get("dependencies", []),
+        *table.get("optional-dependencies", {}).values(),
+        *content.get("dependency-groups", {}).values(),
+    ]
+    texts = [text for group in lists for text in group if isinstance(text, str)]
+    return {canonicalize_name(Requirement(text).name) for text in texts}
+
+
+@pytest.mark.parametrize("folder", DISTRIBUTIONS)
+def test_own_distribution_is_pinned(folder: str) -> None:
+    """Our version is pinned, so that pip cannot prefer another project of the same name."""
+    table = project(folder)["project"]
+    assert pins()[table["name"]] == table["version"]
+
+
+@pytest.mark.parametrize("folder", DISTRIBUTIONS)
+def test_every_requirement_is_pinned(folder: str) -> None:
+    """Whatever is required anywhere stands in constraints.txt."""
+    assert requirements(folder) - set(pins()) - UNTESTED == set()
+
+
+def test_no_group_fetches_a_distribution_of_ours() -> None:
+    """Dependency groups, which are installed by themselves, never ask an index for lmcore."""
+    groups = project(".")["dependency-groups"].values()
+    names = {Requirement(text).name for group in groups for text in group if isinstance(text, str)}
+    assert not {name for name in names if name.startswith("lmcore")}
+
+
+def test_versions_agree() -> None:
+    """The version that lmcore reports is that of its distribution."""
+    text = (ROOT / "lmcore" / "__init__.py").read_text(encoding="utf-8")
+    assert f'__version__ = "{project(".")["project"]["version"]}"' in text
+
+
+def test_commands_on_our_pages_never_fetch_another_lmcore() -> None:
+    """A page that installs lmcore by name does so with the pins, or from files alone."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    commands = re.findall(r"pip install[^`\n]*[ \"']lmcore[^`\n]*", text)
+    assert commands
+    careless = [line for line in commands if "-c constraints.txt" not in line]
+    assert careless == ["pip install lmcore"]  # the README's warning
