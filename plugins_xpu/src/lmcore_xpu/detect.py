@@ -24,6 +24,7 @@ def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
         return _answer(ProbeState.ABSENT, [hides, *listed])
     if len(gpus) < len(facts.gpus):
         listed.append(f"`{VISIBLE}={env[VISIBLE]}` leaves {len(gpus)} of {len(facts.gpus)}")
+    gpus = [one for one in gpus if one.access] or gpus
     fault, fix = _fault(facts, gpus)
     if fault:
         return _answer(ProbeState.BROKEN, [fault, *listed], fix=fix, count=len(gpus))

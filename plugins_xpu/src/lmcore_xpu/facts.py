@@ -40,7 +40,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """The installed torch: its version (empty without one), and the XPU toolkit it is built with."""
+    """The installed torch: its version (empty without one) and its XPU toolkit, None without."""
 
     version: str
     xpu: str | None

@@ -23,7 +23,7 @@ _BLOCK_BYTES = 128 * 2**20
 
 def _block_rows(tokens: int, vocab: int) -> int:
     blocks = max(1, -(-tokens * vocab * 4 // _BLOCK_BYTES))
-    return -(-tokens // blocks)
+    return max(1, -(-tokens // blocks))
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -36,7 +36,9 @@ class _ChunkedLoss(torch.autograd.Function):
         rows = _block_rows(tokens, vocab)
         logits_CV = hidden_TH.new_empty(rows, vocab)
         grad_hidden_TH = torch.empty_like(hidden_TH) if wants_hidden else None
-        grad_weight_VH = torch.empty_like(weight_VH) if wants_weight else None
+        fresh = torch.empty_like if tokens else torch.zeros_like
+        grad_weight_VH = fresh(weight_VH) if wants_weight else None
+        wide = torch.promote_types(hidden_TH.dtype, torch.float32)
         losses = []
         for start in range(0, tokens, rows):
             block = slice(start, min(start + rows, tokens))
@@ -44,7 +46,8 @@ class _ChunkedLoss(torch.autograd.Function):
             target_C1 = target_T[block].unsqueeze(-1)
             scores_CV = torch.mm(hidden_CH, weight_VH.t(), out=logits_CV[: hidden_CH.shape[0]])
             torch.log_softmax(scores_CV, -1, out=scores_CV)
-            losses.append(-(scores_CV.gather(-1, target_C1).squeeze(-1) * scale_C).sum())
+            chosen_C = scores_CV.gather(-1, target_C1).squeeze(-1).to(wide)
+            losses.append(-(chosen_C * scale_C).sum())
             if not (wants_hidden or wants_weight):
                 continue
             scores_CV.exp_().scatter_add_(-1, target_C1, scores_CV.new_full(target_C1.shape, -1.0))
@@ -56,7 +59,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 beta = 0.0 if start == 0 else 1.0
                 torch.addmm(grad_weight_VH, scores_CV.t(), scaled_CH, beta=beta, out=grad_weight_VH)
         ctx.save_for_backward(grad_hidden_TH, grad_weight_VH)
-        return torch.stack(losses).sum() if losses else hidden_TH.new_zeros(())
+        return torch.stack(losses).sum() if losses else hidden_TH.new_zeros((), dtype=wide)
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

@@ -1,0 +1,290 @@
+"""Every kernel of every present accelerator against the op's reference in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmcore.accelerator import OP_SPECS, OpContext, OpSpec
+from lmcore.accelerator.op import load_target
+
+SPECS = {spec.name: spec for spec in OP_SPECS}
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+IN_PLACE = {"adamw", "grad_norm"}
+
+
+def kernels(accelerator: Any, op: str, dtype: str) -> list[tuple[str, Any]]:
+    """Return id and function of every kernel that says it does the op in this dtype."""
+    context = OpContext(accelerator.device.type, dtype)
+    return [
+        (impl.id, load_target(impl.load))
+        for impl in accelerator.impls
+        if impl.op == op and (impl.supports is None or impl.supports(context) is None)
+    ]
+
+
+def call(
+    function: Any, case: Any, dtype: torch.dtype, device: torch.device, *, backward: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the output, and the gradients of a fixed weighting of it."""
+    inputs: dict[int, Any] = {
+        place: value.to(device) if isinstance(value, Tensor) else value
+        for place, value in case.others.items()
+    }
+    for place, value in inputs.items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            inputs[place] = value.to(dtype)
+    leaves = {}
+    for place, values in case.tensors.items():
+        # `to` keeps the strides of what it converts.
+        leaves[place] = (
+            values.to(device).to(dtype).detach().clone(memory_format=torch.preserve_format)
+        )
+        leaves[place].requires_grad_(backward)
+    arguments = [{**inputs, **leaves}[place] for place in range(len(inputs) + len(leaves))]
+    kwargs = {
+        name: value.to(device) if isinstance(value, Tensor) else value
+        for name, value in case.kwargs.items()
+    }
+    out = function(*arguments, **kwargs)
+    if not backward:
+        return out, []
+    generator = torch.Generator().manual_seed(5)
+    weights = torch.randn(out.shape, dtype=torch.float64, generator=generator).to(device)
+    grads = torch.autograd.grad((out.double() * weights).sum(), list(leaves.values()))
+    return out.detach(), list(grads)
+
+
+def rounded(case: Any, dtype: torch.dtype) -> Case:
+    """Return the case with inputs that *dtype* can hold, so that only arithmetic differs."""
+
+    def through(value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype).double() if floating else value
+
+    tensors = {place: through(value) for place, value in case.tensors.items()}
+    others = {place: through(value) for place, value in case.others.items()}
+    return dataclasses.replace(case, tensors=tensors, others=others)
+
+
+def assert_close(found: Tensor, wanted: Tensor, spec: OpSpec, dtype: str, what: str) -> None:
+    """Compare at the spec's tolerance; gradients are sums, so their scale is their largest."""
+    assert found.shape == wanted.shape, what
+    if not found.numel():
+        return
+    tolerance = spec.tolerances[dtype]
+    scale = max(1.0, wanted.abs().max().item())
+    torch.testing.assert_close(
+        found.double().cpu(),
+        wanted.cpu(),
+        rtol=tolerance.relative,
+        atol=tolerance.absolute * scale,
+        msg=lambda text: f"{what}: {text}",
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_match_the_reference(accelerator: Any, case: Any, dtype: str) -> None:
+    """Every kernel, and the reference itself, agrees with float64 forward and backward."""
+    spec, device = SPECS[case.op], accelerator.device
+    if dtype not in device.dtypes:
+        pytest.skip(f"device `{device.type}` does not compute in {dtype}")
+    reference = load_target(spec.reference)
+    held = rounded(case, getattr(torch, dtype))
+    wanted, wanted_grads = call(
+        reference, held, torch.float64, torch.device("cpu"), backward=spec.has_backward
+    )
+    for name, kernel in [("reference", reference), *kernels(accelerator, case.op, dtype)]:
+        out, grads = call(
+            kernel, held, getattr(torch, dtype), device.torch_device, backward=spec.has_backward
+        )
+        what = f"{case.op}/{name} ({case.label}, {dtype})"
+        assert_close(out, wanted, spec, dtype, what)
+        for place, (found, expected) in enumerate(zip(grads, wanted_grads, strict=True)):
+            assert found.dtype == getattr(torch, dtype), what
+            assert_close(found, expected, spec, dtype, f"{what}, gradient {place}")
+
+
+def test_every_op_has_cases(cases: Any) -> None:
+    """An op that joins the core joins these tests."""
+    assert {case.op for case in cases} | IN_PLACE == set(SPECS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("op", ["attention", "layer_norm", "bias_gelu", "rms_norm"])
+def test_outputs_keep_the_dtype_of_their_input(
+    accelerator: Any, cases: Any, op: str, dtype: str
+) -> None:
+    """A kernel returns what the reference returns: its first input's dtype."""
+    if dtype not in accelerator.device.dtypes:
+        pytest.skip(f"device does not compute in {dtype}")
+    case = next(case for case in cases if case.op == op)
+    for name, kernel in kernels(accelerator, op, dtype):
+        out, _ = call(
+            kernel, case, getattr(torch, dtype), accelerator.device.torch_device, backward=False
+        )
+        assert out.dtype == getattr(torch, dtype), name
+
+
+def test_mixed_dtypes_of_autocast(accelerator: Any) -> None:
+    """Activations in bfloat16 with weights in float32, as autocast leaves them, work everywhere."""
+    device = accelerator.device
+    if "bfloat16" not in device.dtypes:
+        pytest.skip("device does not compute in bfloat16")
+    x_BSH = torch.randn(2, 3, 8, device=device.torch_device).bfloat16()
+    gain_H = torch.randn(8, device=device.torch_device)
+    for op, arguments in {
+        "layer_norm": (x_BSH, gain_H, gain_H, 1e-5),
+        "rms_norm": (x_BSH, gain_H, 1e-6),
+        "bias_gelu": (x_BSH, gain_H),
+    }.items():
+        wanted = load_target(SPECS[op].reference)(
+            *[one.double() if isinstance(one, Tensor) else one for one in arguments]
+        )
+        for name, kernel in kernels(accelerator, op, "bfloat16"):
+            out = kernel(*arguments)
+            assert out.dtype == torch.bfloat16, name
+            assert_close(out, wanted, SPECS[op], "bfloat16", f"{op}/{name}")
+
+
+@pytest.mark.parametrize("op", ["cross_entropy", "linear_cross_entropy"])
+def test_losses_are_summed_in_at_least_float32(accelerator: Any, cases: Any, op: str) -> None:
+    """A loss of bfloat16 inputs is a float32 number."""
+    case = next(case for case in cases if case.op == op)
+    if "bfloat16" not in accelerator.device.dtypes:
+        pytest.skip("device does not compute in bfloat16")
+    for name, kernel in kernels(accelerator, op, "bfloat16"):
+        out, _ = call(kernel, case, torch.bfloat16, accelerator.device.torch_device, backward=False)
+        assert out.dtype == torch.float32, name
+
+
+def test_no_target_is_passed_over(accelerator: Any) -> None:
+    """A target outside the vocabulary is an error and not a token that counts for nothing."""
+    if accelerator.device.type != "cpu":
+        pytest.skip("an assertion on the device would end the process")
+    for _, kernel in kernels(accelerator, "cross_entropy", "float32"):
+        for bad in (-100, 9):
+            with pytest.raises((IndexError, RuntimeError)):
+                kernel(torch.zeros(2, 9), torch.tensor([0, bad]))
+
+
+def adamw_state(device: torch.device, dtype: torch.dtype) -> list[list[Tensor]]:
+    """Return weights, gradients, moments and step counts of several layouts and sizes."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(5,), (3, 7), (1,), (2, 3, 4)]
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+    params = [draw(*shape) for shape in shapes] + [draw(7, 3).t()]
+    grads = [draw(*shape) for shape in shapes] + [draw(3, 7)]
+    grads[1] = draw(7, 3).t()
+    averages = [draw(*param.shape) for param in params]
+    squares = [draw(*param.shape).square() for param in params]
+    steps = [torch.tensor(float(count)) for count in (0, 1, 5, 100, 0)]
+    return [params, grads, averages, squares, steps]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_adamw_kernels_match_the_reference(accelerator: Any, dtype: str) -> None:
+    """Three steps update weights, moments and counts as float64 does, in any memory layout."""
+    if dtype not in accelerator.device.dtypes:
+        pytest.skip(f"device does not compute in {dtype}")
+    settings = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+    for name, kernel in kernels(accelerator, "adamw", dtype):
+        state = adamw_state(accelerator.device.torch_device, getattr(torch, dtype))
+        oracle = [[one.double().cpu().clone() for one in part] for part in state]
+        for _ in range(3):
+            kernel(*state, **settings)
+            load_target(SPECS["adamw"].reference)(*oracle, **settings)
+        for part in (0, 2, 3, 4):
+            for found, wanted in zip(state[part], oracle[part], strict=True):
+                assert_close(found, wanted, SPECS["adamw"], dtype, f"adamw/{name}, part {part}")
+        assert all(step.dtype == torch.float32 for step in state[4])
+
+
+def test_adamw_takes_weights_of_several_dtypes(accelerator: Any) -> None:
+    """Weights of two dtypes in one call, with gradients in another, are each updated rightly."""
+    device = accelerator.device.torch_device
+    settings = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+    for name, kernel in kernels(accelerator, "adamw", "float32"):
+        parts = [
+            [one if place % 2 else one.double() for place, one in enumerate(part)]
+            for part in adamw_state(device, torch.float32)[:4]
+        ]
+        parts[1] = [grad.bfloat16() for grad in parts[1]]
+        steps = [torch.tensor(0.0) for _ in parts[0]]
+        oracle = [[one.double().clone() for one in part] for part in [*parts, steps]]
+        kernel(*parts, steps, **settings)
+        load_target(SPECS["adamw"].reference)(*oracle, **settings)
+        for found, wanted in zip(parts[0], oracle[0], strict=True):
+            assert_close(found, wanted, SPECS["adamw"], "float32", f"adamw/{name}")
+
+
+def test_adamw_without_weights_does_nothing(accelerator: Any) -> None:
+    """An empty list is a valid, empty step."""
+    settings = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+    for _, kernel in kernels(accelerator, "adamw", "float32"):
+        kernel([], [], [], [], [], **settings)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_grad_norm_kernels_match_the_reference(accelerator: Any, dtype: str) -> None:
+    """The norm over tensors of any layout is float64's, in at least float32."""
+    device = accelerator.device
+    if dtype not in device.dtypes:
+        pytest.skip(f"device does not compute in {dtype}")
+    grads = [one.to(device.torch_device, getattr(torch, dtype)) for one in (
+        torch.randn(1000), torch.randn(3, 7).t(), torch.zeros(5), torch.randn(()), torch.randn(0)
+    )]  # fmt: skip
+    wanted = torch.sqrt(sum(grad.double().square().sum() for grad in grads)).cpu()
+    for name, kernel in [
+        ("reference", load_target(SPECS["grad_norm"].reference)),
+        *kernels(accelerator, "grad_norm", dtype),
+    ]:
+        found = kernel(grads)
+        assert found.dtype == (torch.float64 if dtype == "float64" else torch.float32), name
+        torch.testing.assert_close(found.double().cpu(), wanted, rtol=1e-6, atol=0)
+        assert kernel([]).item() == 0.0
+
+
+def test_grad_norm_tells_of_values_that_are_not_finite(accelerator: Any) -> None:
+    """A NaN or an infinity in one gradient reaches the norm."""
+    for name, kernel in kernels(accelerator, "grad_norm", "float32"):
+        for value in (float("nan"), float("inf")):
+            grads = [torch.ones(3), torch.tensor([1.0, value])]
+            assert not torch.isfinite(kernel(grads)), name
+
+
+def test_kernels_that_claim_determinism_repeat_their_bits(accelerator: Any, cases: Any) -> None:
+    """Where a kernel claims to be deterministic, two calls give the same bits."""
+    for impl in accelerator.impls:
+        if "deterministic" not in impl.traits:
+            continue
+        for case in (case for case in cases if case.op == impl.op):
+            device = accelerator.device.torch_device
+            runs = [
+                call(load_target(impl.load), case, torch.float32, device, backward=True)
+                for _ in range(2)
+            ]
+            assert torch.equal(runs[0][0], runs[1][0]), impl
+            for first, second in zip(runs[0][1], runs[1][1], strict=True):
+                assert torch.equal(first, second), impl
+
+
+def test_attention_dropout_drops_and_rescales(accelerator: Any) -> None:
+    """With dropout the mean over many draws stays, and single draws differ."""
+    device = accelerator.device
+    shape = (1, 1, 4, 8)
+    q, k = (torch.randn(shape, generator=torch.Generator().manual_seed(one)) for one in (1, 2))
+    q, k = q.to(device.torch_device), k.to(device.torch_device)
+    v = torch.ones(shape, device=device.torch_device)
+    for name, kernel in kernels(accelerator, "attention", "float32"):
+        device.seed(0)
+        draws = torch.stack([kernel(q, k, v, causal=True, dropout=0.5) for _ in range(400)])
+        assert draws.std(0).max() > 0.1, name
+        torch.testing.assert_close(draws.mean(0), v, rtol=0, atol=0.2)
