@@ -1,4 +1,4 @@
-"""Writes tensors in torch's distributed checkpoint format: in parallel, hashed on the way, synced.
+"""Writes tensors in torch's distributed checkpoint format: in parallel, checksummed on the way, synced.
 
 torch's own file writer loses a failure in any thread but the first (the checkpoint is then
 incomplete and nobody is told) and has no checksums; the files are otherwise the same, so any
@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from lmcore.checkpoint.dcp_metadata import METADATA_NAME
-from lmcore.checkpoint.durable_file import DigestFile, write_durably
+from lmcore.checkpoint.durable_file import SyncedFile, write_durably
 from lmcore.checkpoint.manifest import FileEntry
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class _ChecksummingWriter(FileSystemWriter):
         self, name: str, items: Sequence[WriteItem], planner: SavePlanner
     ) -> tuple[FileEntry, list[WriteResult]]:
         results = []
-        with DigestFile(self.directory / name) as stream:
+        with SyncedFile(self.directory / name) as stream:
             for item in items:
                 start = stream.tell()
                 torch.save(_on_host(planner.resolve_data(item)), cast("IO[bytes]", stream))

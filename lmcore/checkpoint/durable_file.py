@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
+import threading
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from lmcore.checkpoint.manifest import FileEntry
 
-__all__ = ["DigestFile", "file_digest", "sync_directory", "write_atomically", "write_durably"]
+__all__ = [
+    "SyncedFile",
+    "file_checksum",
+    "num_io_threads",
+    "sync_directory",
+    "write_atomically",
+    "write_durably",
+]
 
-_BUFFER_BYTES = 1024 * 1024
-# Small enough that a piece is still in the processor's cache when it is hashed after the write.
+_BUFFER_BYTES = 64 * 1024
+# Small enough that a piece is still in the processor's cache when it is checksummed after the write.
 _PIECE_BYTES = 1024 * 1024
+# Measured on a local disk: a save with 16 to 64 MiB here is about twice as fast as one without.
+_SEND_BYTES = 16 * 1024 * 1024
 
 
-class DigestFile:
-    """A new binary file that is hashed while it is written, and synced when it is closed.
+class SyncedFile:
+    """A new binary file that is checksummed while it is written, and synced when it is closed.
 
-    A failed write is kept in `error` and raised by `check` and `close`, never by `write`:
-    torch's serializer cannot be interrupted half-way without hiding the cause behind its own.
+    What was written is sent to the disk by a second thread meanwhile, so that `close` waits for
+    the last of it only.  A failure is kept in `error` and raised by `check` and `close`, never by
+    `write`: torch's serializer cannot be interrupted half-way without hiding the cause behind
+    its own.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = 0
         self.error: OSError | None = None
-        self._digest = hashlib.sha256()
+        self._checksum = 0
         self._file = path.open("xb", buffering=0)
         self._stream = io.BufferedWriter(self._file, _BUFFER_BYTES)
+        self._unsent = 0
+        self._sender: _Sender | None = None
 
     def write(self, content: bytes | bytearray | memoryview) -> int:
         """Append *content*; return its length even after a failure (see the class)."""
         view = memoryview(content).cast("B")
-        if self.error is None:
-            try:
-                for start in range(0, len(view), _PIECE_BYTES):
-                    piece = view[start : start + _PIECE_BYTES]
-                    self._stream.write(piece)
-                    self._digest.update(piece)
-            except OSError as error:
-                self.error = error
+        try:
+            for start in range(0, len(view), _PIECE_BYTES):
+                if self.error is not None:
+                    break
+                self._write_piece(view[start : start + _PIECE_BYTES])
+        except OSError as error:
+            self.error = error
         self.size += len(view)
         return len(view)
 
@@ -64,7 +77,9 @@ class DigestFile:
         try:
             self.check()
             self._stream.flush()
-            os.fsync(self._stream.fileno())
+            self._stop_sending()
+            self.check()
+            os.fsync(self._file.fileno())
         except OSError:
             self._abandon()
             raise
@@ -72,9 +87,28 @@ class DigestFile:
 
     def entry(self) -> FileEntry:
         """Return the size and checksum for the manifest."""
-        return FileEntry(size=self.size, sha256=self._digest.hexdigest())
+        return FileEntry(size=self.size, crc32=self._checksum)
+
+    def _write_piece(self, piece: memoryview) -> None:
+        self._stream.write(piece)
+        self._checksum = zlib.crc32(piece, self._checksum)
+        self._unsent += len(piece)
+        if self._unsent >= _SEND_BYTES:
+            self._unsent = 0
+            if self._sender is None:
+                self._sender = _Sender(self._file.fileno())
+            self._sender.send()
+            self.error = self._sender.error
+
+    def _stop_sending(self) -> None:
+        if self._sender is not None:
+            self._sender.stop()
+            # The system reports a lost write once: it may have told the sender and not us.
+            self.error = self.error or self._sender.error
+            self._sender = None
 
     def _abandon(self) -> None:
+        self._stop_sending()
         # A buffered stream flushes again when it is closed, and fails again for the same reason.
         try:
             self._stream.close()
@@ -96,15 +130,57 @@ class DigestFile:
             self._abandon()
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of the file *path* in hexadecimal; other threads run meanwhile."""
+class _Sender:
+    """A thread that sends what a file holds so far to the disk, each time that it is asked."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.error: OSError | None = None
+        self._descriptor = descriptor
+        self._asked = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def send(self) -> None:
+        self._asked.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._asked.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self.error is None:
+            self._asked.wait()
+            self._asked.clear()
+            if self._stopping:
+                return
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                self.error = error
+
+
+def num_io_threads(at_most: int) -> int:
+    """Return how many threads read or write files: one for each core that we may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return min(at_most, cores)
+
+
+def file_checksum(path: Path) -> int:
+    """Return the CRC-32 of the file *path*; other threads run meanwhile."""
+    checksum = 0
+    piece = memoryview(bytearray(_PIECE_BYTES))
     with path.open("rb", buffering=0) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        while length := stream.readinto(piece):
+            checksum = zlib.crc32(piece[:length], checksum)
+    return checksum
 
 
 def write_durably(path: Path, content: bytes) -> FileEntry:
     """Write the new file *path* and sync it."""
-    with DigestFile(path) as stream:
+    with SyncedFile(path) as stream:
         stream.write(content)
     return stream.entry()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.checkpoint.durable_file import file_digest
+from lmcore.checkpoint.durable_file import file_checksum, num_io_threads
 from lmcore.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from lmcore.errors import CheckpointError, suggestion
 
@@ -50,7 +49,7 @@ def load_checkpoint(
     from lmcore.checkpoint.dcp_reader import read_tensors
 
     metadata = read_metadata(checkpoint, manifest)
-    read_tensors(checkpoint, metadata, tensors, _num_threads())
+    read_tensors(checkpoint, metadata, tensors, num_io_threads(_MAX_THREADS))
     logger.info("loaded %d tensors from %s", len(tensors), checkpoint)
     return manifest
 
@@ -117,12 +116,8 @@ def _check_request(
         )
 
 
-def _num_threads() -> int:
-    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-
-
 def _file_problems(checkpoint: Path, manifest: Manifest, *, content: bool) -> list[str]:
-    with ThreadPoolExecutor(max_workers=_num_threads()) as pool:
+    with ThreadPoolExecutor(max_workers=num_io_threads(_MAX_THREADS)) as pool:
         found = pool.map(
             lambda item: _file_problem(checkpoint, item[0], item[1], content=content),
             manifest.files.items(),
@@ -138,7 +133,7 @@ def _file_problem(checkpoint: Path, name: str, entry: FileEntry, *, content: boo
         size = path.stat().st_size
         if size != entry.size:
             return f"file `{name}` has {size} bytes instead of {entry.size}"
-        if content and file_digest(path) != entry.sha256:
+        if content and file_checksum(path) != entry.crc32:
             return f"file `{name}` was altered: its content does not match its checksum"
     except OSError as error:
         return f"file `{name}` cannot be read: {error.strerror}"

@@ -16,7 +16,12 @@ from importlib import metadata as distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.checkpoint.durable_file import sync_directory, write_atomically, write_durably
+from lmcore.checkpoint.durable_file import (
+    num_io_threads,
+    sync_directory,
+    write_atomically,
+    write_durably,
+)
 from lmcore.checkpoint.layout import (
     LATEST_NAME,
     complete_checkpoints,
@@ -224,7 +229,7 @@ def _delete(checkpoints_dir: Path, checkpoints: Iterable[Path]) -> None:
 
 def _num_threads(tensors: Mapping[str, torch.Tensor]) -> int:
     wanted = sum(tensor.nbytes for tensor in tensors.values()) // _BYTES_PER_THREAD
-    return max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)), wanted))
+    return max(1, min(num_io_threads(_MAX_THREADS), wanted))
 
 
 def _needed_bytes(tensors: Mapping[str, torch.Tensor]) -> int:

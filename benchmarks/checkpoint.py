@@ -1,0 +1,121 @@
+"""Times a save and a load: lmcore beside torch.save + fsync and torch's own distributed save.
+
+    python benchmarks/checkpoint.py --megabytes 1000 --repeats 5 --directory /some/disk
+
+All variants run in turn inside each repeat, so that a slow moment of the disk hits all of them;
+printed are medians and the ratio to torch's distributed save (load).  Loads read from the page
+cache, which a save has just filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from lmcore.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
+
+
+def model_like(megabytes: int) -> dict[str, torch.Tensor]:
+    """Return fp32 tensors of a transformer's mix: one large table, many matrices and vectors."""
+    hidden = 1024
+    tensors = {"embedding": torch.randn(max(1, megabytes * 1_000_000 // 5 // (hidden * 4)), hidden)}
+    layer = 0
+    while sum(tensor.nbytes for tensor in tensors.values()) < megabytes * 1_000_000:
+        tensors[f"layers.{layer}.mlp"] = torch.randn(4 * hidden, hidden)
+        tensors[f"layers.{layer}.bias"] = torch.randn(4 * hidden)
+        layer += 1
+    return tensors
+
+
+def torch_save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Save everything into one file and sync it."""
+    path.mkdir()
+    with (path / "state.pt").open("wb") as stream:
+        torch.save(tensors, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def save_distributed(tensors: dict[str, torch.Tensor], path: Path, num_threads: int) -> None:
+    """Save with torch's distributed writer, synced."""
+    writer = FileSystemWriter(path, thread_count=num_threads, sync_files=True)
+    dcp_save(dict(tensors), storage_writer=writer, no_dist=True)
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Return how long *action* took."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def measure(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -> dict[str, list[float]]:
+    """Return the seconds of every variant, one figure a repeat."""
+    targets = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    ours, theirs, plain = folder / "ours", folder / "dcp", folder / "plain"
+    checkpoint = ours / "iter_0000001"
+    actions: dict[str, Callable[[], object]] = {
+        "save: torch.save + fsync": lambda: torch_save(tensors, plain),
+        "save: dcp.save, 1 thread": lambda: save_distributed(tensors, folder / "dcp1", 1),
+        "save: dcp.save, 2 threads": lambda: save_distributed(tensors, theirs, 2),
+        "save: lmcore": lambda: save_checkpoint(ours, 1, tensors, {}, model_shape={}),
+        "load: torch.load": lambda: torch.load(plain / "state.pt", weights_only=True),
+        "load: dcp.load": lambda: dcp_load(targets, checkpoint_id=theirs, no_dist=True),
+        "load: lmcore, unverified": lambda: load_checkpoint(checkpoint, targets, verify=False),
+        "load: lmcore": lambda: load_checkpoint(checkpoint, targets),
+        "verify: lmcore": lambda: verify_checkpoint(checkpoint),
+    }
+    timings: dict[str, list[float]] = {name: [] for name in actions}
+    for repeat in range(repeats + 1):
+        for path in (ours, theirs, plain, folder / "dcp1"):
+            shutil.rmtree(path, ignore_errors=True)
+        os.sync()
+        for name, action in actions.items():
+            elapsed = seconds(action)
+            if repeat:  # the first round loads modules and warms the disk
+                timings[name].append(elapsed)
+    return timings
+
+
+def report(timings: dict[str, list[float]], megabytes: float) -> None:
+    """Print medians, spread and ratios."""
+    print(f"{'':28}{'MB/s':>7}{'min':>7}{'max':>7}  ratio")
+    for name, taken in timings.items():
+        kind = name.split(":", maxsplit=1)[0]
+        base = "save: dcp.save, 2 threads" if kind == "save" else "load: dcp.load"
+        middle = statistics.median(taken)
+        print(
+            f"{name:28}{megabytes / middle:7.0f}{megabytes / max(taken):7.0f}"
+            f"{megabytes / min(taken):7.0f}  {statistics.median(timings[base]) / middle:.2f}x"
+        )
+
+
+def main() -> None:
+    """Run the comparison that the arguments describe."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=1000, help="bytes of tensors, in 10^6")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--directory", type=Path, help="where to write; default: a temporary one")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    tensors = model_like(arguments.megabytes)
+    megabytes = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
+    print(f"{len(tensors)} tensors, {megabytes:.0f} MB, torch {torch.__version__}")
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
+        report(measure(Path(folder), tensors, arguments.repeats), megabytes)
+
+
+if __name__ == "__main__":
+    main()
