@@ -12,9 +12,10 @@ import pickle
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 
 from lmcore.data.encode import Encoded, EncodePlan, encode_lines
@@ -58,7 +59,8 @@ def _in_order(
     under_way: deque[tuple[str, Future[Encoded]]] = deque()
     try:
         for batch in batches:
-            under_way.append((batch.where, pool.submit(_encode, batch)))
+            with _interrupts_held():
+                under_way.append((batch.where, pool.submit(_encode, batch)))
             if len(under_way) >= depth:
                 yield under_way[0][1].result()
                 under_way.popleft()
@@ -73,6 +75,16 @@ def _in_order(
             hint="the system ends processes when memory runs out: try fewer `--workers`, "
             "or look for a huge document there",
         ) from None
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back: processes started meanwhile inherit this and leave it to the parent."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _is_lost(future: Future[Encoded]) -> bool:
@@ -95,7 +107,6 @@ _worker: list[tuple[Tokenizer, EncodePlan]] = []
 
 
 def _start_worker(pickled: bytes) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, once
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker.append(pickle.loads(pickled))  # noqa: S301  # made by the parent process
 
