@@ -106,12 +106,15 @@ def _prepare(argv: list[str]) -> int:
     )
     from lmcore.data.prepare import PrepareRequest, prepare
     from lmcore.data.tokenizer import build_tokenizer
+    from lmcore.data.tokenizer.registry import registered_types
+    from lmcore.plugins import discover
 
     tokenizer = build_tokenizer(
         wanted.tokenizer_type,
         vocab_file=wanted.vocab_file,
         merge_file=wanted.merge_file,
         vocab_size=wanted.vocab_size,
+        extra=registered_types(discover()),
     )
     live = sys.stderr.isatty()
     on_error: Literal["stop", "skip"] = "skip" if wanted.on_error == "skip" else "stop"

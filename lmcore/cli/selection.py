@@ -1,4 +1,4 @@
-"""Find the plugins, choose the device, and prepare the environment for it: every command's start."""
+"""Find the plugins, choose the device, and prepare the environment for it."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from lmcore.config.command_line import wants_help
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
 from lmcore.config.run_help import render_run_help
+from lmcore.config.validate import validate
 
 if TYPE_CHECKING:
     from lmcore.train.run import RunResult
@@ -31,6 +32,7 @@ def run(argv: list[str]) -> int:
 
     loaded = load_config(argv)
     rank = rank_info(os.environ)
+    validate(loaded, world_size=rank.world_size)
     plugins, selection = choose_device(loaded.config.accelerator.device, rank)
     tokenizer = choose_tokenizer(loaded.config.data, registered_types(plugins))
     plan = resolve(loaded, world_size=rank.world_size, vocab_size=tokenizer.vocab_size)

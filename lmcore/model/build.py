@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
@@ -34,13 +32,12 @@ def build_model(
         seed: Seed of the initial weights; None leaves them uninitialised, to be loaded.
         compile_blocks: Whether each block is compiled at its first call.
     """
-    with torch.device("meta"):
+    with runtime.device.torch_device:
         model = GPT(
             shape,
             op_binding(runtime, compile_blocks=compile_blocks),
             run_block=runtime.recompute.run,
         )
-    model.to_empty(device=runtime.device.torch_device)
     if seed is not None:
         model.initialize(seed)
     if compile_blocks:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lmcore.model.cache import KeyValueCache
+from lmcore.model.layers import Embedding
 from lmcore.model.transformer import Block, LayerNorm, output_std
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class GPT(nn.Module):
         """
         super().__init__()
         self.shape = shape
-        self.token_embedding = nn.Embedding(shape.padded_vocab_size, shape.hidden_size)
-        self.position_embedding = nn.Embedding(shape.max_position_embeddings, shape.hidden_size)
+        self.token_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
+        self.position_embedding = Embedding(shape.max_position_embeddings, shape.hidden_size)
         self.blocks = nn.ModuleList(Block(shape, ops) for _ in range(shape.num_layers))
         self.final_norm = LayerNorm(shape, ops)
         self.run_block = run_block
@@ -83,9 +84,7 @@ class GPT(nn.Module):
             cache: Keys and values of the tokens before these; extended in place.
         """
         start = cache.length if cache is not None else 0
-        positions_S = torch.arange(
-            start, start + tokens_BS.shape[1], device=tokens_BS.device
-        )
+        positions_S = torch.arange(start, start + tokens_BS.shape[1], device=tokens_BS.device)
         x_BSH = self.token_embedding(tokens_BS) + self.position_embedding(positions_S)
         x_BSH = functional.dropout(x_BSH, self.shape.hidden_dropout, self.training)
         for index, block in enumerate(self.blocks):

@@ -25,7 +25,5 @@ class OpBinding:
 
     def bind(self, op: str, **attributes: Any) -> Callable[..., Any]:
         """Return the callable for *op*; *attributes* say what is special about this use of it."""
-        context = OpContext(
-            self.device_type, self.dtype, {**attributes, "compile": self.compile}
-        )
+        context = OpContext(self.device_type, self.dtype, {**attributes, "compile": self.compile})
         return self.table.bind(op, context)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from lmcore.model.layers import Linear
+
 if TYPE_CHECKING:
     from lmcore.model.cache import LayerCache
     from lmcore.model.op_binding import OpBinding
@@ -44,8 +46,8 @@ class Attention(nn.Module):
         self.num_heads = shape.num_attention_heads
         self.head_dim = shape.head_dim
         self.dropout = shape.attention_dropout
-        self.qkv = nn.Linear(shape.hidden_size, 3 * shape.hidden_size)
-        self.output = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
+        self.qkv = Linear(shape.hidden_size, 3 * shape.hidden_size)
+        self.output = Linear(shape.hidden_size, shape.hidden_size, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(shape.hidden_size))
         self.op: Callable[..., Tensor] = ops.bind(
             "attention", head_dim=shape.head_dim, causal=True, dropout=shape.attention_dropout
@@ -72,9 +74,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
         super().__init__()
-        self.up = nn.Linear(shape.hidden_size, shape.ffn_hidden_size, bias=False)
+        self.up = Linear(shape.hidden_size, shape.ffn_hidden_size, bias=False)
         self.up_bias = nn.Parameter(torch.zeros(shape.ffn_hidden_size))
-        self.down = nn.Linear(shape.ffn_hidden_size, shape.hidden_size, bias=False)
+        self.down = Linear(shape.ffn_hidden_size, shape.hidden_size, bias=False)
         self.down_bias = nn.Parameter(torch.zeros(shape.hidden_size))
         self.op: Callable[..., Tensor] = ops.bind("bias_gelu", hidden_size=shape.ffn_hidden_size)
 
@@ -120,5 +122,3 @@ class Block(nn.Module):
 def output_std(shape: ModelShape) -> float:
     """Standard deviation of projections that write to the residual stream: sigma / sqrt(2 l)."""
     return shape.init_method_std / math.sqrt(2.0 * shape.num_layers)
-
-

@@ -21,4 +21,4 @@ def clip_by_norm(gradients: list[Tensor], norm: float, limit: float) -> None:
     """
     factor = limit / (norm + _MARGIN)
     if limit > 0 and factor < 1.0:
-        torch._foreach_mul_(gradients, factor)  # noqa: SLF001 - torch's own clipping uses it
+        torch._foreach_mul_(gradients, factor)

@@ -31,7 +31,7 @@ class LearningRateSchedule:
     style: str
     highest: float
     lowest: float
-    warmup_samples: int
+    warmup_samples: float
     decay_samples: int
     cooldown_fraction: float = 0.2
 

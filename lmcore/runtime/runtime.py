@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime", "start_runtime"]
 
+
 @dataclass(frozen=True)
 class Runtime:
     """What a process trains with.
@@ -108,7 +109,7 @@ def start_runtime(
             f"precision `{precision.name}` needs a loss scale, which this version does not have",
             hint="use `--precision bf16` or `--precision fp32`",
         )
-    with _deterministic(asked.deterministic):
+    with _deterministic(wanted=asked.deterministic):
         yield Runtime(
             rank=rank,
             selection=selection,
@@ -129,15 +130,15 @@ def start_runtime(
 
 
 @contextlib.contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
+def _deterministic(*, wanted: bool) -> Iterator[None]:
     import torch
 
     if not wanted:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(mode=True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(mode=before)

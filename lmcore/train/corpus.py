@@ -51,9 +51,7 @@ class Corpus:
     documents: Mapping[Part, tuple[int, int]]
 
 
-def choose_tokenizer(
-    settings: DataSection, extra: Mapping[str, TokenizerFactory]
-) -> Tokenizer:
+def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory]) -> Tokenizer:
     """Return the tokenizer of a run.
 
     In order: the one that flags name; the one that the data set was prepared with; bytes, for the

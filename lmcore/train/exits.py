@@ -56,7 +56,7 @@ class ExitConditions:
             signal.signal(number, handler)
         self._before.clear()
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
         self._restore()
 

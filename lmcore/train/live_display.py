@@ -58,7 +58,7 @@ class LiveDisplay:
         """Take over the terminal's last lines with the first step."""
         self.console = console or Console(stderr=True)
         self.losses: deque[float] = deque(maxlen=4096)
-        self.validations: list[tuple[int, float]] = []
+        self.validations: list[tuple[int, float, float]] = []
         self._last: tuple[StepRow, Progress] | None = None
         self._live: Live | None = None
         self._handlers: list[tuple[logging.Handler, logging.Handler]] = []
@@ -80,7 +80,7 @@ class LiveDisplay:
 
     def validation(self, step: int, loss: float, perplexity: float) -> None:
         """Take in a validation."""
-        self.validations.append((step, loss))
+        self.validations.append((step, loss, perplexity))
 
     def close(self) -> None:
         """Leave the last view standing."""
@@ -118,11 +118,11 @@ class LiveDisplay:
         body = Table.grid(padding=(0, 2))
         body.add_row("loss", Text(f"{row.loss:.4f}", style="bold cyan"), self._curve())
         if self.validations:
-            step, loss = self.validations[-1]
+            step, loss, perplexity = self.validations[-1]
             body.add_row(
                 "valid",
                 Text(f"{loss:.4f}", style="bold green"),
-                Text(f"after step {step}", style="dim"),
+                Text(f"after step {step}, perplexity {perplexity:.2f}", style="dim"),
             )
         mfu = "" if progress.mean_mfu is None else f", {100 * progress.mean_mfu:.0f}% MFU"
         speed = f"{progress.mean_tokens_per_second:,.0f}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lmcore.train.state import TrainState
     from lmcore.train.step import StepResult, TrainStep
 
-__all__ = ["Outcome", "Reporter", "train"]
+__all__ = ["Outcome", "Reporter", "failure_status", "timed_step", "train"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +90,7 @@ class Reporter:
     def report(self, row: StepRow, validation: Validation | None) -> None:
         """Write and show a row, with the validation that followed it."""
         if validation is not None:
-            row = replace(
-                row, valid_loss=validation.loss, valid_perplexity=validation.perplexity
-            )
+            row = replace(row, valid_loss=validation.loss, valid_perplexity=validation.perplexity)
         self.metrics.write(row)
         if self.tensorboard is not None:
             self.tensorboard.write(row)
@@ -161,11 +159,7 @@ def train(
         vocab_size=plan.vocab_size,
     ) as batches:
         while state.iteration < plan.train_iters:
-            waited, began = batches.wait_seconds, time.perf_counter()
-            result = step(state, batches)
-            runtime.device.synchronize()
-            seconds = time.perf_counter() - began
-            row = reporter.row(state, result, seconds, batches.wait_seconds - waited)
+            row = timed_step(state, step, batches, runtime, reporter)
             outcome.row = row
             outcome.step_ms.append(row.step_time_ms)
             outcome.reason = exits.reason(state.iteration)
@@ -181,6 +175,21 @@ def train(
     if state.iteration > saved_at:
         outcome.checkpoint = save()
     return outcome
+
+
+def timed_step(
+    state: TrainState,
+    step: TrainStep,
+    batches: BatchLoader,
+    runtime: Runtime,
+    reporter: Reporter,
+) -> StepRow:
+    """Take one step and return its row."""
+    waited, began = batches.wait_seconds, time.perf_counter()
+    result = step(state, batches)
+    runtime.device.synchronize()
+    seconds = time.perf_counter() - began
+    return reporter.row(state, result, seconds, batches.wait_seconds - waited)
 
 
 def _validation_due(

@@ -139,9 +139,7 @@ class _Session:
         run.write_json("summary.json", summary)
         return RunResult(run.path, status, summary, sample)
 
-    def _train(
-        self, state: TrainState, step: TrainStep, corpus: Corpus, order: str
-    ) -> Outcome:
+    def _train(self, state: TrainState, step: TrainStep, corpus: Corpus, order: str) -> Outcome:
         plan, run, settings = self.plan, self.directory, self.plan.config.logging
         tensorboard = None
         if settings.tensorboard:

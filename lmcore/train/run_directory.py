@@ -1,7 +1,7 @@
 """The directory of a run: what is in it, and the rules for writing there.
 
-    config.yaml  environment.json  kernels.json  metrics.jsonl  summary.json
-    tokenizer/   tensorboard/      checkpoints/iter_XXXXXXX/    data/ (bundled text only)
+config.yaml  environment.json  kernels.json  metrics.jsonl  summary.json
+tokenizer/   tensorboard/      checkpoints/iter_XXXXXXX/    data/ (bundled text only)
 """
 
 from __future__ import annotations

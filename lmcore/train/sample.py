@@ -10,6 +10,7 @@ from lmcore.generation.sampling import SamplingOptions
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
+    from lmcore.data.split import Part
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.model.gpt import GPT
     from lmcore.runtime.runtime import Runtime
@@ -61,7 +62,7 @@ def take_sample(
 
 
 def _opening(corpus: Corpus, tokenizer: Tokenizer, length: int) -> list[int]:
-    part = "valid" if corpus.valid is not None else "train"
+    part: Part = "valid" if corpus.valid is not None else "train"
     document = corpus.documents[part][0]
     first = int(corpus.indexed.document_indices[document])
     tokens = [int(token) for token in corpus.indexed.get(first)[:length]]

@@ -72,7 +72,7 @@ def save(
     tensors = state.tensors(optimizer=asked.save_optim)
     if asked.save_rng:
         tensors |= random_states(runtime)
-    meta = {
+    meta: dict[str, Any] = {
         "counters": state.counters(),
         "schedule": state.schedule_settings(),
         "data_order": order,
@@ -109,7 +109,8 @@ def restore(state: TrainState, plan: RunPlan, runtime: Runtime, *, order: str) -
     try:
         checkpoint = find_checkpoint(Path(asked.load))
     except CheckpointError as error:
-        if asked.exit_on_missing_checkpoint:
+        first_start = asked.save is not None and Path(asked.save) == Path(asked.load)
+        if asked.exit_on_missing_checkpoint and not first_start:
             raise
         logger.warning("starting anew: %s", error.what)
         return None

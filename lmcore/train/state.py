@@ -89,4 +89,3 @@ def seed_everything(seed: int, runtime: Runtime) -> None:
     """Seed the host's and the device's generator."""
     torch.default_generator.manual_seed(seed)
     runtime.device.seed(seed)
-

@@ -99,7 +99,7 @@ class TrainStep:
     def _backward(self, model: GPT, batch: Batch) -> Tensor:
         with self.context():
             loss = mean_loss(model, batch, self.device, share=1.0 / self.num_micro_batches)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.detach()
 
 

@@ -32,7 +32,8 @@ class CheckpointSection:
         "Take only the weights from the checkpoint: step, optimizer, schedule, data start anew.",
     )
     exit_on_missing_checkpoint: bool = option(
-        True, "Stop when --load holds no checkpoint; otherwise start anew and say so."
+        True,
+        "Stop when --load holds no checkpoint; otherwise, and where --save is the same directory, start anew and say so.",
     )
     use_checkpoint_opt_param_scheduler: bool = option(
         False, "Continue with the checkpoint's learning-rate schedule."

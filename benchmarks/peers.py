@@ -1,0 +1,119 @@
+"""The peers of the benchmarks, each as its own documentation would have it written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from train_step import Shape
+
+
+def _batch(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    size = (shape.micro_batch_size, shape.seq_length + 1)
+    ids = torch.randint(0, 50257, size, generator=generator)
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def _adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+
+
+def transformers_step(shape: Shape, compiled: bool) -> Callable[[], float]:
+    """Return a step of the `transformers` GPT-2, SDPA, with its own loss."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=shape.vocab_size,
+        n_positions=shape.seq_length,
+        n_embd=shape.hidden_size,
+        n_layer=shape.num_layers,
+        n_head=shape.num_heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        attn_implementation="sdpa",
+        use_cache=False,
+    )
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config).train()
+    run = torch.compile(model) if compiled else model
+    optimizer = _adamw(model)
+    tokens, _ = _batch(shape)
+
+    def take() -> float:
+        optimizer.zero_grad()
+        loss = run(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(loss)
+
+    return take
+
+
+def megatron_step(shape: Shape, compiled: bool) -> Callable[[], float]:
+    """Return a step of megatron-core's GPTModel with the local layer spec.
+
+    It asks for its accelerator by name; what stands in for that on a CPU is patched below.
+    """
+    if compiled:
+        raise ImportError("megatron-core's own modules are not compiled here")
+    import torch.distributed as dist
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+
+    if not dist.is_initialized():
+        store = dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel()
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    tracker = tensor_parallel.get_cuda_rng_tracker()
+    tracker.add = lambda name, seed: None  # type: ignore[method-assign]
+
+    import contextlib
+
+    tracker.fork = lambda name="": contextlib.nullcontext()  # type: ignore[method-assign]
+    config = TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_heads,
+        use_cpu_initialization=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+    )
+    torch.manual_seed(0)
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_layer_local_spec(),
+        vocab_size=shape.vocab_size,
+        max_sequence_length=shape.seq_length,
+        position_embedding_type="learned_absolute",
+        share_embeddings_and_output_weights=True,
+    ).train()
+    optimizer = _adamw(model)
+    tokens, targets = _batch(shape)
+    positions = torch.arange(shape.seq_length).expand_as(tokens)
+    mask = torch.ones(1, 1, shape.seq_length, shape.seq_length, dtype=torch.bool).triu(1)
+
+    def take() -> float:
+        optimizer.zero_grad()
+        loss = model(tokens, positions, mask, labels=targets).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(loss)
+
+    return take

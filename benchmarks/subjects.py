@@ -1,0 +1,124 @@
+"""lmcore as a contender of the benchmarks: through the framework, and without it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from train_step import Shape
+
+    from lmcore.data.loader import Batch
+
+
+def _flags(shape: Shape, prefix: str, compiled: bool) -> list[str]:
+    return [
+        *("--num-layers", str(shape.num_layers), "--hidden-size", str(shape.hidden_size)),
+        *("--num-attention-heads", str(shape.num_heads), "--seq-length", str(shape.seq_length)),
+        *("--micro-batch-size", str(shape.micro_batch_size), "--train-iters", "100000"),
+        *("--tokenizer-type", "NullTokenizer", "--vocab-size", str(shape.vocab_size - 1)),
+        *("--data-path", prefix, "--split", "1,0,0", "--eval-iters", "0", "--lr", "1e-4"),
+        *("--lr-decay-style", "constant", "--progress", "none", "--no-tensorboard"),
+        *(["--compile"] if compiled else []),
+    ]
+
+
+def _data(shape: Shape, directory: Path) -> str:
+    """Write random token ids as an indexed data set; return its prefix."""
+    from lmcore.data.indexed_writer import IndexedDatasetWriter
+
+    random = np.random.default_rng(0)
+    prefix = str(directory / "ids")
+    with IndexedDatasetWriter(prefix, np.dtype(np.uint16)) as writer:
+        for _ in range(200):
+            writer.add_document(random.integers(0, 50257, size=4 * shape.seq_length).tolist())
+    return prefix
+
+
+class _Parts:
+    """The pieces of a run, made as `lmcore train` makes them; closed when the process ends."""
+
+    def __init__(self, shape: Shape, compiled: bool) -> None:
+        from lmcore.cli.selection import choose_device
+        from lmcore.config.load import load_config
+        from lmcore.config.resolve import resolve
+        from lmcore.data.tokenizer import NullTokenizer
+        from lmcore.model.build import build_model
+        from lmcore.model.shape import ModelShape
+        from lmcore.runtime.rank import RankInfo
+        from lmcore.runtime.runtime import start_runtime
+        from lmcore.train.corpus import open_corpus
+        from lmcore.train.state import TrainState
+
+        self.stack = ExitStack()
+        self.directory = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        tokenizer = NullTokenizer(shape.vocab_size - 1)
+        loaded = load_config(_flags(shape, _data(shape, self.directory), compiled))
+        self.plan = resolve(loaded, world_size=1, vocab_size=tokenizer.vocab_size)
+        plugins, selection = choose_device(None, RankInfo())
+        self.runtime = self.stack.enter_context(
+            start_runtime(self.plan.config, plugins, selection, RankInfo())
+        )
+        self.corpus = open_corpus(self.plan, tokenizer, self.directory)
+        model = build_model(
+            ModelShape.from_plan(self.plan), self.runtime, seed=1, compile_blocks=compiled
+        )
+        self.state = TrainState.create(model, self.plan, self.runtime)
+        model.train()
+
+    def batches(self) -> Iterator[Batch]:
+        from lmcore.data.loader import BatchLoader
+
+        return self.stack.enter_context(
+            BatchLoader(
+                self.corpus.train, micro_batch_size=self.plan.config.training.micro_batch_size
+            )
+        )
+
+
+def lmcore_step(shape: Shape, compiled: bool) -> Callable[[], float]:
+    """Return a step as `lmcore train` takes it, metrics and display included."""
+    from lmcore.train.display import open_display
+    from lmcore.train.loop import Reporter, timed_step
+    from lmcore.train.metrics import MetricsFile
+    from lmcore.train.step import TrainStep
+
+    parts = _Parts(shape, compiled)
+    batches = parts.batches()
+    step = TrainStep(parts.plan, parts.runtime)
+    metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
+    reporter = Reporter(parts.plan, parts.runtime, open_display("none"), metrics, None)
+
+    def take() -> float:
+        row = timed_step(parts.state, step, batches, parts.runtime, reporter)
+        reporter.report(row, None)
+        return row.loss
+
+    return take
+
+
+def bare_step(shape: Shape, compiled: bool) -> Callable[[], float]:
+    """Return a hand-written step on the same model, its batch made ahead."""
+    from lmcore.train.step import mean_loss
+
+    parts = _Parts(shape, compiled)
+    model, optimizer = parts.state.model, parts.state.optimizer
+    batch = next(parts.batches())
+    parameters = [p for group in optimizer.groups for p in group.parameters]
+    device = torch.device("cpu")
+
+    def take() -> float:
+        optimizer.zero_grad()
+        loss = mean_loss(model, batch, device)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step(1e-4)
+        return loss.item()
+
+    return take
