@@ -23,7 +23,7 @@ def _adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
 
 
-def transformers_step(shape: Shape, compiled: bool) -> Callable[[], float]:
+def transformers_step(shape: Shape, *, compiled: bool) -> Callable[[], float]:
     """Return a step of the `transformers` GPT-2, SDPA, with its own loss."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -57,7 +57,7 @@ def transformers_step(shape: Shape, compiled: bool) -> Callable[[], float]:
     return take
 
 
-def megatron_step(shape: Shape, compiled: bool) -> Callable[[], float]:
+def megatron_step(shape: Shape, *, compiled: bool) -> Callable[[], float]:
     """Return a step of megatron-core's GPTModel with the local layer spec.
 
     It asks for its accelerator by name; what stands in for that on a CPU is patched below.

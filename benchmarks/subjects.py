@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmcore.data.loader import Batch
 
 
-def _flags(shape: Shape, prefix: str, compiled: bool) -> list[str]:
+def _flags(shape: Shape, prefix: str, *, compiled: bool) -> list[str]:
     return [
         *("--num-layers", str(shape.num_layers), "--hidden-size", str(shape.hidden_size)),
         *("--num-attention-heads", str(shape.num_heads), "--seq-length", str(shape.seq_length)),
@@ -44,7 +44,7 @@ def _data(shape: Shape, directory: Path) -> str:
 class _Parts:
     """The pieces of a run, made as `lmcore train` makes them; closed when the process ends."""
 
-    def __init__(self, shape: Shape, compiled: bool) -> None:
+    def __init__(self, shape: Shape, *, compiled: bool) -> None:
         from lmcore.cli.selection import choose_device
         from lmcore.config.load import load_config
         from lmcore.config.resolve import resolve
@@ -59,7 +59,7 @@ class _Parts:
         self.stack = ExitStack()
         self.directory = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         tokenizer = NullTokenizer(shape.vocab_size - 1)
-        loaded = load_config(_flags(shape, _data(shape, self.directory), compiled))
+        loaded = load_config(_flags(shape, _data(shape, self.directory), compiled=compiled))
         self.plan = resolve(loaded, world_size=1, vocab_size=tokenizer.vocab_size)
         plugins, selection = choose_device(None, RankInfo())
         self.runtime = self.stack.enter_context(
@@ -82,14 +82,14 @@ class _Parts:
         )
 
 
-def lmcore_step(shape: Shape, compiled: bool) -> Callable[[], float]:
+def lmcore_step(shape: Shape, *, compiled: bool) -> Callable[[], float]:
     """Return a step as `lmcore train` takes it, metrics and display included."""
     from lmcore.train.display import open_display
     from lmcore.train.loop import Reporter, timed_step
     from lmcore.train.metrics import MetricsFile
     from lmcore.train.step import TrainStep
 
-    parts = _Parts(shape, compiled)
+    parts = _Parts(shape, compiled=compiled)
     batches = parts.batches()
     step = TrainStep(parts.plan, parts.runtime)
     metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
@@ -103,11 +103,11 @@ def lmcore_step(shape: Shape, compiled: bool) -> Callable[[], float]:
     return take
 
 
-def bare_step(shape: Shape, compiled: bool) -> Callable[[], float]:
+def bare_step(shape: Shape, *, compiled: bool) -> Callable[[], float]:
     """Return a hand-written step on the same model, its batch made ahead."""
     from lmcore.train.step import mean_loss
 
-    parts = _Parts(shape, compiled)
+    parts = _Parts(shape, compiled=compiled)
     model, optimizer = parts.state.model, parts.state.optimizer
     batch = next(parts.batches())
     parameters = [p for group in optimizer.groups for p in group.parameters]

@@ -56,7 +56,7 @@ SHAPES = {
 Step = Callable[[], float]
 """Takes one step and returns its loss."""
 
-CONTENDERS: dict[str, Callable[[Shape, bool], Step]] = {
+CONTENDERS: dict[str, Callable[..., Step]] = {
     "lmcore": lmcore_step,
     "lmcore-bare": bare_step,
     "transformers": transformers_step,
@@ -64,14 +64,14 @@ CONTENDERS: dict[str, Callable[[Shape, bool], Step]] = {
 }
 
 
-def start(names: list[str], shape: Shape, compiled: bool) -> dict[str, Step]:
+def start(names: list[str], shape: Shape, *, compiled: bool) -> dict[str, Step]:
     """Return the contenders that can run here, each warmed up by two steps."""
     steps: dict[str, Step] = {}
     for name in names:
         base, _, mode = name.partition("+")
         began = time.perf_counter()
         try:
-            step = CONTENDERS[base](shape, compiled or mode == "compile")
+            step = CONTENDERS[base](shape, compiled=compiled or mode == "compile")
             losses = [step(), step()]
         except ImportError as missing:
             print(f"{name}: left out, {missing}", file=sys.stderr)
@@ -108,7 +108,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(asked.threads)
     shape = SHAPES[asked.shape]
-    steps = start(asked.contenders, shape, asked.compile)
+    steps = start(asked.contenders, shape, compiled=asked.compile)
     seconds = measure(steps, turns=asked.turns, per_turn=asked.per_turn)
     rows = {
         name: {

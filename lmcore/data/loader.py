@@ -190,7 +190,7 @@ def _check_vocabulary(tokens: Tensor, vocab_size: int, first: int) -> None:
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         raise DataError(
-            f"the data holds token {low if low < 0 else high}, outside a vocabulary of {vocab_size}",
+            f"the data holds token {low if low < 0 else high}, the vocabulary has {vocab_size}",
             why=f"found in samples {first} to {first + len(tokens) - 1}; the data set was prepared "
             "with another tokenizer, or is damaged",
             hint="give the tokenizer of the data set, or prepare it again",

@@ -111,7 +111,7 @@ class AdamW:
         ]
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the live state by name: `exp_avg.<param>`, `exp_avg_sq.<param>`, `step.<param>`."""
+        """Return the live state by name: exp_avg.NAME, exp_avg_sq.NAME, step.NAME."""
         found: dict[str, Tensor] = {}
         for group, moments in zip(self.groups, self._moments, strict=True):
             for kind, tensors in zip(("exp_avg", "exp_avg_sq", "step"), moments, strict=True):

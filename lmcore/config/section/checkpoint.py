@@ -33,7 +33,8 @@ class CheckpointSection:
     )
     exit_on_missing_checkpoint: bool = option(
         True,
-        "Stop when --load holds no checkpoint; otherwise, and where --save is the same directory, start anew and say so.",
+        "Stop when --load holds no checkpoint; off, or where --save names the same directory, "
+        "the run starts anew and says so.",
     )
     use_checkpoint_opt_param_scheduler: bool = option(
         False, "Continue with the checkpoint's learning-rate schedule."

@@ -77,7 +77,6 @@ def linear_cross_entropy(
 
     Gradients flow to *hidden_TH* and *weight_VH*.  They are computed in the forward pass.
     """
-    loss = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+    return _ChunkedLoss.apply(  # type: ignore[no-untyped-call,no-any-return]
         hidden_TH, weight_VH, target_T, loss_weight_T
     )
-    return loss  # type: ignore[no-any-return]
