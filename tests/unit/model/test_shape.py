@@ -1,0 +1,62 @@
+"""Parameter counts of the published shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.config.preset import PRESETS
+from lmcore.model.gpt import GPT
+from lmcore.model.op_binding import OpBinding
+from lmcore.model.shape import ModelShape
+
+# Layers, hidden size, heads, positions, padded vocabulary -> parameters.
+PUBLISHED = {
+    "gpt2-124m": ((12, 768, 12, 1024, 50304), 124_475_904),
+    "gpt2-345m": ((24, 1024, 16, 1024, 50304), 354_871_296),
+    "gpt-1.7b": ((24, 2304, 24, 2048, 51200), 1_652_230_656),
+    "gpt-3.6b": ((30, 3072, 32, 2048, 51200), 3_562_168_320),
+    "gpt-7.5b": ((36, 4096, 32, 2048, 51200), 7_467_786_240),
+    "gpt-18.4b": ((40, 6144, 48, 2048, 51200), 18_449_756_160),
+    "gpt-39.1b": ((48, 8192, 64, 2048, 51200), 39_096_041_472),
+    "gpt-76.1b": ((60, 10240, 80, 2048, 51200), 76_050_739_200),
+    "gpt-145.6b": ((80, 12288, 96, 2048, 51200), 145_622_261_760),
+    "gpt-310.1b": ((96, 16384, 128, 2048, 51200), 310_130_540_544),
+}
+
+
+def count(numbers: tuple[int, int, int, int, int]) -> int:
+    """Parameters of a GPT that is built without memory."""
+    num_layers, hidden_size, heads, positions, vocabulary = numbers
+    shape = ModelShape(num_layers, hidden_size, heads, 4 * hidden_size, positions, vocabulary)
+    with torch.device("meta"):
+        return GPT(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32")).parameter_count()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_parameter_count(name: str) -> None:
+    """A published model has exactly the published number of parameters."""
+    numbers, expected = PUBLISHED[name]
+    assert count(numbers) == expected
+
+
+def test_padding_is_counted() -> None:
+    """The 3.6B model at vocabulary 50304 has 896 rows of 3072 less than at 51200."""
+    assert count((30, 3072, 32, 2048, 50304)) == 3_559_415_808
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_preset_has_the_published_shape(name: str) -> None:
+    """The preset of a published model sets the numbers that give that count."""
+    values = PRESETS[name].values
+    keys = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+    numbers, _ = PUBLISHED[name]
+    assert tuple(values[key] for key in keys) == numbers[:4]
+    assert 0 <= numbers[4] - values["vocab_size"] < 128
+
+
+def test_shape_survives_a_dictionary() -> None:
+    """What a manifest keeps gives the same shape."""
+    shape = ModelShape(2, 24, 3, 40, 12, 32, hidden_dropout=0.1)
+    assert ModelShape(**shape.to_dict()) == shape
