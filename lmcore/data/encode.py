@@ -19,6 +19,9 @@ __all__ = ["EncodePlan", "Encoded", "KeyTokens", "Problem", "Reason", "encode_li
 Reason = Literal["not UTF-8", "broken JSON", "key missing", "not a string", "not encodable"]
 
 
+_SKIP = "or leave such lines out with `--on-error skip`"
+
+
 @dataclass(frozen=True)
 class EncodePlan:
     """What every worker needs to know, beside the tokenizer.
@@ -51,7 +54,7 @@ class Problem:
         return DataError(
             f"`{self.source}` line {self.line}: {self.reason}",
             why=self.detail,
-            hint=f"{self.hint or 'mend the line'}, or leave such lines out with `--on-error skip`",
+            hint=self.hint or f"mend the line, {_SKIP}",
         )
 
 
@@ -129,15 +132,15 @@ def _problem(batch: LineBatch, number: int, bad: _BadLine) -> Problem:
 def _texts(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the text of each key; raise `_BadLine` for a line that does not have them."""
     try:
-        record = json.loads(line.decode())
+        record = json.loads(line.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
         detail = f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
-        raise _BadLine("not UTF-8", detail, "convert the file to UTF-8") from None
+        raise _BadLine("not UTF-8", detail, f"convert the file to UTF-8, {_SKIP}") from None
     except RecursionError:
         raise _BadLine("broken JSON", "it is nested too deeply") from None
     except ValueError as error:
         hint = _ONE_LINE if line.strip() in (b"{", b"[") else None
-        raise _BadLine("broken JSON", str(error), hint) from None
+        raise _BadLine("broken JSON", _json_error(error), hint) from None
     if not isinstance(record, dict):
         kind = _JSON_NAMES.get(type(record), "a number")
         hint = _ONE_LINE if isinstance(record, list) else None
@@ -152,11 +155,17 @@ _ONE_LINE = (
 )
 
 
+def _json_error(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg}, at column {error.colno}"
+    return str(error)
+
+
 def _text(record: dict[str, object], key: str) -> str:
     if key not in record:
         close = nearest(key, record)
         keys = ", ".join(f"`{name[:40]}`" for name in list(record)[:10]) or "none"
-        hint = f"did you mean `--json-keys {close}`?" if close else "see `--json-keys`"
+        hint = f"did you mean `--json-keys {close}`?" if close else f"see `--json-keys`, {_SKIP}"
         raise _BadLine("key missing", f"there is no `{key}`; its keys: {keys}", hint)
     value = record[key]
     if not isinstance(value, str):

@@ -129,20 +129,6 @@ def test_text_comes_back_from_the_dataset(gpt2, shared_data, tmp_path):
     assert [gpt2.decode(ids) for ids in made] == [text for text in texts if text]
 
 
-def test_megatron_core_reads_what_is_written(shared_data, tmp_path):
-    """megatron-core's own reader finds the same documents."""
-    reader = pytest.importorskip(
-        "megatron.core.datasets.indexed_dataset", reason="needs the package megatron-core"
-    )
-    source = str(shared_data / "corpora/web/c4-sample-1000.jsonl.gz")
-    prepare(request(source, tmp_path / "c4", append_eod=True))
-    prefix = str(tmp_path / "c4_text_document")
-    ours, theirs = IndexedDataset(prefix), reader.IndexedDataset(prefix)
-    assert len(theirs) == len(ours) == 1000
-    assert theirs.document_indices.tolist() == ours.document_indices.tolist()
-    assert all((theirs[i] == ours.get(i)).all() for i in range(len(ours)))
-
-
 BAD = {
     "broken": (b'{"text": "a"\n', "line 2: broken JSON"),
     "not utf-8": (b'{"text": "\xff"}\n', "line 2: not UTF-8"),

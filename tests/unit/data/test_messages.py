@@ -1,0 +1,117 @@
+"""Whole messages of the data path, as a user reads them; `UPDATE_GOLDEN=1` rewrites the files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmcore.data.indexed import IndexedDataset
+from lmcore.data.indexed_writer import IndexedDatasetWriter
+from lmcore.data.prepare import PrepareRequest, prepare
+from lmcore.data.split import split_ranges
+from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, build_tokenizer
+from lmcore.errors import LmcoreError
+
+GOLDEN = Path(__file__).parents[2] / "golden/errors"
+
+
+def _prepare(text: bytes, *keys: str) -> Callable[[], object]:
+    def run() -> None:
+        Path("web.jsonl").write_bytes(text)
+        request = PrepareRequest(
+            ("web.jsonl",), "out", ByteTokenizer(), json_keys=keys or ("text",)
+        )
+        prepare(request)
+
+    return run
+
+
+def _open(cut: str, size: int, name: str = "web_text_document") -> Callable[[], object]:
+    def run() -> None:
+        with IndexedDatasetWriter("web_text_document", "uint16") as writer:
+            writer.add_document([1, 2, 3])
+        if size >= 0:
+            path = Path(f"web_text_document.{cut}")
+            path.write_bytes(path.read_bytes()[:size])
+        IndexedDataset(name)
+
+    return run
+
+
+def _merges(bpe_files: tuple[Path, Path], rules: str) -> Callable[[], object]:
+    def run() -> None:
+        vocab, merges = Path("vocab.json"), Path("merges.txt")
+        vocab.write_bytes(bpe_files[0].read_bytes())
+        merges.write_text(rules, encoding="utf-8")
+        tokenizer = GPT2BPETokenizer(vocab.name, merges.name)
+        assert tokenizer.eod is None
+
+    return run
+
+
+GOOD = b'{"text": "good"}\n'
+CASES: dict[str, Callable[[], object]] = {
+    "broken_json": _prepare(GOOD + b'{"text": "a\n'),
+    "array": _prepare(b'[\n{"text": "a"}\n]\n'),
+    "key_missing": _prepare(GOOD, "txt"),
+    "not_a_string": _prepare(b'{"text": [1, 2]}\n'),
+    "not_utf8": _prepare(GOOD + b'{"text": "caf\xe9"}\n'),
+    "surrogate": _prepare(b'{"text": "\\ud800"}\n'),
+    "empty": _prepare(b""),
+    "no_text": _prepare(b'{"text": ""}\n'),
+    "idx_cut": _open("idx", 40),
+    "idx_header_cut": _open("idx", 20),
+    "bin_cut": _open("bin", 4),
+    "prefix_with_ending": _open("bin", -1, "web_text_document.bin"),
+    "prefix_without_key": _open("bin", -1, "web"),
+    "no_validation": lambda: split_ranges(10, "949,50,1", needed=("train", "valid")),
+    "tokenizer_unknown": lambda: build_tokenizer("GPT2BPETokeniser"),
+    "tokenizer_files": lambda: build_tokenizer("GPT2BPETokenizer"),
+    "input_missing": lambda: prepare(PrepareRequest(("web.jsonl",), "out", ByteTokenizer())),
+}
+
+
+def compare(name: str, run: Callable[[], object]) -> None:
+    with pytest.raises(LmcoreError) as caught:
+        run()
+    text = f"{caught.value.render()}\n"
+    golden = GOLDEN / f"data_{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_message(name, tmp_path, monkeypatch):
+    """The message says what, why and what to do, in the same words as recorded."""
+    monkeypatch.chdir(tmp_path)
+    compare(name, CASES[name])
+
+
+@pytest.mark.parametrize(
+    "name, rules", [("merges_foreign", "#version: 0.2\nh e\nq z\n"), ("merges_cut", "h e\nl l\n")]
+)
+def test_merges_message(name, rules, bpe_files, tmp_path, monkeypatch):
+    """A vocabulary and merges that do not belong together are told in the recorded words."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    compare(name, _merges(bpe_files, rules))
+
+
+def test_vocabulary_message(tmp_path, monkeypatch):
+    """A vocabulary without bytes is told in the recorded words."""
+    monkeypatch.chdir(tmp_path)
+    Path("vocab.json").write_text(json.dumps({"a": 0}), encoding="utf-8")
+    Path("merges.txt").write_text("", encoding="utf-8")
+    compare("vocab_not_bytes", lambda: GPT2BPETokenizer("vocab.json", "merges.txt"))
+
+
+def test_no_stale_recording():
+    """Every recorded message belongs to a case."""
+    cases = {*CASES, "merges_foreign", "merges_cut", "vocab_not_bytes"}
+    assert {path.stem for path in GOLDEN.glob("data_*.txt")} == {f"data_{name}" for name in cases}
