@@ -1,4 +1,4 @@
-"""Writes tensors in torch's distributed checkpoint format: in parallel, checksummed on the way, synced.
+"""Writes tensors in torch's distributed checkpoint format: in parallel, checksummed and synced.
 
 torch's own file writer loses a failure in any thread but the first (the checkpoint is then
 incomplete and nobody is told) and has no checksums; the files are otherwise the same, so any
