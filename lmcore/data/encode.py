@@ -157,7 +157,7 @@ _ONE_LINE = (
 
 def _json_error(error: ValueError) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"column {error.colno}: {error.msg.removesuffix(' at')}"
+        return f"{error.msg.removesuffix(' at')} at column {error.colno}"
     return str(error)
 
 
