@@ -21,6 +21,7 @@ __all__ = [
     "write_durably",
 ]
 
+SENDER_NAME = "lmcore-checkpoint-sync"
 _BUFFER_BYTES = 64 * 1024
 # Small enough that a piece is still in the processor's cache for its checksum, after the write.
 _PIECE_BYTES = 1024 * 1024
@@ -138,7 +139,7 @@ class _Sender:
         self._descriptor = descriptor
         self._asked = threading.Event()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=SENDER_NAME, daemon=True)
         self._thread.start()
 
     def send(self) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from lmcore.checkpoint import (
+    durable_file,
     find_checkpoint,
     load_checkpoint,
     read_manifest,
@@ -298,11 +300,11 @@ class FullDisk:
 @pytest.mark.parametrize("room", [0, 1000, 30_000])
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, num_threads: int):
     """No space in any thread of a save ends it with what is needed and what is free."""
-    from lmcore.checkpoint.durable_file import SyncedFile
-
     earlier = save(tmp_path, 10, 1.0)
     disk = FullDisk(room)
-    monkeypatch.setattr(SyncedFile, "_write_piece", lambda _stream, piece: disk.take(piece))
+    monkeypatch.setattr(
+        durable_file.SyncedFile, "_write_piece", lambda _stream, piece: disk.take(piece)
+    )
     monkeypatch.setattr(save_module, "_num_threads", lambda tensors: num_threads)
     state = {f"w{number}": torch.ones(3000) for number in range(6)}
     with pytest.raises(CheckpointError) as caught:
@@ -327,21 +329,25 @@ def test_failure_of_the_background_sync_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A lost write that only the background thread was told of fails the save."""
-    from lmcore.checkpoint import durable_file
+    told = threading.Event()
+    fsync, send = os.fsync, durable_file._Sender.send
 
-    told = []
-    original = os.fsync
-
-    def report_once(descriptor: int) -> None:
-        if not told:
-            told.append(descriptor)
+    def fail_in_background(descriptor: int) -> None:
+        if threading.current_thread().name != durable_file.SENDER_NAME:
+            fsync(descriptor)
+        elif not told.is_set():
+            told.set()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        original(descriptor)
+
+    def send_and_wait(sender: durable_file._Sender) -> None:
+        send(sender)
+        assert told.wait(timeout=30)
 
     monkeypatch.setattr(durable_file, "_SEND_BYTES", 1)
-    monkeypatch.setattr(durable_file.os, "fsync", report_once)
+    monkeypatch.setattr(durable_file._Sender, "send", send_and_wait)
+    monkeypatch.setattr(durable_file.os, "fsync", fail_in_background)
     with pytest.raises(CheckpointError, match="Input/output error"):
-        save_checkpoint(tmp_path, 1, {"w": torch.ones(600_000)}, {}, model_shape={})
+        save_checkpoint(tmp_path, 1, {"w": torch.ones(100_000)}, {}, model_shape={})
     assert names(tmp_path) == []
 
 
