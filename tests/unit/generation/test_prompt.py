@@ -1,0 +1,63 @@
+"""Prompts from files."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmcore.errors import ConfigError, DataError
+from lmcore.generation.prompt import read_prompt_file, read_prompt_lines, read_stdin
+
+
+def written(path: Path, content: bytes) -> str:
+    """The name of a file with *content*."""
+    path.write_bytes(content)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "content,expected",
+    [(b"a\nb\n", "a\nb"), (b"a\n\n", "a\n"), (b"a", "a"), (b"", ""), (b"a\r\n", "a")],
+)
+def test_file_is_one_prompt(content: bytes, expected: str, tmp_path: Path) -> None:
+    """A file is one prompt, without the line break that ends it."""
+    assert read_prompt_file(written(tmp_path / "p", content)) == expected
+
+
+@pytest.mark.parametrize(
+    "content,expected",
+    [
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\n\nb", ["a", "", "b"]),
+        (b"\n", [""]),
+        ("é\r\n漢\u2028x\r\n".encode(), ["é", "漢\u2028x"]),
+    ],
+)
+def test_each_line_is_a_prompt(content: bytes, expected: list[str], tmp_path: Path) -> None:
+    """Every line counts, an empty one too, and only line breaks end a line."""
+    assert read_prompt_lines(written(tmp_path / "p", content)) == expected
+
+
+def test_no_lines(tmp_path: Path) -> None:
+    """A file without a line has no prompt."""
+    with pytest.raises(ConfigError, match="is empty"):
+        read_prompt_lines(written(tmp_path / "p", b""))
+
+
+@pytest.mark.parametrize("read", [read_prompt_file, read_prompt_lines])
+def test_unreadable_files(read, tmp_path: Path) -> None:
+    """A missing file, a directory, and bytes that are not UTF-8 are named, the line as well."""
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(ConfigError, match="cannot read the prompt file"):
+            read(str(path))
+    with pytest.raises(DataError, match="line 2 is not UTF-8"):
+        read(written(tmp_path / "p", b"fine\n\xff\n"))
+
+
+def test_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input is one prompt."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\n".encode())))
+    assert read_stdin() == "é"

@@ -1,0 +1,266 @@
+"""How the next token is chosen."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from lmcore.errors import ConfigError, RunError
+from lmcore.generation.sampling import new_generators, sample
+from lmcore.generation.sampling_options import SamplingOptions
+
+SCORES = [1.0, -0.5, 2.0, 0.0, 2.0, -3.0, 0.7, 1.4]
+DRAWS = 20_000
+# The 1e-6 quantiles of chi-square, by degrees of freedom: a right sampler never fails.
+CHI_SQUARE = {1: 23.93, 2: 27.63, 3: 30.66, 4: 33.38, 5: 35.89, 6: 38.26, 7: 40.52}
+
+
+def probabilities(scores: list[float], temperature: float = 1.0) -> list[float]:
+    """The softmax, written out."""
+    weights = [math.exp(score / temperature) for score in scores]
+    return [weight / sum(weights) for weight in weights]
+
+
+def draws(options: SamplingOptions, scores: list[float] = SCORES, *, seed: int = 0) -> list[int]:
+    """Many draws from *scores*, in one batch."""
+    logits = torch.tensor(scores).expand(DRAWS, -1)
+    generators = new_generators(seed, 1) * DRAWS
+    return sample(logits, options, generators, vocab_size=len(scores)).tolist()
+
+
+def assert_distributed(found: list[int], expected: dict[int, float]) -> None:
+    """Compare counts with probabilities by Pearson's chi-square."""
+    counts = Counter(found)
+    total = sum(expected.values())
+    assert set(counts) <= set(expected)
+    statistic = sum(
+        (counts[i] - len(found) * p / total) ** 2 / (len(found) * p / total)
+        for i, p in expected.items()
+    )
+    assert statistic < CHI_SQUARE[len(expected) - 1]
+
+
+class TestDistribution:
+    """Frequencies are the probabilities that the options ask for."""
+
+    @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+    def test_temperature(self, temperature: float) -> None:
+        """Ids come with the softmax of the scores over the temperature."""
+        found = draws(SamplingOptions(temperature=temperature))
+        assert_distributed(found, dict(enumerate(probabilities(SCORES, temperature))))
+
+    def test_wrong_temperature_would_be_noticed(self) -> None:
+        """The comparison is sharp enough to tell 1.0 from 1.1."""
+        found = draws(SamplingOptions(temperature=1.1))
+        with pytest.raises(AssertionError):
+            assert_distributed(found, dict(enumerate(probabilities(SCORES))))
+
+    def test_top_k(self) -> None:
+        """Only the k highest can come, in their old proportions."""
+        found = draws(SamplingOptions(top_k=3, temperature=1.5))
+        kept = probabilities(SCORES, 1.5)
+        assert_distributed(found, {i: kept[i] for i in (2, 4, 7)})
+
+    def test_top_k_keeps_ties(self) -> None:
+        """Scores that equal the k-th are kept with it, so that no order decides."""
+        found = draws(SamplingOptions(top_k=2), [0.0, 1.0, 0.5, 1.0, 1.0])
+        assert_distributed(found, {1: 1.0, 3: 1.0, 4: 1.0})
+
+    def test_top_k_above_the_vocabulary(self) -> None:
+        """More than there are keeps all."""
+        expected = draws(SamplingOptions())
+        assert draws(SamplingOptions(top_k=1000)) == expected
+
+    def test_top_p(self) -> None:
+        """The fewest ids that reach p can come; the one that crosses it is among them."""
+        kept = probabilities(SCORES)
+        order = sorted(range(len(SCORES)), key=lambda i: -kept[i])
+        below = sum(kept[i] for i in order[:3])
+        found = draws(SamplingOptions(top_p=below + 0.01))
+        assert_distributed(found, {i: kept[i] for i in order[:4]})
+
+    def test_top_p_after_temperature(self) -> None:
+        """The probability is that of the tempered scores."""
+        # Tempered to 0.1 the two highest have all but nothing of the probability.
+        assert_distributed(draws(SamplingOptions(top_p=0.99, temperature=0.1)), {2: 1.0, 4: 1.0})
+
+    def test_top_p_small(self) -> None:
+        """However small p is, the most probable id stays."""
+        assert set(draws(SamplingOptions(top_p=1e-9), [0.0, 3.0, 1.0])) == {1}
+
+    def test_top_p_one(self) -> None:
+        """The whole probability is no restriction."""
+        assert draws(SamplingOptions(top_p=1.0)) == draws(SamplingOptions())
+
+    def test_top_p_in_a_long_tail(self) -> None:
+        """Where thousands of ids share the probability, as many stay as reach p."""
+        scores = [0.0] * 3000 + [-0.1] * 3000
+        # Half of the high ones' weight: ties stay, and the low ones do not come.
+        found = draws(SamplingOptions(top_p=0.3), scores)
+        assert max(found) < 3000
+        found = draws(SamplingOptions(top_p=0.9), scores)
+        assert max(found) > 3000
+
+
+class TestGreedy:
+    """The highest score wins."""
+
+    @pytest.mark.parametrize(
+        "options",
+        [SamplingOptions(greedy=True), SamplingOptions(top_k=1), SamplingOptions(1.7, 1, 0.0)],
+    )
+    def test_argmax(self, options: SamplingOptions) -> None:
+        """Greedy and a top k of 1 are the argmax of each row and draw nothing."""
+        logits = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
+        generators = new_generators(1, 64)
+        states = [one.get_state() for one in generators]
+        found = sample(logits, options, generators, vocab_size=50)
+        expected = [max(range(50), key=row.__getitem__) for row in logits.tolist()]
+        assert found.tolist() == expected
+        assert all(a.get_state().equal(b) for a, b in zip(generators, states, strict=True))
+
+
+class TestVocabulary:
+    """Padding is never chosen."""
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            SamplingOptions(temperature=100.0),
+            SamplingOptions(greedy=True),
+            SamplingOptions(top_k=40),
+            SamplingOptions(top_p=0.999),
+        ],
+    )
+    def test_padding_is_never_drawn(self, options: SamplingOptions) -> None:
+        """Ids from the true size on do not come, even where their scores are the highest."""
+        logits = torch.zeros(2000, 16)
+        logits[:, 10:] = 50.0
+        found = sample(logits, options, new_generators(0, 2000), vocab_size=10)
+        assert found.max() < 10
+
+    def test_padding_may_be_nan(self) -> None:
+        """What stands in the padding does not matter."""
+        logits = torch.zeros(1, 4)
+        logits[:, 3] = math.nan
+        assert sample(logits, SamplingOptions(), new_generators(0, 1), vocab_size=3).item() < 3
+
+    def test_impossible_ids(self) -> None:
+        """An id of score minus infinity never comes."""
+        scores = [-math.inf, 0.0, -math.inf, 0.0, -math.inf]
+        assert_distributed(draws(SamplingOptions(), scores), {1: 1.0, 3: 1.0})
+
+
+class TestSeeds:
+    """Randomness comes from the rows' generators and from nowhere else."""
+
+    def test_same_seed_same_ids(self) -> None:
+        """The same seed gives the same ids, another other ones."""
+        assert draws(SamplingOptions(), seed=5) == draws(SamplingOptions(), seed=5)
+        assert draws(SamplingOptions(), seed=5) != draws(SamplingOptions(), seed=6)
+
+    def test_rows_are_independent(self) -> None:
+        """A row gets the id that it gets alone, whatever rows are beside it."""
+        logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+        together = sample(logits, SamplingOptions(), new_generators(9, 5), vocab_size=40)
+        for row in range(5):
+            alone = sample(
+                logits[row : row + 1], SamplingOptions(), new_generators(9 + row, 1), vocab_size=40
+            )
+            assert alone.item() == together[row].item()
+
+    def test_global_state_is_left_alone(self) -> None:
+        """Sampling neither reads nor moves torch's own generator."""
+        before = torch.default_generator.get_state()
+        draws(SamplingOptions())
+        assert torch.default_generator.get_state().equal(before)
+
+    def test_largest_seed(self) -> None:
+        """Seeds are any whole number, past what a generator takes they wrap."""
+        assert len(new_generators(2**64, 2)) == 2
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+    def test_dtypes(self, dtype: torch.dtype) -> None:
+        """Scores of any dtype are drawn from in float64."""
+        logits = torch.tensor([[0.0, 1.0, 3.0]], dtype=dtype)
+        expected = sample(logits.double(), SamplingOptions(), new_generators(2, 1), vocab_size=3)
+        assert sample(logits, SamplingOptions(), new_generators(2, 1), vocab_size=3) == expected
+
+
+class TestBadScores:
+    """Scores that are no numbers stop with a reason."""
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    @pytest.mark.parametrize("options", [SamplingOptions(), SamplingOptions(greedy=True)])
+    def test_not_finite(self, bad: float, options: SamplingOptions) -> None:
+        """NaN or infinity in one row is an error that names the row."""
+        logits = torch.zeros(3, 8)
+        logits[1, 5] = bad
+        with pytest.raises(RunError, match="row 1"):
+            sample(logits, options, new_generators(0, 3), vocab_size=8)
+
+    def test_nothing_possible(self) -> None:
+        """A row in which no id is possible is an error too."""
+        logits = torch.full((1, 4), -math.inf)
+        with pytest.raises(RunError, match="not finite"):
+            sample(logits, SamplingOptions(), new_generators(0, 1), vocab_size=4)
+
+    def test_tiny_temperature(self) -> None:
+        """The smallest temperature gives the highest score, without an overflow."""
+        assert set(draws(SamplingOptions(temperature=5e-324), [1.0, 2.0, 1.5])) == {1}
+
+
+class TestOptions:
+    """`SamplingOptions` refuses what makes no sense."""
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"temperature": 0.0},
+            {"temperature": -1.0},
+            {"temperature": 100.1},
+            {"temperature": math.nan},
+            {"top_k": -1},
+            {"top_k": 1001},
+            {"top_p": -0.1},
+            {"top_p": 1.1},
+            {"top_p": math.nan},
+        ],
+    )
+    def test_out_of_range(self, values: dict[str, float]) -> None:
+        """A value out of range is named by its flag."""
+        (name,) = values
+        with pytest.raises(ConfigError, match="out of range") as caught:
+            SamplingOptions(**values)
+        assert "--" + name.replace("_", "-") in caught.value.what
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"top_k": 2, "top_p": 0.5},
+            {"top_k": 1, "top_p": 0.5},
+            {"greedy": True, "top_k": 2},
+            {"greedy": True, "top_p": 0.5},
+        ],
+    )
+    def test_exclusive(self, values: dict[str, float]) -> None:
+        """Two ways to choose exclude each other."""
+        with pytest.raises(ConfigError, match="exclude each other"):
+            SamplingOptions(**values)
+
+    @pytest.mark.parametrize(
+        "values",
+        [{"temperature": 100.0}, {"top_k": 1000}, {"top_p": 1.0}, {"greedy": True, "top_k": 1}],
+    )
+    def test_bounds_are_allowed(self, values: dict[str, float]) -> None:
+        """The bounds themselves are right."""
+        SamplingOptions(**values)
+
+    def test_all_problems_at_once(self) -> None:
+        """Everything that is wrong is said at once."""
+        with pytest.raises(ConfigError) as caught:
+            SamplingOptions(temperature=0.0, top_k=-1, top_p=2.0)
+        assert caught.value.render().count("out of range") == 3

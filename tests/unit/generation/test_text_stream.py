@@ -1,0 +1,69 @@
+"""Text while its tokens come."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
+from lmcore.generation.text_stream import TextStream, continuation
+
+BYTES = ByteTokenizer()
+
+
+def pieces(ids: list[int], prompt: list[int]) -> list[str]:
+    """What a stream gives for each token, and at the end."""
+    stream = TextStream(BYTES, prompt)
+    return [*(stream.push(i) for i in ids), stream.finish()]
+
+
+def test_whole_characters() -> None:
+    """A character of several bytes comes with its last byte."""
+    found = pieces(list("aé漢\N{SAUROPOD}!".encode()), [])
+    assert found == ["a", "", "é", "", "", "漢", "", "", "", "\N{SAUROPOD}", "!", ""]
+
+
+def test_broken_bytes() -> None:
+    """Bytes that are no character are shown as soon as that is certain, or at the end."""
+    assert pieces([0xE6, 0xBC, 0x41, 0xE6], []) == ["", "", "\ufffdA", "", "\ufffd"]
+
+
+def test_endless_broken_bytes() -> None:
+    """A flood of broken bytes does not dam the stream."""
+    found = pieces([0x80] * 50, [])
+    assert "".join(found) == "\ufffd" * 50
+    assert max(map(len, found)) == 1
+
+
+def test_prompt_is_not_repeated() -> None:
+    """Only what follows the prompt is given."""
+    assert "".join(pieces(list(b" there"), list(b"hello"))) == " there"
+
+
+def test_eod_prompt() -> None:
+    """A document's start has no text."""
+    assert "".join(pieces(list(b"Once"), [256])) == "Once"
+
+
+def test_separated_tokens() -> None:
+    """A type that writes something between tokens writes it after the prompt too."""
+    numbers = NullTokenizer(100)
+    stream = TextStream(numbers, [1, 2])
+    assert [stream.push(30), stream.push(4), stream.finish()] == [" 30", " 4", ""]
+    assert continuation(numbers, [1, 2], [30, 4]) == " 30 4"
+
+
+@given(st.binary(max_size=40), st.text(max_size=5))
+def test_pieces_joined(data: bytes, prompt: str) -> None:
+    """Joined, the pieces are the whole continuation, whatever the bytes."""
+    ids, before = list(data), list(prompt.encode())
+    found = pieces(ids, before)
+    assert "".join(found) == continuation(BYTES, before, ids)
+    assert "".join(found) == data.decode(errors="replace")
+
+
+@pytest.mark.parametrize("text", ["naïve café", "漢字かな交じり文", "\N{SAUROPOD}\N{T-REX}"])
+def test_no_replacement_in_valid_text(text: str) -> None:
+    """Valid text is never shown with a replacement character, not for a moment."""
+    assert all("\ufffd" not in piece for piece in pieces(list(text.encode()), []))
