@@ -26,6 +26,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from lmcore.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 
+Action = Callable[[], object]
+
 
 def model_like(megabytes: int) -> dict[str, torch.Tensor]:
     """Return fp32 tensors of a transformer's mix: one large table, many matrices and vectors."""
@@ -54,7 +56,7 @@ def save_distributed(tensors: dict[str, torch.Tensor], path: Path, num_threads: 
     dcp_save(dict(tensors), storage_writer=writer, no_dist=True)
 
 
-def seconds(action: Callable[[], object]) -> float:
+def seconds(action: Action) -> float:
     """Return how long *action* took."""
     start = time.perf_counter()
     action()
@@ -64,29 +66,41 @@ def seconds(action: Callable[[], object]) -> float:
 def measure(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -> dict[str, list[float]]:
     """Return the seconds of every variant, one figure a repeat."""
     targets = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    ours, theirs, plain = folder / "ours", folder / "dcp", folder / "plain"
+    ours, theirs, plain = folder / "ours", folder / "dcp2", folder / "plain"
     checkpoint = ours / "iter_0000001"
-    actions: dict[str, Callable[[], object]] = {
-        "save: torch.save + fsync": lambda: torch_save(tensors, plain),
-        "save: dcp.save, 1 thread": lambda: save_distributed(tensors, folder / "dcp1", 1),
-        "save: dcp.save, 2 threads": lambda: save_distributed(tensors, theirs, 2),
-        "save: lmcore": lambda: save_checkpoint(ours, 1, tensors, {}, model_shape={}),
+    saves: dict[str, tuple[Path, Action]] = {
+        "save: torch.save + fsync": (plain, lambda: torch_save(tensors, plain)),
+        "save: dcp.save, 1 thread": (
+            folder / "dcp1",
+            lambda: save_distributed(tensors, folder / "dcp1", 1),
+        ),
+        "save: dcp.save, 2 threads": (theirs, lambda: save_distributed(tensors, theirs, 2)),
+        "save: lmcore": (ours, lambda: save_checkpoint(ours, 1, tensors, {}, model_shape={})),
+    }
+    loads: dict[str, Action] = {
         "load: torch.load": lambda: torch.load(plain / "state.pt", weights_only=True),
         "load: dcp.load": lambda: dcp_load(targets, checkpoint_id=theirs, no_dist=True),
         "load: lmcore, unverified": lambda: load_checkpoint(checkpoint, targets, verify=False),
         "load: lmcore": lambda: load_checkpoint(checkpoint, targets),
         "verify: lmcore": lambda: verify_checkpoint(checkpoint),
     }
-    timings: dict[str, list[float]] = {name: [] for name in actions}
+    timings: dict[str, list[float]] = {name: [] for name in [*saves, *loads]}
     for repeat in range(repeats + 1):
-        for path in (ours, theirs, plain, folder / "dcp1"):
+        for name in rotated(list(saves), repeat):
+            path, save = saves[name]
             shutil.rmtree(path, ignore_errors=True)
-        os.sync()
-        for name, action in actions.items():
-            elapsed = seconds(action)
-            if repeat:  # the first round loads modules and warms the disk
-                timings[name].append(elapsed)
-    return timings
+            os.sync()
+            timings[name].append(seconds(save))
+        for name in rotated(list(loads), repeat):
+            timings[name].append(seconds(loads[name]))
+    # The first round loads modules and warms the disk.
+    return {name: taken[1:] for name, taken in timings.items()}
+
+
+def rotated(names: list[str], by: int) -> list[str]:
+    """Return *names* begun at another one each time: what runs first finds the disk idle."""
+    start = by % len(names)
+    return names[start:] + names[:start]
 
 
 def report(timings: dict[str, list[float]], megabytes: float) -> None:
