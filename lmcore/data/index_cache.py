@@ -114,7 +114,7 @@ def load_or_build(
     except DataError as error:
         if cache_dir is not None:
             raise
-        _log.warning("%s; the sample index stays in memory: `--data-cache-path`", error.what)
+        _log.warning("%s: the sample index is kept in memory (see `--data-cache-path`)", error.what)
         return request.build(indexed)
     return _wait_or_build(stem, lambda: request.build(indexed), build=build, timeout=timeout)
 

@@ -157,11 +157,12 @@ def test_wait_is_measured():
             time.sleep(0.05)
             return super().__getitem__(i)
 
-    with BatchLoader(Slow(4), micro_batch_size=2) as loader:
+    with BatchLoader(Slow(6), micro_batch_size=2, prefetch=1) as loader:
         next(loader)
         first = loader.wait_seconds
         assert first >= 0.08
-        time.sleep(0.3)
+        while not loader._ready.full():
+            time.sleep(0.01)
         next(loader)
         assert loader.wait_seconds - first < 0.05
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import lmcore
 from lmcore.data import worker_pool
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.inspect import inspect
@@ -27,7 +28,8 @@ from lmcore.data.prepare import PrepareRequest, Progress, prepare
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, NullTokenizer
 from lmcore.errors import ConfigError, DataError, RunError
 
-ROOT = Path(__file__).resolve().parents[3]
+# Where lmcore was imported from: the sources, or an installed wheel.
+IMPORTED_FROM = Path(lmcore.__file__).resolve().parents[1]
 
 
 def lines(path: Path, *records) -> str:
@@ -375,7 +377,7 @@ def test_interrupt_leaves_no_file(tmp_path, workers):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(IMPORTED_FROM)},
         start_new_session=True,
     )
     process.stdin.write(b'{"text": "good"}\n' * 512 * 8)
@@ -414,7 +416,7 @@ def test_workers_end_with_their_parent(tmp_path):
         [sys.executable, str(script), str(tmp_path / "out"), "2"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(IMPORTED_FROM)},
         start_new_session=True,
     )
     process.stdin.write(b'{"text": "good"}\n' * 512 * 8)
@@ -524,5 +526,5 @@ def test_data_without_torch():
     )
     imports = "; ".join(f"import lmcore.data.{name}" for name in modules.split())
     check = f"{imports}; import sys; assert 'torch' not in sys.modules"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(IMPORTED_FROM)}
     subprocess.run([sys.executable, "-c", check], check=True, env=environment)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmcore.data.source import open_text, read_batches, resolve_inputs
@@ -120,6 +120,7 @@ def test_no_input_is_an_error():
         resolve_inputs([])
 
 
+@settings(deadline=None)
 @given(
     lines=st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), max_size=40),
     last=st.booleans(),

@@ -35,6 +35,7 @@ TRICKY = st.text(
 )
 
 
+@settings(deadline=None)
 @given(TEXT | ASCII | TRICKY)
 def test_words_are_those_of_the_published_pattern(text):
     """Both fast patterns cut any text exactly where GPT-2's pattern does."""
@@ -248,6 +249,7 @@ def test_missing_file_is_named(bpe_files, which):
     assert ("--vocab-file", "--merge-file")[which] in caught.value.hint
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_bytes_round_trip(text):
     """The byte tokenizer gives the UTF-8 bytes and the text back."""
