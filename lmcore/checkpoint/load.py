@@ -50,7 +50,7 @@ def load_checkpoint(
 
     metadata = read_metadata(checkpoint, manifest)
     read_tensors(checkpoint, metadata, tensors, num_io_threads(_MAX_THREADS))
-    logger.info("loaded %d tensors from %s", len(tensors), checkpoint)
+    logger.debug("loaded %d tensors from %s", len(tensors), checkpoint)
     return manifest
 
 

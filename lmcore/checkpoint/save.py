@@ -98,7 +98,7 @@ def save_checkpoint(
     if keep_last is not None:
         older = [path for path, _manifest in earlier if path.name != target.name]
         _delete(checkpoints_dir, older[keep_last - 1 :])
-    logger.info("saved %d tensors to %s", len(tensors), target)
+    logger.info("saved %s", target)
     return target
 
 

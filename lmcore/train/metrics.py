@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
+import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +19,10 @@ if TYPE_CHECKING:
     from lmcore.config.section import LoggingSection
 
 __all__ = ["MetricsFile", "StepRow", "TensorBoard"]
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -68,15 +76,23 @@ class MetricsFile:
         try:
             if path.exists():
                 _drop_later(path, after_step)
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+            self._file = path.open("ab", buffering=0)
         except OSError as cause:
             raise RunError(f"`{path}` cannot be written", why=str(cause.strerror)) from cause
 
     def write(self, row: StepRow) -> None:
-        """Append one row."""
+        """Append one row, whole or not at all.
+
+        Raises:
+            RunError: The file system refuses.
+        """
+        left = memoryview((json.dumps(row.to_dict(), allow_nan=False) + "\n").encode())
+        end = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(json.dumps(row.to_dict(), allow_nan=False) + "\n")
+            while left:
+                left = left[self._file.write(left) :]
         except OSError as cause:
+            self._file.truncate(end)
             raise RunError(
                 f"`{self.path}` cannot be written",
                 why=str(cause.strerror),
@@ -98,22 +114,31 @@ class MetricsFile:
 
 
 def _drop_later(path: Path, after_step: int) -> None:
+    """Rewrite the file without rows after a step, and without the torn line of a killed run."""
     kept = []
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                step = int(json.loads(line)["step"])
-            except (ValueError, KeyError, TypeError):
-                continue  # the torn last line of a run that was killed
-            if step <= after_step:
-                kept.append(line)
+    for line in path.read_bytes().splitlines():
+        try:
+            step = int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if step <= after_step:
+            kept.append(line + b"\n")
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(b"".join(kept))
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 class TensorBoard:
-    """Writes rows as TensorBoard scalars; the library is loaded with the first one."""
+    """Writes rows as TensorBoard scalars; the library is loaded with the first one.
+
+    A file system that refuses ends the events, with a warning, and not the run: `metrics.jsonl`
+    has the same numbers.  Events are written by this thread, because a writer's own thread would
+    die of a full disk unheard and let the run wait for it.
+    """
 
     def __init__(self, directory: Path, settings: LoggingSection) -> None:
         """Remember where to write."""
@@ -121,25 +146,65 @@ class TensorBoard:
         self.interval = settings.tensorboard_log_interval
         self.queue_size = settings.tensorboard_queue_size
         self._writer: Any = None
+        self._ended = False
+        self._held = 0
+        self._flushed_at = 0.0
 
     def write(self, row: StepRow) -> None:
         """Write the scalars of a step, on every interval and with every validation."""
-        if row.step % self.interval and row.valid_loss is None:
+        if self._ended or (row.step % self.interval and row.valid_loss is None):
             return
-        if self._writer is None:
-            from tensorboardX import SummaryWriter
-
-            self._writer = SummaryWriter(str(self.directory), max_queue=self.queue_size)
-        values = row.to_dict()
-        for tag, name in _TAGS.items():
-            value = values.get(name)
-            if value is not None and math.isfinite(value):
-                self._writer.add_scalar(tag, value, row.step)
+        try:
+            if self._writer is None:
+                self._writer = self._open(row.step)
+            self._writer.write_event(_event(row))
+            self._held += 1
+            if self._held >= self.queue_size or time.monotonic() >= (
+                self._flushed_at + _FLUSH_SECONDS
+            ):
+                self._writer.flush()
+                self._held, self._flushed_at = 0, time.monotonic()
+        except OSError as cause:
+            self._give_up(cause)
 
     def close(self) -> None:
         """Write what is held."""
-        if self._writer is not None:
+        if self._writer is None:
+            return
+        try:
             self._writer.close()
+        except OSError as cause:
+            self._give_up(cause)
+        self._writer = None
+
+    def _open(self, step: int) -> Any:
+        from tensorboardX.event_file_writer import EventsWriter
+
+        self.directory.mkdir(parents=True, exist_ok=True)
+        # The name has the second; process and step part the runs that start within one.
+        return EventsWriter(str(self.directory / "events"), f".{os.getpid()}.{step}")
+
+    def _give_up(self, cause: OSError) -> None:
+        self._ended = True
+        logger.warning("no more TensorBoard events: %s: %s", self.directory, cause.strerror)
+        writer, self._writer = self._writer, None
+        for _ in range(2 if writer is not None else 0):
+            # The first close fails again over what is held, and lets go of it.
+            with contextlib.suppress(OSError):
+                writer.close()
+
+
+def _event(row: StepRow) -> Any:
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
+
+    known = row.to_dict()
+    values = [
+        Summary.Value(tag=tag, simple_value=known[name])
+        for tag, name in _TAGS.items()
+        if name in known and math.isfinite(known[name])
+    ]
+    return Event(wall_time=time.time(), step=row.step, summary=Summary(value=values))
 
 
 _TAGS = {

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.data.tokenizer_files import save_tokenizer
+from lmcore.errors import RunError
 from lmcore.model.build import build_model
 from lmcore.model.shape import ModelShape
 from lmcore.plugins import run_end, run_start
@@ -77,20 +78,22 @@ def run_training(
         rank: This process's place.
 
     Raises:
-        LmcoreError: Whatever the user can mend; `summary.json` says so too.
+        LmcoreError: Whatever the user can mend.  Once training has begun `summary.json` says so
+            too; before that nothing in the directory is changed.
     """
     config = plan.config
     run = RunDirectory.create(
-        config.checkpoint.save, config.logging.name, load=config.checkpoint.load
+        config.checkpoint.save,
+        config.logging.name,
+        load=None if config.checkpoint.finetune else config.checkpoint.load,
     )
     display = open_display(config.logging.progress)
     try:
         with start_runtime(config, plugins, selection, rank) as runtime:
             return _Session(plan, tokenizer, plugins, runtime, run, display).run()
-    except BaseException as error:
+    finally:
         display.close()
-        run.write_json("summary.json", {"status": failure_status(error)})
-        raise
+        run.remove_if_empty()
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,10 @@ class _Session:
         try:
             outcome = self._train(state, step, corpus, order)
             status = outcome.reason or "completed"
+        except BaseException as error:
+            status = failure_status(error)
+            self._write_failure(state, status)
+            raise
         finally:
             self.display.close()
             run_end(
@@ -134,10 +141,21 @@ class _Session:
                 runtime.selection,
                 facts | {"status": status, "iteration": state.iteration},
             )
-        sample = take_sample(state.model, corpus, plan, runtime, self.tokenizer)
-        summary = self._summary(state, outcome, status, time.monotonic() - began, sample)
+        summary = self._summary(state, outcome, status, time.monotonic() - began)
         run.write_json("summary.json", summary)
+        sample = None
+        if outcome.reason is None:  # whoever ends a run early wants it to end
+            sample = take_sample(state.model, corpus, plan, runtime, self.tokenizer)
+        if sample is not None:
+            summary["sample"] = {"prompt": sample.prompt, "text": sample.text}
+            run.write_json("summary.json", summary)
         return RunResult(run.path, status, summary, sample)
+
+    def _write_failure(self, state: TrainState, status: str) -> None:
+        try:
+            self.directory.write_json("summary.json", {"status": status, **state.counters()})
+        except RunError as error:  # the failure itself matters more
+            logger.warning("%s", error)
 
     def _train(self, state: TrainState, step: TrainStep, corpus: Corpus, order: str) -> Outcome:
         plan, run, settings = self.plan, self.directory, self.plan.config.logging
@@ -147,7 +165,7 @@ class _Session:
             tensorboard = TensorBoard(where, settings)
 
         def write_checkpoint() -> Path:
-            path = save(
+            return save(
                 state,
                 plan,
                 self.runtime,
@@ -155,8 +173,6 @@ class _Session:
                 directory=run.checkpoints,
                 order=order,
             )
-            logger.info("saved %s", path)
-            return path
 
         try:
             with (
@@ -222,7 +238,6 @@ class _Session:
         outcome: Outcome,
         status: str,
         seconds: float,
-        sample: Sample | None,
     ) -> dict[str, Any]:
         row, memory = outcome.row, self.runtime.device.memory_stats
         typical = statistics.median(outcome.step_ms) if outcome.step_ms else None
@@ -243,5 +258,5 @@ class _Session:
             "duration": duration(seconds),
             "peak_memory_bytes": memory().peak_allocated if memory else None,
             "checkpoint": str(outcome.checkpoint) if outcome.checkpoint else None,
-            "sample": {"prompt": sample.prompt, "text": sample.text} if sample else None,
+            "sample": None,
         }

@@ -6,6 +6,7 @@ tokenizer/   tensorboard/      checkpoints/iter_XXXXXXX/    data/ (bundled text 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -56,6 +57,13 @@ class RunDirectory:
                 hint="choose another with `--save DIR`",
             ) from cause
         return run
+
+    def remove_if_empty(self) -> None:
+        """Remove the directory again where nothing was written into it."""
+        with contextlib.suppress(OSError):
+            if list(self.path.iterdir()) == [self.checkpoints]:
+                self.checkpoints.rmdir()
+                self.path.rmdir()
 
     @property
     def checkpoints(self) -> Path:

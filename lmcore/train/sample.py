@@ -43,10 +43,10 @@ def take_sample(
         return None
     room = model.shape.max_position_embeddings
     if training.sample_prompt is not None:
-        prompt = tokenizer.encode(training.sample_prompt)[-(room - 1) :]
+        prompt = tokenizer.encode(training.sample_prompt)[-max(1, room - 1) :]
     else:
         prompt = _opening(corpus, tokenizer, max(1, room // _PROMPT_SHARE))
-    if not prompt:
+    if not prompt or len(prompt) >= room:
         return None
     (made,) = generate(
         model,

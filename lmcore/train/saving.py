@@ -25,6 +25,7 @@ from lmcore.checkpoint import (
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.state import random_states, set_random_states
+from lmcore.train.step import check_weights
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
@@ -67,8 +68,10 @@ def save(
 
     Raises:
         CheckpointError: It could not be written; earlier checkpoints are as they were.
+        NotFiniteError: A weight is NaN or infinite; nothing was written.
     """
     asked = plan.config.checkpoint
+    check_weights(state)
     tensors = state.tensors(optimizer=asked.save_optim)
     if asked.save_rng:
         tensors |= random_states(runtime)
@@ -110,7 +113,8 @@ def restore(state: TrainState, plan: RunPlan, runtime: Runtime, *, order: str) -
         checkpoint = find_checkpoint(Path(asked.load))
     except CheckpointError as error:
         first_start = asked.save is not None and Path(asked.save) == Path(asked.load)
-        if asked.exit_on_missing_checkpoint and not first_start:
+        may_be_missing = first_start or not asked.exit_on_missing_checkpoint
+        if not may_be_missing or _holds_any(Path(asked.load)):
             raise
         logger.warning("starting anew: %s", error.what)
         return None
@@ -132,6 +136,13 @@ def restore(state: TrainState, plan: RunPlan, runtime: Runtime, *, order: str) -
     state.consumed_samples = int(counters["consumed_samples"])
     state.consumed_tokens = int(counters["consumed_tokens"])
     return checkpoint
+
+
+def _holds_any(path: Path) -> bool:
+    """Return whether there is a checkpoint, be it damaged: that is no reason to start anew."""
+    return path.name.startswith("iter_") or any(
+        any(folder.glob("iter_*")) for folder in (path, path / "checkpoints")
+    )
 
 
 def _check_presence(

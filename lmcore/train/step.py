@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
 
-__all__ = ["NotFiniteError", "StepResult", "TrainStep", "mean_loss"]
+__all__ = ["HINT", "NotFiniteError", "StepResult", "TrainStep", "check_weights", "mean_loss"]
+
+HINT = "lower `--lr`, lengthen the warm-up or set `--clip-grad`; continue from the last save"
+"""What to do where numbers are not finite."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,21 @@ def mean_loss(model: GPT, batch: Batch, device: torch.device, *, share: float = 
         batch.targets_BS.to(device, non_blocking=True),
         weight_BS.to(device, non_blocking=True),
     )
+
+
+def check_weights(state: TrainState) -> None:
+    """Refuse weights that an update has made NaN or infinite, before they are saved.
+
+    Raises:
+        NotFiniteError: Names some of them.
+    """
+    bad = _not_finite_weights(state)
+    if bad:
+        raise NotFiniteError(
+            f"weights are not finite after step {state.iteration}: {_some(bad)}",
+            why="the last update moved them too far; they are not saved",
+            hint=HINT,
+        )
 
 
 class TrainStep:
@@ -120,13 +138,17 @@ def _not_finite(
         for name, parameter in state.model.named_parameters()
         if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
     ]
-    weights = [n for n, p in state.model.named_parameters() if not bool(torch.isfinite(p).all())]
+    weights = _not_finite_weights(state)
     if weights:
         why += f"; weights that are not finite: {_some(weights)}"
     elif bad:
         why += f"; gradients that are not finite: {_some(bad)}"
-    hint = "lower `--lr`, lengthen the warm-up or set `--clip-grad`; continue from the last save"
-    return NotFiniteError(what, why=f"{why}; nothing was updated in this step", hint=hint)
+    return NotFiniteError(what, why=f"{why}; nothing was updated in this step", hint=HINT)
+
+
+def _not_finite_weights(state: TrainState) -> list[str]:
+    named = state.model.named_parameters()
+    return [name for name, weight in named if not bool(torch.isfinite(weight).all())]
 
 
 def _some(names: list[str]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmcore.data.loader import BatchLoader
-from lmcore.train.step import mean_loss
+from lmcore.train.step import HINT, NotFiniteError, mean_loss
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -60,6 +60,9 @@ def validate(
         runtime: Where to compute.
         first_sample: Position in *dataset* of the first sample.
         stop: Asked before each batch; a run that was told to exit validates no further.
+
+    Raises:
+        NotFiniteError: The loss of a batch is NaN or infinite.
     """
     micro = plan.config.training.micro_batch_size
     wanted = plan.config.training.eval_iters * plan.global_batch_size
@@ -77,7 +80,18 @@ def validate(
                 if stop():
                     return None
                 with runtime.precision.context():
-                    losses.append(float(mean_loss(model, batch, runtime.device.torch_device)))
+                    loss = float(mean_loss(model, batch, runtime.device.torch_device))
+                if not math.isfinite(loss):
+                    raise _not_finite(loss, first_sample + len(losses) * micro)
+                losses.append(loss)
     finally:
         model.train()
     return Validation(sum(losses) / len(losses), len(losses) * micro)
+
+
+def _not_finite(loss: float, sample: int) -> NotFiniteError:
+    return NotFiniteError(
+        f"the validation loss is {loss} at validation sample {sample}",
+        why="the last steps moved the weights too far; they are not saved",
+        hint=HINT,
+    )

@@ -55,7 +55,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 torch.mm(scores_CV, weight_VH, out=grad_hidden_TH[block])
                 grad_hidden_TH[block].mul_(scale_C.unsqueeze(-1))
             if grad_weight_VH is not None:
-                scaled_CH = hidden_CH * scale_C.unsqueeze(-1)
+                scaled_CH = (hidden_CH * scale_C.unsqueeze(-1)).to(hidden_CH.dtype)
                 beta = 0.0 if start == 0 else 1.0
                 torch.addmm(grad_weight_VH, scores_CV.t(), scaled_CH, beta=beta, out=grad_weight_VH)
         ctx.save_for_backward(grad_hidden_TH, grad_weight_VH)
@@ -75,8 +75,13 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the sum of loss_weight times the cross entropy of hidden @ weight.T, in float32.
 
-    Gradients flow to *hidden_TH* and *weight_VH*.  They are computed in the forward pass.
+    Gradients flow to *hidden_TH* and *weight_VH*.  They are computed in the forward pass, unless
+    gradients are off.  Where the two differ in dtype, as under autocast, the wider one is used.
     """
+    if not torch.is_grad_enabled():  # an input that requires a gradient would still get one
+        hidden_TH, weight_VH = hidden_TH.detach(), weight_VH.detach()
+    wide = torch.promote_types(hidden_TH.dtype, weight_VH.dtype)
+    hidden_TH, weight_VH = hidden_TH.to(wide), weight_VH.to(wide)
     return _ChunkedLoss.apply(  # type: ignore[no-untyped-call,no-any-return]
         hidden_TH, weight_VH, target_T, loss_weight_T
     )
