@@ -25,7 +25,6 @@ __all__ = [
     "LATEST_NAME",
     "HiddenDirectory",
     "complete_checkpoints",
-    "completeness_problem",
     "find_checkpoint",
     "hidden_directories",
     "hidden_path",
@@ -88,15 +87,6 @@ def hidden_directories(checkpoints_dir: Path) -> Iterator[HiddenDirectory]:
             yield HiddenDirectory(path, int(match[1]), match[2], int(match[3]))
 
 
-def completeness_problem(checkpoint: Path) -> CheckpointError | None:
-    """Return why the directory *checkpoint* is not complete, or None; reads sizes, not content."""
-    try:
-        _read_complete(checkpoint)
-    except CheckpointError as error:
-        return error
-    return None
-
-
 def complete_checkpoints(checkpoints_dir: Path) -> list[tuple[Path, Manifest]]:
     """Return the complete checkpoints in *checkpoints_dir*, the most recently saved one first."""
     found, _problems = _survey(checkpoints_dir)
@@ -142,9 +132,13 @@ def find_checkpoint(path: Path) -> Path:
 def _survey(
     directory: Path,
 ) -> tuple[list[tuple[Path, Manifest]], list[tuple[Path, CheckpointError]]]:
+    try:
+        candidates = _candidates(directory)
+    except OSError as error:
+        raise CheckpointError(f"cannot read `{directory}`", why=error.strerror) from error
     found: list[tuple[Path, Manifest]] = []
     problems: list[tuple[Path, CheckpointError]] = []
-    for entry in _candidates(directory):
+    for entry in candidates:
         try:
             found.append((entry, _read_complete(entry)))
         except CheckpointError as error:

@@ -95,8 +95,11 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """Return the JSON text of *manifest*, its own checksum included.
 
     Raises:
-        TypeError, ValueError: `meta` or `model_shape` holds what JSON cannot (NaN included).
+        TypeError, ValueError: `meta` or `model_shape` holds what JSON cannot: NaN, or keys that
+            are not strings and would come back as such.
     """
+    _check_keys(manifest.meta)
+    _check_keys(manifest.model_shape)
     document: dict[str, Any] = {
         "format": FORMAT,
         "format_version": manifest.format_version,
@@ -175,6 +178,17 @@ def _shown(shape: Mapping[str, ShapeValue], name: str) -> str:
         return "absent"
     value = shape[name]
     return f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _check_keys(value: object) -> None:
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} of a checkpoint's `meta` is not a string")
+            _check_keys(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            _check_keys(entry)
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

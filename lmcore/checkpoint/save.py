@@ -28,6 +28,7 @@ from lmcore.checkpoint.layout import (
     hidden_directories,
     hidden_path,
     iteration_path,
+    parse_iteration,
 )
 from lmcore.checkpoint.manifest import (
     FORMAT_VERSION,
@@ -96,7 +97,11 @@ def save_checkpoint(
         raise _failed(checkpoints_dir, iteration, needed, error) from error
     _note_latest(checkpoints_dir, iteration)
     if keep_last is not None:
-        older = [path for path, _manifest in earlier if path.name != target.name]
+        older = [
+            path
+            for path, _manifest in earlier
+            if path != target and parse_iteration(path.name) is not None
+        ]
         _delete(checkpoints_dir, older[keep_last - 1 :])
     logger.info("saved %s", target)
     return target

@@ -134,7 +134,13 @@ def test_keep_last_goes_by_save_order(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"iteration": -1}, {"keep_last": 0}, {"meta": {"loss": float("nan")}}, {"meta": {"x": {1}}}],
+    [
+        {"iteration": -1},
+        {"keep_last": 0},
+        {"meta": {"loss": float("nan")}},
+        {"meta": {"x": {1}}},
+        {"meta": {"x": [{1: 2}]}},
+    ],
 )
 def test_wrong_arguments_write_nothing(tmp_path: Path, arguments: dict[str, object]):
     """Arguments that cannot be saved are refused before the directory is touched."""
