@@ -29,6 +29,7 @@ from lmcore.data.gpt_index import FINAL_EPOCH_THRESHOLD, GPTIndex, build_gpt_ind
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.indexed_writer import disk_errors, replace_file
 from lmcore.errors import DataError
+from lmcore.log import warn_once
 
 __all__ = ["IndexRequest", "default_cache_dir", "load_or_build"]
 
@@ -230,10 +231,12 @@ def _load(stem: Path) -> GPTIndex | None:
         return GPTIndex(documents.view(np.int32), samples.view(np.int32), shuffle)
     except FileNotFoundError as error:
         if Path(f"{stem}.json").exists():
-            _log.warning("`%s.json`: `%s` is gone; building the index anew", stem, error.filename)
+            warn_once(
+                _log, "`%s.json`: `%s` is gone; building the index anew", stem, error.filename
+            )
         return None
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        _log.warning("the cached index `%s.json` is damaged (%s); building it anew", stem, error)
+        warn_once(_log, "the cached index `%s.json` is damaged (%s); building it anew", stem, error)
         return None
 
 
