@@ -24,10 +24,12 @@ def probabilities(scores: list[float], temperature: float = 1.0) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def draws(options: SamplingOptions, scores: list[float] = SCORES, *, seed: int = 0) -> list[int]:
+def draws(
+    options: SamplingOptions, scores: list[float] = SCORES, *, seed: int = 0, count: int = DRAWS
+) -> list[int]:
     """Many draws from *scores*, in one batch."""
-    logits = torch.tensor(scores).expand(DRAWS, -1)
-    generators = new_generators(seed, 1) * DRAWS
+    logits = torch.tensor(scores).expand(count, -1)
+    generators = new_generators(seed, 1) * count
     return sample(logits, options, generators, vocab_size=len(scores)).tolist()
 
 
@@ -99,9 +101,9 @@ class TestDistribution:
         """Where thousands of ids share the probability, as many stay as reach p."""
         scores = [0.0] * 3000 + [-0.1] * 3000
         # Half of the high ones' weight: ties stay, and the low ones do not come.
-        found = draws(SamplingOptions(top_p=0.3), scores)
+        found = draws(SamplingOptions(top_p=0.3), scores, count=200)
         assert max(found) < 3000
-        found = draws(SamplingOptions(top_p=0.9), scores)
+        found = draws(SamplingOptions(top_p=0.9), scores, count=200)
         assert max(found) > 3000
 
 

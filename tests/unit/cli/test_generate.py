@@ -1,0 +1,233 @@
+"""`lmcore generate`, from flags to text."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.checkpoint import save_checkpoint
+from lmcore.cli.generate import run
+from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
+from lmcore.data.tokenizer_files import save_tokenizer
+from lmcore.errors import CheckpointError, ConfigError, DeviceError
+from lmcore.model.gpt import GPT
+from lmcore.model.op_binding import OpBinding
+from lmcore.model.shape import ModelShape
+
+SHAPE = ModelShape(2, 24, 3, 40, 32, 384, init_method_std=0.3)
+
+
+@pytest.fixture(autouse=True)
+def same_threads():
+    """`--num-threads` holds for the process; put it back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run with a byte model of random weights."""
+    directory = tmp_path_factory.mktemp("run")
+    model = GPT(SHAPE, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))
+    model.initialize(3)
+    with torch.no_grad():
+        # Letters, for a text that can be read in a failure.
+        model.token_embedding.weight[97:123] *= 2.0
+    tensors = {f"model.{name}": tensor.detach() for name, tensor in model.named_parameters()}
+    save_checkpoint(directory / "checkpoints", 5, tensors, {}, model_shape=SHAPE.to_dict())
+    save_tokenizer(ByteTokenizer(), directory / "tokenizer")
+    return str(directory)
+
+
+@pytest.fixture
+def generate(run_directory: str, capsys: pytest.CaptureFixture[str]):
+    """Runs the command on the run and returns its output."""
+
+    def call(*flags: str) -> str:
+        capsys.readouterr()
+        precision = [] if "--precision" in flags else ["--precision", "fp32"]
+        argv = ["--load", run_directory, "--device", "cpu", *precision, *flags]
+        assert run(argv) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def records(output: str) -> list[dict]:
+    """The JSON objects of some lines."""
+    return [json.loads(line) for line in output.splitlines()]
+
+
+class TestOutput:
+    """What is printed."""
+
+    def test_plain_and_json_agree(self, generate) -> None:
+        """Plain output is the prompt and the text that `--json` has."""
+        (record,) = records(generate("--prompt", "ab", "--tokens", "6", "--json"))
+        assert record["prompt"] == "ab"
+        assert len(record["tokens"]) == 6
+        assert record["finished"] is False
+        assert record["seed"] == 1234
+        assert record["text"] == ByteTokenizer().decode(record["tokens"])
+        assert generate("--prompt", "ab", "--tokens", "6") == "ab" + record["text"] + "\n"
+
+    def test_seed(self, generate) -> None:
+        """The same seed prints the same, another seed something else."""
+        flags = ["--prompt", "ab", "--tokens", "12", "--json"]
+        first, again, other = (generate(*flags, "--seed", seed) for seed in ("5", "5", "6"))
+        assert first == again
+        assert records(first)[0]["tokens"] != records(other)[0]["tokens"]
+
+    def test_sample_alone(self, generate) -> None:
+        """Each of several samples is what its seed gives alone, in batches of any size."""
+        flags = ["--prompt", "ab", "--tokens", "8", "--json"]
+        several = generate(*flags, "--seed", "5", "--num-samples", "5", "--micro-batch-size", "2")
+        found = records(several)
+        assert [record["seed"] for record in found] == [5, 6, 7, 8, 9]
+        for record in found:
+            assert records(generate(*flags, "--seed", str(record["seed"]))) == [record]
+        assert len({tuple(record["tokens"]) for record in found}) > 1
+
+    def test_no_cache(self, generate) -> None:
+        """`--no-cache`, and Megatron's name of it, change nothing but the time."""
+        flags = ["--prompt", "ab", "--tokens", "12", "--greedy", "--json"]
+        assert generate(*flags) == generate(*flags, "--no-cache") == generate(*flags, "--recompute")
+
+    def test_greedy_ignores_the_seed(self, generate) -> None:
+        """Greedy text has no chance in it."""
+        flags = ["--prompt", "ab", "--tokens", "12", "--greedy"]
+        assert generate(*flags, "--seed", "1") == generate(*flags, "--seed", "2")
+
+    def test_default_tokens_fit(self, generate) -> None:
+        """Without `--tokens` a small model writes as far as it has positions."""
+        (record,) = records(generate("--prompt", "x" * 30, "--json"))
+        assert len(record["tokens"]) == 3 or record["finished"]
+
+    def test_precision(self, generate) -> None:
+        """bf16 writes as many tokens; its rounding shows in the scores, not in the form."""
+        flags = ["--prompt", "ab", "--tokens", "4", "--greedy", "--json"]
+        (half,) = records(generate(*flags, "--precision", "bf16"))
+        (full,) = records(generate(*flags))
+        assert len(half["tokens"]) == len(full["tokens"]) == 4
+
+
+class TestPrompts:
+    """Where prompts come from."""
+
+    def test_sources_agree(self, generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Text, file, standard input and a line give the same."""
+        path = tmp_path / "prompt.txt"
+        path.write_text("für\n", encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("für\n".encode())))
+        flags = ["--tokens", "5", "--json"]
+        outputs = {
+            generate(*flags, "--prompt", "für"),
+            generate(*flags, "--prompt", "-"),
+            generate(*flags, "--prompt-file", str(path)),
+            generate(*flags, "--sample-input-file", str(path)),
+        }
+        assert len(outputs) == 1
+
+    def test_empty_prompt_starts_a_document(self, generate) -> None:
+        """No prompt and an empty one start behind the end of a document."""
+        flags = ["--tokens", "5", "--json"]
+        assert generate(*flags) == generate(*flags, "--prompt", "")
+
+    def test_every_line_is_used(self, generate, tmp_path: Path) -> None:
+        """Each line of the input file gives a line of the output file, in order."""
+        source, target = tmp_path / "in.txt", tmp_path / "out.jsonl"
+        source.write_text("one\n\nthird line\n", encoding="utf-8")
+        flags = ["--sample-input-file", str(source), "--tokens", "4", "--micro-batch-size", "2"]
+        assert generate(*flags, "--sample-output-file", str(target)) == ""
+        found = records(target.read_text(encoding="utf-8"))
+        assert [record["text"][:3] for record in found][::2] == ["one", "thi"]
+        # The empty prompt is one token, that of a document's start.
+        assert [record["length"] for record in found if not record["finished"]] == [7, 5, 14]
+        assert generate(*flags, "--genfile", str(target)) == ""
+        assert records(target.read_text(encoding="utf-8")) == found
+
+
+class TestBadInput:
+    """What is wrong is named, and nothing is made."""
+
+    @pytest.mark.parametrize(
+        "flags,expected",
+        [
+            (["--prompt", "a", "--prompt-file", "b"], "exclude each other"),
+            (["--top-k", "2", "--top-p", "0.5"], "exclude each other"),
+            (["--temperature", "0"], "out of range"),
+            (["--tokens", "0"], "out of range"),
+            (["--prompt-file", "/nowhere/prompt.txt"], "cannot read the prompt file"),
+            (["--json", "--sample-output-file", "x"], "exclude each other"),
+            (["--sample-output-file", "/nowhere/x"], "no such directory"),
+            (["--out-seq-length", "7"], "is not taken over"),
+            (["--promt", "x"], "unknown flag `--promt`"),
+            (["--prompt", "x" * 33], "has 33 tokens, too many"),
+            (["--prompt", "x" * 30, "--tokens", "4"], "leaves no room for 4 more"),
+            (["--prompt", "\udcff"], "is not UTF-8"),
+            (["--precision", "fp9"], "does not offer it"),
+        ],
+    )
+    def test_flags(self, run_directory: str, flags: list[str], expected: str) -> None:
+        """A wrong flag or prompt is a usage error that says what."""
+        base = ["--load", run_directory, "--device", "cpu"]
+        with pytest.raises(ConfigError) as caught:
+            run([*base, *flags])
+        assert expected in caught.value.render()
+
+    def test_load_is_required(self) -> None:
+        """Without `--load` there is no model."""
+        with pytest.raises(ConfigError, match="`--load` is required"):
+            run(["--prompt", "x"])
+
+    def test_no_checkpoint(self, tmp_path: Path) -> None:
+        """A directory without a checkpoint is named."""
+        with pytest.raises(CheckpointError, match="no checkpoint in"):
+            run(["--load", str(tmp_path)])
+
+    def test_unknown_device(self, run_directory: str) -> None:
+        """A device that no plugin brings is an error."""
+        with pytest.raises(DeviceError):
+            run(["--load", run_directory, "--device", "abacus"])
+
+    def test_long_line_before_the_first_sample(self, run_directory: str, tmp_path: Path) -> None:
+        """A prompt that does not fit stops before any sample, its line is named."""
+        source, target = tmp_path / "in.txt", tmp_path / "out.jsonl"
+        source.write_text("short\n" + "x" * 40 + "\n", encoding="utf-8")
+        argv = ["--load", run_directory, "--device", "cpu", "--sample-input-file", str(source)]
+        with pytest.raises(ConfigError, match="prompt 2 has 40 tokens"):
+            run([*argv, "--sample-output-file", str(target)])
+        assert list(tmp_path.iterdir()) == [source]
+
+    def test_loads_no_torch(self, tmp_path: Path) -> None:
+        """A wrong flag and a missing checkpoint are found before torch is loaded."""
+        for argv in (["--temperature", "0"], ["--load", str(tmp_path)], ["--help"]):
+            code = (
+                "import sys; from lmcore.cli.main import main; "
+                f"main(['generate', *{argv!r}]); sys.exit('torch' in sys.modules)"
+            )
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+            assert done.returncode == 0, done.stderr
+
+
+def test_numbers_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model of bare ids reads and writes ids, and its text follows its prompt."""
+    model = GPT(SHAPE, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))
+    model.initialize(3)
+    tensors = {f"model.{name}": tensor.detach() for name, tensor in model.named_parameters()}
+    save_checkpoint(tmp_path / "checkpoints", 5, tensors, {}, model_shape=SHAPE.to_dict())
+    save_tokenizer(NullTokenizer(300), tmp_path / "tokenizer")
+    flags = ["--load", str(tmp_path), "--device", "cpu", "--prompt", "7 8", "--tokens", "3"]
+    assert run([*flags, "--json"]) == 0
+    (record,) = records(capsys.readouterr().out)
+    assert record["text"].split() == [str(token) for token in record["tokens"]]
+    assert run(flags) == 0
+    assert capsys.readouterr().out.split()[:2] == ["7", "8"]

@@ -1,0 +1,208 @@
+"""A trained model comes back from its run directory, or is refused before memory is taken."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmcore.checkpoint import find_checkpoint, read_manifest, save_checkpoint
+from lmcore.data.tokenizer import ByteTokenizer
+from lmcore.data.tokenizer.bpe_files import byte_alphabet
+from lmcore.errors import CheckpointError, ConfigError, DataError, LmcoreError
+from lmcore.generation.load import LoadedModel, TokenizerChoice, load_model, read_shape
+from lmcore.model.build import op_binding
+from lmcore.model.gpt import GPT
+from lmcore.runtime.runtime import Runtime
+
+VALUES: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 24,
+    "num_attention_heads": 3,
+    "ffn_hidden_size": 40,
+    "max_position_embeddings": 32,
+    "padded_vocab_size": 384,
+    "layernorm_epsilon": 1e-5,
+    "init_method_std": 0.3,
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+}
+
+
+def saved_again(
+    run_directory: Path, runtime: Runtime, *, shape: dict[str, Any] | None = None, **tensors: Any
+) -> Path:
+    """A checkpoint like the run's with another shape or other tensors (None: without it)."""
+    loaded = load_model(run_directory, runtime)
+    values = {f"model.{name}": p.detach() for name, p in loaded.model.named_parameters()}
+    values |= {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    kept = {name: tensor for name, tensor in values.items() if tensor is not None}
+    target = run_directory / "again"
+    save_checkpoint(target, 1, kept, {}, model_shape=shape or VALUES)
+    return target
+
+
+class TestLoad:
+    """What comes back."""
+
+    @pytest.mark.parametrize("inside", [".", "checkpoints", "checkpoints/iter_0000005"])
+    def test_weights(self, run_directory: Path, runtime: Runtime, inside: str) -> None:
+        """A run directory, its checkpoints and one iteration give the weights bit for bit."""
+        loaded = load_model(run_directory / inside, runtime)
+        expected = GPT(loaded.model.shape, op_binding(runtime))
+        expected.initialize(3)
+        for name, parameter in expected.named_parameters():
+            assert parameter.equal(loaded.model.get_parameter(name)), name
+        assert isinstance(loaded, LoadedModel)
+        assert not loaded.model.training
+        assert loaded.tokenizer.name == "ByteTokenizer"
+        assert loaded.manifest.iteration == 5
+        assert loaded.checkpoint.name == "iter_0000005"
+
+    def test_bundled_tokenizer_needs_no_directory(
+        self, run_directory: Path, runtime: Runtime, tmp_path: Path
+    ) -> None:
+        """A copied iteration whose tokenizer needs no files loads alone."""
+        source = find_checkpoint(run_directory)
+        shutil.copytree(source, tmp_path / "elsewhere" / "x" / source.name)
+        loaded = load_model(tmp_path / "elsewhere" / "x" / source.name, runtime)
+        assert loaded.tokenizer.name == "ByteTokenizer"
+
+    def test_tokenizer_can_be_named(self, run_directory: Path, runtime: Runtime) -> None:
+        """A tokenizer that is named is taken where it is the one of the run."""
+        shutil.rmtree(run_directory / "tokenizer")
+        choice = TokenizerChoice("ByteTokenizer")
+        assert load_model(run_directory, runtime, choice=choice).tokenizer.name == "ByteTokenizer"
+
+
+class TestRefused:
+    """What does not fit is named."""
+
+    def test_nothing_there(self, tmp_path: Path, runtime: Runtime) -> None:
+        """A directory without a checkpoint is an error."""
+        with pytest.raises(CheckpointError, match="no checkpoint in"):
+            load_model(tmp_path, runtime)
+
+    def test_other_tokenizer(self, run_directory: Path, runtime: Runtime) -> None:
+        """A tokenizer that the run was not trained with is refused."""
+        with pytest.raises(ConfigError, match="is not the one that"):
+            load_model(
+                run_directory, runtime, choice=TokenizerChoice("NullTokenizer", vocab_size=9)
+            )
+
+    def test_exchanged_tokenizer(self, run_directory: Path, runtime: Runtime) -> None:
+        """A run whose tokenizer directory is another run's is refused."""
+        record = run_directory / "tokenizer" / "tokenizer.json"
+        values = json.loads(record.read_text(encoding="utf-8"))
+        values["type"] = "NullTokenizer"
+        values["vocab_size"] = 256
+        record.write_text(json.dumps(values), encoding="utf-8")
+        with pytest.raises(DataError, match="is not the one that was saved"):
+            load_model(run_directory, runtime)
+
+    def test_no_tokenizer(self, run_directory: Path, runtime: Runtime) -> None:
+        """A checkpoint that says nothing of a tokenizer asks for one."""
+        target = saved_again(run_directory, runtime)
+        shutil.rmtree(run_directory / "tokenizer")
+        with pytest.raises(DataError, match="no tokenizer in"):
+            load_model(target, runtime)
+        with pytest.raises(ConfigError, match="does not say which tokenizer"):
+            load_model(target, runtime, choice=TokenizerChoice(vocab_file="vocab.json"))
+
+    def test_too_large_a_vocabulary(
+        self, run_directory: Path, runtime: Runtime, tmp_path: Path
+    ) -> None:
+        """A tokenizer with more ids than the model has rows is refused."""
+        target = saved_again(run_directory, runtime)
+        tokens = [*byte_alphabet(), *(f"<{i}>" for i in range(200))]
+        vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+        vocab.write_text(json.dumps({t: i for i, t in enumerate(tokens)}), encoding="utf-8")
+        merges.write_text("", encoding="utf-8")
+        choice = TokenizerChoice("GPT2BPETokenizer", str(vocab), str(merges))
+        with pytest.raises(ConfigError, match="has 456 ids, and the model"):
+            load_model(target, runtime, choice=choice)
+
+    @pytest.mark.parametrize(
+        "tensors,expected",
+        [
+            ({"model__final_norm__bias": None}, "the checkpoint does not have it"),
+            ({"model__final_norm__bias": torch.zeros(25)}, r"the checkpoint has \[25\]"),
+            ({"model__extra": torch.zeros(3)}, "it has `model.extra`"),
+        ],
+    )
+    def test_other_tensors(
+        self, run_directory: Path, runtime: Runtime, tensors: dict[str, Any], expected: str
+    ) -> None:
+        """A weight that is missing, of another shape or unknown is named."""
+        target = saved_again(run_directory, runtime, **tensors)
+        with pytest.raises(CheckpointError, match="do not fit its shape") as caught:
+            load_model(target, runtime)
+        assert caught.match(expected)
+
+    def test_huge_shape_takes_no_memory(self, run_directory: Path, runtime: Runtime) -> None:
+        """A shape of many terabytes that its tensors do not have is refused at once."""
+        shape = VALUES | {"hidden_size": 2**21, "num_attention_heads": 2, "ffn_hidden_size": 2**23}
+        target = saved_again(run_directory, runtime, shape=shape)
+        with pytest.raises(CheckpointError, match="do not fit its shape"):
+            load_model(target, runtime)
+
+    def test_altered_weights(self, run_directory: Path, runtime: Runtime) -> None:
+        """One changed byte of the weights is noticed."""
+        (file,) = find_checkpoint(run_directory).glob("*.distcp")
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match="is damaged"):
+            load_model(run_directory, runtime)
+
+
+class TestShape:
+    """`read_shape`."""
+
+    def test_right(self) -> None:
+        """What a run saves is read back."""
+        assert read_shape(VALUES, Path("x")).to_dict() == VALUES
+
+    @pytest.mark.parametrize(
+        "change,expected",
+        [
+            ({"num_layers": 0}, "from 1 to"),
+            ({"num_layers": 10_001}, "from 1 to"),
+            ({"num_layers": 2.0}, "not an integer"),
+            ({"num_layers": True}, "not an integer"),
+            ({"num_layers": "2"}, "not an integer"),
+            ({"hidden_size": 2**25}, "from 1 to"),
+            ({"padded_vocab_size": -1}, "from 1 to"),
+            ({"num_attention_heads": 5}, "not divisible"),
+            ({"layernorm_epsilon": 0.0}, "not above 0"),
+            ({"layernorm_epsilon": None}, "not a number"),
+            ({"init_method_std": float("inf")}, "not above 0"),
+            ({"init_method_std": float("nan")}, "not above 0"),
+            ({"hidden_dropout": 1.0}, "not a probability"),
+            ({"attention_dropout": -0.1}, "not a probability"),
+            ({"experts": 8}, "does not know"),
+        ],
+    )
+    def test_wrong(self, change: dict[str, Any], expected: str) -> None:
+        """A value out of bounds or of the wrong type is named with what is allowed."""
+        with pytest.raises(CheckpointError, match="cannot be built") as caught:
+            read_shape(VALUES | change, Path("x"))
+        assert expected in str(caught.value.why)
+
+    @pytest.mark.parametrize("name", VALUES)
+    def test_missing(self, name: str) -> None:
+        """Every value must be there."""
+        values = {key: value for key, value in VALUES.items() if key != name}
+        with pytest.raises(LmcoreError, match=f"does not say `{name}`"):
+            read_shape(values, Path("x"))
+
+
+def test_manifest_of_the_fixture(run_directory: Path) -> None:
+    """The run that these tests load is of the shape that they expect."""
+    manifest = read_manifest(find_checkpoint(run_directory))
+    assert dict(manifest.model_shape) == VALUES
+    assert manifest.meta["tokenizer"]["describe"] == ByteTokenizer().describe()
