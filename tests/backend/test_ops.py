@@ -59,7 +59,7 @@ def call(
     return out.detach(), list(grads)
 
 
-def rounded(case: Any, dtype: torch.dtype) -> Case:
+def rounded(case: Any, dtype: torch.dtype) -> Any:
     """Return the case with inputs that *dtype* can hold, so that only arithmetic differs."""
 
     def through(value: Any) -> Any:

@@ -11,6 +11,7 @@ __all__ = ["DRIVER_NOT_LOADED", "DriverReport", "Gpu", "read_driver"]
 LIBRARY = "libnvidia-ml.so.1"
 DRIVER_NOT_LOADED = 9
 _SUCCESS = 0
+_FUNCTION_NOT_FOUND = 13
 _TEXT_BYTES = 96
 
 
@@ -96,7 +97,10 @@ def _failure(library: Any, error: _CallError) -> DriverReport:
 
 
 def _call(library: Any, function: str, *arguments: Any) -> None:
-    status = getattr(library, function)(*arguments)
+    try:
+        status = getattr(library, function)(*arguments)
+    except AttributeError:
+        raise _CallError(_FUNCTION_NOT_FOUND) from None
     if status != _SUCCESS:
         raise _CallError(status)
 
@@ -120,9 +124,17 @@ def _gpus(library: Any) -> tuple[Gpu, ...]:
     for index in range(count.value):
         handle = ctypes.c_void_p()
         _call(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
-        memory = _Memory()
-        _call(library, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         name = _text(library, "nvmlDeviceGetName", handle)
         uuid = _text(library, "nvmlDeviceGetUUID", handle)
-        found.append(Gpu(index, name, uuid, int(memory.total)))
+        found.append(Gpu(index, name, uuid, _memory(library, handle)))
     return tuple(found)
+
+
+def _memory(library: Any, handle: ctypes.c_void_p) -> int:
+    """Return a GPU's bytes of memory; 0 for one that shares the host's, which has no figure."""
+    memory = _Memory()
+    try:
+        _call(library, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+    except _CallError:
+        return 0
+    return int(memory.total)

@@ -1,0 +1,126 @@
+"""The device record: what it must say of itself, and torch's defaults for it."""
+
+from __future__ import annotations
+
+import json
+import types
+
+import pytest
+import torch
+
+from lmcore.accelerator import Device, MemoryStats
+from lmcore.accelerator.torch_device import defaults
+from lmcore.errors import DeviceError, PluginError
+
+OPTIONAL = ("memory_stats", "reset_peak_memory", "empty_cache", "pin_memory", "new_stream",
+            "new_event", "peak_flops")  # fmt: skip
+
+
+def make(**more):
+    values = {
+        "type": "chip", "index": 1, "name": "Chip", "dtypes": frozenset({"float32"}),
+        "synchronize": lambda: None, "set_current": lambda: None, "seed": lambda seed: None,
+        "get_rng_state": lambda: None, "set_rng_state": lambda state: None,
+        "missing": {name: "the chip has none" for name in OPTIONAL if name not in more},
+    }  # fmt: skip
+    return Device(**(values | more))
+
+
+def test_a_missing_ability_needs_a_reason():
+    """Leaving an ability out in silence is an error of the plugin."""
+    with pytest.raises(PluginError, match="lacks `new_event`"):
+        make(missing={name: "none" for name in OPTIONAL if name != "new_event"})
+
+
+def test_an_ability_cannot_be_there_and_missing():
+    """Both at once is a contradiction."""
+    with pytest.raises(PluginError, match="has `empty_cache` and calls it missing"):
+        make(empty_cache=lambda: None, missing=dict.fromkeys(OPTIONAL, "none"))
+
+
+def test_require_gives_the_function_or_the_plugins_reason():
+    """The core asks for an ability and gets a function or an error in words."""
+
+    def stats():
+        return MemoryStats(1, 2, 3, None)
+
+    device = make(memory_stats=stats)
+    assert device.require("memory_stats") is stats
+    with pytest.raises(DeviceError, match="no `new_stream`") as error:
+        device.require("new_stream")
+    assert error.value.why == "the chip has none"
+
+
+def test_describe_is_json():
+    """The record's data goes into files."""
+    found = json.loads(json.dumps(make(memory_stats=lambda: None, facts={"cores": 2}).describe()))
+    assert found["abilities"] == ["memory_stats"]
+    assert found["missing"]["new_event"] == "the chip has none"
+    assert found["facts"] == {"cores": 2}
+
+
+def test_the_host_has_no_ordinal():
+    """Torch calls the CPU `cpu`, and tensors there compare equal to it."""
+    assert make(type="cpu", index=0).torch_device == torch.device("cpu")
+    assert make(type="meta", index=1).torch_device == torch.device("meta", 1)
+
+
+@pytest.fixture
+def chip_module(monkeypatch):
+    """A device module like a vendor's, for a type that torch knows by name."""
+    calls = []
+    module = types.SimpleNamespace(
+        synchronize=lambda device: calls.append(("synchronize", device)),
+        set_device=lambda device: calls.append(("set_device", device)),
+        manual_seed=lambda seed: calls.append(("seed", seed)),
+        get_rng_state=lambda device: calls.append(("get", device)),
+        set_rng_state=lambda state, device: calls.append(("set", state, device)),
+        get_device_name=lambda index: f"Chip {index}",
+        memory_allocated=lambda device: 1,
+        max_memory_allocated=lambda device: 2,
+        memory_reserved=lambda device: 3,
+        mem_get_info=lambda device: (4, 5),
+        empty_cache=lambda: calls.append("empty"),
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device_type: module)
+    return module, calls
+
+
+def test_defaults_come_from_torchs_device_module(chip_module):
+    """What the module has is used for this ordinal; what it lacks is missing, with its name."""
+    _, calls = chip_module
+    device = Device.from_torch("meta", 3, dtypes=frozenset({"float32", "float16"}))
+    here = torch.device("meta", 3)
+    device.synchronize()
+    device.set_current()
+    device.seed(7)
+    device.get_rng_state()
+    device.set_rng_state("state")
+    device.require("empty_cache")()
+    assert calls == [
+        ("synchronize", here), ("set_device", here), ("seed", 7), ("get", here),
+        ("set", "state", here), "empty",
+    ]  # fmt: skip
+    assert device.name == "Chip 3"
+    assert device.memory_stats() == MemoryStats(1, 2, 3, 5)
+    assert set(device.missing) == {
+        "reset_peak_memory", "pin_memory", "new_stream", "new_event", "peak_flops"
+    }  # fmt: skip
+    assert "`reset_peak_memory_stats`" in device.missing["reset_peak_memory"]
+
+
+def test_overrides_win_and_take_their_reasons_along(chip_module):
+    """A plugin's own function replaces the default; its reasons for gaps are merged."""
+    device = Device.from_torch(
+        "meta", 0, peak_flops=lambda dtype: 1.0, empty_cache=None, missing={"empty_cache": "ours"}
+    )
+    assert device.require("peak_flops")("float32") == 1.0
+    assert "peak_flops" not in device.missing
+    assert device.missing["empty_cache"] == "ours"
+
+
+def test_defaults_do_not_invent_what_torch_does_not_have(chip_module):
+    """A module without memory functions gives no memory statistics."""
+    module, _ = chip_module
+    del module.memory_allocated
+    assert "memory_stats" not in defaults("meta", 0)
