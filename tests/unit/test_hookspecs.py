@@ -1,0 +1,79 @@
+"""The hooks, and that the reference pages know every one of them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from lmcore import hookspecs, plugins
+from lmcore.accelerator import OP_SPECS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference"
+HOOKS = {
+    name: function
+    for name, function in vars(hookspecs).items()
+    if hasattr(function, f"{hookspecs.PROJECT}_spec")
+}
+
+
+def section(page: str, heading: str) -> str:
+    """Return the text below a second-level heading; fails if the page has none."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    parts = dict(re.findall(r"^## `([^\n]+)`\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    assert heading in parts, f"docs/reference/{page} has no section `{heading}`"
+    return parts[heading]
+
+
+def test_there_are_hooks():
+    """The page of extension points is not empty, and all of them carry the prefix."""
+    assert len(HOOKS) >= 13
+    assert all(name.startswith("lmcore_") for name in HOOKS)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_is_documented_with_its_arguments(hook):
+    """The reference has the exact signature, when it is called and what to return."""
+    arguments = ", ".join(inspect.signature(HOOKS[hook]).parameters)
+    text = section("hooks.md", f"{hook}({arguments})")
+    assert "When: " in text
+    assert "Return: " in text
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_says_in_its_docstring_when_it_is_called(hook):
+    """Authors read the specification in their editor."""
+    assert "When: " in inspect.getdoc(HOOKS[hook])
+
+
+def test_the_reference_has_no_hook_that_is_gone():
+    """A removed hook leaves the page too."""
+    text = (DOCS / "hooks.md").read_text(encoding="utf-8")
+    headings = set(re.findall(r"^## `(lmcore_\w+)", text, re.MULTILINE))
+    assert headings == set(HOOKS)
+
+
+@pytest.mark.parametrize("spec", OP_SPECS, ids=lambda spec: spec.name)
+def test_every_op_is_documented_with_schema_and_tolerances(spec):
+    """The reference has summary, schema, gradients and the tolerance of each dtype."""
+    text = section("ops.md", spec.name)
+    assert spec.summary in text
+    assert f"{spec.name}{spec.schema}" in text
+    assert f"Gradients: {'yes' if spec.has_backward else 'no'}." in text
+    for dtype, tolerance in spec.tolerances.items():
+        assert f"{dtype} {tolerance.absolute:g} + {tolerance.relative:g}" in text
+
+
+def test_the_reference_has_no_op_that_is_gone():
+    """A removed op leaves the page too."""
+    text = (DOCS / "ops.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## `(\w+)`", text, re.MULTILINE) == [spec.name for spec in OP_SPECS]
+
+
+def test_every_hook_is_called_by_the_core():
+    """No hook is declared and then forgotten: the plugin package calls each by its name."""
+    folder = Path(inspect.getfile(plugins)).parent
+    source = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    assert {name for name in HOOKS if f'"{name}"' not in source} == set()
