@@ -76,11 +76,8 @@ def test_damaged_data_set(corpus: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "problem: " in capsys.readouterr().out
 
 
-def test_megatron_names(
-    corpus: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_megatron_names(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The preparing script's names work, with a line that names today's."""
-    monkeypatch.setattr(logging.getLogger("lmcore"), "propagate", True)
     old = ["--json-key", "title", "--dataset-impl", "mmap"]
     with caplog.at_level(logging.WARNING, logger="lmcore"):
         assert run([*PREPARE, *old]) == 0
