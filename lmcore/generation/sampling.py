@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +21,6 @@ from lmcore.generation.sampling_options import SamplingOptions
 __all__ = ["SamplingOptions", "new_generators", "sample"]
 
 _SEEDS = 2**63
-# The most probable ids that are looked at first for the top p; usually enough, and no full sort.
-_LIKELY = 1024
 
 
 def new_generators(seed: int, rows: int) -> list[torch.Generator]:
@@ -90,13 +89,11 @@ def _keep_top_p(weights_BW: Tensor, top_p: float) -> Tensor:
     Ids whose weight equals that of the last one kept stay as well, so that no order decides.
     """
     bound_B1 = top_p * weights_BW.sum(dim=-1, keepdim=True)
-    likely = min(_LIKELY, weights_BW.shape[-1])
-    sorted_BL = weights_BW.topk(likely, dim=-1).values
-    if (sorted_BL.sum(dim=-1, keepdim=True) < bound_B1).any():
-        sorted_BL = weights_BW.sort(dim=-1, descending=True).values
-    before_BL = sorted_BL.cumsum(dim=-1) - sorted_BL
-    kept_B1 = (before_BL < bound_B1).sum(dim=-1, keepdim=True)
-    least_B1 = sorted_BL.gather(-1, (kept_B1 - 1).clamp_(min=0))
+    # numpy sorts floats several times faster than torch does.
+    sorted_BW = torch.from_numpy(np.sort(weights_BW.numpy(), axis=-1)).flip(-1)
+    before_BW = sorted_BW.cumsum(dim=-1) - sorted_BW
+    kept_B1 = (before_BW < bound_B1).sum(dim=-1, keepdim=True)
+    least_B1 = sorted_BW.gather(-1, (kept_B1 - 1).clamp_(min=0))
     return weights_BW.masked_fill_(weights_BW < least_B1, 0.0)
 
 
