@@ -2,7 +2,8 @@
 
 A plugin is a module named by an entry point in the group `lmcore.plugins`; it implements any of
 these hooks as plain functions marked with `hookimpl`.  A hook takes any subset of its specified
-arguments, by name.  The module must not import torch: `lmcore plugins` and the launcher load it.
+arguments, by name, without defaults.  The module must not import torch: `lmcore plugins` and the
+launcher load it.  A plugin without `lmcore_probe` brings no device and adds to every other one's.
 
 Order in a run: info, probe (launcher) -> launch environment (launcher, per worker) -> device,
 operations, policies (each worker) -> run start, run end (each worker).
@@ -45,7 +46,8 @@ def lmcore_plugin_info() -> PluginInfo:  # type: ignore[empty-body]
 def lmcore_probe(env: Mapping[str, str]) -> Probe:  # type: ignore[empty-body]
     """Say whether the plugin's device is here and fit, without initialising it.
 
-    When: in the launcher, once; `env` is the process environment.
+    When: in the launcher, where the choice is made, and in each worker, which checks that it
+    sees the same; `env` is the process environment.
     Return: a `Probe`.  Do not import torch: read the driver's files, libraries or package
     metadata.  Hardware that is there with software that cannot use it is BROKEN, with the fix.
     """

@@ -1,0 +1,172 @@
+"""The CPU plugin: host facts, the device's functions, launch environment and checks."""
+
+from __future__ import annotations
+
+import logging
+import types
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lmcore.accelerator import OP_SPECS, CheckStatus, ProbeState
+from lmcore.accelerator.op import load_target
+from lmcore.config.section import Config
+from lmcore_cpu import device as device_module
+from lmcore_cpu import doctor, host, plugin
+from lmcore_cpu.device import create_device
+from lmcore_cpu.kernel_table import KERNELS
+
+
+@pytest.fixture(scope="module")
+def device():
+    """The host as a device."""
+    return create_device()
+
+
+def test_the_probe_is_present_with_evidence():
+    """The host is always there, last in priority, with its cores and memory."""
+    probe = plugin.lmcore_probe()
+    assert (probe.state, probe.count, probe.priority) == (ProbeState.PRESENT, 1, 0)
+    assert probe.facts["cores"] >= 1
+    assert "cores" in probe.evidence[0]
+
+
+def test_seeding_draws_the_same_numbers_again(device):
+    """The device's generator repeats itself, and its state can be put back."""
+    device.seed(5)
+    first = torch.rand(4)
+    state = device.get_rng_state()
+    second = torch.rand(4)
+    device.seed(5)
+    assert torch.equal(torch.rand(4), first)
+    device.set_rng_state(state)
+    assert torch.equal(torch.rand(4), second)
+
+
+def test_seeding_leaves_other_generators_alone(device, monkeypatch):
+    """Only the CPU's generator is touched: no accelerator is seeded behind its plugin's back."""
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("seeds every device"))
+    device.seed(1)
+
+
+def test_memory_statistics_follow_an_allocation(device):
+    """Resident memory grows with a tensor that is written, and the peak can begin anew."""
+    if device.reset_peak_memory is None:
+        pytest.skip(device.missing["reset_peak_memory"])
+    before = device.memory_stats()
+    block = torch.ones(32 * 2**20)  # 128 MiB
+    during = device.memory_stats()
+    assert during.allocated - before.allocated > 100 * 2**20
+    assert during.peak_allocated >= during.allocated
+    del block
+    device.require("empty_cache")()
+    device.reset_peak_memory()
+    after = device.memory_stats()
+    assert after.peak_allocated < during.peak_allocated - 100 * 2**20
+    assert after.total > after.allocated
+
+
+def test_missing_abilities_have_reasons(device):
+    """Nothing pretends to be there."""
+    assert {"pin_memory", "new_stream", "new_event"} <= set(device.missing)
+
+
+def test_peak_is_measured_once_and_plausible(device):
+    """The ceiling is a rate that this host reached; asking again costs nothing."""
+    peak = device.require("peak_flops")
+    assert 1e8 < peak("float32") < 1e15
+    assert peak("float32") == peak("float32")
+    assert peak("float8_e4m3fn") is None
+
+
+def test_a_system_without_proc_says_so(monkeypatch, tmp_path):
+    """Where memory cannot be read, the abilities are missing with their reasons."""
+    monkeypatch.setattr(device_module, "_STATUS", tmp_path / "status")
+    monkeypatch.setattr(device_module, "_CLEAR_REFS", tmp_path / "none" / "clear_refs")
+    bare = create_device()
+    assert bare.memory_stats is None
+    assert "status" in bare.missing["memory_stats"]
+    assert "clear_refs" in bare.missing["reset_peak_memory"]
+
+
+def test_kernels_load_and_name_known_ops():
+    """Every kernel of the table exists."""
+    assert {impl.op for impl in KERNELS} <= {spec.name for spec in OP_SPECS}
+    for impl in KERNELS:
+        assert callable(load_target(impl.load))
+
+
+def test_launch_environment_shares_the_cores():
+    """Two workers on eight cores get four threads each; one alone takes what torch takes."""
+    probe = replace(plugin.lmcore_probe(), facts={"cores": 8})
+    share = plugin.lmcore_launch_env
+    assert share(probe, {"local_world_size": 2}) == {"OMP_NUM_THREADS": "4"}
+    assert share(probe, {"local_world_size": 16}) == {"OMP_NUM_THREADS": "1"}
+    assert share(probe, {"local_world_size": 1}) == {}
+
+
+def test_compiling_without_a_compiler_is_a_problem(monkeypatch):
+    """`--compile` is refused before the model is built, with the fix."""
+    monkeypatch.setattr(host, "cpp_compiler", lambda: None)
+    config = Config()
+    assert plugin.lmcore_validate_config(config) == []
+    compiled = replace(config, training=replace(config.training, compile=True))
+    (problem,) = plugin.lmcore_validate_config(compiled)
+    assert "--compile" in problem.what
+    assert "g++" in problem.hint
+
+
+def test_too_many_threads_are_warned_about(monkeypatch, caplog):
+    """Workers that share fewer cores than they have threads are slow, and rank 0 says so."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+    monkeypatch.setattr(host, "cpu_count", lambda: 2)
+    with caplog.at_level(logging.WARNING):
+        plugin.lmcore_run_start({"rank": 1})
+        assert not caplog.text
+        plugin.lmcore_run_start({"rank": 0})
+    assert "share 2 cores" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "quota, cores", [("max 100000", 8), ("250000 100000", 2), ("10000 100000", 1), ("", 8)]
+)
+def test_a_containers_quota_counts(monkeypatch, tmp_path, quota, cores):
+    """Cores are those that the container may use, not those of the host."""
+    monkeypatch.setattr(host, "_CGROUP", tmp_path)
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: set(range(8)))
+    (tmp_path / "cpu.max").write_text(quota, encoding="ascii")
+    assert host.cpu_count() == cores
+
+
+def test_a_containers_memory_limit_counts(monkeypatch, tmp_path):
+    """Memory is what the container may use, and what of it is free."""
+    monkeypatch.setattr(host, "_CGROUP", tmp_path)
+    unlimited = host.memory_limit()
+    (tmp_path / "memory.max").write_text("1000000\n", encoding="ascii")
+    (tmp_path / "memory.current").write_text("400000\n", encoding="ascii")
+    assert (host.memory_limit(), host.memory_available()) == (1_000_000, 600_000)
+    (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
+    assert host.memory_limit() == unlimited
+
+
+def test_the_processors_name_is_read(tmp_path):
+    """The maker's name, or at least the machine's."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor : 0\nmodel name\t: Some  CPU @ 3GHz\n", encoding="utf-8")
+    assert host.cpu_name(cpuinfo) == "Some CPU @ 3GHz"
+    assert host.cpu_name(tmp_path / "none")
+
+
+def test_doctor_names_what_is_wrong(monkeypatch):
+    """Wrong products fail; too many threads, little memory and no compiler are warnings."""
+    good = {check.name: check.status for check in doctor.checks()}
+    assert good["matrix product"] is CheckStatus.OK
+    monkeypatch.setattr(doctor, "cpu_count", lambda: 0)
+    monkeypatch.setattr(doctor, "memory_available", lambda: 2**20)
+    monkeypatch.setattr(doctor, "cpp_compiler", lambda: None)
+    monkeypatch.setattr(doctor, "gloo", lambda: types.SimpleNamespace(available=lambda: "no gloo"))
+    bad = {check.name: check for check in doctor.checks()}
+    for name in ("threads", "memory", "compiler", "gloo"):
+        assert bad[name].status is CheckStatus.WARNING
+        assert bad[name].fix
