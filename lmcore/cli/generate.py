@@ -124,7 +124,7 @@ def run(argv: list[str]) -> int:
         top_p=section.top_p,
         greedy=section.greedy,
     )
-    _require_one_source(section)
+    _check_flags(section)
     if section.sample_output_file is not None:
         check_output_file(Path(section.sample_output_file))
     find_checkpoint(Path(section.load))
@@ -137,7 +137,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _require_one_source(section: GenerateSection) -> None:
+def _check_flags(section: GenerateSection) -> None:
     given = [
         flag
         for flag, value in (

@@ -58,6 +58,6 @@ def _report(result: RunResult) -> None:
     if summary["checkpoint"] is not None:
         lines += [
             f"checkpoint      {summary['checkpoint']}",
-            f"more text       lmcore generate --load {result.directory} --prompt TEXT --tokens 200",
+            f"more text       lmcore generate --load {result.directory} --prompt TEXT",
         ]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -14,6 +14,7 @@ import torch
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.generate import run
+from lmcore.cli.sample_output import printable
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
 from lmcore.data.tokenizer_files import save_tokenizer
 from lmcore.errors import CheckpointError, ConfigError, DeviceError
@@ -117,6 +118,26 @@ class TestOutput:
         (half,) = records(generate(*flags, "--precision", "bf16"))
         (full,) = records(generate(*flags))
         assert len(half["tokens"]) == len(full["tokens"]) == 4
+
+    def test_grows_on_a_terminal(self, generate, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On a terminal the text comes in pieces, and joined they are what a pipe gets."""
+        expected = generate("--prompt", "é", "--tokens", "12")
+        writes: list[str] = []
+
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+            def write(self, text: str) -> int:
+                writes.append(text)
+                return super().write(text)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", Terminal())
+            generate("--prompt", "é", "--tokens", "12")
+        assert writes[0] == "\x1b[1mé\x1b[0m"
+        assert len([text for text in writes if text]) > 5
+        assert "é" + "".join(writes[1:]) == printable(expected)
 
 
 class TestPrompts:
