@@ -1,0 +1,71 @@
+"""Tests of files that are checksummed while written and safe on the disk when closed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+
+from lmcore.checkpoint import durable_file
+from lmcore.checkpoint.durable_file import SyncedFile, file_checksum, write_atomically
+
+
+def test_size_and_checksum_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What is stated for the manifest is what another reader finds on the disk."""
+    monkeypatch.setattr(durable_file, "_PIECE_BYTES", 1000)
+    content = os.urandom(12_345)
+    with SyncedFile(tmp_path / "file") as stream:
+        stream.write(content[:7])
+        stream.write(memoryview(content[7:]))
+    assert (tmp_path / "file").read_bytes() == content
+    assert stream.entry().size == stream.tell() == len(content)
+    assert stream.entry().crc32 == zlib.crc32(content) == file_checksum(tmp_path / "file")
+
+
+def test_late_failure_of_the_background_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A write that the system loses after the last call of `write` fails `close`."""
+    proceed = threading.Event()
+    fsync = os.fsync
+
+    def fail_in_background(descriptor: int) -> None:
+        if threading.current_thread().name != durable_file.SENDER_NAME:
+            fsync(descriptor)
+            return
+        assert proceed.wait(timeout=30)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(durable_file.os, "fsync", fail_in_background)
+    monkeypatch.setattr(durable_file, "_SEND_BYTES", 1)
+    stream = SyncedFile(tmp_path / "file")
+    stream.write(b"content")
+    assert stream.error is None
+    proceed.set()
+    stream._sender._thread.join(timeout=30)
+    with pytest.raises(OSError, match="Input/output error"):
+        stream.close()
+
+
+def test_existing_file_is_not_overwritten(tmp_path: Path):
+    """A name that is taken is refused, not truncated."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileExistsError):
+        SyncedFile(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_atomic_write_fails_without_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A replacement that fails leaves the old content and no temporary file."""
+    write_atomically(tmp_path / "file", b"old")
+
+    def refuse(path: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
