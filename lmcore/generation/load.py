@@ -188,7 +188,7 @@ def find_tokenizer(
     trained = manifest.meta.get(_TOKENIZER)
     described = trained.get("describe") if isinstance(trained, Mapping) else None
     kind = described.get("type") if isinstance(described, Mapping) else None
-    directory = checkpoint.parent.parent / _TOKENIZER
+    directory = checkpoint.resolve().parent.parent / _TOKENIZER
     if choice != _RUNS_OWN:
         tokenizer = _chosen(choice, kind, extra)
     elif not directory.is_dir() and isinstance(described, Mapping) and _fileless(described):

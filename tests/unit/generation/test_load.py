@@ -63,6 +63,15 @@ class TestLoad:
         assert loaded.manifest.iteration == 5
         assert loaded.checkpoint.name == "iter_0000005"
 
+    def test_relative_path(
+        self, run_directory: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An iteration named from inside `checkpoints` still finds the run's tokenizer."""
+        target = saved_again(run_directory, runtime)
+        monkeypatch.chdir(target)
+        loaded = load_model(Path("iter_0000001"), runtime)
+        assert loaded.tokenizer.name == "ByteTokenizer"
+
     def test_bundled_tokenizer_needs_no_directory(
         self, run_directory: Path, runtime: Runtime, tmp_path: Path
     ) -> None:
