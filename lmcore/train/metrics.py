@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import platform
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -157,7 +158,7 @@ class TensorBoard:
         try:
             if self._writer is None:
                 self._writer = self._open(row.step)
-            self._writer.write_event(_event(row))
+            self._writer.write(_event(row).SerializeToString())
             self._held += 1
             if self._held >= self.queue_size or time.monotonic() >= (
                 self._flushed_at + _FLUSH_SECONDS
@@ -178,20 +179,24 @@ class TensorBoard:
         self._writer = None
 
     def _open(self, step: int) -> Any:
-        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX import RecordWriter
+        from tensorboardX.proto.event_pb2 import Event
 
         self.directory.mkdir(parents=True, exist_ok=True)
-        # The name has the second; process and step part the runs that start within one.
-        return EventsWriter(str(self.directory / "events"), f".{os.getpid()}.{step}")
+        # Process and step part the runs that start within one second.
+        name = f"events.out.tfevents.{int(time.time())}.{platform.node()}.{os.getpid()}.{step}"
+        writer = RecordWriter(str(self.directory / name))
+        version = Event(wall_time=time.time(), file_version="brain.Event:2")
+        writer.write(version.SerializeToString())
+        return writer
 
     def _give_up(self, cause: OSError) -> None:
         self._ended = True
         logger.warning("no more TensorBoard events: %s: %s", self.directory, cause.strerror)
-        writer, self._writer = self._writer, None
-        for _ in range(2 if writer is not None else 0):
-            # The first close fails again over what is held, and lets go of it.
-            with contextlib.suppress(OSError):
-                writer.close()
+        if self._writer is not None:
+            with contextlib.suppress(OSError):  # fails again over what is held, and lets go of it
+                self._writer.close()
+        self._writer = None
 
 
 def _event(row: StepRow) -> Any:

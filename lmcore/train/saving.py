@@ -39,6 +39,9 @@ __all__ = ["data_order", "restore", "save"]
 
 logger = logging.getLogger(__name__)
 
+_NOT_IN_THE_WEIGHTS = ("init_method_std", "attention_dropout", "hidden_dropout")
+"""Parts of a model's shape that a run may change when it goes on."""
+
 
 def data_order(dataset: GPTDataset) -> str:
     """Return a fingerprint of the order in which a dataset gives its samples.
@@ -119,7 +122,9 @@ def restore(state: TrainState, plan: RunPlan, runtime: Runtime, *, order: str) -
         logger.warning("starting anew: %s", error.what)
         return None
     manifest = read_manifest(checkpoint)
-    check_shape(manifest, state.model.shape.to_dict())
+    saved = manifest.model_shape
+    free = {name: saved[name] for name in _NOT_IN_THE_WEIGHTS if name in saved}
+    check_shape(manifest, state.model.shape.to_dict() | free)
     if asked.finetune:
         load_checkpoint(checkpoint, state.tensors(optimizer=False))
         return checkpoint

@@ -1,0 +1,256 @@
+"""The CPU's chunked head: block boundaries, absent gradients, scaled losses, mixed dtypes.
+
+The oracle is plain float64 arithmetic written out here, with the gradients in closed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmcore.accelerator.reference import linear_cross_entropy as reference
+from lmcore_cpu import linear_cross_entropy as module
+from lmcore_cpu.linear_cross_entropy import linear_cross_entropy
+
+TOKENS, HIDDEN, VOCAB = 13, 7, 37
+
+
+def inputs(dtype: torch.dtype = torch.float64, tokens: int = TOKENS) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(11)
+    hidden = torch.randn(tokens, HIDDEN, dtype=torch.float64, generator=generator)
+    weight = torch.randn(VOCAB, HIDDEN, dtype=torch.float64, generator=generator)
+    target = torch.randint(VOCAB, (tokens,), generator=generator)
+    loss_weight = torch.rand(tokens, dtype=torch.float64, generator=generator)
+    loss_weight[::3] = 0.0
+    return [hidden.to(dtype), weight.to(dtype), target, loss_weight.to(dtype)]
+
+
+def oracle(hidden: Tensor, weight: Tensor, target: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+    """Return loss and both gradients: softmax minus one-hot, times the token's weight."""
+    hidden, weight, scale = hidden.double(), weight.double(), scale.double()
+    logits = hidden @ weight.T
+    shifted = logits - logits.amax(-1, keepdim=True)
+    log_p = shifted - shifted.exp().sum(-1, keepdim=True).log()
+    one_hot = torch.zeros_like(log_p)
+    one_hot[torch.arange(len(target)), target] = 1.0
+    delta = (log_p.exp() - one_hot) * scale[:, None]
+    return -(log_p * one_hot).sum(-1) @ scale, delta @ weight, delta.T @ hidden
+
+
+@pytest.fixture(params=[1, 2, 5, 12, 13, 14], ids=lambda rows: f"{rows} rows a block")
+def block_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Blocks of so many tokens: one, some with a remainder, one short of all, all, more."""
+    monkeypatch.setattr(module, "_BLOCK_BYTES", request.param * VOCAB * 4)
+    return int(request.param)
+
+
+def test_block_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks fit the limit and are about equal; there is always a row."""
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 5 * VOCAB * 4)
+    assert module._block_rows(13, VOCAB) == 5  # 5, 5, 3
+    assert module._block_rows(11, VOCAB) == 4  # 4, 4, 3, and not 5, 5, 1
+    assert module._block_rows(5, VOCAB) == 5
+    assert module._block_rows(0, VOCAB) == 1
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 1)
+    assert module._block_rows(13, VOCAB) == 1
+
+
+def test_matches_the_oracle(block_of: int) -> None:
+    """Loss and gradients are exact to float64 at every block size, weights of zero among them."""
+    hidden, weight, target, scale = inputs()
+    loss, hidden_grad, weight_grad = oracle(hidden, weight, target, scale)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    found = linear_cross_entropy(hidden, weight, target, scale)
+    found.backward()
+    torch.testing.assert_close(found.detach(), loss, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(hidden.grad, hidden_grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(weight.grad, weight_grad, rtol=1e-12, atol=1e-12)
+    assert hidden.grad is not None
+    assert not hidden.grad[::3].any()
+
+
+def test_several_blocks_are_used(block_of: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit does cut the tokens up: there is one product of logits a block."""
+    sizes: list[int] = []
+    softmax = torch.log_softmax
+
+    def counted(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        sizes.append(len(x))
+        return softmax(x, *args, **kwargs)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(torch, "log_softmax", counted)
+    linear_cross_entropy(*inputs())
+    assert sum(sizes) == TOKENS
+    assert max(sizes) <= block_of
+    assert len(sizes) == -(-TOKENS // min(block_of, TOKENS))
+
+
+@pytest.mark.parametrize("wanted", ["hidden", "weight"])
+def test_one_gradient(wanted: str) -> None:
+    """Where only one input asks for a gradient it gets it, and the other stays without."""
+    hidden, weight, target, scale = inputs()
+    _, *grads = oracle(hidden, weight, target, scale)
+    asks, other = (hidden, weight) if wanted == "hidden" else (weight, hidden)
+    asks.requires_grad_()
+    linear_cross_entropy(hidden, weight, target, scale).backward()
+    torch.testing.assert_close(asks.grad, grads[0 if wanted == "hidden" else 1])
+    assert other.grad is None
+
+
+@pytest.mark.parametrize("factor", [0.5, -3.0, 0.0])
+def test_scaled_loss(factor: float) -> None:
+    """A loss that is scaled afterwards scales the gradients, and leaves what was kept alone."""
+    hidden, weight, target, scale = inputs()
+    _, hidden_grad, weight_grad = oracle(hidden, weight, target, scale)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    loss = linear_cross_entropy(hidden, weight, target, scale)
+    (loss * factor).backward(retain_graph=True)
+    torch.testing.assert_close(hidden.grad, hidden_grad * factor)
+    torch.testing.assert_close(weight.grad, weight_grad * factor)
+    hidden.grad = weight.grad = None
+    loss.backward()
+    torch.testing.assert_close(hidden.grad, hidden_grad)
+    torch.testing.assert_close(weight.grad, weight_grad)
+
+
+def test_gradients_add_up() -> None:
+    """Two losses of one weight add their gradients, as micro-batches do."""
+    hidden, weight, target, scale = inputs()
+    _, _, once = oracle(hidden, weight, target, scale)
+    weight.requires_grad_()
+    for _ in range(2):
+        linear_cross_entropy(hidden, weight, target, scale).backward()
+    torch.testing.assert_close(weight.grad, 2 * once)
+
+
+def test_no_gradient_is_computed_without_need(
+    block_of: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gradients off the loss is the same, and the backward pass's products are not done."""
+    hidden, weight, target, scale = inputs()
+    loss, *_ = oracle(hidden, weight, target, scale)
+    weight.requires_grad_()
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a gradient was computed")
+
+    monkeypatch.setattr(torch, "addmm", refuse)
+    with torch.no_grad():
+        found = linear_cross_entropy(hidden, weight, target, scale)
+    torch.testing.assert_close(found, loss)
+    assert not found.requires_grad
+    with pytest.raises(AssertionError, match="a gradient"):
+        linear_cross_entropy(hidden, weight, target, scale)
+
+
+def test_weights_of_zero() -> None:
+    """When no token counts, loss and gradients are zero and not NaN."""
+    hidden, weight, target, scale = inputs(torch.float32)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    loss = linear_cross_entropy(hidden, weight, target, torch.zeros_like(scale))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    assert not hidden.grad.any()
+    assert not weight.grad.any()
+
+
+def test_no_tokens() -> None:
+    """A batch without tokens has a loss of zero and gradients of zero."""
+    hidden, weight, target, scale = inputs(torch.float32, tokens=0)
+    weight.requires_grad_()
+    loss = linear_cross_entropy(hidden, weight, target, scale)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+def test_large_logits() -> None:
+    """Logits in the thousands neither overflow nor lose the loss."""
+    hidden, weight, target, scale = inputs(torch.float32)
+    hidden = (hidden * 1000).requires_grad_()
+    loss, hidden_grad, _ = oracle(hidden.detach(), weight, target, scale)
+    found = linear_cross_entropy(hidden, weight, target, scale)
+    found.backward()
+    torch.testing.assert_close(found.detach().double(), loss, rtol=1e-5, atol=1e-5)
+    assert hidden.grad is not None
+    torch.testing.assert_close(hidden.grad.double(), hidden_grad, rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_are_left_alone() -> None:
+    """The kernel reuses its own memory only; inputs that lie transposed work as well."""
+    hidden, weight, target, scale = inputs()
+    strided = weight.t().contiguous().t()
+    before = [one.clone() for one in (hidden, strided, target, scale)]
+    hidden.requires_grad_()
+    found = linear_cross_entropy(hidden, strided, target, scale)
+    found.backward()
+    assert all(
+        torch.equal(a, b) for a, b in zip((hidden, strided, target, scale), before, strict=True)
+    )
+    torch.testing.assert_close(found.detach(), oracle(*before)[0])
+
+
+@pytest.mark.parametrize(
+    "hidden_dtype, weight_dtype",
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_dtypes_of_autocast(
+    hidden_dtype: torch.dtype, weight_dtype: torch.dtype, *, autocast: bool
+) -> None:
+    """Activations and weights of different dtypes, in and out of autocast: float32's precision.
+
+    The loss is float32 and every gradient has its input's dtype, whatever the mixture.
+    """
+    hidden, weight, target, scale = inputs()
+    hidden, weight, scale = hidden.to(hidden_dtype), weight.to(weight_dtype), scale.float()
+    loss, *grads = oracle(hidden, weight, target, scale)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        found = linear_cross_entropy(hidden, weight, target, scale)
+    found.backward()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.detach().double(), loss, rtol=1e-5, atol=1e-5)
+    for one, wanted in zip((hidden, weight), grads, strict=True):
+        assert one.grad is not None
+        assert one.grad.dtype == one.dtype
+        tolerance = 1e-5 if one.dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(one.grad.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_all_bfloat16_is_no_worse_than_the_reference() -> None:
+    """With bfloat16 throughout and float32 loss weights, the error is bfloat16's own.
+
+    Both are compared with float64 on the same rounded inputs; twice the reference's error, plus
+    one rounding, is the bound.
+    """
+    hidden, weight, target, scale = inputs(torch.bfloat16)
+    scale = scale.float()
+    loss, hidden_grad, weight_grad = oracle(hidden, weight, target, scale)
+
+    def errors(function: Callable[..., Tensor]) -> list[float]:
+        one, other = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        found = function(one, other, target, scale)
+        assert found.dtype == torch.float32
+        found.backward()
+        assert one.grad is not None
+        assert other.grad is not None
+        pairs = ((found, loss), (one.grad, hidden_grad), (other.grad, weight_grad))
+        return [float((a.detach().double() - b).abs().max() / b.abs().max()) for a, b in pairs]
+
+    for ours, theirs in zip(errors(linear_cross_entropy), errors(reference), strict=True):
+        assert ours <= 2 * theirs + 2**-8

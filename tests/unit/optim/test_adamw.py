@@ -1,0 +1,141 @@
+"""AdamW against torch's, with every `adamw` kernel that the CPU has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lmcore.accelerator import OP_SPECS
+from lmcore.accelerator.op import load_target
+from lmcore.optim.adamw import AdamW, parameter_groups
+from lmcore_cpu.kernel_table import KERNELS
+
+REFERENCE = next(spec.reference for spec in OP_SPECS if spec.name == "adamw")
+UPDATES = {"reference": REFERENCE} | {one.id: one.load for one in KERNELS if one.op == "adamw"}
+SHAPES = {"embedding.weight": (11, 6), "norm.weight": (6,), "up.weight": (6, 5), "up_bias": (5,)}
+
+
+@pytest.fixture(params=UPDATES)
+def update(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Each kernel in turn."""
+    return load_target(UPDATES[request.param])  # type: ignore[no-any-return]
+
+
+def weights(seed: int = 1) -> dict[str, nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: nn.Parameter(torch.randn(shape, generator=generator))
+        for name, shape in SHAPES.items()
+    }
+
+
+def gradients(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    scale = 10.0 ** (step % 5 - 3)
+    return {name: torch.randn(shape, generator=generator) * scale for name, shape in SHAPES.items()}
+
+
+def make(named: dict[str, nn.Parameter], update: Callable[..., None]) -> AdamW:
+    return AdamW(parameter_groups(named.items(), 0.1), update, betas=(0.9, 0.95), epsilon=1e-8)
+
+
+def advance(named: dict[str, nn.Parameter], optimizer: AdamW, steps: range) -> None:
+    for step in steps:
+        for name, gradient in gradients(step).items():
+            named[name].grad = gradient
+        optimizer.step(1e-2 / (1 + step))
+
+
+def test_matches_torch(update: Callable[..., None]) -> None:
+    """Twenty steps of changing rates and gradient scales agree with torch to the last bits."""
+    ours, theirs = weights(), weights()
+    optimizer = make(ours, update)
+    oracle = torch.optim.AdamW(
+        [
+            {"params": [p for p in theirs.values() if p.ndim >= 2], "weight_decay": 0.1},
+            {"params": [p for p in theirs.values() if p.ndim < 2], "weight_decay": 0.0},
+        ],
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+    for step in range(20):
+        advance(ours, optimizer, range(step, step + 1))
+        for name, gradient in gradients(step).items():
+            theirs[name].grad = gradient
+        for group in oracle.param_groups:
+            group["lr"] = 1e-2 / (1 + step)
+        oracle.step()
+    state = optimizer.state_tensors()
+    for name, parameter in theirs.items():
+        close: dict[str, Any] = {"rtol": 3e-6, "atol": 1e-7}
+        torch.testing.assert_close(ours[name], parameter, **close)
+        torch.testing.assert_close(
+            state[f"exp_avg.{name}"], oracle.state[parameter]["exp_avg"], **close
+        )
+        torch.testing.assert_close(
+            state[f"exp_avg_sq.{name}"], oracle.state[parameter]["exp_avg_sq"], **close
+        )
+        assert state[f"step.{name}"].item() == 20
+
+
+def test_decay_falls_on_matrices_alone(update: Callable[..., None]) -> None:
+    """With gradients of zero a matrix shrinks by 1 - lr * decay a step; vectors do not move."""
+    named, before = weights(), weights()
+    optimizer = make(named, update)
+    for parameter in named.values():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(0.5)
+    for name, parameter in named.items():
+        factor = 1 - 0.5 * 0.1 if parameter.ndim >= 2 else 1.0
+        torch.testing.assert_close(parameter.detach(), before[name].detach() * factor)
+
+
+def test_state_round_trip(update: Callable[..., None]) -> None:
+    """State copied into a fresh optimizer goes on with the same bits."""
+    first = weights()
+    trained = make(first, update)
+    advance(first, trained, range(5))
+    second = {name: nn.Parameter(p.detach().clone()) for name, p in first.items()}
+    fresh = make(second, update)
+    saved = {name: tensor.clone() for name, tensor in trained.state_tensors().items()}
+    for name, tensor in fresh.state_tensors().items():
+        tensor.copy_(saved[name])
+    advance(first, trained, range(5, 10))
+    advance(second, fresh, range(5, 10))
+    assert all(torch.equal(first[name], second[name]) for name in SHAPES)
+    assert all(
+        torch.equal(tensor, fresh.state_tensors()[name])
+        for name, tensor in trained.state_tensors().items()
+    )
+
+
+def test_state_names() -> None:
+    """There are two moments and a count a parameter, all zero at first."""
+    state = make(weights(), load_target(REFERENCE)).state_tensors()
+    kinds = ("exp_avg", "exp_avg_sq", "step")
+    assert set(state) == {f"{kind}.{name}" for kind in kinds for name in SHAPES}
+    assert all(not tensor.any() for tensor in state.values())
+    assert state["step.up_bias"].dtype == torch.float32
+
+
+def test_groups() -> None:
+    """Matrices decay; biases and gains do not; a kind that is absent makes no group."""
+    decayed, plain = parameter_groups(weights().items(), 0.3)
+    assert (decayed.names, decayed.weight_decay) == (("embedding.weight", "up.weight"), 0.3)
+    assert (plain.names, plain.weight_decay) == (("norm.weight", "up_bias"), 0.0)
+    assert len(parameter_groups([("b", nn.Parameter(torch.zeros(2)))], 0.3)) == 1
+
+
+def test_gradients_come_and_go() -> None:
+    """`gradients` gives those there are; `zero_grad` drops them."""
+    named = weights()
+    optimizer = make(named, load_target(REFERENCE))
+    assert optimizer.gradients() == []
+    named["up_bias"].grad = torch.ones(5)
+    assert [tuple(one.shape) for one in optimizer.gradients()] == [(5,)]
+    optimizer.zero_grad()
+    assert named["up_bias"].grad is None

@@ -1,0 +1,56 @@
+"""Clipping against torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lmcore.optim.clip import clip_by_norm
+
+
+def gradients() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(shape, generator=generator) for shape in ((5, 7), (3,), (2, 2, 2))]
+
+
+def norm_of(tensors: list[torch.Tensor]) -> float:
+    return float(torch.linalg.vector_norm(torch.cat([one.flatten() for one in tensors])))
+
+
+@pytest.mark.parametrize("limit", [0.01, 1.0, 5.0, 1e6])
+def test_matches_torch(limit: float) -> None:
+    """The clipped gradients are those of `clip_grad_norm_`, above the limit and below it."""
+    ours = gradients()
+    theirs = [nn.Parameter(torch.zeros_like(one)) for one in ours]
+    for parameter, gradient in zip(theirs, gradients(), strict=True):
+        parameter.grad = gradient
+    norm = nn.utils.clip_grad_norm_(theirs, limit)
+    clip_by_norm(ours, norm_of(ours), limit)
+    assert float(norm) == pytest.approx(norm_of(gradients()))
+    for one, parameter in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, parameter.grad, rtol=1e-6, atol=0.0)
+
+
+def test_limit_holds() -> None:
+    """Above the limit the norm becomes the limit; the direction stays."""
+    ours, before = gradients(), gradients()
+    clip_by_norm(ours, norm_of(ours), 0.5)
+    assert norm_of(ours) == pytest.approx(0.5, rel=1e-5)
+    cosine = sum(float((a * b).sum()) for a, b in zip(ours, before, strict=True))
+    assert cosine == pytest.approx(0.5 * norm_of(before), rel=1e-5)
+
+
+@pytest.mark.parametrize("limit", [0.0, 1e6])
+def test_left_alone(limit: float) -> None:
+    """No limit, or a norm below it, changes no bit."""
+    ours = gradients()
+    clip_by_norm(ours, norm_of(ours), limit)
+    assert all(torch.equal(a, b) for a, b in zip(ours, gradients(), strict=True))
+
+
+def test_zero_gradients() -> None:
+    """Gradients of zero stay zero."""
+    zeros = [torch.zeros(3)]
+    clip_by_norm(zeros, 0.0, 1.0)
+    assert torch.equal(zeros[0], torch.zeros(3))

@@ -1,0 +1,237 @@
+"""The loop: when it validates, saves and ends, and what each step reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmcore.errors import RunError
+from lmcore.train.exits import ExitConditions
+from lmcore.train.loop import Reporter, failure_status, train
+from lmcore.train.metrics import MetricsFile
+from lmcore.train.step import StepResult, TrainStep
+
+
+class Watcher:
+    """A display that remembers."""
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = []
+        self.validations: list[Any] = []
+
+    def say(self, text: str) -> None: ...
+
+    def step(self, row: Any, progress: Any) -> None:
+        self.steps.append((row, progress))
+
+    def validation(self, step: int, loss: float, perplexity: float) -> None:
+        self.validations.append((step, loss))
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def run_loop(
+    make_plan: Any, make_state: Any, make_corpus: Any, runtime: Any, tmp_path: Path
+) -> Any:
+    """Runs the loop with these flags; returns outcome, rows, saved steps and display."""
+
+    def run(flags: str, during: Any = None, step_type: Any = TrainStep, before: Any = None) -> Any:
+        plan = make_plan(flags)
+        state, display, saved = make_state(plan), Watcher(), []
+        if before is not None:
+            before(state)
+
+        def save() -> Path:
+            saved.append(state.iteration)
+            return Path(f"iter_{state.iteration:07d}")
+
+        path = tmp_path / "metrics.jsonl"
+        with MetricsFile(path) as metrics, ExitConditions(plan.config.training) as exits:
+            step = step_type(plan, runtime)
+            if during is not None:
+                inner = step
+
+                def step(state: Any, batches: Any) -> Any:
+                    result = inner(state, batches)
+                    during(state, exits)
+                    return result
+
+            outcome = train(
+                state,
+                step,
+                make_corpus(plan),
+                plan,
+                runtime,
+                reporter=Reporter(plan, runtime, display, metrics, None),  # type: ignore[arg-type]
+                exits=exits,
+                save=save,
+            )
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        return outcome, rows, saved, display
+
+    return run
+
+
+def test_plain_run(run_loop: Any) -> None:
+    """Every step leaves a row; the last one is followed by a save."""
+    outcome, rows, saved, display = run_loop("--train-iters 6")
+    assert outcome.reason is None
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["consumed_samples"] for row in rows] == [4, 8, 12, 16, 20, 24]
+    assert [row["consumed_tokens"] for row in rows] == [64 * i for i in range(1, 7)]
+    assert saved == [6]
+    assert outcome.checkpoint == Path("iter_0000006")
+    assert len(display.steps) == len(outcome.step_ms) == 6
+    for row in rows:
+        assert row["tokens_per_second"] == pytest.approx(64 / row["step_time_ms"] * 1e3)
+        assert 0 <= row["data_wait_ms"] <= row["step_time_ms"]
+
+
+@pytest.mark.parametrize("interval, wanted", [(2, [2, 4, 6]), (4, [4, 6]), (6, [6]), (9, [6])])
+def test_saves(run_loop: Any, interval: int, wanted: list[int]) -> None:
+    """It saves at every interval and at the end, never twice the same step."""
+    assert run_loop(f"--train-iters 6 --save-interval {interval}")[2] == wanted
+
+
+def test_validations(run_loop: Any) -> None:
+    """It validates at every interval and after the last step; the row of the step has the loss."""
+    flags = "--train-iters 7 --eval-interval 3 --eval-iters 1 --split 80,20,0"
+    outcome, rows, _, display = run_loop(flags)
+    assert [row["step"] for row in rows if "valid_loss" in row] == [3, 6, 7]
+    assert [step for step, _ in display.validations] == [3, 6, 7]
+    assert outcome.validation[0] == 7
+    assert outcome.validation[1].loss == rows[-1]["valid_loss"]
+
+
+def test_validations_see_new_samples(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each validation takes the samples after the one before's, the last within the plan's."""
+    seen = []
+
+    def validate(model: Any, dataset: Any, plan: Any, runtime: Any, **kwargs: Any) -> None:
+        seen.append(kwargs["first_sample"])
+        assert kwargs["first_sample"] + 8 <= plan.valid_samples
+
+    monkeypatch.setattr("lmcore.train.loop.validate", validate)
+    run_loop("--train-iters 7 --eval-interval 3 --eval-iters 2 --split 80,20,0")
+    run_loop("--train-iters 6 --eval-interval 3 --eval-iters 2 --split 80,20,0")
+    assert seen == [0, 8, 16, 0, 8]
+
+
+def test_exit_interval(run_loop: Any) -> None:
+    """An early exit saves, says why, and validates only where it is due."""
+    outcome, rows, saved, _ = run_loop("--train-iters 9 --exit-interval 4 --save-interval 4")
+    assert outcome.reason == "step 4 is a multiple of --exit-interval 4"
+    assert (len(rows), saved) == (4, [4])
+
+
+def test_signal(run_loop: Any) -> None:
+    """A signal during a step ends the run after it, saved, without a validation."""
+
+    def signal_at_3(state: Any, exits: Any) -> None:
+        if state.iteration == 3:
+            exits.received = "SIGTERM"
+
+    flags = "--train-iters 9 --eval-interval 3 --eval-iters 1 --split 80,20,0"
+    outcome, rows, saved, display = run_loop(flags, during=signal_at_3)
+    assert outcome.reason == "received SIGTERM"
+    assert (len(rows), saved, display.validations) == (3, [3], [])
+
+
+def test_signal_during_validation(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that comes while the run validates ends it there."""
+    flags = "--train-iters 9 --eval-interval 3 --eval-iters 4 --split 80,20,0"
+    exits_seen = []
+
+    def keep(state: Any, exits: Any) -> None:
+        exits_seen.append(exits)
+
+    from lmcore.train import validation
+
+    real, calls = validation.mean_loss, []
+
+    def mean_loss(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        exits_seen[-1].received = "SIGINT"
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(validation, "mean_loss", mean_loss)
+    outcome, rows, saved, _ = run_loop(flags, during=keep)
+    assert (outcome.reason, len(rows), saved, len(calls)) == ("received SIGINT", 3, [3], 1)
+    assert "valid_loss" not in rows[-1]
+
+
+def test_nothing_to_do(run_loop: Any) -> None:
+    """A run that has all its steps behind it takes none and saves nothing."""
+
+    def at_the_end(state: Any) -> None:
+        state.iteration, state.consumed_samples = 8, 32
+
+    outcome, rows, saved, _ = run_loop("--train-iters 8", before=at_the_end)
+    assert (rows, saved, outcome.row, outcome.checkpoint) == ([], [], None, None)
+
+
+def test_failure_saves_nothing(run_loop: Any) -> None:
+    """A step that fails ends the run without another save."""
+
+    def fail(state: Any, exits: Any) -> None:
+        if state.iteration == 5:
+            raise RunError("no")
+
+    saves: list[Any] = []
+    with pytest.raises(RunError):
+        saves = run_loop("--train-iters 9 --save-interval 2", during=fail)
+    assert saves == []
+
+
+class TimedStep:
+    """A step of a known loss."""
+
+    def __init__(self, plan: Any, runtime: Any) -> None:
+        self.plan = plan
+        self.losses = itertools.count(1)
+
+    def __call__(self, state: Any, batches: Any) -> StepResult:
+        state.iteration += 1
+        state.consumed_samples += self.plan.global_batch_size
+        return StepResult(float(next(self.losses)), 1.0, 1e-3)
+
+
+def test_lines_are_means(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line's loss and time are means since the last line; the time left is the typical step's."""
+    ticks = iter(itertools.accumulate(itertools.cycle([0.0, 0.1, 0.0, 0.3])))
+    monkeypatch.setattr("lmcore.train.loop.time.perf_counter", lambda: next(ticks))
+    _, _, _, display = run_loop("--train-iters 9 --log-interval 4", step_type=TimedStep)
+    due = [(row.step, p) for row, p in display.steps if p.ends_line]
+    assert [step for step, _ in due] == [4, 8]
+    assert [p.mean_loss for _, p in due] == [2.5, 6.5]
+    assert [p.mean_step_ms for _, p in due] == pytest.approx([200.0, 200.0])
+    assert due[0][1].mean_tokens_per_second == pytest.approx(64 / 0.2)
+    last = display.steps[-1][1]
+    assert last.seconds_left == 0
+    assert display.steps[0][1].seconds_left == pytest.approx(8 * 0.1)
+
+
+def test_mfu(make_plan: Any, runtime: Any, tmp_path: Path, make_state: Any) -> None:
+    """MFU is the model's FLOPs over the peak in the same time; without a peak there is none."""
+    plan = make_plan("")
+    result = StepResult(1.0, 1.0, 1e-3)
+    with MetricsFile(tmp_path / "m.jsonl") as metrics:
+        for peak, wanted in ((lambda dtype: 1e9, plan.flops_per_step / 0.5 / 1e9), (None, None)):
+            missing = dict(runtime.device.missing) | ({} if peak else {"peak_flops": "unknown"})
+            device = dataclasses.replace(runtime.device, peak_flops=peak, missing=missing)
+            one = dataclasses.replace(runtime, device=device)
+            reporter = Reporter(plan, one, Watcher(), metrics, None)  # type: ignore[arg-type]
+            assert reporter.row(make_state(plan), result, 0.5, 0.1).mfu == wanted
+
+
+def test_failure_status() -> None:
+    """The summary of a failure says what failed, in a line."""
+    assert failure_status(RunError("the loss is nan", why="x")) == "failed: the loss is nan"
+    assert failure_status(KeyboardInterrupt()) == "interrupted"
+    assert failure_status(ZeroDivisionError("by zero")) == "failed: ZeroDivisionError: by zero"

@@ -1,0 +1,278 @@
+"""A run's state in a checkpoint, and what must agree for a run to go on."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmcore.data.loader import BatchLoader
+from lmcore.errors import CheckpointError, ConfigError
+from lmcore.train import saving
+from lmcore.train.saving import data_order, restore, save
+from lmcore.train.state import TrainState
+from lmcore.train.step import NotFiniteError, TrainStep
+
+BASE = "--lr 1e-2 --lr-decay-iters 20 --hidden-dropout 0.1"
+
+
+@pytest.fixture
+def trained(
+    make_plan: Any, make_state: Any, make_corpus: Any, runtime: Any, tokenizer: Any, tmp_path: Path
+) -> Any:
+    """A run of three steps, saved with these flags added: state, order and directory."""
+
+    def make(flags: str = "") -> tuple[TrainState, str, Path]:
+        plan = make_plan(f"{BASE} {flags}")
+        state, corpus = make_state(plan), make_corpus(plan)
+        step = TrainStep(plan, runtime)
+        with BatchLoader(corpus.train, micro_batch_size=4) as batches:
+            for _ in range(3):
+                step(state, batches)
+        order = data_order(corpus.train)
+        folder = tmp_path / "run/checkpoints"
+        save(state, plan, runtime, tokenizer, directory=folder, order=order)
+        return state, order, tmp_path / "run"
+
+    return make
+
+
+@pytest.fixture
+def resume(make_plan: Any, make_state: Any, runtime: Any) -> Any:
+    """Restores into a fresh state."""
+
+    def go_on(folder: Path, order: str, flags: str = "", base: str = BASE) -> Any:
+        plan = make_plan(f"{base} {flags} --load {folder}")
+        state = make_state(plan)
+        return state, restore(state, plan, runtime, order=order)
+
+    return go_on
+
+
+def test_round_trip(trained: Any, resume: Any, weights: Any) -> None:
+    """Weights, moments, counts and the next random numbers come back bit for bit."""
+    before, order, folder = trained()
+    drawn = torch.rand(5)
+    after, checkpoint = resume(folder, order)
+    assert checkpoint == folder / "checkpoints/iter_0000003"
+    wanted, found = weights(before), weights(after)
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    assert found["optimizer.step.final_norm.bias"].item() == 3
+    assert after.counters() == before.counters()
+    assert after.counters()["consumed_tokens"] == 3 * 4 * 16
+    assert torch.equal(torch.rand(5), drawn)
+
+
+def test_metadata(trained: Any, tokenizer: Any) -> None:
+    """The manifest tells counters, schedule, data order, settings and tokenizer."""
+    _, order, folder = trained()
+    text = (folder / "checkpoints/iter_0000003/manifest.json").read_text()
+    meta = json.loads(text)["meta"]
+    assert meta["counters"]["iteration"] == 3
+    assert meta["schedule"]["highest"] == 1e-2
+    assert meta["data_order"] == order
+    assert meta["config"]["config"]["optimizer"]["lr"] == 1e-2
+    assert meta["tokenizer"]["fingerprint"] == tokenizer.fingerprint()
+
+
+def test_nothing_to_load(make_plan: Any, make_state: Any, runtime: Any) -> None:
+    """Without `--load` nothing is restored."""
+    plan = make_plan("")
+    assert restore(make_state(plan), plan, runtime, order="x") is None
+
+
+def test_changed_schedule(trained: Any, resume: Any) -> None:
+    """Another schedule is an error that names each field that differs, with both values."""
+    _, order, folder = trained()
+    base = "--lr 2e-2 --lr-decay-iters 30 --hidden-dropout 0.1"
+    with pytest.raises(ConfigError, match="schedule is not the checkpoint's") as caught:
+        resume(folder, order, base=base)
+    assert caught.value.why == (
+        "`highest`: checkpoint 0.01, this run 0.02; `decay_samples`: checkpoint 80, this run 120"
+    )
+    for flag in (
+        "--lr-decay-iters",
+        "--use-checkpoint-opt-param-scheduler",
+        "--override-opt-param-scheduler",
+    ):
+        assert flag in str(caught.value.hint)
+
+
+def test_schedule_of_the_checkpoint(trained: Any, resume: Any) -> None:
+    """`--use-checkpoint-opt-param-scheduler` goes on with the checkpoint's rates."""
+    before, order, folder = trained()
+    flag = "--use-checkpoint-opt-param-scheduler"
+    after, _ = resume(folder, order, flag, base="--lr 2e-2 --lr-decay-style linear")
+    assert after.schedule == before.schedule
+    assert after.iteration == 3
+
+
+def test_schedule_of_this_run(trained: Any, resume: Any) -> None:
+    """`--override-opt-param-scheduler` goes on with this run's rates."""
+    _, order, folder = trained()
+    flag = "--override-opt-param-scheduler"
+    after, _ = resume(folder, order, flag, base="--lr 2e-2 --lr-decay-style linear")
+    assert (after.schedule.highest, after.schedule.style) == (2e-2, "linear")
+    assert after.iteration == 3
+
+
+def test_changed_order(trained: Any, resume: Any) -> None:
+    """Samples in another order are an error, unless `--override-data-order` takes them."""
+    _, order, folder = trained()
+    with pytest.raises(ConfigError, match="not in the checkpoint's order") as caught:
+        resume(folder, "0" * 32)
+    assert "--override-data-order" in str(caught.value.hint)
+    after, _ = resume(folder, "0" * 32, "--override-data-order")
+    assert after.iteration == 3
+    assert resume(folder, order)[0].iteration == 3
+
+
+def test_orders(make_plan: Any, make_corpus: Any) -> None:
+    """The fingerprint changes with seed, length, split and sample length, and with nothing else."""
+
+    def of(flags: str) -> str:
+        return data_order(make_corpus(make_plan(flags)).train)
+
+    same = of("")
+    assert of("--lr 1 --micro-batch-size 2 --global-batch-size 4") == same
+    assert of("--train-iters 9") == same  # still within one epoch: the same samples
+    others = [
+        of(flags)
+        for flags in ("--seed 2", "--seq-length 8", "--split 50,50,0", "--train-iters 2000")
+    ]
+    assert len({same, *others}) == 5
+
+
+def test_finetune(trained: Any, resume: Any, weights: Any, make_plan: Any) -> None:
+    """`--finetune` takes the weights and nothing else: no guard applies."""
+    before, _, folder = trained()
+    after, checkpoint = resume(folder, "another order", "--finetune", base="--lr 5e-5")
+    assert checkpoint is not None
+    wanted, found = weights(before), weights(after)
+    for name, tensor in found.items():
+        if name.startswith("model."):
+            assert torch.equal(tensor, wanted[name]), name
+        else:
+            assert not tensor.any(), name
+    assert set(after.counters().values()) == {0}
+    assert after.schedule.highest == 5e-5
+
+
+def test_without_optimizer(trained: Any, resume: Any, weights: Any) -> None:
+    """`--no-load-optim` leaves the moments at zero and goes on at the step."""
+    before, order, folder = trained()
+    after, _ = resume(folder, order, "--no-load-optim")
+    assert after.iteration == 3
+    assert not weights(after)["optimizer.exp_avg.final_norm.bias"].any()
+    assert torch.equal(after.model.final_norm.bias, before.model.final_norm.bias)
+
+
+def test_without_random_states(trained: Any, resume: Any) -> None:
+    """`--no-load-rng` keeps the random numbers of the fresh run."""
+    _, order, folder = trained()
+    resume(folder, order)
+    restored = torch.rand(5)
+    resume(folder, order, "--no-load-rng")
+    torch_after = torch.rand(5)
+    torch.manual_seed(1234)
+    assert torch.equal(torch_after, torch.rand(5))
+    assert not torch.equal(torch_after, restored)
+
+
+def test_saved_without_optimizer(trained: Any, resume: Any) -> None:
+    """A checkpoint without optimizer state names the flag that goes on without it."""
+    _, order, folder = trained("--no-save-optim")
+    with pytest.raises(CheckpointError, match="no optimizer state") as caught:
+        resume(folder, order)
+    assert "--no-load-optim" in str(caught.value.hint)
+    assert resume(folder, order, "--no-load-optim")[0].iteration == 3
+
+
+def test_saved_without_random_states(trained: Any, resume: Any) -> None:
+    """A checkpoint without random states names the flag that goes on without them."""
+    _, order, folder = trained("--no-save-rng")
+    with pytest.raises(CheckpointError, match="no random states") as caught:
+        resume(folder, order)
+    assert "--no-load-rng" in str(caught.value.hint)
+    assert resume(folder, order, "--no-load-rng")[0].iteration == 3
+
+
+def test_other_shape(trained: Any, resume: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of another shape is named, number by number, before any tensor is read."""
+    _, order, folder = trained()
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError("a tensor was read")
+
+    monkeypatch.setattr(saving, "load_checkpoint", refuse)
+    with pytest.raises(CheckpointError) as caught:
+        resume(folder, order, "--num-layers 3 --hidden-size 24")
+    text = caught.value.render()
+    for part in ("num_layers", "2", "3", "hidden_size", "16", "24"):
+        assert part in text, text
+
+
+def test_other_dropout(trained: Any, resume: Any) -> None:
+    """Dropout is no part of the shape: a run may go on with another one."""
+    _, order, folder = trained()
+    after, _ = resume(folder, order, base="--lr 1e-2 --lr-decay-iters 20 --hidden-dropout 0")
+    assert after.iteration == 3
+    assert after.model.shape.hidden_dropout == 0
+
+
+def test_load_nowhere(resume: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`--load` where nothing is stops, or starts anew and says so if that is asked for."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for folder in (tmp_path / "absent", empty):
+        with pytest.raises(CheckpointError):
+            resume(folder, "x")
+        with caplog.at_level(logging.WARNING):
+            state, checkpoint = resume(folder, "x", "--no-exit-on-missing-checkpoint")
+        assert checkpoint is None
+        assert state.iteration == 0
+        assert "starting anew" in caplog.records[-1].message
+
+
+def test_first_start(resume: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One command can start and restart a run: an empty `--load` that is `--save` starts anew."""
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    assert resume(folder, "x", f"--save {folder}")[1] is None
+    assert "starting anew" in caplog.records[-1].message
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "checkpoints/iter_0000003"])
+def test_damaged_is_not_missing(trained: Any, resume: Any, name: str) -> None:
+    """A damaged checkpoint never makes a run start anew, whatever the flags say."""
+    _, order, folder = trained()
+    (folder / "checkpoints/iter_0000003/manifest.json").unlink()
+    for flags in ("--no-exit-on-missing-checkpoint", f"--save {folder / name}"):
+        with pytest.raises(CheckpointError):
+            resume(folder / name, order, flags)
+
+
+def test_weights_that_are_not_finite(
+    trained: Any, make_plan: Any, runtime: Any, tokenizer: Any
+) -> None:
+    """Weights of NaN are not saved, and no older checkpoint gives way to them."""
+    state, order, folder = trained()
+    with torch.no_grad():
+        state.model.final_norm.bias[0] = torch.nan
+    state.iteration = 4
+    with pytest.raises(NotFiniteError, match=r"`final_norm\.bias`"):
+        save(
+            state,
+            make_plan("--keep-last 1"),
+            runtime,
+            tokenizer,
+            directory=folder / "checkpoints",
+            order=order,
+        )
+    kept = [path.name for path in (folder / "checkpoints").glob("iter_*")]
+    assert kept == ["iter_0000003"]

@@ -1,0 +1,199 @@
+"""One step: accumulation, the rate it uses, and numbers that are not finite."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from lmcore.data.loader import Batch, BatchLoader
+from lmcore.train.step import NotFiniteError, TrainStep, check_weights, mean_loss
+
+
+def loader(plan: Any, corpus: Any, state: Any) -> BatchLoader:
+    return BatchLoader(
+        corpus.train,
+        micro_batch_size=plan.config.training.micro_batch_size,
+        consumed_samples=state.consumed_samples,
+    )
+
+
+@pytest.fixture
+def one_step(make_plan: Any, make_corpus: Any, make_state: Any, runtime: Any) -> Any:
+    """Takes so many steps with these flags; returns state, results and the gradients left."""
+
+    def take(flags: str, steps: int = 1, change: Any = None) -> Any:
+        plan = make_plan(flags)
+        state = make_state(plan)
+        if change is not None:
+            change(state)
+        step = TrainStep(plan, runtime)
+        with loader(plan, make_corpus(plan), state) as batches:
+            results = [step(state, batches) for _ in range(steps)]
+        grads = {n: p.grad.clone() for n, p in state.model.named_parameters()}
+        return state, results, grads
+
+    return take
+
+
+@pytest.mark.parametrize("micro", [4, 2, 1])
+def test_accumulation(one_step: Any, micro: int) -> None:
+    """A global batch of 8 gives one loss, norm and gradient, in however many pieces it is run."""
+    whole = one_step("--global-batch-size 8 --micro-batch-size 8 --clip-grad 0")
+    parts = one_step(f"--global-batch-size 8 --micro-batch-size {micro} --clip-grad 0")
+    assert parts[1][0].loss == pytest.approx(whole[1][0].loss, rel=1e-6)
+    assert parts[1][0].grad_norm == pytest.approx(whole[1][0].grad_norm, rel=1e-5)
+    for name, gradient in whole[2].items():
+        torch.testing.assert_close(parts[2][name], gradient, rtol=1e-4, atol=1e-7)
+    assert (
+        parts[0].counters()
+        == whole[0].counters()
+        == {
+            "iteration": 1,
+            "consumed_samples": 8,
+            "consumed_tokens": 8 * 16,
+        }
+    )
+
+
+@pytest.mark.parametrize("micro", [4, 2, 1])
+def test_accumulation_sees_the_same_samples(
+    make_plan: Any, make_corpus: Any, make_state: Any, micro: int
+) -> None:
+    """The micro-batches of a step, put together, are the whole batch in the same order."""
+
+    def first_steps(size: int) -> torch.Tensor:
+        plan = make_plan(f"--global-batch-size 8 --micro-batch-size {size}")
+        with loader(plan, make_corpus(plan), make_state(plan)) as batches:
+            return torch.cat([next(batches).tokens_BS for _ in range(24 // size)])
+
+    assert torch.equal(first_steps(micro), first_steps(8))
+
+
+def test_loss_and_gradients_against_autograd(
+    make_plan: Any, make_corpus: Any, make_state: Any, one_step: Any
+) -> None:
+    """The step's loss and gradients are those of a plain mean over all tokens of the batch."""
+    flags = "--global-batch-size 8 --micro-batch-size 2 --clip-grad 0"
+    _, (result,), grads = one_step(flags)
+    plan = make_plan(flags)
+    state = make_state(plan)
+    with loader(plan, make_corpus(plan), state) as batches:
+        parts = [next(batches) for _ in range(4)]
+    tokens = torch.cat([one.tokens_BS for one in parts])
+    targets = torch.cat([one.targets_BS for one in parts])
+    logits = state.model.logits(state.model(tokens))
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), targets.flatten())
+    loss.backward()
+    assert result.loss == pytest.approx(loss.item(), rel=1e-6)
+    for name, parameter in state.model.named_parameters():
+        torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-4, atol=1e-7)
+    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in state.model.parameters()))
+    assert result.grad_norm == pytest.approx(norm, rel=1e-5)
+
+
+def test_uncounted_tokens(make_plan: Any, make_corpus: Any, make_state: Any) -> None:
+    """The loss is the mean over counted tokens; a batch without any has a loss of zero."""
+    plan = make_plan("")
+    state = make_state(plan)
+    with loader(plan, make_corpus(plan), state) as batches:
+        batch = next(batches)
+    device = torch.device("cpu")
+    mask = torch.zeros_like(batch.loss_mask_BS)
+    mask[1, 3:7] = 1.0
+    some = mean_loss(state.model, dataclasses.replace(batch, loss_mask_BS=mask), device)
+    logits = state.model.logits(state.model(batch.tokens_BS))[1, 3:7]
+    wanted = torch.nn.functional.cross_entropy(logits, batch.targets_BS[1, 3:7])
+    torch.testing.assert_close(some, wanted)
+    none = Batch(batch.tokens_BS, batch.targets_BS, torch.zeros_like(mask))
+    assert mean_loss(state.model, none, device).item() == 0.0
+
+
+def test_clipping(one_step: Any) -> None:
+    """The reported norm is the one before clipping; the gradients are scaled to the limit."""
+    _, (result,), grads = one_step("--clip-grad 0.25")
+    norm = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
+    assert result.grad_norm > 0.25
+    assert norm == pytest.approx(0.25, rel=1e-4)
+
+
+def test_rate_is_the_one_used(one_step: Any, make_plan: Any, make_state: Any) -> None:
+    """A step uses and reports the rate of the samples consumed after it: the first is not dead."""
+    flags = "--lr 1e-2 --lr-warmup-iters 4 --lr-decay-style constant --weight-decay 0"
+    before = make_state(make_plan(flags))
+    _, results, _ = one_step(flags, steps=5)
+    assert [one.learning_rate for one in results] == pytest.approx(
+        [0.0025, 0.005, 0.0075, 0.01, 0.01]
+    )
+    first, _, _ = one_step(flags, steps=1)
+    moved = (first.model.token_embedding.weight - before.model.token_embedding.weight).abs().max()
+    # Adam's first step moves a weight by the rate, less what epsilon takes from tiny gradients.
+    assert moved.item() == pytest.approx(0.0025, rel=1e-2)
+
+
+def test_infinite_weight(one_step: Any, make_plan: Any, weights: Any) -> None:
+    """A weight of infinity stops the step: loss, place and weight are named, nothing is updated."""
+    seen = {}
+
+    def spoil(state: Any) -> None:
+        with torch.no_grad():
+            state.model.blocks[1].feed_forward.up.weight[0, 0] = math.inf
+        seen["state"], seen["before"] = state, weights(state)
+
+    with pytest.raises(NotFiniteError) as caught:
+        one_step("--global-batch-size 8 --micro-batch-size 4", change=spoil)
+    error = caught.value
+    assert error.exit_status == 1
+    assert error.what in {f"the loss is {bad} at step 1, samples 0 to 7" for bad in ("nan", "inf")}
+    assert "micro-batch 1 of 2" in str(error.why)
+    assert "`blocks.1.feed_forward.up.weight`" in str(error.why)
+    assert "`--lr`" in str(error.hint)
+    for name, tensor in seen["state"].tensors().items():
+        assert torch.equal(tensor, seen["before"][name]), name
+    assert seen["state"].iteration == 0
+
+
+def test_infinite_gradient(one_step: Any, monkeypatch: pytest.MonkeyPatch, runtime: Any) -> None:
+    """A finite loss with a gradient of infinity stops as well, and names the parameter."""
+
+    def spoil(state: Any) -> None:
+        state.model.final_norm.bias.register_hook(lambda grad: grad * math.inf)
+
+    with pytest.raises(NotFiniteError, match="the gradient norm is") as caught:
+        one_step("", change=spoil)
+    assert "the loss is finite" in str(caught.value.why)
+    assert "`final_norm.bias`" in str(caught.value.why)
+
+
+def test_later_micro_batch(one_step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The micro-batch at fault is the first one whose loss is not finite."""
+    calls = []
+
+    def spoil(state: Any) -> None:
+        real = state.model.loss
+
+        def loss(*args: Any) -> Any:
+            calls.append(1)
+            return real(*args) * (math.nan if len(calls) >= 3 else 1.0)
+
+        state.model.loss = loss
+
+    with pytest.raises(NotFiniteError, match="micro-batch 3 of 4"):
+        one_step("--global-batch-size 8 --micro-batch-size 2", change=spoil)
+
+
+def test_check_weights(make_plan: Any, make_state: Any) -> None:
+    """Weights that are not finite are named, four of them; finite ones pass."""
+    state = make_state(make_plan(""))
+    check_weights(state)
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.view(-1)[-1] = math.nan
+    state.iteration = 7
+    with pytest.raises(NotFiniteError, match=r"after step 7: `token_embedding\.weight`") as caught:
+        check_weights(state)
+    assert " and " in caught.value.what
+    assert caught.value.what.endswith("more")
