@@ -75,9 +75,11 @@ def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory
             extra=extra,
         )
         if made_with is not None and made_with.fingerprint != named.fingerprint():
+            kind = made_with.tokenizer["type"]
+            maker = f"another `{kind}`" if kind == settings.tokenizer_type else f"`{kind}`"
             raise ConfigError(
                 f"`{settings.data_path[0]}` was not prepared with this tokenizer",
-                why=f"its ids are those of another `{made_with.tokenizer['type']}`",
+                why=f"its ids are those of {maker}",
                 hint="leave `--tokenizer-type` out, or prepare the data set again",
             )
         return named

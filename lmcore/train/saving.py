@@ -42,6 +42,16 @@ logger = logging.getLogger(__name__)
 _NOT_IN_THE_WEIGHTS = ("init_method_std", "attention_dropout", "hidden_dropout")
 """Parts of a model's shape that a run may change when it goes on."""
 
+_SCHEDULE_OPTIONS = {
+    "style": "lr_decay_style",
+    "highest": "lr",
+    "lowest": "min_lr",
+    "warmup_samples": "lr_warmup_samples",
+    "decay_samples": "lr_decay_samples",
+    "cooldown_fraction": "lr_cooldown_fraction",
+}
+"""What the user calls the numbers of a schedule."""
+
 
 def data_order(dataset: GPTDataset) -> str:
     """Return a fingerprint of the order in which a dataset gives its samples.
@@ -180,7 +190,10 @@ def _adopt_schedule(state: TrainState, plan: RunPlan, manifest: Manifest) -> Non
     differing = [name for name, value in now.items() if saved.get(name) != value]
     if not differing or asked.override_opt_param_scheduler:
         return
-    rows = (f"`{name}`: checkpoint {saved.get(name)}, this run {now[name]}" for name in differing)
+    rows = (
+        f"`{_SCHEDULE_OPTIONS[name]}`: checkpoint {saved.get(name)}, this run {now[name]}"
+        for name in differing
+    )
     raise ConfigError(
         "the learning-rate schedule is not the checkpoint's",
         why="; ".join(rows),

@@ -75,6 +75,7 @@ def validate(
             consumed_samples=first_sample,
             total_samples=first_sample + wanted,
             prefetch=plan.config.data.num_prefetch,
+            vocab_size=plan.vocab_size,
         ) as batches:
             for batch in batches:
                 if stop():

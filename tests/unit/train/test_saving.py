@@ -93,7 +93,7 @@ def test_changed_schedule(trained: Any, resume: Any) -> None:
     with pytest.raises(ConfigError, match="schedule is not the checkpoint's") as caught:
         resume(folder, order, base=base)
     assert caught.value.why == (
-        "`highest`: checkpoint 0.01, this run 0.02; `decay_samples`: checkpoint 80, this run 120"
+        "`lr`: checkpoint 0.01, this run 0.02; `lr_decay_samples`: checkpoint 80, this run 120"
     )
     for flag in (
         "--lr-decay-iters",

@@ -1,0 +1,181 @@
+"""Whole runs of `lmcore train` at a tiny scale, in this process or in one of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmcore.checkpoint import find_checkpoint, load_checkpoint, read_manifest
+from lmcore.cli.main import main
+from lmcore.data.plain_text import prepare_text
+from lmcore.data.tokenizer import build_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TINY = (
+    "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --micro-batch-size 4"
+    " --make-vocab-size-divisible-by 8 --num-threads 1 --sample-tokens 0 --eval-iters 0"
+    " --log-interval 1 --progress plain"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that ended: its status, what it printed and what it left."""
+
+    status: int
+    out: str
+    err: str
+    directory: Path
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl`."""
+        text = (self.directory / "metrics.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of `summary.json`."""
+        found: dict[str, Any] = json.loads((self.directory / "summary.json").read_text())
+        return found
+
+    def curve(self) -> list[tuple[Any, ...]]:
+        """Return what must be equal, bit for bit, in two equal runs."""
+        names = ("step", "consumed_samples", "consumed_tokens", "loss", "learning_rate")
+        more = ("grad_norm", "valid_loss")
+        return [tuple(row.get(name) for name in names + more) for row in self.rows]
+
+    def saved(self, step: int | None = None) -> dict[str, torch.Tensor]:
+        """Read all tensors of a checkpoint: the newest, or that of a step."""
+        inside = "" if step is None else f"checkpoints/iter_{step:07d}"
+        checkpoint = find_checkpoint(self.directory / inside)
+        entries = read_manifest(checkpoint).tensors
+        tensors = {
+            name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+            for name, entry in entries.items()
+        }
+        load_checkpoint(checkpoint, tensors)
+        return tensors
+
+
+def argv_of(flags: str, prefix: str | None, directory: Path) -> list[str]:
+    """Return the arguments of a tiny run; *flags* replace the tiny ones of the same name."""
+    words = flags.split()
+    given = {word for word in words if word.startswith("--")}
+    pairs = zip(TINY.split()[::2], TINY.split()[1::2], strict=True)
+    argv = ["train"] + [word for pair in pairs if pair[0] not in given for word in pair]
+    if prefix is not None and "--data-path" not in given:
+        argv += ["--data-path", prefix]
+    if "--save" not in given:
+        argv += ["--save", str(directory)]
+    return argv + words
+
+
+@pytest.fixture(scope="session")
+def data_prefix(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Six thousand characters of the bundled text: an epoch is about 350 samples of 16 tokens."""
+    folder = tmp_path_factory.mktemp("data")
+    text = (resources.files("lmcore.data") / "bundled/shakespeare.txt").read_text("utf-8")
+    (folder / "text.txt").write_text(text[:6_000], "utf-8")
+    tokenizer = build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
+    prepare_text(folder / "text.txt", tokenizer, folder / "text", document_characters=256)
+    return str(folder / "text_text_document")
+
+
+@pytest.fixture
+def train(data_prefix: str, tmp_path: Path) -> Callable[..., Run]:
+    """Runs `lmcore train` in this process."""
+
+    def go(name: str, flags: str, prefix: str | None = data_prefix) -> Run:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = main(argv_of(flags, prefix, tmp_path / name))
+        return Run(status, out.getvalue(), err.getvalue(), tmp_path / name)
+
+    return go
+
+
+@pytest.fixture
+def start(data_prefix: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts `lmcore train` as a process of its own; the process is ended with the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def go(
+        name: str, flags: str, *, env: Mapping[str, str] | None = None, before: Any = None
+    ) -> Any:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "lmcore.cli.main",
+                *argv_of(flags, data_prefix, tmp_path / name),
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=before,  # noqa: PLW1509 - sets a resource limit, and no thread runs here
+        )
+        processes.append(process)
+        return process
+
+    yield go
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def finish(tmp_path: Path) -> Callable[..., Run]:
+    """Waits for a started process."""
+
+    def go(process: Any, name: str) -> Run:
+        out, err = process.communicate(timeout=100)
+        return Run(process.returncode, out, err, tmp_path / name)
+
+    return go
+
+
+@pytest.fixture
+def signal_after() -> Callable[[Any, Path, int, signal.Signals], None]:
+    """Sends a signal once the run has written so many rows."""
+
+    def go(process: Any, directory: Path, rows: int, number: signal.Signals) -> None:
+        end = time.monotonic() + 60
+        path = directory / "metrics.jsonl"
+        while not path.exists() or path.read_bytes().count(b"\n") < rows:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(number)
+
+    return go
+
+
+@pytest.fixture
+def assert_same() -> Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], None]:
+    """Compares two checkpoints bit for bit."""
+
+    def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+        assert first.keys() == second.keys()
+        differing = [name for name in first if not torch.equal(first[name], second[name])]
+        assert differing == []
+
+    return same

@@ -1,0 +1,42 @@
+"""`--compile` computes what the eager run computes, or says what it lacks."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
+def test_equals_eager(start: Any, train: Any, tmp_path: Any) -> None:
+    """The losses of a compiled run are the eager run's to 1e-5, and so are its weights."""
+    flags = "--train-iters 4 --num-layers 1 --lr 1e-3"
+    eager = train("eager", flags)
+    process = start("compiled", f"{flags} --compile")
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    compiled = type(eager)(0, "", err, tmp_path / "compiled")
+    assert len(compiled.rows) == 4
+    for one, other in zip(eager.rows, compiled.rows, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], abs=1e-5)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+    weights = compiled.saved()
+    for name, tensor in eager.saved().items():
+        if name.startswith("model."):
+            assert float((weights[name] - tensor).abs().max()) < 1e-5, name
+
+
+def test_without_a_compiler(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a C++ compiler the message says so before anything is built, and names the fixes."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setenv("CXX", "/nonexistent/g++")
+    run = train("run", "--train-iters 2 --compile")
+    assert run.status == 2
+    assert "error: `--compile` needs a C++ compiler on the CPU, and none was found" in run.err
+    assert "hint: install g++" in run.err
+    assert not run.directory.exists()
