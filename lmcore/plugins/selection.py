@@ -161,7 +161,7 @@ def _last_resort(
         notice = f"no accelerator found, using the CPU ({said})"
         reason = "every other plugin says that its device is absent"
     else:
-        notice = "no accelerator plugin is in use, using the CPU"
+        notice = "no plugin brings another device: using the CPU"
         reason = "no other plugin brings a device"
     return _selection(record, probe, reason, plugins, notice)
 

@@ -162,12 +162,12 @@ def train(
             row = timed_step(state, step, batches, runtime, reporter)
             outcome.row = row
             outcome.step_ms.append(row.step_time_ms)
-            outcome.reason = exits.reason(state.iteration)
             validation = _validation_due(state, corpus, plan, runtime, exits)
             if validation is not None:
                 outcome.validation = (state.iteration, validation)
             reporter.report(row, validation)
-            outcome.reason = outcome.reason or exits.reason(state.iteration)
+            if exits.told_to_stop or state.iteration < plan.train_iters:
+                outcome.reason = exits.reason(state.iteration)
             if outcome.reason:
                 break
             if interval and state.iteration % interval == 0:

@@ -130,6 +130,14 @@ def test_exit_interval(run_loop: Any) -> None:
     assert (len(rows), saved) == (4, [4])
 
 
+def test_exit_at_the_last_step(run_loop: Any) -> None:
+    """A run that is over anyway has completed, whatever `--exit-interval` says."""
+    outcome, rows, saved, _ = run_loop("--train-iters 4 --exit-interval 2 --save-interval 9")
+    assert (outcome.reason is None, len(rows), saved) == (False, 2, [2])
+    outcome, rows, saved, _ = run_loop("--train-iters 4 --exit-interval 4")
+    assert (outcome.reason, len(rows), saved) == (None, 4, [4])
+
+
 def test_signal(run_loop: Any) -> None:
     """A signal during a step ends the run after it, saved, without a validation."""
 
