@@ -174,6 +174,26 @@ def test_signal_during_validation(run_loop: Any, monkeypatch: pytest.MonkeyPatch
     assert "valid_loss" not in rows[-1]
 
 
+@pytest.mark.parametrize("consumed", [0, 12])
+def test_samples_in_order(run_loop: Any, make_plan: Any, make_corpus: Any, consumed: int) -> None:
+    """The first step gets the samples after those consumed; none is left out or repeated."""
+    seen: list[Any] = []
+
+    class Recorder(TrainStep):
+        def __call__(self, state: Any, batches: Any) -> StepResult:
+            seen.extend(next(batches).tokens_BS.tolist())
+            state.iteration += 1
+            return StepResult(1.0, 1.0, 1e-3)
+
+    def at(state: Any) -> None:
+        state.consumed_samples = consumed
+
+    run_loop("--train-iters 5 --exit-interval 2", step_type=Recorder, before=at)
+    samples = make_corpus(make_plan("--train-iters 5")).train
+    wanted = [samples[i][:-1].tolist() for i in range(consumed, consumed + 8)]
+    assert seen == wanted
+
+
 def test_nothing_to_do(run_loop: Any) -> None:
     """A run that has all its steps behind it takes none and saves nothing."""
 
