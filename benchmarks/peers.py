@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
     from train_step import Shape
 
 
 def _batch(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     size = (shape.micro_batch_size, shape.seq_length + 1)
     ids = torch.randint(0, 50257, size, generator=generator)
@@ -20,12 +21,15 @@ def _batch(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+    import torch
+
     return torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
 
 
-def transformers_step(shape: Shape, *, compiled: bool) -> Callable[[], float]:
+def transformers_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
     """Return a step of the `transformers` GPT-2, SDPA, with its own loss."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -40,6 +44,7 @@ def transformers_step(shape: Shape, *, compiled: bool) -> Callable[[], float]:
         attn_implementation="sdpa",
         use_cache=False,
     )
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
     model = GPT2LMHeadModel(config).train()
     run = torch.compile(model) if compiled else model
@@ -57,13 +62,14 @@ def transformers_step(shape: Shape, *, compiled: bool) -> Callable[[], float]:
     return take
 
 
-def megatron_step(shape: Shape, *, compiled: bool) -> Callable[[], float]:
+def megatron_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
     """Return a step of megatron-core's GPTModel with the local layer spec.
 
     It asks for its accelerator by name; what stands in for that on a CPU is patched below.
     """
     if compiled:
         raise ImportError("megatron-core's own modules are not compiled here")
+    import torch
     import torch.distributed as dist
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.models.gpt import GPTModel
@@ -94,6 +100,7 @@ def megatron_step(shape: Shape, *, compiled: bool) -> Callable[[], float]:
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
     )
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
     model = GPTModel(
         config=config,

@@ -8,16 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
 if TYPE_CHECKING:
     from train_step import Shape
 
     from lmcore.data.loader import Batch
 
 
-def _flags(shape: Shape, prefix: str, *, compiled: bool) -> list[str]:
+def _flags(shape: Shape, prefix: str, *, compiled: bool, threads: int) -> list[str]:
     return [
         *("--num-layers", str(shape.num_layers), "--hidden-size", str(shape.hidden_size)),
         *("--num-attention-heads", str(shape.num_heads), "--seq-length", str(shape.seq_length)),
@@ -25,12 +22,15 @@ def _flags(shape: Shape, prefix: str, *, compiled: bool) -> list[str]:
         *("--tokenizer-type", "NullTokenizer", "--vocab-size", str(shape.vocab_size - 1)),
         *("--data-path", prefix, "--split", "1,0,0", "--eval-iters", "0", "--lr", "1e-4"),
         *("--lr-decay-style", "constant", "--progress", "none", "--no-tensorboard"),
+        *("--num-threads", str(threads)),
         *(["--compile"] if compiled else []),
     ]
 
 
 def _data(shape: Shape, directory: Path) -> str:
     """Write random token ids as an indexed data set; return its prefix."""
+    import numpy as np
+
     from lmcore.data.indexed_writer import IndexedDatasetWriter
 
     random = np.random.default_rng(0)
@@ -44,14 +44,16 @@ def _data(shape: Shape, directory: Path) -> str:
 class _Parts:
     """The pieces of a run, made as `lmcore train` makes them; closed when the process ends."""
 
-    def __init__(self, shape: Shape, *, compiled: bool) -> None:
+    def __init__(self, shape: Shape, *, compiled: bool, threads: int) -> None:
         from lmcore.cli.selection import choose_device
+        from lmcore.runtime.rank import RankInfo
+
+        plugins, selection = choose_device(None, RankInfo())  # before torch is imported
         from lmcore.config.load import load_config
         from lmcore.config.resolve import resolve
         from lmcore.data.tokenizer import NullTokenizer
         from lmcore.model.build import build_model
         from lmcore.model.shape import ModelShape
-        from lmcore.runtime.rank import RankInfo
         from lmcore.runtime.runtime import start_runtime
         from lmcore.train.corpus import open_corpus
         from lmcore.train.state import TrainState
@@ -59,9 +61,10 @@ class _Parts:
         self.stack = ExitStack()
         self.directory = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         tokenizer = NullTokenizer(shape.vocab_size - 1)
-        loaded = load_config(_flags(shape, _data(shape, self.directory), compiled=compiled))
+        loaded = load_config(
+            _flags(shape, _data(shape, self.directory), compiled=compiled, threads=threads)
+        )
         self.plan = resolve(loaded, world_size=1, vocab_size=tokenizer.vocab_size)
-        plugins, selection = choose_device(None, RankInfo())
         self.runtime = self.stack.enter_context(
             start_runtime(self.plan.config, plugins, selection, RankInfo())
         )
@@ -82,14 +85,14 @@ class _Parts:
         )
 
 
-def lmcore_step(shape: Shape, *, compiled: bool) -> Callable[[], float]:
+def lmcore_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
     """Return a step as `lmcore train` takes it, metrics and display included."""
     from lmcore.train.display import open_display
     from lmcore.train.loop import Reporter, timed_step
     from lmcore.train.metrics import MetricsFile
     from lmcore.train.step import TrainStep
 
-    parts = _Parts(shape, compiled=compiled)
+    parts = _Parts(shape, compiled=compiled, threads=threads)
     batches = parts.batches()
     step = TrainStep(parts.plan, parts.runtime)
     metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
@@ -103,11 +106,13 @@ def lmcore_step(shape: Shape, *, compiled: bool) -> Callable[[], float]:
     return take
 
 
-def bare_step(shape: Shape, *, compiled: bool) -> Callable[[], float]:
+def bare_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
     """Return a hand-written step on the same model, its batch made ahead."""
+    parts = _Parts(shape, compiled=compiled, threads=threads)
+    import torch
+
     from lmcore.train.step import mean_loss
 
-    parts = _Parts(shape, compiled=compiled)
     model, optimizer = parts.state.model, parts.state.optimizer
     batch = next(parts.batches())
     parameters = [p for group in optimizer.groups for p in group.parameters]

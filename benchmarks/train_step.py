@@ -1,12 +1,12 @@
 """A training step on the CPU: lmcore beside the peers that install from the package registry.
 
-Every contender trains the same shape on the same token ids with AdamW and clipping at 1.0.  They
-take turns, a few steps each, so that a change of the machine's speed falls on all of them; the
-figures are medians over the turns and their ratios.  A peer that is not installed is left out
-and named.
+Every contender trains the same shape on random token ids with AdamW and clipping at 1.0, each in
+its own process.  They take turns, a few steps each, so that a change of the machine's speed falls
+on all of them; the figures are medians over the turns and their ratios.  A peer that is not
+installed is left out and named.
 
     python benchmarks/train_step.py                     # small model, eager
-    python benchmarks/train_step.py --shape 124m --compile
+    python benchmarks/train_step.py --shape 124m --contenders lmcore+compile transformers+compile
 
 Contenders: `lmcore` is what `lmcore train` runs (loader, metrics and all); `lmcore-bare` is the
 same model and kernels in a hand-written loop, for the cost of the framework.
@@ -17,14 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-
-import torch
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from peers import megatron_step, transformers_step
@@ -64,33 +64,87 @@ CONTENDERS: dict[str, Callable[..., Step]] = {
 }
 
 
-def start(names: list[str], shape: Shape, *, compiled: bool) -> dict[str, Step]:
-    """Return the contenders that can run here, each warmed up by two steps."""
-    steps: dict[str, Step] = {}
+class Contender:
+    """One contender in a process of its own, so that no other's settings reach it."""
+
+    def __init__(self, name: str, shape: str, threads: int) -> None:
+        """Start the process and wait until it has taken two steps."""
+        self.name = name
+        command = [sys.executable, "-W", "ignore", __file__, "--worker", name, "--shape", shape]
+        self.process = subprocess.Popen(
+            [*command, "--threads", str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.ready = self._answer()
+
+    def seconds(self, steps: int) -> float:
+        """Return the time of a step, a mean over *steps* of them."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        return {"missing": f"its process ended with status {self.process.wait()}"}
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+
+
+def work(name: str, shape: Shape, threads: int) -> None:
+    """Take steps as the lines of standard input say; the body of a contender's process."""
+    base, _, mode = name.partition("+")
+    began = time.perf_counter()
+    try:
+        step = CONTENDERS[base](shape, compiled=mode == "compile", threads=threads)
+        losses = [step(), step()]
+    except ImportError as missing:
+        print(json.dumps({"missing": str(missing)}), flush=True)
+        return
+    took = time.perf_counter() - began
+    print(json.dumps({"ready": took, "loss": losses[-1]}), flush=True)
+    for line in sys.stdin:
+        began, steps = time.perf_counter(), int(line)
+        for _ in range(steps):
+            step()
+        print(json.dumps({"seconds": (time.perf_counter() - began) / steps}), flush=True)
+
+
+def start(names: list[str], shape: str, threads: int) -> dict[str, Contender]:
+    """Return the contenders that can run here, warmed up."""
+    found = {}
     for name in names:
-        base, _, mode = name.partition("+")
-        began = time.perf_counter()
-        try:
-            step = CONTENDERS[base](shape, compiled=compiled or mode == "compile")
-            losses = [step(), step()]
-        except ImportError as missing:
-            print(f"{name}: left out, {missing}", file=sys.stderr)
+        contender = Contender(name, shape, threads)
+        if "missing" in contender.ready:
+            print(f"{name}: left out, {contender.ready['missing']}", file=sys.stderr)
+            contender.close()
             continue
-        took = time.perf_counter() - began
-        print(f"{name}: ready in {took:.1f} s, loss {losses[-1]:.3f}", file=sys.stderr)
-        steps[name] = step
-    return steps
+        ready, loss = contender.ready["ready"], contender.ready["loss"]
+        print(f"{name}: ready in {ready:.1f} s, loss {loss:.3f}", file=sys.stderr)
+        found[name] = contender
+    return found
 
 
-def measure(steps: dict[str, Step], *, turns: int, per_turn: int) -> dict[str, list[float]]:
-    """Return seconds per step of each contender, one value a turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
+def measure(
+    contenders: dict[str, Contender], *, turns: int, per_turn: int
+) -> dict[str, list[float]]:
+    """Return seconds per step of each contender, one value a turn; the order rotates."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    order = list(contenders)
     for _ in range(turns):
-        for name, step in steps.items():
-            began = time.perf_counter()
-            for _ in range(per_turn):
-                step()
-            seconds[name].append((time.perf_counter() - began) / per_turn)
+        for name in order:
+            seconds[name].append(contenders[name].seconds(per_turn))
+        order = order[1:] + order[:1]
     return seconds
 
 
@@ -98,18 +152,23 @@ def main() -> None:
     """Measure and print a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--compile", action="store_true", help="compile every contender")
     parser.add_argument("--contenders", nargs="*", default=list(CONTENDERS))
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--per-turn", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(asked.threads)
     shape = SHAPES[asked.shape]
-    steps = start(asked.contenders, shape, compiled=asked.compile)
-    seconds = measure(steps, turns=asked.turns, per_turn=asked.per_turn)
+    if asked.worker:
+        work(asked.worker, shape, asked.threads)
+        return
+    contenders = start(asked.contenders, asked.shape, asked.threads)
+    try:
+        seconds = measure(contenders, turns=asked.turns, per_turn=asked.per_turn)
+    finally:
+        for contender in contenders.values():
+            contender.close()
     rows = {
         name: {
             "median_ms": statistics.median(values) * 1e3,
@@ -124,9 +183,9 @@ def main() -> None:
         for name, values in seconds.items()
     }
     if asked.json:
-        print(json.dumps({"shape": asked.shape, "compile": asked.compile, "rows": rows}, indent=2))
+        print(json.dumps({"shape": asked.shape, "threads": asked.threads, "rows": rows}, indent=2))
         return
-    print(f"{asked.shape}, {asked.threads} threads, torch {torch.__version__}")
+    print(f"{asked.shape}, {asked.threads} threads, torch {metadata.version('torch')}")
     print(f"{'':<24}{'ms a step':>10}{'best':>8}{'tokens/s':>10}   time / lmcore's")
     for name, row in rows.items():
         ratio = f"{row['ratio_of_lmcore']:.2f}" if row["ratio_of_lmcore"] else ""

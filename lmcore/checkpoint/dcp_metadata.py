@@ -47,6 +47,7 @@ _RECORDS = {
     (_METADATA_MODULE, "TensorStorageMetadata"),
     (_STORAGE_MODULE, "_StorageInfo"),
 }
+_MEMORY_FORMATS = {"TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT"}
 _DTYPES = {
     dtype_name: value
     for dtype_name, value in vars(torch).items()
@@ -106,6 +107,13 @@ def _as_memory_format(code: object) -> object:
     return code
 
 
+def _memory_format_member(owner: object, name: object) -> object:
+    """Stand in for `getattr`, which Python 3.11.0 to 3.11.3 pickle an enum's member with."""
+    if owner is not _as_memory_format or name not in _MEMORY_FORMATS:
+        raise pickle.UnpicklingError(f"it reads the attribute `{name!s:.80}`, refused")
+    return name
+
+
 class _IndexUnpickler(pickle.Unpickler):
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)
@@ -127,6 +135,8 @@ class _IndexUnpickler(pickle.Unpickler):
                 return _as_layout
             case (_, "_MEM_FORMAT_ENCODING") if module_name == _METADATA_MODULE:
                 return _as_memory_format
+            case ("builtins", "getattr"):
+                return _memory_format_member
         raise pickle.UnpicklingError(f"it names `{module_name}.{global_name}`, refused")
 
 

@@ -5,6 +5,7 @@ The oracle is plain float64 arithmetic written out here, with the gradients in c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -76,13 +77,13 @@ def test_matches_the_oracle(block_of: int) -> None:
 def test_several_blocks_are_used(block_of: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit does cut the tokens up: there is one product of logits a block."""
     sizes: list[int] = []
-    softmax = torch.log_softmax
+    softmax = torch.softmax
 
     def counted(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         sizes.append(len(x))
         return softmax(x, *args, **kwargs)  # type: ignore[call-overload,no-any-return]
 
-    monkeypatch.setattr(torch, "log_softmax", counted)
+    monkeypatch.setattr(torch, "softmax", counted)
     linear_cross_entropy(*inputs())
     assert sum(sizes) == TOKENS
     assert max(sizes) <= block_of
@@ -254,3 +255,25 @@ def test_all_bfloat16_is_no_worse_than_the_reference() -> None:
 
     for ours, theirs in zip(errors(linear_cross_entropy), errors(reference), strict=True):
         assert ours <= 2 * theirs + 2**-8
+
+
+def test_improbable_targets() -> None:
+    """A target whose probability underflows in float32 has its exact loss, and gradients."""
+    hidden, weight, target, scale = inputs()
+    hidden = hidden * 300.0  # logits hundreds apart: most probabilities are exactly 0
+    loss, hidden_grad, weight_grad = oracle(hidden, weight, target, scale)
+    narrow = hidden.float().requires_grad_()
+    narrow_weight = weight.float().requires_grad_()
+    found = linear_cross_entropy(narrow, narrow_weight, target, scale.float())
+    found.backward()
+    assert math.isfinite(loss.item())
+    torch.testing.assert_close(found.detach().double(), loss, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(narrow.grad.double(), hidden_grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(narrow_weight.grad.double(), weight_grad, rtol=1e-4, atol=1e-2)
+
+
+def test_infinite_logits_give_no_finite_loss() -> None:
+    """An infinite input is seen in the loss; it is not hidden by the way the loss is computed."""
+    hidden, weight, target, scale = inputs()
+    hidden[3] = float("inf")
+    assert not math.isfinite(linear_cross_entropy(hidden, weight, target, scale).item())

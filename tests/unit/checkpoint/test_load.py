@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import warnings
 import zlib
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +284,39 @@ def test_malicious_index_is_refused(
     assert reason in verify_checkpoint(saved)[0]
     if change in {with_bomb, with_hidden_bomb}:
         assert not outside.exists()
+
+
+class ByName(pickle.Pickler):
+    """Pickles an enum's member as Python 3.11.0 to 3.11.3 does: by `getattr`."""
+
+    def reducer_override(self, obj: object) -> object:
+        if isinstance(obj, Enum):
+            return getattr, (type(obj), obj.name)
+        return NotImplemented
+
+
+class Reach:
+    """Pickles as the attribute of something that an index does not hold."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return getattr, (torch.Size, "__class__")
+
+
+def test_index_of_an_older_python_is_read(saved: Path, tensors: dict[str, torch.Tensor]):
+    """An index whose enum members are pickled by name loads like one with their values."""
+    content = io.BytesIO()
+    ByName(content).dump(index_of(saved))
+    assert b"getattr" in content.getvalue()
+    restate(saved, ".metadata", content.getvalue())
+    restored = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    load_checkpoint(saved, restored)
+    assert all(torch.equal(restored[name], tensors[name]) for name in tensors)
+
+
+def test_attribute_of_anything_else_is_refused(saved: Path, tensors: dict[str, torch.Tensor]):
+    """`getattr` reaches the members of that enum, and nothing besides."""
+    restate(saved, ".metadata", pickle.dumps(Reach()))
+    assert "attribute" in refused(saved, tensors).why
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from lmcore.accelerator import Device, MemoryStats
+from lmcore_cpu.allocator import keep_freed_memory
 from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
 
 __all__ = ["create_device"]
@@ -28,7 +29,8 @@ _RESET_PEAK = "5"  # man 5 proc: resets the high-water mark of resident memory
 
 
 def create_device() -> Device:
-    """Return the host as the device of this process."""
+    """Return the host as the device of this process; its allocator keeps freed memory."""
+    keep_freed_memory()
     abilities: dict[str, Callable[..., Any]] = {"peak_flops": _PeakFlops()}
     missing = {
         "pin_memory": "host memory needs no pinning: no other device reads it",

