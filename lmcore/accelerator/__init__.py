@@ -25,6 +25,7 @@ from lmcore.accelerator.probe import (
     Problem,
 )
 from lmcore.accelerator.recompute import RecomputePolicy, full_policy, none_policy
+from lmcore.accelerator.torch_build import TorchBuild, torch_build
 
 __all__ = [
     "API_VERSION",
@@ -47,8 +48,10 @@ __all__ = [
     "Reject",
     "Resolution",
     "Tolerance",
+    "TorchBuild",
     "autocast_policy",
     "full_policy",
     "full_precision_policy",
     "none_policy",
+    "torch_build",
 ]

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from lmcore.accelerator import CheckStatus, Probe, ProbeState
+from lmcore.accelerator import CheckStatus, Probe, ProbeState, TorchBuild, torch_build
 from lmcore_cuda import doctor, plugin
 from lmcore_cuda.detect import probe, visible_gpus
 from lmcore_cuda.device import peak_flops
-from lmcore_cuda.facts import Facts, TorchBuild, pci_gpus, torch_build
+from lmcore_cuda.facts import Facts, pci_gpus
 from lmcore_cuda.nvml import DRIVER_NOT_LOADED, DriverReport, Gpu, read_driver
 
 GPUS = tuple(Gpu(index, "NVIDIA H100", f"GPU-{index}abc", 80 * 2**30) for index in range(4))
@@ -207,8 +207,8 @@ def test_torchs_build_is_read_as_text(tmp_path, line, cuda):
     """Torch's version file tells the build without being imported."""
     file = tmp_path / "version.py"
     file.write_text(f"__version__ = '2.13.0+x'\n{line}\nhip = None\n", encoding="utf-8")
-    assert torch_build(file) == TorchBuild("2.13.0+x", cuda)
-    assert torch_build(file).release == "2.13.0"
+    assert torch_build("cuda", file) == TorchBuild("2.13.0+x", cuda)
+    assert torch_build("cuda", file).release == "2.13.0"
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from lmcore.accelerator import CheckStatus, Probe, ProbeState
+from lmcore.accelerator import CheckStatus, Probe, ProbeState, TorchBuild, torch_build
 from lmcore_xpu import doctor, plugin
 from lmcore_xpu.detect import probe, visible_gpus
-from lmcore_xpu.facts import Facts, Gpu, TorchBuild, gpus, torch_build
+from lmcore_xpu.facts import Facts, Gpu, gpus
 
 CARDS = tuple(
     Gpu(f"0000:0{index + 3}:00.0", "0x0bd5", "xe", f"renderD{128 + index}", True)
@@ -121,7 +121,7 @@ def test_torchs_build_is_read_as_text(tmp_path, line, xpu):
     """Torch's version file tells the build without being imported."""
     file = tmp_path / "version.py"
     file.write_text(f"__version__ = '2.13.0+x'\n{line}\n", encoding="utf-8")
-    assert torch_build(file) == TorchBuild("2.13.0+x", xpu)
+    assert torch_build("xpu", file) == TorchBuild("2.13.0+x", xpu)
 
 
 def test_the_probe_of_this_machine_loads_no_torch():

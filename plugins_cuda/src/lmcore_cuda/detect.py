@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lmcore.accelerator import Probe, ProbeState
-from lmcore_cuda.facts import Facts, TorchBuild
+from lmcore.accelerator import Probe, ProbeState, TorchBuild
+from lmcore_cuda.facts import Facts
 from lmcore_cuda.nvml import DRIVER_NOT_LOADED, Gpu
 
 __all__ = ["VISIBLE", "probe", "torch_command", "visible_gpus"]
@@ -40,7 +40,7 @@ def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
     torch_fault, fix = _torch_fault(facts.torch, driver.cuda)
     if torch_fault:
         return _answer(ProbeState.BROKEN, [*evidence, torch_fault], fix=fix, count=len(gpus))
-    evidence.append(f"torch {facts.torch.version}, built with CUDA {facts.torch.cuda}")
+    evidence.append(f"torch {facts.torch.version}, built with CUDA {facts.torch.toolkit}")
     return _answer(
         ProbeState.PRESENT,
         evidence,
@@ -49,7 +49,7 @@ def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
             "driver": driver.version,
             "driver_cuda": _dotted(driver.cuda),
             "torch": facts.torch.version,
-            "torch_cuda": facts.torch.cuda,
+            "torch_cuda": facts.torch.toolkit,
             "gpus": [{"name": one.name, "uuid": one.uuid, "memory": one.memory} for one in gpus],
         },
     )
@@ -70,14 +70,14 @@ def _without_driver(facts: Facts) -> Probe:
 def _torch_fault(torch: TorchBuild, driver_cuda: tuple[int, int]) -> tuple[str, str]:
     """Return why torch cannot use the GPUs, and the fix; both empty when it can."""
     command = torch_command(torch, driver_cuda)
-    if torch.cuda is None:
+    if torch.toolkit is None:
         built = f"torch {torch.version} is built without CUDA" if torch.version else "no torch"
         return built, command
     # Within a major version, CUDA programs run on older drivers; across majors they do not.
-    if int(torch.cuda.partition(".")[0]) > driver_cuda[0]:
+    if int(torch.toolkit.partition(".")[0]) > driver_cuda[0]:
         fault = (
-            f"torch {torch.version} is built with CUDA {torch.cuda}, and the driver runs at most "
-            f"{_dotted(driver_cuda)}"
+            f"torch {torch.version} is built with CUDA {torch.toolkit}, "
+            f"and the driver runs at most {_dotted(driver_cuda)}"
         )
         return fault, f"update the NVIDIA driver, or {command}"
     return "", ""

@@ -28,8 +28,8 @@ def _driver(facts: Facts, probe: Probe) -> Check:
 
 def _build(facts: Facts, probe: Probe) -> Check:
     torch = facts.torch
-    if torch.cuda is not None:
-        return Check("torch build", CheckStatus.OK, f"torch {torch.version}, CUDA {torch.cuda}")
+    if torch.toolkit is not None:
+        return Check("torch build", CheckStatus.OK, f"torch {torch.version}, CUDA {torch.toolkit}")
     needed = bool(facts.driver.gpus) and probe.state is ProbeState.BROKEN
     status = CheckStatus.FAILED if needed else CheckStatus.SKIPPED
     return Check("torch build", status, f"torch {torch.version} is built without CUDA", probe.fix)

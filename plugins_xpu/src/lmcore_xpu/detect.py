@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lmcore.accelerator import Probe, ProbeState
-from lmcore_xpu.facts import LOADER, RUNTIME, Facts, Gpu, TorchBuild
+from lmcore.accelerator import Probe, ProbeState, TorchBuild
+from lmcore_xpu.facts import LOADER, RUNTIME, Facts, Gpu
 
 __all__ = ["VISIBLE", "probe", "torch_command", "visible_gpus"]
 
@@ -30,11 +30,11 @@ def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
         return _answer(ProbeState.BROKEN, [fault, *listed], fix=fix, count=len(gpus))
     return _answer(
         ProbeState.PRESENT,
-        [*listed, f"torch {facts.torch.version}, built for XPU {facts.torch.xpu}"],
+        [*listed, f"torch {facts.torch.version}, built for XPU {facts.torch.toolkit}"],
         count=len(gpus),
         facts={
             "torch": facts.torch.version,
-            "torch_xpu": facts.torch.xpu,
+            "torch_xpu": facts.torch.toolkit,
             "gpus": [
                 {"address": one.address, "device_id": one.device_id, "driver": one.driver}
                 for one in gpus
@@ -71,7 +71,7 @@ def _fault(facts: Facts, gpus: Sequence[Gpu]) -> tuple[str, str]:
             f"Level Zero is not complete: `{'`, `'.join(lacking)}` cannot be loaded",
             "install Intel's GPU runtime, on Ubuntu `apt-get install libze1 libze-intel-gpu1`",
         )
-    if facts.torch.xpu is None:
+    if facts.torch.toolkit is None:
         version = facts.torch.version
         built = f"torch {version} is built without XPU" if version else "no torch is installed"
         return built, torch_command(facts.torch)

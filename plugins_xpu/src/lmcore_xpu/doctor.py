@@ -43,8 +43,8 @@ def _libraries(facts: Facts, probe: Probe) -> Check:
 
 def _build(facts: Facts, probe: Probe) -> Check:
     torch = facts.torch
-    if torch.xpu is not None:
-        return Check("torch build", CheckStatus.OK, f"torch {torch.version}, XPU {torch.xpu}")
+    if torch.toolkit is not None:
+        return Check("torch build", CheckStatus.OK, f"torch {torch.version}, XPU {torch.toolkit}")
     detail = f"torch {torch.version} is built without XPU"
     return Check("torch build", _missing(probe), detail, probe.fix)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LOADER", "RUNTIME", "Facts", "Gpu", "TorchBuild", "gpus", "read_facts", "torch_build"]
+from lmcore.accelerator import TorchBuild, torch_build
+
+__all__ = ["LOADER", "RUNTIME", "Facts", "Gpu", "gpus", "read_facts"]
 
 LOADER = "libze_loader.so.1"
 RUNTIME = "libze_intel_gpu.so.1"
@@ -39,19 +39,6 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class TorchBuild:
-    """The installed torch: its version (empty without one) and its XPU toolkit, None without."""
-
-    version: str
-    xpu: str | None
-
-    @property
-    def release(self) -> str:
-        """The version without its local part."""
-        return self.version.partition("+")[0]
-
-
-@dataclass(frozen=True)
 class Facts:
     """Everything that the probe decides by: GPUs, Level Zero's libraries, the installed torch."""
 
@@ -63,7 +50,7 @@ class Facts:
 
 def read_facts(root: Path = Path("/")) -> Facts:
     """Return the facts of this machine; *root* stands before every path that is read."""
-    return Facts(gpus(root), _can_load(LOADER), _can_load(RUNTIME), torch_build())
+    return Facts(gpus(root), _can_load(LOADER), _can_load(RUNTIME), torch_build("xpu"))
 
 
 def gpus(
@@ -94,28 +81,6 @@ def gpus(
             )
         )
     return tuple(found)
-
-
-def torch_build(version_file: Path | None = None) -> TorchBuild:
-    """Return which torch is installed, without importing it.
-
-    Args:
-        version_file: torch's `version.py`; default: that of the installed distribution.
-    """
-    try:
-        installed = importlib.metadata.distribution("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return TorchBuild("", None)
-    if version_file is None:
-        version_file = Path(str(installed.locate_file("torch/version.py")))
-    text = _read(version_file)
-    return TorchBuild(_assigned(text, "__version__") or installed.version, _assigned(text, "xpu"))
-
-
-def _assigned(text: str, name: str) -> str | None:
-    """Return the string that a line `name = '...'` (or with a type) assigns; None for others."""
-    found = re.search(rf"^{name}\s*(?::[^=\n]+)?=\s*['\"]([^'\"\n]+)['\"]", text, re.MULTILINE)
-    return found[1] if found else None
 
 
 def _can_load(library: str) -> bool:
