@@ -9,7 +9,7 @@ from __future__ import annotations
 from lmcore.checkpoint.layout import find_checkpoint
 from lmcore.checkpoint.load import load_checkpoint, verify_checkpoint
 from lmcore.checkpoint.manifest import Manifest, TensorEntry, check_shape, read_manifest
-from lmcore.checkpoint.save import save_checkpoint
+from lmcore.checkpoint.save import save_checkpoint, warm_up
 
 __all__ = [
     "Manifest",
@@ -20,4 +20,5 @@ __all__ = [
     "read_manifest",
     "save_checkpoint",
     "verify_checkpoint",
+    "warm_up",
 ]

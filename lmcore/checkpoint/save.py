@@ -7,6 +7,7 @@ checkpoints are deleted only afterwards, and only under a hidden name too.
 from __future__ import annotations
 
 import errno
+import importlib
 import logging
 import os
 import shutil
@@ -45,7 +46,7 @@ from lmcore.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["save_checkpoint"]
+__all__ = ["save_checkpoint", "warm_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,11 @@ _BYTES_PER_THREAD = 16 * 1024 * 1024
 _OVERHEAD_PER_TENSOR = 4096
 _OVERHEAD = 64 * 1024
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def warm_up() -> None:
+    """Import what a first save would otherwise wait for, about a second."""
+    importlib.import_module("lmcore.checkpoint.dcp_writer")
 
 
 def save_checkpoint(

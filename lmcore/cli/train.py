@@ -29,16 +29,22 @@ def run(argv: list[str]) -> int:
     from lmcore.data.tokenizer.registry import registered_types
     from lmcore.runtime.rank import rank_info
     from lmcore.train.corpus import choose_tokenizer
+    from lmcore.train.phases import PhaseClock
 
+    clock = PhaseClock()
     loaded = load_config(argv)
     rank = rank_info(os.environ)
     validate(loaded, world_size=rank.world_size)
     plugins, selection = choose_device(loaded.config.accelerator.device, rank)
     tokenizer = choose_tokenizer(loaded.config.data, registered_types(plugins))
     plan = resolve(loaded, world_size=rank.world_size, vocab_size=tokenizer.vocab_size)
+    clock.mark("launcher")
+    import torch  # noqa: F401  # timed by itself: everything below needs it
+
+    clock.mark("import_torch")
     from lmcore.train.run import run_training
 
-    _report(run_training(plan, tokenizer, plugins, selection, rank))
+    _report(run_training(plan, tokenizer, plugins, selection, rank, clock))
     return 0
 
 

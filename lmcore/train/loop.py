@@ -130,6 +130,7 @@ def train(
     reporter: Reporter,
     exits: ExitConditions,
     save: Callable[[], Path],
+    after_first_step: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Train until the last step, or until *exits* says so; save on the way and at the end.
 
@@ -142,6 +143,7 @@ def train(
         reporter: Gets every step.
         exits: Says when to end early.
         save: Writes a checkpoint of *state* and returns its directory.
+        after_first_step: Called once, when the first step is done.
 
     Raises:
         NotFiniteError: Loss or gradients are not finite; nothing is saved then.
@@ -160,6 +162,8 @@ def train(
     ) as batches:
         while state.iteration < plan.train_iters:
             row = timed_step(state, step, batches, runtime, reporter)
+            if outcome.row is None:
+                after_first_step()
             outcome.row = row
             outcome.step_ms.append(row.step_time_ms)
             validation = _validation_due(state, corpus, plan, runtime, exits)

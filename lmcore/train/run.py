@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import statistics
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.checkpoint import warm_up
 from lmcore.data.tokenizer_files import save_tokenizer
 from lmcore.errors import RunError
 from lmcore.model.build import build_model
@@ -24,6 +26,7 @@ from lmcore.train.display import duration, open_display
 from lmcore.train.exits import ExitConditions
 from lmcore.train.loop import Outcome, Reporter, failure_status, train
 from lmcore.train.metrics import MetricsFile, TensorBoard
+from lmcore.train.phases import PhaseClock
 from lmcore.train.run_directory import RunDirectory
 from lmcore.train.sample import Sample, take_sample
 from lmcore.train.saving import data_order, restore, save
@@ -67,6 +70,7 @@ def run_training(
     plugins: PluginSet,
     selection: Selection,
     rank: RankInfo,
+    clock: PhaseClock | None = None,
 ) -> RunResult:
     """Train as *plan* says, and leave a run directory.
 
@@ -76,6 +80,7 @@ def run_training(
         plugins: The plugins that the launcher found.
         selection: The launcher's choice of device.
         rank: This process's place.
+        clock: Has measured the start so far; None begins here.
 
     Raises:
         LmcoreError: Whatever the user can mend.  Once training has begun `summary.json` says so
@@ -90,7 +95,9 @@ def run_training(
     display = open_display(config.logging.progress)
     try:
         with start_runtime(config, plugins, selection, rank) as runtime:
-            return _Session(plan, tokenizer, plugins, runtime, run, display).run()
+            clock = clock or PhaseClock()
+            clock.mark("device")
+            return _Session(plan, tokenizer, plugins, runtime, run, display, clock).run()
     finally:
         display.close()
         run.remove_if_empty()
@@ -104,11 +111,14 @@ class _Session:
     runtime: Runtime
     directory: RunDirectory
     display: Display
+    clock: PhaseClock
 
     def run(self) -> RunResult:
         plan, runtime, run = self.plan, self.runtime, self.directory
         began = time.monotonic()
         corpus = open_corpus(plan, self.tokenizer, run.data)
+        order = data_order(corpus.train)
+        self.clock.mark("data")
         seed_everything(plan.config.training.seed, runtime)
         model = build_model(
             ModelShape.from_plan(plan),
@@ -117,7 +127,6 @@ class _Session:
             compile_blocks=plan.config.training.compile,
         )
         state = TrainState.create(model, plan, runtime)
-        order = data_order(corpus.train)
         loaded = restore(state, plan, runtime, order=order)
         if loaded is None and plan.config.checkpoint.load:
             model.initialize(plan.config.training.seed)
@@ -126,6 +135,7 @@ class _Session:
         self._announce(corpus, state, loaded)
         facts = self._facts()
         run_start(self.plugins, runtime.selection, facts)
+        self.clock.mark("model")
         status = "failed"
         try:
             outcome = self._train(state, step, corpus, order)
@@ -188,10 +198,19 @@ class _Session:
                     reporter=Reporter(plan, self.runtime, self.display, metrics, tensorboard),
                     exits=exits,
                     save=write_checkpoint,
+                    after_first_step=self._after_first_step,
                 )
         finally:
             if tensorboard is not None:
                 tensorboard.close()
+
+    def _after_first_step(self) -> None:
+        """Import what a save needs while the run goes on: it takes about a second.
+
+        Not before the first step, which may import the same modules to compile.
+        """
+        self.clock.mark("first_step")
+        threading.Thread(target=warm_up, name="lmcore-import", daemon=True).start()
 
     def _describe_run(self) -> None:
         """Write what is known before the first step."""
@@ -254,6 +273,7 @@ class _Session:
             "median_tokens_per_second": self.plan.tokens_per_step / typical * 1e3
             if typical
             else None,
+            "startup_seconds": self.clock.seconds,
             "seconds": seconds,
             "duration": duration(seconds),
             "peak_memory_bytes": memory().peak_allocated if memory else None,

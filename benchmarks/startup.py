@@ -1,0 +1,85 @@
+"""Start-up: `--help` beside the peers' commands, and where a cold `lmcore train` spends its time.
+
+Whole processes, in turns, medians of wall seconds.  A command that is not installed beside this
+interpreter is left out and named.
+
+    python benchmarks/startup.py
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+_HELPS = {
+    "lmcore --help": ["lmcore", "--help"],
+    "lmcore train --help": ["lmcore", "train", "--help"],
+    "torchrun --help": ["torchrun", "--help"],
+    "accelerate --help": ["accelerate", "--help"],
+}
+_NOT_OURS = ("import_torch", "data", "first_step")
+
+
+def command(words: list[str]) -> list[str] | None:
+    """Return the command with its program beside this interpreter, or None."""
+    program = shutil.which(words[0], path=str(Path(sys.executable).parent))
+    return [program, *words[1:]] if program else None
+
+
+def helps(turns: int) -> None:
+    """Print the time of each `--help`."""
+    commands = {}
+    for name, words in _HELPS.items():
+        found = command(words)
+        if found is None:
+            print(f"{name}: left out, not installed", file=sys.stderr)
+        else:
+            commands[name] = found
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for turn in range(turns + 1):
+        for name, words in commands.items():
+            began = time.perf_counter()
+            subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            if turn:  # the first one warms the page cache
+                seconds[name].append(time.perf_counter() - began)
+    for name, values in seconds.items():
+        print(f"{name:<24}{statistics.median(values):>8.3f} s")
+
+
+def cold_train(turns: int) -> None:
+    """Print the phases of a run's start, and of its whole life, for a run of two steps."""
+    program = command(["lmcore"])
+    if program is None:
+        raise SystemExit("lmcore is not installed beside this interpreter")
+    rows: list[dict[str, float]] = []
+    for _ in range(turns):
+        with tempfile.TemporaryDirectory() as folder:
+            save = Path(folder) / "run"
+            flags = ["--train-iters", "20", "--eval-iters", "0", "--sample-tokens", "0"]
+            began = time.perf_counter()
+            subprocess.run(
+                [*program, "train", "--save", str(save), *flags],
+                check=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            whole = time.perf_counter() - began
+            summary = json.loads((save / "summary.json").read_text())
+            steps = 19 * summary["median_step_ms"] / 1e3
+            start = summary["startup_seconds"]
+            ours = whole - steps - sum(start[name] for name in _NOT_OURS)
+            rows.append({**start, "whole": whole, "outside torch, data, steps": ours})
+    for name in rows[0]:
+        print(f"{name:<28}{statistics.median(row[name] for row in rows):>8.3f} s")
+
+
+if __name__ == "__main__":
+    helps(5)
+    print("\nlmcore train --train-iters 20, a cold process")
+    cold_train(3)
