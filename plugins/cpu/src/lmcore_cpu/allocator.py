@@ -14,7 +14,7 @@ __all__ = ["keep_freed_memory"]
 # Numbers of glibc's <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
-_NEVER_TRIM = 2**31 - 1
+_NEVER_TRIM = -1  # read as an unsigned size: the largest one
 
 
 def keep_freed_memory() -> bool:
