@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +42,13 @@ def run_loop(
 ) -> Any:
     """Runs the loop with these flags; returns outcome, rows, saved steps and display."""
 
-    def run(flags: str, during: Any = None, step_type: Any = TrainStep, before: Any = None) -> Any:
+    def run(
+        flags: str,
+        during: Any = None,
+        step_type: Any = TrainStep,
+        before: Any = None,
+        after_first_step: Any = lambda _: None,
+    ) -> Any:
         plan = make_plan(flags)
         state, display, saved = make_state(plan), Watcher(), []
         if before is not None:
@@ -71,6 +78,7 @@ def run_loop(
                 reporter=Reporter(plan, runtime, display, metrics, None),  # type: ignore[arg-type]
                 exits=exits,
                 save=save,
+                after_first_step=lambda: after_first_step(state),
             )
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         return outcome, rows, saved, display
@@ -233,7 +241,8 @@ class TimedStep:
 def test_lines_are_means(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line's loss and time are means since the last line; the time left is the typical step's."""
     ticks = iter(itertools.accumulate(itertools.cycle([0.0, 0.1, 0.0, 0.3])))
-    monkeypatch.setattr("lmcore.train.loop.time.perf_counter", lambda: next(ticks))
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks))  # the loader's thread has its own
+    monkeypatch.setattr("lmcore.train.loop.time", clock)
     _, _, _, display = run_loop("--train-iters 9 --log-interval 4", step_type=TimedStep)
     due = [(row.step, p) for row, p in display.steps if p.ends_line]
     assert [step for step, _ in due] == [4, 8]
@@ -263,3 +272,14 @@ def test_failure_status() -> None:
     assert failure_status(RunError("the loss is nan", why="x")) == "failed: the loss is nan"
     assert failure_status(KeyboardInterrupt()) == "interrupted"
     assert failure_status(ZeroDivisionError("by zero")) == "failed: ZeroDivisionError: by zero"
+
+
+def test_first_step_is_announced_once(run_loop: Any) -> None:
+    """What waits for the first step is called after it, once, and not for a run without steps."""
+    seen: list[int] = []
+
+    def note(state: Any) -> None:
+        seen.append(state.iteration)
+
+    run_loop("--train-iters 3", after_first_step=note)
+    assert seen == [1]
