@@ -128,7 +128,7 @@ def _native_builder() -> Check:
 
     if native.available:
         return Check("index builder", CheckStatus.OK, f"native: {native.reason}")
-    fix = "install a C++ compiler (g++), then `pip install --force-reinstall --no-deps lmcore`"
+    fix = "install a C++ compiler (g++), then install lmcore again from its folder"
     return Check("index builder", CheckStatus.WARNING, native.reason, fix)
 
 

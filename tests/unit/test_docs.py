@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from lmcore.cli.main import COMMANDS
+from lmcore.cli.main import COMMANDS, main
 from lmcore.config import megatron
 from lmcore.config.preset import PRESETS
 from lmcore.config.section import run_options
+from lmcore.train.metrics import StepRow
+from lmcore.train.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,3 +67,51 @@ def test_guide_names_real_options() -> None:
     known |= {*megatron.RENAMED, *megatron.FIXED, *megatron.UNSUPPORTED}
     known |= {"--preset", "--help", "--json", "--no"}
     assert set(re.findall(r"--[a-z][a-z-]*[a-z]", text)) <= known
+
+
+def keys(heading: str) -> list[str]:
+    """Return the first column of the table below *heading* of the run directory's page."""
+    _, found, below = f"\n{page('run-directory.md')}".partition(f"\n{heading}\n")
+    assert found, heading
+    return re.findall(r"^\| `([^`]+)` \|", below.partition("\n## ")[0], re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """One step on the bundled text, with a validation, a sample and a checkpoint."""
+    directory = tmp_path_factory.mktemp("run") / "one"
+    flags = (
+        "--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --train-iters 1"
+        " --micro-batch-size 2 --eval-iters 1 --sample-tokens 2 --num-threads 1 --progress none"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("WORLD_SIZE", "LMCORE_DEVICE", "LMCORE_PLUGINS"):
+            patch.delenv(name, raising=False)
+        assert main(["train", *flags.split(), "--device", "cpu", "--save", str(directory)]) == 0
+    return RunDirectory(directory)
+
+
+def test_every_file_of_a_run_is_documented(run: RunDirectory) -> None:
+    """The page lists what a run leaves, no more and no less, with the names of `RunDirectory`."""
+    listed = keys("# Run directory")
+    assert sorted(listed) == sorted(
+        f"{one.name}/" if one.is_dir() else one.name for one in run.path.iterdir()
+    )
+    named = (run.checkpoints, run.metrics, run.tokenizer, run.data)
+    assert {one.name for one in named} <= {name.rstrip("/") for name in listed}
+
+
+def test_every_metric_is_documented(run: RunDirectory) -> None:
+    """The page lists the fields of a row, in their order, and a row has no others."""
+    listed = keys("## `metrics.jsonl`")
+    assert listed == [one.name for one in dataclasses.fields(StepRow)]
+    row: dict[str, Any] = json.loads(run.metrics.read_text())
+    assert list(row) == listed  # every value is known: a validation, and the peak of the CPU
+
+
+def test_every_figure_of_the_summary_is_documented(run: RunDirectory) -> None:
+    """The page lists the keys of `summary.json`, in their order, and the phases of a start."""
+    summary: dict[str, Any] = json.loads((run.path / "summary.json").read_text())
+    assert keys("## `summary.json`") == list(summary)
+    for phase in summary["startup_seconds"]:
+        assert f"`{phase}`" in page("run-directory.md")
