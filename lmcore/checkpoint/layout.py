@@ -38,6 +38,7 @@ LATEST_NAME = "latest_checkpointed_iteration.txt"
 _ITERATION = re.compile(r"iter_(\d{7,})")
 _HIDDEN = re.compile(r"\.iter_(\d{7,})\.(tmp|replaced|deleted)-(\d+)")
 _SHOWN = 10
+_WANTED = "give a run directory, its `checkpoints`, or one `iter_XXXXXXX`"
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def find_checkpoint(path: Path) -> Path:
     raise CheckpointError(
         f"no checkpoint in `{path}`",
         why=f"looked for `iter_XXXXXXX` in `{path}` and in its `{CHECKPOINTS_NAME}`",
-        hint="give a run directory, its `checkpoints`, or one `iter_XXXXXXX`",
+        hint=_WANTED,
     )
 
 
@@ -186,7 +187,7 @@ def _no_such_directory(path: Path) -> CheckpointError:
     if path.exists():
         return CheckpointError(
             f"`{path}` is a file, not a checkpoint",
-            hint="give a run directory, its `checkpoints`, or one `iter_XXXXXXX`",
+            hint=_WANTED,
         )
     parent = path.parent
     siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
@@ -194,5 +195,5 @@ def _no_such_directory(path: Path) -> CheckpointError:
     return CheckpointError(
         f"no such directory: `{path}`",
         why=None if parent.is_dir() else f"`{parent}` does not exist either",
-        hint=f"did you mean `{parent / close}`?" if close else None,
+        hint=f"did you mean `{parent / close}`?" if close else _WANTED,
     )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
@@ -129,12 +133,27 @@ def _prepare(argv: list[str]) -> int:
         log_interval=1 if live else wanted.log_interval,
     )
     try:
-        report = prepare(request, _LiveProgress() if live else _PlainProgress())
+        with _clean_termination():
+            report = prepare(request, _LiveProgress() if live else _PlainProgress())
     finally:
         if live:  # what follows starts on a clean line
             print("\x1b[K", end="", file=sys.stderr, flush=True)
     print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report))
     return 0
+
+
+@contextmanager
+def _clean_termination() -> Iterator[None]:
+    """Let SIGTERM end the block as an exception does, so that no temporary file stays."""
+
+    def end(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)  # as a shell reports it
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _PlainProgress:
@@ -176,7 +195,8 @@ def _summary(report: PrepareReport) -> str:
     documents = f"{report.documents / max(report.seconds, 1e-9):,.0f} documents/s"
     speed = f"{documents}, {report.megabytes_per_second:.1f} MB/s"
     lines += [f"read {_size(report.json_bytes)} of JSON in {report.seconds:.1f} s ({speed})", ""]
-    return "\n".join([*lines, f"next: lmcore train --data-path {report.outputs[0].prefix}"])
+    prefix = shlex.quote(report.outputs[0].prefix)
+    return "\n".join([*lines, f"next: lmcore train --data-path {prefix}"])
 
 
 def _inspect(argv: list[str]) -> int:

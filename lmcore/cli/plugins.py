@@ -111,6 +111,8 @@ def _reason(record: PluginRecord, selection: Selection | None) -> str:
         return f"used: {selection.reason}"
     if record.probe is None:
         return "brings no device; adds to every device's kernels and policies"
+    if selection is None and record.probe.state == "present":
+        return "ready: its device is present"
     return f"not used: its device is {record.probe.state}" + (
         f", and `{selection.plugin}` goes before it"
         if selection is not None and record.probe.state == "present"

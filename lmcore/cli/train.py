@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -62,8 +63,9 @@ def _report(result: RunResult) -> None:
         )
     lines.append(f"run directory   {result.directory}")
     if summary["checkpoint"] is not None:
+        directory = shlex.quote(str(result.directory))
         lines += [
             f"checkpoint      {summary['checkpoint']}",
-            f"more text       lmcore generate --load {result.directory} --prompt TEXT",
+            f"more text       lmcore generate --load {directory} --prompt TEXT",
         ]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -115,7 +115,9 @@ def load_or_build(
     except DataError as error:
         if cache_dir is not None:
             raise
-        _log.warning("%s: the sample index is kept in memory (see `--data-cache-path`)", error.what)
+        warn_once(
+            _log, "%s: the sample index is kept in memory (see `--data-cache-path`)", error.what
+        )
         return request.build(indexed)
     return _wait_or_build(stem, lambda: request.build(indexed), build=build, timeout=timeout)
 

@@ -60,7 +60,7 @@ def resolve_inputs(inputs: Sequence[str]) -> list[str]:
     """
     files: list[str] = []
     for given in inputs:
-        if given == STDIN or Path(given).is_file():
+        if given == STDIN or _can_be_read(Path(given)):
             files.append(given)
             continue
         matches = sorted(
@@ -74,6 +74,11 @@ def resolve_inputs(inputs: Sequence[str]) -> list[str]:
     if not files:
         raise DataError("no input", hint="name the files to prepare with `--input`")
     return files
+
+
+def _can_be_read(path: Path) -> bool:
+    """Return whether *path* is a file, or a pipe such as a shell's `<(command)`."""
+    return path.exists() and not path.is_dir()
 
 
 def _no_input(given: str) -> DataError:

@@ -129,9 +129,9 @@ def _detected(plugins: PluginSet) -> Selection:
         return _selection(record, probe, f"its device is present{more}", plugins)
     silent = [one for one in plugins.troubled if one.might_bring_device]
     if silent:
+        names = "`, `".join(dict.fromkeys(one.name for one in silent))
         raise DeviceError(
-            f"plugin `{'`, `'.join(one.name for one in silent)}` is installed and cannot say "
-            "whether its device is here",
+            f"plugin `{names}` is installed and cannot say whether its device is here",
             why="\n".join(_trouble(one) for one in silent),
             hint=f"mend or uninstall it; to go on without it: {_ways_out(plugins)}",
         )
@@ -209,7 +209,8 @@ def _unknown(plugins: PluginSet, named: str, source: str) -> DeviceError:
         and (named in (one.name, one.entry_point) or (one.info and named in one.info.provides))
     ]
     known = [one.probe.device_type for one in plugins.usable if one.probe is not None]
-    install = f"if a plugin brings `{named}`, install it, such as by `pip install lmcore-{named}`"
+    # Not `pip install NAME`: what an index has under that name need not be the plugin.
+    install = f"if a plugin such as `lmcore-{named}` brings it, install that from where lmcore came"
     return DeviceError(
         f"`{source}`: no usable plugin brings this device",
         why="\n".join(explained) or None,

@@ -83,8 +83,9 @@ def test_misspelt_path_suggests_its_sibling(run: Path):
 
 def test_path_whose_parent_is_missing(tmp_path: Path):
     """A path below a directory that does not exist says so."""
-    with pytest.raises(CheckpointError, match="does not exist either"):
+    with pytest.raises(CheckpointError, match="does not exist either") as caught:
         find_checkpoint(tmp_path / "no" / "where")
+    assert "give a run directory" in caught.value.hint
 
 
 def test_file_is_not_a_checkpoint(tmp_path: Path):

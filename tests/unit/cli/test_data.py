@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +44,30 @@ def test_prepare_and_inspect(corpus: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows["documents"].strip() == "3"
     assert rows["tokens"].strip() == "19"
     assert rows["tokenizer"].strip() == "ByteTokenizer"
+
+
+def test_next_command_can_be_pasted(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A prefix with a space stands quoted in the command that is proposed."""
+    run(["prepare", "--input", "corpus.jsonl", "--output-prefix", "my text/out", *BYTES])
+    out = capsys.readouterr().out
+    assert "next: lmcore train --data-path 'my text/out_text_document'" in out
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_terminated(corpus: Path, workers: str) -> None:
+    """SIGTERM ends it as the shell expects, and leaves no temporary file."""
+    flags = ["--input", "corpus.jsonl", "-", "--output-prefix", "out", *BYTES, "--workers", workers]
+    command = [sys.executable, "-m", "lmcore.cli.main", "data", "prepare", *flags]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        while not list(corpus.parent.glob("out*.tmp")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)  # it waits for standard input now
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert errors == b""
+    assert list(corpus.parent.glob("out*")) == []
 
 
 def test_json(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:

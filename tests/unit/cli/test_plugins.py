@@ -143,6 +143,7 @@ def test_a_failed_plugin_alone_means_no_silent_cpu(install):
     assert found["selection"] is None
     assert "libraising.so.4" in found["error"]["why"]
     assert "--device cpu" in found["error"]["hint"]
+    assert by_name(found)["cpu"]["reason"] == "ready: its device is present"
     chosen = report(folder, "--device", "cpu", LMCORE_PLUGINS="raising")["selection"]
     assert chosen["plugin"] == "cpu"
 

@@ -187,6 +187,12 @@ def test_output(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_proposed_command_can_be_pasted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory with a space stands quoted in the command for more text."""
+    assert main([*arguments(WEB), "--save", "my run"]) == 0
+    assert "lmcore generate --load 'my run' --prompt TEXT" in capsys.readouterr().out
+
+
 def test_output_of_an_early_end(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that ended early says why, gives its last validation, and takes no sample."""
     flags = f"{WEB} --save run --train-iters 8 --exit-interval 4 --sample-tokens 5 --split 50,50,0"

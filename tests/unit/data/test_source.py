@@ -6,7 +6,9 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import sys
+import threading
 
 import pytest
 import zstandard
@@ -112,6 +114,18 @@ def test_input_that_is_not_there_is_named(tmp_path, name, message):
     """A missing file, a pattern without a match and a directory are told apart."""
     with pytest.raises(DataError, match=message):
         resolve_inputs([str(tmp_path / name)])
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_a_pipe_is_read(tmp_path, kind):
+    """A named pipe, such as a shell makes of `<(command)`, is an input like any file."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(PACKERS[kind](TEXT),), daemon=True)
+    writer.start()
+    batches = list(read_batches(resolve_inputs([str(path)])))
+    writer.join()
+    assert b"".join(line for batch in batches for line in batch.lines) == TEXT
 
 
 def test_no_input_is_an_error():
