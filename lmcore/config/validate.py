@@ -184,7 +184,11 @@ def _files(loaded: LoadedConfig) -> Problems:
         path = loaded.value(name)
         if path is not None and not Path(path).is_file():
             yield ConfigError(f"{loaded.shown(name)}: no such file", hint="check the path")
-    for prefix in loaded.value("data_path"):
+    prefixes = loaded.value("data_path")
+    if len(prefixes) > 1:
+        yield _several_data_sets(loaded, prefixes)
+        return
+    for prefix in prefixes:
         missing = [suffix for suffix in (".bin", ".idx") if not Path(prefix + suffix).is_file()]
         if missing:
             yield _no_data(loaded, prefix, missing)
@@ -194,6 +198,25 @@ def _files(loaded: LoadedConfig) -> Problems:
                 why=f"there is no `{prefix}.meta.json`, as for data of other programs",
                 hint="add `--tokenizer-type`, with its `--vocab-file` and `--merge-file`",
             )
+
+
+def _several_data_sets(loaded: LoadedConfig, words: tuple[str, ...]) -> ConfigError:
+    hint = "prepare one data set of all files: `lmcore data prepare --input A B ...`"
+    if len(words) == 2 and _is_number(words[0]):
+        hint = f"leave the weight of a single data set out: `--data-path {words[1]}`"
+    return ConfigError(
+        f"{loaded.shown('data_path')} is not one data set",
+        why="blending data sets by their weights is not in this version",
+        hint=hint,
+    )
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _no_data(loaded: LoadedConfig, prefix: str, missing: list[str]) -> ConfigError:
