@@ -11,7 +11,7 @@ from lmcore.config.command_line import wants_help
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
 from lmcore.config.run_help import render_run_help
-from lmcore.config.validate import validate
+from lmcore.config.validate import problems_of
 
 if TYPE_CHECKING:
     from lmcore.train.run import RunResult
@@ -33,9 +33,8 @@ def run(argv: list[str]) -> int:
     from lmcore.train.phases import PhaseClock
 
     clock = PhaseClock()
-    loaded = load_config(argv)
     rank = rank_info(os.environ)
-    validate(loaded, world_size=rank.world_size)
+    loaded = load_config(argv, check=lambda loaded: problems_of(loaded, world_size=rank.world_size))
     plugins, selection = choose_device(loaded.config.accelerator.device, rank)
     tokenizer = choose_tokenizer(loaded.config.data, registered_types(plugins))
     plan = resolve(loaded, world_size=rank.world_size, vocab_size=tokenizer.vocab_size)

@@ -23,6 +23,7 @@ __all__ = [
     "ParsedFlags",
     "Positional",
     "Translation",
+    "UnsupportedFlagError",
     "parse_flags",
     "parse_section",
     "render_help",
@@ -44,6 +45,10 @@ class Positional:
     help: str = ""
     minimum: int = 0
     maximum: int | None = 1
+
+
+class UnsupportedFlagError(ConfigError):
+    """A flag of another program that is known here and has no equivalent."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,16 @@ source replaces the other given by a lower one; only within one source is it a c
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmcore.config.command_line import ParsedFlags, Positional, parse_flags
+from lmcore.config.command_line import (
+    ParsedFlags,
+    Positional,
+    UnsupportedFlagError,
+    parse_flags,
+)
 from lmcore.config.megatron import train_flags
 from lmcore.config.option import Option
 from lmcore.config.preset import PRESETS, find_preset
@@ -116,13 +121,19 @@ _SECTION_OF = {name: one.section for name, one in run_options().items()}
 _Layer = dict[str, tuple[Any, Source]]
 
 
-def load_config(argv: Sequence[str]) -> LoadedConfig:
+def load_config(
+    argv: Sequence[str],
+    *,
+    check: Callable[[LoadedConfig], Iterable[LmcoreError]] = lambda _loaded: (),
+) -> LoadedConfig:
     """Return the settings that the arguments of `lmcore train` describe.
 
     Translated Megatron flags are logged, one warning each.
 
     Args:
         argv: YAML files, flags, `--preset`.
+        check: Finds problems of the settings, to be reported with those of the flags.  It is asked
+            only where all settings could be read: a misspelt one has left its default there.
 
     Raises:
         ConfigError: Everything wrong in flags, files and preset, at once.
@@ -146,12 +157,16 @@ def load_config(argv: Sequence[str]) -> LoadedConfig:
     if preset is not None and preset in PRESETS:
         layers.insert(0, _preset_layer(preset))
     layers.append(_flag_layer(parsed))
+    config, sources = _merge(options, layers)
+    loaded = LoadedConfig(config, sources, preset, files, parsed.notices, parsed.texts)
+    if not problems:
+        for notice in parsed.notices:
+            logger.warning("%s", notice)
+    if all(isinstance(problem, UnsupportedFlagError) for problem in problems):
+        problems += check(loaded)
     if problems:
         raise ConfigError.collect(problems)
-    for notice in parsed.notices:
-        logger.warning("%s", notice)
-    config, sources = _merge(options, layers)
-    return LoadedConfig(config, sources, preset, files, parsed.notices, parsed.texts)
+    return loaded
 
 
 def preset_names() -> tuple[str, ...]:

@@ -12,8 +12,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lmcore.config.command_line import ForeignFlag, Translation
-from lmcore.errors import ConfigError
+from lmcore.config.command_line import ForeignFlag, Translation, UnsupportedFlagError
 
 __all__ = [
     "FIXED",
@@ -276,7 +275,9 @@ def _foreign(
 def _rename(name: str, one: Renamed, values: tuple[str, ...]) -> Translation:
     typed = " ".join((name, *values))
     if one.only and values[0] not in one.only:
-        return Translation(problem=ConfigError(f"`{typed}` is not supported", hint=one.hint))
+        return Translation(
+            problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=one.hint)
+        )
     passed = () if one.only else values
     today = (*one.today.split(), *passed)
     return Translation(today, notice=f"`{typed}` is Megatron's name; today: `{' '.join(today)}`")
@@ -285,10 +286,12 @@ def _rename(name: str, one: Renamed, values: tuple[str, ...]) -> Translation:
 def _accept(name: str, same: Fixed, values: tuple[str, ...]) -> Translation:
     typed = " ".join((name, *values))
     if same.only and values[0] not in same.only:
-        return Translation(problem=ConfigError(f"`{typed}` is not supported", hint=same.hint))
+        return Translation(
+            problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=same.hint)
+        )
     return Translation(notice=f"`{typed}` changes nothing: {same.note}")
 
 
 def _refuse(name: str, hint: str, values: tuple[str, ...]) -> Translation:
     typed = " ".join((name, *values))
-    return Translation(problem=ConfigError(f"`{typed}` is not supported", hint=hint))
+    return Translation(problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=hint))

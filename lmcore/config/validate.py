@@ -1,6 +1,7 @@
 """What can be wrong with a run's settings, one small function a rule; all problems are reported.
 
-`validate` needs no tokenizer, so that it can run before anything is built; `resolve` calls it too.
+No tokenizer is needed, so that a run's settings are checked before anything is built; `resolve`
+asks again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from lmcore.config.load import LoadedConfig
 from lmcore.config.split import parse_split
 from lmcore.errors import ConfigError, LmcoreError
 
-__all__ = ["DEFAULT_TRAIN_ITERS", "RULES", "problems_of", "validate"]
+__all__ = ["DEFAULT_TRAIN_ITERS", "RULES", "problems_of"]
 
 DEFAULT_TRAIN_ITERS = 500
 """Steps of a run that is given neither `train_iters` nor `train_samples`."""
@@ -20,19 +21,8 @@ DEFAULT_TRAIN_ITERS = 500
 Problems = Iterator[LmcoreError]
 
 
-def validate(loaded: LoadedConfig, *, world_size: int) -> None:
-    """Check everything that the settings and the number of processes decide.
-
-    Raises:
-        ConfigError: All problems at once.
-    """
-    problems = problems_of(loaded, world_size=world_size)
-    if problems:
-        raise ConfigError.collect(problems)
-
-
 def problems_of(loaded: LoadedConfig, *, world_size: int) -> list[LmcoreError]:
-    """Return every problem of the settings, in the order of the rules."""
+    """Return every problem that settings and number of processes decide, in the rules' order."""
     found = [problem for rule in RULES for problem in rule(loaded)]
     return [*found, *_batch_sizes(loaded, world_size)]
 

@@ -250,6 +250,12 @@ class _Session:
             f"{model.seq_length} tokens{start}"
         )
         say(f"writing   {self.directory.path}{os.sep}")
+        if state.iteration >= plan.train_iters:
+            logger.warning(
+                "nothing is left to train: the checkpoint is of step %d, the run ends at step %d",
+                state.iteration,
+                plan.train_iters,
+            )
 
     def _summary(
         self,

@@ -128,6 +128,10 @@ def test_nothing_left_to_train(train: Any) -> None:
     first = train("run", "--train-iters 4")
     again = train("run", f"--train-iters 4 --load {first.directory}")
     assert again.status == 0, again.err
+    assert "nothing is left to train: the checkpoint is of step 4, the run ends at step 4" in (
+        again.err
+    )
+    assert "nothing is left" not in first.err
     assert again.curve() == first.curve()
     assert again.summary["iteration"] == 4
 

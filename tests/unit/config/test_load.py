@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lmcore.config.load import EXCLUSIVE, LoadedConfig, Source, load_config
 from lmcore.config.section import Config, run_options
+from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError
 
 
@@ -28,6 +30,24 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return name
 
     return write_file
+
+
+def test_problems_of_the_settings_come_with_unsupported_flags() -> None:
+    """Flags that are refused do not hide what is wrong with the settings."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--fp16", "--min-lr", "1"], check=partial(problems_of, world_size=1))
+    found = [one.what for one in [caught.value, *caught.value.others]]
+    assert found[0] == "`--fp16` is not supported"
+    assert found[1].startswith("`--min-lr 1` exceeds ")
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("wrong", ["--lrr 2", "--lr two", "missing.yaml"])
+def test_settings_that_cannot_be_read_are_not_checked(wrong: str) -> None:
+    """Where a setting kept its default by mistake, nothing is concluded from it."""
+    with pytest.raises(ConfigError) as caught:
+        load_config([*wrong.split(), "--min-lr", "1"], check=partial(problems_of, world_size=1))
+    assert caught.value.others == ()
 
 
 def test_no_arguments_are_the_defaults() -> None:
