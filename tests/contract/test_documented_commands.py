@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.cli.main import COMMANDS, main
+from lmcore.config import megatron
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -83,6 +84,8 @@ def problems(words: list[str]) -> Iterator[str]:
             return
         command = [word for word in words[:2] if word != "--help"]
     known = set(re.findall(r"--[a-z][a-z0-9-]*", help_text(*command).replace("[no-]", "")))
+    if words[0] == "train":  # flags that it takes from Megatron's commands
+        known |= {*megatron.RENAMED, *megatron.FIXED}
     for word in words[1:]:
         flag = word.partition("=")[0].replace("--no-", "--")
         if flag.startswith("--") and flag not in known | {"--help", "--flags"}:
