@@ -100,10 +100,19 @@ def test_kernels_load_and_name_known_ops():
 def test_launch_environment_shares_the_cores():
     """Two workers on eight cores get four threads each; one alone takes what torch takes."""
     probe = replace(plugin.lmcore_probe(), facts={"cores": 8})
-    share = plugin.lmcore_launch_env
-    assert share(probe, {"local_world_size": 2}) == {"OMP_NUM_THREADS": "4"}
-    assert share(probe, {"local_world_size": 16}) == {"OMP_NUM_THREADS": "1"}
-    assert share(probe, {"local_world_size": 1}) == {}
+
+    def threads(workers: int) -> str | None:
+        return plugin.lmcore_launch_env(probe, {"local_world_size": workers}).get("OMP_NUM_THREADS")
+
+    assert [threads(workers) for workers in (2, 16, 1)] == ["4", "1", None]
+
+
+def test_launch_environment_bounds_the_wait_for_threads():
+    """A thread that waits gives its core up soon, with any number of workers."""
+    probe = replace(plugin.lmcore_probe(), facts={"cores": 8})
+    for workers in (1, 4):
+        wanted = plugin.lmcore_launch_env(probe, {"local_world_size": workers})
+        assert 0 < int(wanted["GOMP_SPINCOUNT"]) <= 10_000
 
 
 def test_compiling_without_a_compiler_is_a_problem(monkeypatch):
