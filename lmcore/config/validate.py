@@ -15,7 +15,7 @@ from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["DEFAULT_TRAIN_ITERS", "RULES", "problems_of"]
 
-DEFAULT_TRAIN_ITERS = 500
+DEFAULT_TRAIN_ITERS = 1500
 """Steps of a run that is given neither `train_iters` nor `train_samples`."""
 
 Problems = Iterator[LmcoreError]

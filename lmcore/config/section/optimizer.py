@@ -14,7 +14,7 @@ class OptimizerSection:
     optimizer: str = option(
         "adam", "Optimizer; `adam` has decoupled weight decay.", choices=("adam",)
     )
-    lr: float = option(1e-3, "Highest learning rate.", above=0)
+    lr: float = option(2e-3, "Highest learning rate.", above=0)
     min_lr: float = option(0.0, "Lowest learning rate after decay.", minimum=0)
     lr_decay_style: str = option(
         "cosine",

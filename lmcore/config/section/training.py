@@ -19,8 +19,8 @@ class TrainingSection:
         "Samples of one step over all devices; default: micro_batch_size * data-parallel size.",
         minimum=1,
     )
-    eval_interval: int = option(1000, "Steps between validations; 0 for none.", minimum=0)
-    eval_iters: int = option(100, "Global batches of one validation; 0 for none.", minimum=0)
+    eval_interval: int = option(250, "Steps between validations; 0 for none.", minimum=0)
+    eval_iters: int = option(20, "Global batches of one validation; 0 for none.", minimum=0)
     exit_interval: int | None = option(
         None, "Save and exit when the step is a multiple of this.", minimum=1
     )

@@ -24,7 +24,7 @@ def test_derived_defaults() -> None:
     assert plan.config.model.ffn_hidden_size == 128
     assert plan.config.model.max_position_embeddings == 16
     assert plan.config.training.global_batch_size == plan.global_batch_size == 6
-    assert plan.config.training.train_iters == plan.train_iters == 500
+    assert plan.config.training.train_iters == plan.train_iters == 1500
     assert plan.train_samples == 3000
     assert plan.tokens_per_step == 96
     assert plan.num_micro_batches == 1
@@ -162,7 +162,7 @@ def test_plain_values() -> None:
     """`to_dict` is JSON, whole."""
     plan = plan_of("")
     data = json.loads(json.dumps(plan.to_dict()))
-    assert data["config"]["training"]["train_iters"] == 500
+    assert data["config"]["training"]["train_iters"] == 1500
     assert data["sources"]["train_iters"].startswith("derived")
     assert data["derived"]["parameter_count"] == plan.parameter_count
     assert data["fingerprint"] == plan.fingerprint

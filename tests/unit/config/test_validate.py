@@ -97,9 +97,9 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
             "use `--lr-warmup-iters 0`, or a larger `--lr-decay-iters`",
         ),
         (
-            "--lr-warmup-iters 501",
-            "`--lr-warmup-iters 501` is longer than the decay of 500",
-            "use `--lr-warmup-iters 5`, or a larger `--lr-decay-iters`",
+            "--lr-warmup-iters 1501",
+            "`--lr-warmup-iters 1501` is longer than the decay of 1500",
+            "use `--lr-warmup-iters 15`, or a larger `--lr-decay-iters`",
         ),
         (
             "--lr 1e-4 --min-lr 1e-3",
