@@ -25,7 +25,7 @@ def test_derived_defaults() -> None:
     assert plan.config.model.max_position_embeddings == 16
     assert plan.config.training.global_batch_size == plan.global_batch_size == 6
     assert plan.config.training.train_iters == plan.train_iters == 1500
-    assert plan.train_samples == 3000
+    assert plan.train_samples == 9000
     assert plan.tokens_per_step == 96
     assert plan.num_micro_batches == 1
     assert plan.data_parallel_size == 3
