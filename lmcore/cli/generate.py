@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -22,7 +23,8 @@ from lmcore.cli.sample_output import (
     standard_output,
 )
 from lmcore.config.command_line import ForeignFlag, Translation, parse_section
-from lmcore.config.option import REQUIRED, option
+from lmcore.config.option import REQUIRED, option, options_of
+from lmcore.config.section import ModelSection, OptimizerSection, TrainingSection
 from lmcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -318,7 +320,27 @@ def _as(flag: str) -> Translation:
     return Translation(flags=(flag,), notice=f"today's name of it is `{flag}`")
 
 
+def _from_checkpoint(flag: str, values: tuple[str, ...]) -> Translation:
+    typed = " ".join((flag, *values))
+    return Translation(notice=f"`{typed}` changes nothing: the checkpoint says how the model is")
+
+
+def _run_flags() -> dict[str, ForeignFlag]:
+    """Return the flags of a training run that scripts pass to generation too."""
+    ours = {one.flag for one in options_of(GenerateSection)}
+    sections = {"model": ModelSection, "training": TrainingSection, "optimizer": OptimizerSection}
+    return {
+        one.flag: ForeignFlag(
+            "0" if one.type is bool else "1", functools.partial(_from_checkpoint, one.flag)
+        )
+        for name, section in sections.items()
+        for one in options_of(section, name=name)
+        if one.flag not in ours
+    }
+
+
 _FOREIGN = {
+    **_run_flags(),
     "--recompute": ForeignFlag("0", lambda _: _as("--no-cache"), today="--no-cache"),
     "--genfile": ForeignFlag(
         "1",

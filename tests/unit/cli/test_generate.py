@@ -102,6 +102,12 @@ class TestOutput:
         flags = ["--prompt", "ab", "--tokens", "12", "--greedy", "--json"]
         assert generate(*flags) == generate(*flags, "--no-cache") == generate(*flags, "--recompute")
 
+    def test_shape_of_the_training_command(self, generate) -> None:
+        """A script's flags of a training run are understood; the checkpoint decides."""
+        flags = ["--prompt", "ab", "--tokens", "12", "--greedy", "--json"]
+        shape = ["--num-layers", "99", "--hidden-size", "7", "--lr", "1e-4", "--train-iters", "5"]
+        assert generate(*flags, *shape) == generate(*flags)
+
     def test_greedy_ignores_the_seed(self, generate) -> None:
         """Greedy text has no chance in it."""
         flags = ["--prompt", "ab", "--tokens", "12", "--greedy"]
