@@ -119,7 +119,7 @@ class RunPlan:
 
         `load_config` reads it back to the same settings; the derived counts are comments.
         """
-        lines = ["# The settings of this run; `lmcore train THIS_FILE --save NEW_DIRECTORY` repeats it."]
+        lines = ["# The settings of a run; `lmcore train THIS_FILE --save NEW_DIR` repeats it."]
         for section in SECTIONS:
             lines += ["", f"{section}:"]
             values = getattr(self.config, section)

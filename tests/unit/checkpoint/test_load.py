@@ -308,9 +308,9 @@ def test_index_of_an_older_python_is_read(saved: Path, tensors: dict[str, torch.
     ByName(content).dump(index_of(saved))
     assert b"getattr" in content.getvalue()
     restate(saved, ".metadata", content.getvalue())
-    restored = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    restored = zeros_of(tensors)
     load_checkpoint(saved, restored)
-    assert all(torch.equal(restored[name], tensors[name]) for name in tensors)
+    assert all(as_bytes(restored[name]) == as_bytes(tensors[name]) for name in tensors)
 
 
 def test_attribute_of_anything_else_is_refused(saved: Path, tensors: dict[str, torch.Tensor]):

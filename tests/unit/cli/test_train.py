@@ -134,9 +134,12 @@ CASES: dict[str, tuple[int, str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_input(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The status and the whole message are as recorded; no traceback, nothing left behind."""
     status, flags, prepare = CASES[name]
+    monkeypatch.setenv("LMCORE_PLUGINS", "")  # messages list what is installed
     if prepare is not None:
         prepare(here)
     before = {path for path in here.rglob("*") if "cache" not in str(path)}

@@ -76,4 +76,5 @@ def test_with_a_compiler_the_module_is_built_and_works(tmp_path):
         "index = _native.build_sample_index(sizes, documents, 4, 5)\n"
         "assert index.tolist() == [[0, 0], [1, 0], [2, 1], [3, 0], [4, 2], [4, 6]]\n"
     )
-    subprocess.run([sys.executable, "-c", check], cwd=tmp_path / "p/lmcore", check=True)
+    env = os.environ | {"PYTHONPATH": str(tmp_path / "p/lmcore")}
+    subprocess.run([sys.executable, "-c", check], env=env, check=True)
