@@ -1,7 +1,7 @@
 """The ops that the core declares: one line each, with the reference that is their meaning.
 
-Shapes: B batch, S sequence, T tokens (B*S), H hidden, N heads, K key/value heads, D head
-channels, F feed-forward, V vocabulary.
+Shapes: B batch, S sequence, T tokens (B*S), H hidden, I inputs, O outputs, N heads, K key/value
+heads, D head channels, F feed-forward, V vocabulary.
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ OP_SPECS: tuple[OpSpec, ...] = (
         "rms_norm",
         "(x_BSH, weight_H, epsilon) -> out_BSH",
         "Division by the root mean square of the last dim, with gain.",
+        reduces=True,
+    ),
+    _spec(
+        "linear",
+        "(x_BSI, weight_OI, bias_O) -> out_BSO",
+        "Projection of the last dim: x @ weight.T + bias; bias may be None.",
         reduces=True,
     ),
     _spec(

@@ -21,6 +21,7 @@ __all__ = [
     "cross_entropy",
     "grad_norm",
     "layer_norm",
+    "linear",
     "linear_cross_entropy",
     "rms_norm",
     "rotary_embedding",
@@ -91,6 +92,11 @@ def rms_norm(x_BSH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
     x = _wide(x_BSH)
     scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + epsilon)
     return (x * scale * weight_H).to(x_BSH.dtype)
+
+
+def linear(x_BSI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Return x @ weight.T + bias; under autocast in its dtype."""
+    return functional.linear(x_BSI, weight_OI, bias_O)
 
 
 def bias_gelu(x_BSF: Tensor, bias_F: Tensor) -> Tensor:

@@ -46,8 +46,8 @@ class Attention(nn.Module):
         self.num_heads = shape.num_attention_heads
         self.head_dim = shape.head_dim
         self.dropout = shape.attention_dropout
-        self.qkv = Linear(shape.hidden_size, 3 * shape.hidden_size)
-        self.output = Linear(shape.hidden_size, shape.hidden_size, bias=False)
+        self.qkv = Linear(shape.hidden_size, 3 * shape.hidden_size, ops)
+        self.output = Linear(shape.hidden_size, shape.hidden_size, ops, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(shape.hidden_size))
         self.op: Callable[..., Tensor] = ops.bind(
             "attention", head_dim=shape.head_dim, causal=True, dropout=shape.attention_dropout
@@ -74,9 +74,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
         super().__init__()
-        self.up = Linear(shape.hidden_size, shape.ffn_hidden_size, bias=False)
+        self.up = Linear(shape.hidden_size, shape.ffn_hidden_size, ops, bias=False)
         self.up_bias = nn.Parameter(torch.zeros(shape.ffn_hidden_size))
-        self.down = Linear(shape.ffn_hidden_size, shape.hidden_size, bias=False)
+        self.down = Linear(shape.ffn_hidden_size, shape.hidden_size, ops, bias=False)
         self.down_bias = nn.Parameter(torch.zeros(shape.hidden_size))
         self.op: Callable[..., Tensor] = ops.bind("bias_gelu", hidden_size=shape.ffn_hidden_size)
 

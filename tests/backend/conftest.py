@@ -203,6 +203,10 @@ CASES: tuple[Case, ...] = (
     Case(
         "scaled_masked_softmax", "hidden row", {0: _randn(1, 2, 5, 5)}, {1: _hidden_row(5), 2: 1.0}
     ),
+    Case("linear", "with bias", {0: _randn(3, 17, 24), 1: _randn(10, 24, seed=1), 2: _randn(10)}),
+    Case("linear", "without bias", {0: _strided(2, 33, 7), 1: _strided(9, 7, seed=1)}, {2: None}),
+    Case("linear", "few rows", {0: _randn(1, 1, 24), 1: _randn(10, 24, seed=1)}, {2: None}),
+    Case("linear", "no rows", {0: _randn(0, 5, 24), 1: _randn(10, 24, seed=1)}, {2: None}),
     Case("rotary_embedding", "part of the head", {0: _randn(2, 3, 5, 8)}, {1: _COS, 2: _SIN}),
     Case("rotary_embedding", "whole head", {0: _strided(2, 3, 5, 6)}, {1: _COS, 2: _SIN}),
     Case("cross_entropy", "odd", {0: _randn(11, 37) * 5}, {1: _targets(11, 37)}),

@@ -21,10 +21,41 @@ def _one_dtype(context: OpContext) -> Reject | None:
     return Reject(f"updates float32 and float64 weights, not {context.dtype}")
 
 
+def _float32(context: OpContext) -> Reject | None:
+    """Refuse what the product is not faster for, or not there for."""
+    if context.dtype != "float32":
+        return Reject(f"computes in float32, not {context.dtype}")
+    from lmcore_cpu.linear import available
+
+    return None if available() else Reject("this build of torch has no oneDNN product")
+
+
+def _eager(context: OpContext) -> Reject | None:
+    """Refuse compiled blocks, which have a variant of their own."""
+    if context.attributes.get("compile"):
+        return Reject("is not for compiled blocks; `onednn-compile` is")
+    return _float32(context)
+
+
+def _compiled(context: OpContext) -> Reject | None:
+    """Refuse blocks that are not compiled."""
+    if not context.attributes.get("compile"):
+        return Reject("is for compiled blocks; `onednn` is the same without a compiler")
+    return _float32(context)
+
+
 KERNELS: tuple[OpImpl, ...] = (
     OpImpl("attention", "sdpa", f"{_OPS}:attention", traits=_FUSED),
     OpImpl("layer_norm", "torch", f"{_OPS}:layer_norm", traits=_FUSED),
     OpImpl("rms_norm", "torch", f"{_OPS}:rms_norm", traits=_FUSED),
+    OpImpl("linear", "onednn", "lmcore_cpu.linear:linear", supports=_eager, traits=_DETERMINISTIC),
+    OpImpl(
+        "linear",
+        "onednn-compile",
+        "lmcore_cpu.linear_beside_compiled:linear",
+        supports=_compiled,
+        traits=_DETERMINISTIC,
+    ),
     OpImpl("bias_gelu", "torch", f"{_OPS}:bias_gelu", traits=_DETERMINISTIC),
     OpImpl("cross_entropy", "torch", f"{_OPS}:cross_entropy", traits=_FUSED),
     OpImpl(

@@ -1,0 +1,15 @@
+"""`linear` for compiled blocks: the compiler works on what is between the projections.
+
+Its own way with a projection is the BLAS product.  Importing this module imports the compiler;
+only `--compile` does.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lmcore_cpu import linear as uncompiled
+
+__all__ = ["linear"]
+
+linear = torch.compiler.disable(uncompiled.linear)
