@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 
 from lmcore.accelerator.device import MemoryStats
+from lmcore.errors import DeviceError
 
-__all__ = ["defaults"]
+__all__ = ["defaults", "own_index"]
+
+
+def own_index(device_type: str) -> int:
+    """Return the ordinal of the device that is this process's: its local rank's.
+
+    Raises:
+        DeviceError: There are more processes on this host than torch sees devices.
+    """
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    count = torch.get_device_module(device_type).device_count()
+    if index >= count:
+        raise DeviceError(
+            f"process {index} of this host has no `{device_type}` device of its own",
+            why=f"torch sees {count}",
+            hint=f"start at most {count} processes on this host" if count else "`lmcore doctor`",
+        )
+    return index
 
 
 def defaults(device_type: str, index: int) -> dict[str, Any]:

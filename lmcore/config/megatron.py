@@ -59,7 +59,7 @@ class Fixed:
 
 
 _LATER = "not in this version"
-_ONE_DEVICE_GROUP = f"model parallelism is {_LATER}: use 1, and more processes for more data"
+_ONE_DEVICE_GROUP = f"model parallelism is {_LATER}: use 1"
 _LAYERWISE = "recomputation is set for whole layers by `--recompute`"
 
 RENAMED: Mapping[str, Renamed] = {

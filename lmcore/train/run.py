@@ -245,6 +245,8 @@ class _Session:
             f"{corpus.indexed.document_count:,} documents"
         )
         start = f" from step {state.iteration} of {loaded}" if loaded else ""
+        if loaded and plan.config.checkpoint.finetune:
+            start = f", from the weights of {loaded}"
         say(
             f"training  {plan.train_iters} steps of {plan.global_batch_size} x "
             f"{model.seq_length} tokens{start}"

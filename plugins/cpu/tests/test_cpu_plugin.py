@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import types
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,6 +80,29 @@ def test_peak_is_measured_once_and_plausible(device):
     assert 1e8 < peak("float32") < 1e15
     assert peak("float32") == peak("float32")
     assert peak("float8_e4m3fn") is None
+
+
+def test_a_disturbance_does_not_lower_the_peak(monkeypatch):
+    """Products that another process made slow are not the ceiling: the fastest one is."""
+    times = iter([9.0, 7.0, 5.0, 4.0, 2.0, 8.0, 8.0, 1.0, 8.0, 8.0, 8.0, 8.0])
+    clock = [0.0]
+
+    def product() -> None:
+        clock[0] += next(times)
+
+    monkeypatch.setattr(device_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    peak = device_module._PeakFlops(size=100, patience=3, seconds=1e6)
+    assert peak._best_rate(product) == 2.0 * 100**3 / 1.0
+    assert next(times) == 8.0, "three in a row were no faster: it stopped"
+
+
+def test_the_peak_knows_the_fastest_product_of_this_plugin(monkeypatch):
+    """A model cannot be faster than the peak because its projections go another way."""
+    rates = iter([100.0, 120.0])
+    peak = device_module._PeakFlops(size=8)
+    monkeypatch.setattr(peak, "_best_rate", lambda multiply: next(rates))
+    monkeypatch.setattr(device_module.linear, "available", lambda: True)
+    assert peak("float32") == 120.0
 
 
 def test_a_system_without_proc_says_so(monkeypatch, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from lmcore.accelerator import CommBackend, Device
+from lmcore.accelerator.torch_device import own_index
 from lmcore.errors import DeviceError
 
 __all__ = ["create_device", "nccl", "peak_flops"]
@@ -46,13 +46,7 @@ def create_device() -> Device:
             why=f"torch {torch.__version__}, built with CUDA {torch.version.cuda}",
             hint="run `lmcore doctor`",
         )
-    index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if index >= count:
-        raise DeviceError(
-            f"process {index} of this host has no GPU of its own",
-            why=f"torch sees {count}",
-            hint=f"start at most {count} processes on this host",
-        )
+    index = own_index("cuda")
     properties = torch.cuda.get_device_properties(index)
     name = str(properties.name)
     dtypes = {"float64", "float32", "float16"}

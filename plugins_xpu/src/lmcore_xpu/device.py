@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 
 from lmcore.accelerator import CommBackend, Device
+from lmcore.accelerator.torch_device import own_index
 from lmcore.errors import DeviceError
 
 __all__ = ["create_device", "xccl"]
@@ -26,13 +26,8 @@ def create_device() -> Device:
             hint="run `lmcore doctor`; GPUs older than PyTorch supports cannot be used",
         )
     # Each tile of a card counts here where Level Zero's hierarchy is flat, its default.
-    index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.xpu.device_count()
-    if index >= count:
-        raise DeviceError(
-            f"process {index} of this host has no GPU of its own",
-            why=f"torch sees {count}",
-            hint=f"start at most {count} processes on this host",
-        )
+    # Each tile of a card counts here where Level Zero's hierarchy is flat, its default.
+    index = own_index("xpu")
     properties = torch.xpu.get_device_properties(index)
     dtypes = {"float32", "float16"}
     if torch.xpu.is_bf16_supported(including_emulation=False):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmcore.accelerator import Device, MemoryStats
-from lmcore.accelerator.torch_device import defaults
+from lmcore.accelerator.torch_device import defaults, own_index
 from lmcore.errors import DeviceError, PluginError
 
 OPTIONAL = ("memory_stats", "reset_peak_memory", "empty_cache", "pin_memory", "new_stream",
@@ -124,3 +124,17 @@ def test_defaults_do_not_invent_what_torch_does_not_have(chip_module):
     module, _ = chip_module
     del module.memory_allocated
     assert "memory_stats" not in defaults("meta", 0)
+
+
+@pytest.mark.parametrize("count, hint", [(2, "at most 2 processes"), (0, "lmcore doctor")])
+def test_a_process_without_a_device_of_its_own_is_told(chip_module, monkeypatch, count, hint):
+    """A local rank beyond the devices that torch sees is an error; one below them is the index."""
+    module, _ = chip_module
+    monkeypatch.setattr(module, "device_count", lambda: count, raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(DeviceError, match="process 2 of this host has no `meta` device") as error:
+        own_index("meta")
+    assert error.value.why == f"torch sees {count}"
+    assert hint in error.value.hint
+    monkeypatch.setattr(module, "device_count", lambda: 3, raising=False)
+    assert own_index("meta") == 2
