@@ -1,0 +1,95 @@
+"""`CheckpointStager`: how a run's tensors come to host memory before a checkpoint is written.
+
+What is written must be one moment of the run.  A stager that copies lets training go on while the
+copy is written (`--async-save`); one that hands out the live tensors is for saves that training
+waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lmcore.errors import PluginError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["CheckpointStager", "host_copy_stager", "stage_tensors"]
+
+
+@dataclass(frozen=True)
+class CheckpointStager:
+    """A way to bring tensors to host memory.
+
+    Attributes:
+        name: What records and messages call it.
+        stage: Returns the tensors by the same names, with the same values, on the host; called on
+            the training thread, and never while an earlier result is still being written.
+        priority: The highest that is available is used.
+        available: Returns None, or the reason why it cannot be used here.
+        copies: Whether what `stage` returns stays as it is when training goes on; False where the
+            live tensors themselves may be returned.
+    """
+
+    name: str
+    stage: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+    priority: int = 0
+    available: Callable[[], str | None] = lambda: None
+    copies: bool = True
+
+
+def host_copy_stager() -> CheckpointStager:
+    """Return `host-copy`, the core's own: a new host tensor for each tensor, on any device."""
+    return CheckpointStager("host-copy", _copy_to_host)
+
+
+def _copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    import torch
+
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+
+
+def stage_tensors(stager: CheckpointStager, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return *tensors* as *stager* brings them to the host; its result is checked.
+
+    Raises:
+        PluginError: A tensor is missing, of another shape or dtype, not on the host, or, where
+            the stager says that it copies, still the live one.
+    """
+    staged = dict(stager.stage(tensors))
+    if staged.keys() != tensors.keys():
+        odd = sorted(staged.keys() ^ tensors.keys())[:4]
+        raise _broken(stager, f"it did not return exactly the tensors it got: {', '.join(odd)}")
+    for name, live in tensors.items():
+        copy = staged[name]
+        if copy.shape != live.shape or copy.dtype != live.dtype:
+            raise _broken(
+                stager,
+                f"`{name}` is {live.dtype} {tuple(live.shape)}, it returned {copy.dtype} "
+                f"{tuple(copy.shape)}",
+            )
+        if copy.device.type != "cpu":
+            raise _broken(stager, f"it left `{name}` on {copy.device}")
+        if stager.copies and copy.numel() and _shares_memory(copy, live):
+            raise _broken(stager, f"it says that it copies, and returned `{name}` itself")
+    return staged
+
+
+def _shares_memory(one: Tensor, other: Tensor) -> bool:
+    return (
+        one.device == other.device
+        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    )
+
+
+def _broken(stager: CheckpointStager, why: str) -> PluginError:
+    return PluginError(
+        f"checkpoint stager `{stager.name}` did not do its work; nothing was written",
+        why=why,
+        hint="update the plugin that offers it, or report this to its authors",
+    )
