@@ -11,6 +11,8 @@ from lmcore.accelerator import OP_SPECS
 from lmcore.accelerator.op import load_target
 from lmcore.accelerator.op_signature import readable_signature, signature_problem
 
+ZEROS = np.zeros(2)
+
 
 def reference(q_BNSD, k_BKSD, *, causal, dropout=0.0, mask=None):
     """Stand for an op with both kinds of arguments."""
@@ -131,7 +133,7 @@ def test_what_is_accepted_can_be_called(kernel, full):
 def test_a_default_that_is_no_scalar_differs():
     """A kernel whose default is an array is told so, not compared element by element."""
 
-    def kernel(q, k, *, causal, dropout=0.0, mask=np.zeros(2)): ...
+    def kernel(q, k, *, causal, dropout=0.0, mask=ZEROS): ...
 
     assert "default of `mask`" in signature_problem(kernel, reference)
 
