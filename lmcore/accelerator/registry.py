@@ -1,0 +1,240 @@
+"""What plugins are given to register options, commands, corpora and tokenizers.
+
+A registry belongs to one plugin for the time of one hook call, and checks at once what it is
+given, so that a traceback points into the plugin.  `lmcore.plugins.registrations` makes the
+registries and reads them afterwards; a plugin only calls `add`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from lmcore.errors import PluginError
+
+if TYPE_CHECKING:
+    from lmcore.accelerator.tokenizer import TokenizerFactory
+
+__all__ = [
+    "CommandRegistry",
+    "CorpusRegistry",
+    "OptionRegistry",
+    "PluginCommand",
+    "PluginCorpus",
+    "TokenizerRegistry",
+]
+
+T = TypeVar("T")
+
+_COMMAND = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_CORPUS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # it names files in a run directory
+_TOKENIZER = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_NOBODY: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class PluginCommand:
+    """A command that a plugin adds; `load` is "package.module:function"."""
+
+    name: str
+    load: str
+    summary: str
+
+
+@dataclass(frozen=True)
+class PluginCorpus:
+    """A text that a plugin brings, for `--corpus NAME`."""
+
+    name: str
+    path: Path
+    summary: str
+
+
+class _Registry(Generic[T]):
+    """What one plugin has registered so far.
+
+    Attributes:
+        found: What was registered, by name.
+    """
+
+    kind = ""
+
+    def __init__(self, plugin: str, taken: Mapping[str, str] = _NOBODY) -> None:
+        """Begin empty.
+
+        Args:
+            plugin: The plugin as messages call it.
+            taken: Names that are in use, each with its owner as messages call it.
+        """
+        self._plugin = plugin
+        self._taken = taken
+        self.found: dict[str, T] = {}
+
+    def _claim(self, name: object, pattern: re.Pattern[str], wanted: str) -> str:
+        """Return *name* if it is well formed and free.
+
+        Raises:
+            PluginError: It is not.
+        """
+        if not isinstance(name, str) or not pattern.fullmatch(name):
+            raise self._error(f"registers {name!r:.100} as a {self.kind}", why=f"a name is {wanted}")
+        owner = self._plugin if name in self.found else self._taken.get(name)
+        if owner is not None:
+            raise self._error(
+                f"registers the {self.kind} `{name}`, which is taken", why=f"it is {owner}'s"
+            )
+        return name
+
+    def _summary(self, name: str, summary: object) -> str:
+        if not isinstance(summary, str) or not summary.strip() or len(summary.splitlines()) > 1:
+            raise self._error(
+                f"registers the {self.kind} `{name}` with the summary {summary!r:.100}",
+                why="a summary is one line of text",
+            )
+        return summary.strip()
+
+    def _error(self, what: str, *, why: str) -> PluginError:
+        return PluginError(f"plugin {self._plugin} {what}", why=why)
+
+
+class OptionRegistry(_Registry[type]):
+    """What the hook `lmcore_add_options` is given."""
+
+    kind = "section"
+
+    def __init__(self, plugin: str, name: str, taken: Mapping[str, str] = _NOBODY) -> None:
+        """Begin empty.
+
+        Args:
+            plugin: The plugin as messages call it.
+            name: The plugin's name, which its flags begin with.
+            taken: Flags that are in use, each with its owner as messages call it.
+        """
+        super().__init__(plugin, taken)
+        self._name = name
+
+    def add(self, section: type) -> None:
+        """Register the plugin's settings, once.
+
+        A field `depth` of the plugin `mine` becomes the flag `--mine-depth`, the key `depth` of the
+        file's section `mine:`, and `config.plugins["mine"].depth`.
+
+        Args:
+            section: A frozen dataclass whose fields are made with `lmcore.config.option.option`,
+                each with a default; the first line of its docstring is shown above its flags.
+
+        Raises:
+            PluginError: It is something else, a flag is taken, or there is a section already.
+        """
+        from lmcore.config.plugin_section import plugin_options, section_problem
+
+        if self.found:
+            raise self._error("registers a second section", why="a plugin has one at most")
+        problem = section_problem(self._name, section)
+        if problem is not None:
+            raise self._error(f"registers {section!r:.100} as its settings", why=problem)
+        for one in plugin_options(self._name, section):
+            for flag in one.flags:
+                if flag in self._taken:
+                    raise self._error(
+                        f"registers the flag `{flag}`, which is taken",
+                        why=f"it is {self._taken[flag]}'s",
+                    )
+        self.found[self._name] = section
+
+
+class CommandRegistry(_Registry[PluginCommand]):
+    """What the hook `lmcore_add_commands` is given."""
+
+    kind = "command"
+
+    def add(self, name: str, load: str, summary: str) -> None:
+        """Register a command.
+
+        Args:
+            name: What follows `lmcore` on the command line: small letters, digits and dashes.
+            load: "package.module:function", loaded when the command is used; the function takes
+                the arguments after the command's name and returns the exit status.
+            summary: One line for `lmcore --help`.
+
+        Raises:
+            PluginError: One of them is malformed, or the name is taken.
+        """
+        claimed = self._claim(name, _COMMAND, "small letters, digits and dashes")
+        if not isinstance(load, str) or not _TARGET.fullmatch(load):
+            raise self._error(
+                f"registers the command `{name}` with the target {load!r:.100}",
+                why="a target is written `package.module:function`",
+            )
+        self.found[claimed] = PluginCommand(claimed, load, self._summary(claimed, summary))
+
+
+class CorpusRegistry(_Registry[PluginCorpus]):
+    """What the hook `lmcore_add_corpora` is given."""
+
+    kind = "corpus"
+
+    def add(self, name: str, path: str | os.PathLike[str], summary: str) -> None:
+        """Register a text to train on; it is opened only when it is used.
+
+        Args:
+            name: What `--corpus` calls it: letters, digits, dashes, dots and underscores.
+            path: A UTF-8 text file that the plugin's distribution brings; an absolute path, such
+                as `Path(__file__).parent / "corpus.txt"`.
+            summary: One line for `lmcore data corpora`: what it is, and where it is from.
+
+        Raises:
+            PluginError: One of them is malformed, or the name is taken.
+        """
+        claimed = self._claim(
+            name, _CORPUS, "letters, digits, dashes, dots and underscores, a letter or digit first"
+        )
+        if not isinstance(path, str | os.PathLike) or not Path(path).is_absolute():
+            raise self._error(
+                f"registers the corpus `{name}` with the path {str(path)!r:.100}",
+                why="a path is absolute, so that it does not depend on the current folder",
+            )
+        self.found[claimed] = PluginCorpus(claimed, Path(path), self._summary(claimed, summary))
+
+
+class TokenizerRegistry(_Registry["TokenizerFactory"]):
+    """What the hook `lmcore_add_tokenizers` is given."""
+
+    kind = "tokenizer type"
+
+    def add(self, name: str, factory: TokenizerFactory) -> None:
+        """Register a tokenizer type.
+
+        Args:
+            name: What `--tokenizer-type` calls it.
+            factory: Called with `vocab_file`, `merge_file` and `vocab_size` by name, as the command
+                line has them; returns a `lmcore.accelerator.tokenizer.Tokenizer`.
+
+        Raises:
+            PluginError: The name is malformed or taken, or *factory* cannot be called so.
+        """
+        claimed = self._claim(
+            name, _TOKENIZER, "letters, digits, dashes, dots and underscores, a letter first"
+        )
+        if not callable(factory):
+            raise self._error(
+                f"registers the tokenizer type `{name}` with {factory!r:.100}",
+                why="a factory is a function",
+            )
+        try:
+            inspect.signature(factory).bind(vocab_file=None, merge_file=None, vocab_size=None)
+        except TypeError as cause:
+            raise self._error(
+                f"registers the tokenizer type `{name}` with a factory of other arguments",
+                why=f"it is called with vocab_file, merge_file and vocab_size: {cause}",
+            ) from cause
+        except ValueError:  # a callable without a signature, as some of C have none
+            pass
+        self.found[claimed] = factory
