@@ -36,6 +36,7 @@ def discover(
     *,
     env: Mapping[str, str] = os.environ,
     entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
+    probe: bool = True,
 ) -> PluginSet:
     """Return a record of every installed plugin: loaded, checked and probed, or why not.
 
@@ -44,6 +45,7 @@ def discover(
     Args:
         env: The process environment, handed to the probes.
         entry_points: Those to load; default: the installed ones.
+        probe: Whether to ask for devices; what only lists commands and options does without.
 
     Raises:
         ConfigError: `LMCORE_PLUGINS` names a plugin that is not installed.
@@ -63,7 +65,8 @@ def discover(
             )
         else:
             records.append(_load(point))
-    return PluginSet(tuple(_probed(one, env) for one in _without_namesakes(records)))
+    records = _without_namesakes(records)
+    return PluginSet(tuple(_probed(one, env) if probe else one for one in records))
 
 
 def new_hook_caller() -> pluggy.PluginManager:
