@@ -5,8 +5,11 @@ these hooks as plain functions marked with `hookimpl`.  A hook takes any subset 
 arguments, by name, without defaults.  The module must not import torch: `lmcore plugins` and the
 launcher load it.  A plugin without `lmcore_probe` brings no device and adds to every other one's.
 
-Order in a run: info, probe (launcher) -> launch environment (launcher, per worker) -> device,
-operations, policies (each worker) -> run start, run end (each worker).
+Order in a run: info, probe, options, tokenizers, corpora (launcher) -> launch environment
+(launcher, per worker) -> device, problems, policies, kernels, backends (each worker) -> run start,
+run end (each worker).  There are no hooks in a step: what runs there was bound before.
+
+Each docstring says who calls the hook, when, on which ranks, and what it returns.
 """
 
 from __future__ import annotations
@@ -23,6 +26,13 @@ if TYPE_CHECKING:
     from lmcore.accelerator.precision import PrecisionPolicy
     from lmcore.accelerator.probe import Check, PluginInfo, Probe, Problem
     from lmcore.accelerator.recompute import RecomputePolicy
+    from lmcore.accelerator.registry import (
+        CommandRegistry,
+        CorpusRegistry,
+        OptionRegistry,
+        TokenizerRegistry,
+    )
+    from lmcore.accelerator.staging import CheckpointStager
     from lmcore.config.section import Config
 
 __all__ = ["PROJECT", "hookimpl", "hookspec"]
@@ -36,7 +46,9 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def lmcore_plugin_info() -> PluginInfo:  # type: ignore[empty-body]
     """Say who the plugin is and which versions it works with.
 
-    When: first, right after import, in the launcher and in each worker.
+    Called by: discovery, for every plugin; it is the one hook that every plugin needs.
+    When: first, right after import.
+    Ranks: the launcher and every worker.
     Return: a `PluginInfo`; a plugin whose ranges exclude this lmcore or torch is refused with
     that reason, and none of its other hooks is called.
     """
@@ -46,10 +58,58 @@ def lmcore_plugin_info() -> PluginInfo:  # type: ignore[empty-body]
 def lmcore_probe(env: Mapping[str, str]) -> Probe:  # type: ignore[empty-body]
     """Say whether the plugin's device is here and fit, without initialising it.
 
-    When: in the launcher, where the choice is made, and in each worker, which checks that it
-    sees the same; `env` is the process environment.
+    Called by: discovery, for every plugin, in a process of its own that ends afterwards.
+    When: before a device is chosen, and in a worker before it accepts the choice; `env` is the
+    process environment.
+    Ranks: the launcher and every worker.
     Return: a `Probe`.  Do not import torch: read the driver's files, libraries or package
     metadata.  Hardware that is there with software that cannot use it is BROKEN, with the fix.
+    """
+
+
+@hookspec
+def lmcore_add_options(registry: OptionRegistry) -> None:
+    """Add settings of the plugin's own: `registry.add(section)`.
+
+    Called by: commands that take a run's settings, for every usable plugin.
+    When: before the command line and files are read.
+    Ranks: the launcher and every worker.
+    Return: nothing; the section is a frozen dataclass of `lmcore.config.option` fields, whose
+    values stand in `config.plugins[NAME]` afterwards, NAME being the plugin's.
+    """
+
+
+@hookspec
+def lmcore_add_commands(registry: CommandRegistry) -> None:
+    """Add commands: `registry.add(name, load, summary)`.
+
+    Called by: `lmcore --help`, and `lmcore NAME` for a name that is none of the core's.
+    When: before the command runs.
+    Ranks: the launcher.
+    Return: nothing; `load` names "package.module:function", which takes the arguments after the
+    command's name and returns the exit status.
+    """
+
+
+@hookspec
+def lmcore_add_corpora(registry: CorpusRegistry) -> None:
+    """Add texts that `--corpus NAME` trains on: `registry.add(name, path, summary)`.
+
+    Called by: commands that read a corpus, for every usable plugin.
+    When: before the corpus is opened.
+    Ranks: the launcher and every worker.
+    Return: nothing; `path` is a UTF-8 text file that the plugin's distribution brings.
+    """
+
+
+@hookspec
+def lmcore_add_tokenizers(registry: TokenizerRegistry) -> None:
+    """Add tokenizer types: `registry.add(name, factory)`.
+
+    Called by: commands that take `--tokenizer-type`, for every usable plugin.
+    When: before flags are read.
+    Ranks: the launcher and every worker.
+    Return: nothing; `factory` makes a tokenizer from the options of the command line.
     """
 
 
@@ -57,9 +117,12 @@ def lmcore_probe(env: Mapping[str, str]) -> Probe:  # type: ignore[empty-body]
 def lmcore_launch_env(probe: Probe, rank_info: Mapping[str, Any]) -> Mapping[str, str]:  # type: ignore[empty-body]
     """Say which environment variables a worker needs before torch is imported.
 
-    When: in the launcher, once for each worker, for the chosen plugin only; `rank_info` has
-    rank, local_rank, world_size and local_world_size.
-    Return: variables; those the user has set already are left as they are, and the run says so.
+    Called by: whatever starts a worker, for the chosen plugin and those without a device.
+    When: after the choice, once for each worker; `rank_info` has rank, local_rank, world_size
+    and local_world_size.
+    Ranks: the launcher, for every worker.
+    Return: a mapping; variables the user has set already stay as they are, and the run says so.
+    Two plugins that want different values of one variable stop the run.
     """
 
 
@@ -67,44 +130,10 @@ def lmcore_launch_env(probe: Probe, rank_info: Mapping[str, Any]) -> Mapping[str
 def lmcore_create_device(probe: Probe, config: Config) -> Device:  # type: ignore[empty-body]
     """Create the device of this process.
 
-    When: once in each worker, for the chosen plugin only; torch may be imported from here on.
-    Return: a `Device`.
-    """
-
-
-@hookspec
-def lmcore_comm_backends(device: Device) -> Sequence[CommBackend]:  # type: ignore[empty-body]
-    """Say how processes on this device type exchange tensors.
-
-    When: in each worker, at process-group creation.
-    Return: backends; the available one with the highest priority is used.
-    """
-
-
-@hookspec
-def lmcore_op_impls(device: Device) -> Sequence[OpImpl]:  # type: ignore[empty-body]
-    """Offer kernels for the ops of the core.
-
-    When: in each worker, when the model is built.
-    Return: kernels; their modules are loaded only if they are bound.
-    """
-
-
-@hookspec
-def lmcore_precision_policies(device: Device) -> Sequence[PrecisionPolicy]:  # type: ignore[empty-body]
-    """Offer the precisions that the device can train in.
-
-    When: in each worker, when the model is built.
-    Return: policies; the one with the highest priority is the default.
-    """
-
-
-@hookspec
-def lmcore_recompute_policies(device: Device) -> Sequence[RecomputePolicy]:  # type: ignore[empty-body]
-    """Offer ways to save activation memory.
-
-    When: in each worker, when the model is built.
-    Return: policies, `none` among them.
+    Called by: the runtime, for the chosen plugin only.
+    When: once in a process; torch may be imported from here on.
+    Ranks: every worker.
+    Return: a `Device` of the type that the probe promised, usually from `Device.from_torch`.
     """
 
 
@@ -112,17 +141,65 @@ def lmcore_recompute_policies(device: Device) -> Sequence[RecomputePolicy]:  # t
 def lmcore_validate_config(device: Device, config: Config) -> Sequence[Problem]:  # type: ignore[empty-body]
     """Name what of the configuration the device cannot do.
 
-    When: in each worker, before the model is built; the configuration is read-only.
-    Return: problems, empty when there are none.
+    Called by: the runtime, for the chosen plugin and those without a device.
+    When: before the model is built; the configuration is read-only.
+    Ranks: every worker.
+    Return: a sequence of `Problem`, empty when there are none; all of them are shown at once.
     """
 
 
 @hookspec
-def lmcore_doctor(probe: Probe) -> Sequence[Check]:  # type: ignore[empty-body]
-    """Check the plugin's software and hardware in depth.
+def lmcore_comm_backends(device: Device) -> Sequence[CommBackend]:  # type: ignore[empty-body]
+    """Say how processes on this device type exchange tensors.
 
-    When: in `lmcore doctor`, in a process of its own; torch may be imported.
-    Return: checks, a line each.
+    Called by: the runtime of several processes, for the chosen plugin and those without a device.
+    When: at process-group creation.
+    Ranks: every worker.
+    Return: a sequence of `CommBackend`; the available one with the highest priority is used.
+    """
+
+
+@hookspec
+def lmcore_op_impls(device: Device) -> Sequence[OpImpl]:  # type: ignore[empty-body]
+    """Offer kernels for the ops of the core.
+
+    Called by: the runtime, for the chosen plugin and those without a device; `lmcore ops`.
+    When: before the model is built.
+    Ranks: every worker.
+    Return: a sequence of `OpImpl`; their modules are loaded only if they are bound.
+    """
+
+
+@hookspec
+def lmcore_precision_policies(device: Device) -> Sequence[PrecisionPolicy]:  # type: ignore[empty-body]
+    """Offer the precisions that the device can train in.
+
+    Called by: the runtime, for the chosen plugin and those without a device.
+    When: before the model is built.
+    Ranks: every worker.
+    Return: a sequence of `PrecisionPolicy`; the one with the highest priority is the default.
+    """
+
+
+@hookspec
+def lmcore_recompute_policies(device: Device) -> Sequence[RecomputePolicy]:  # type: ignore[empty-body]
+    """Offer ways to save activation memory.
+
+    Called by: the runtime, for the chosen plugin and those without a device.
+    When: before the model is built.
+    Ranks: every worker.
+    Return: a sequence of `RecomputePolicy`, `none` among them.
+    """
+
+
+@hookspec
+def lmcore_checkpoint_stagers(device: Device) -> Sequence[CheckpointStager]:  # type: ignore[empty-body]
+    """Offer ways to copy a run's tensors off the device before a checkpoint is written.
+
+    Called by: the runtime, for the chosen plugin and those without a device.
+    When: before the first checkpoint.
+    Ranks: every worker.
+    Return: a sequence of `CheckpointStager`; the available one with the highest priority is used.
     """
 
 
@@ -130,8 +207,11 @@ def lmcore_doctor(probe: Probe) -> Sequence[Check]:  # type: ignore[empty-body]
 def lmcore_run_start(run: Mapping[str, Any]) -> None:
     """Hear that a run begins.
 
-    When: in each worker, after device and model are there; `run` has directory, rank,
-    world_size and the resolved configuration as a mapping.
+    Called by: the training loop's owner, for the chosen plugin and those without a device.
+    When: after device and model are there; `run` has directory, rank, world_size and plan, the
+    resolved configuration as a mapping.
+    Ranks: every worker.
+    Return: nothing.  Raising stops the run if the plugin is the chosen one.
     """
 
 
@@ -139,13 +219,20 @@ def lmcore_run_start(run: Mapping[str, Any]) -> None:
 def lmcore_run_end(run: Mapping[str, Any]) -> None:
     """Hear that a run ended; `run` also has `status` and `iteration`.
 
-    When: in each worker, also when the run failed.
+    Called by: the training loop's owner, for the chosen plugin and those without a device.
+    When: after the last step, also when the run failed.
+    Ranks: every worker.
+    Return: nothing.  Raising is logged and spoils no finished run.
     """
 
 
 @hookspec
-def lmcore_add_tokenizers(registry: Any) -> None:
-    """Register tokenizer types: `registry.add(name, factory)`.
+def lmcore_doctor(probe: Probe | None) -> Sequence[Check]:  # type: ignore[empty-body]
+    """Check the plugin's software and hardware in depth.
 
-    When: by commands that take `--tokenizer-type`, before flags are read.
+    Called by: `lmcore doctor`, for every usable plugin.
+    When: in a process of its own with a time limit; torch may be imported.  `probe` is None for a
+    plugin that brings no device.
+    Ranks: the launcher.
+    Return: a sequence of `Check`, a line each.
     """

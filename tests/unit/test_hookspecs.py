@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from lmcore import hookspecs, plugins
-from lmcore.accelerator import OP_SPECS
+from lmcore import plugins
+from lmcore.accelerator import API_VERSION, OP_SPECS
+from lmcore.plugins.api import parse_hook_docstring, specified_hooks
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference"
-HOOKS = {
-    name: function
-    for name, function in vars(hookspecs).items()
-    if hasattr(function, f"{hookspecs.PROJECT}_spec")
-}
+HOOKS = specified_hooks()
+FIELDS = ("Called by", "When", "Ranks", "Return")
 
 
 def section(page: str, heading: str) -> str:
@@ -34,18 +32,38 @@ def test_there_are_hooks():
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_every_hook_is_documented_with_its_arguments(hook):
-    """The reference has the exact signature, when it is called and what to return."""
-    arguments = ", ".join(inspect.signature(HOOKS[hook]).parameters)
-    text = section("hooks.md", f"{hook}({arguments})")
-    assert "When: " in text
-    assert "Return: " in text
+def test_every_hook_is_documented_as_its_docstring_says(hook):
+    """The reference has its signature, its summary, who calls it, when, where, and its result."""
+    signature = inspect.signature(HOOKS[hook])
+    text = " ".join(section("hooks.md", f"{hook}({', '.join(signature.parameters)})").split())
+    summary, fields = parse_hook_docstring(inspect.getdoc(HOOKS[hook]))
+    assert summary in text
+    for title in FIELDS:
+        assert f"{title}: {fields[title]}" in text
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_every_hook_says_in_its_docstring_when_it_is_called(hook):
-    """Authors read the specification in their editor."""
-    assert "When: " in inspect.getdoc(HOOKS[hook])
+def test_every_argument_is_documented_with_its_type(hook):
+    """The reference lists each argument of the hook, and none that is gone."""
+    signature = inspect.signature(HOOKS[hook])
+    text = section("hooks.md", f"{hook}({', '.join(signature.parameters)})")
+    listed = re.findall(r"^- `(\w+)`: `([^`]+)`, \S", text, re.MULTILINE)
+    assert listed == [(name, one.annotation) for name, one in signature.parameters.items()]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_says_in_its_docstring_what_an_author_must_know(hook):
+    """Authors read the specification in their editor: four lines, in one order, and no other."""
+    text = inspect.getdoc(HOOKS[hook])
+    titles = re.findall(r"^([A-Z][a-z]+(?: by)?):", text, re.MULTILINE)
+    assert titles == list(FIELDS)
+    assert all(parse_hook_docstring(text)[1].values())
+
+
+def test_the_reference_names_the_version():
+    """The page is that of the current contract."""
+    text = (DOCS / "hooks.md").read_text(encoding="utf-8")
+    assert f"`lmcore.accelerator.API_VERSION`, now {API_VERSION}." in text
 
 
 def test_the_reference_has_no_hook_that_is_gone():
