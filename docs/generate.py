@@ -1,7 +1,8 @@
 """Write the reference pages that are made from the code.
 
-`python docs/generate.py` writes docs/reference/{options,presets,megatron-flags,commands}.md and
-tests/golden/flags.txt; a test fails where a file and the code differ.
+`python docs/generate.py` writes docs/reference/{options,presets,megatron-flags,commands}.md,
+tests/golden/flags.txt and the snapshot of the plugin contract; a test fails where a file and the
+code differ.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from lmcore.accelerator import API_VERSION
 from lmcore.cli.main import COMMANDS, main
 from lmcore.config import megatron
 from lmcore.config.help import shown_default
@@ -20,6 +22,7 @@ from lmcore.config.option import Option, options_of
 from lmcore.config.preset import PRESETS
 from lmcore.config.section import SECTIONS, run_options
 from lmcore.config.size import padded_vocabulary, parameter_count
+from lmcore.plugins.api import renewed_contract
 
 ROOT = Path(__file__).resolve().parents[1]
 _NOTE = "<!-- Made by `python docs/generate.py`; do not edit. -->"
@@ -41,7 +44,7 @@ the others: `lmcore train` accepts those of the first two tables with a line tha
 refuses those of the third with the hint shown. Underscores count as dashes."""
 
 # Commands of commands, whose help is shown as well.
-_INNER = {"data": ("prepare", "inspect"), "config": ("show",)}
+_INNER = {"data": ("prepare", "inspect"), "config": ("show",), "plugin": ("check",)}
 
 
 def options_page() -> str:
@@ -135,6 +138,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/megatron-flags.md": megatron_page,
     "tests/golden/flags.txt": flags_list,
     "docs/reference/commands.md": commands_page,
+    f"lmcore/plugins/contracts/{API_VERSION}.json": renewed_contract,
 }
 """What makes each file."""
 
