@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from lmcore.accelerator.communication import CommBackend
 from lmcore.accelerator.device import Device, MemoryStats
-from lmcore.accelerator.op import OpContext, OpImpl, OpSpec, OpTable, Reject, Resolution, Tolerance
+from lmcore.accelerator.op import OpContext, OpImpl, OpSpec, Reject, Resolution, Tolerance
+from lmcore.accelerator.op_context import OpAttributes
 from lmcore.accelerator.op_spec import OP_SPECS
+from lmcore.accelerator.op_table import OpTable
 from lmcore.accelerator.precision import (
     PrecisionPolicy,
     autocast_policy,
+    double_precision_policy,
     full_precision_policy,
 )
 from lmcore.accelerator.probe import (
@@ -24,7 +27,15 @@ from lmcore.accelerator.probe import (
     ProbeState,
     Problem,
 )
-from lmcore.accelerator.recompute import RecomputePolicy, full_policy, none_policy
+from lmcore.accelerator.recompute import (
+    RecomputePolicy,
+    full_offload_policy,
+    full_policy,
+    none_policy,
+    offload_policy,
+    selective_policy,
+    standard_recompute_policies,
+)
 from lmcore.accelerator.torch_build import TorchBuild, torch_build
 
 __all__ = [
@@ -35,6 +46,7 @@ __all__ = [
     "CommBackend",
     "Device",
     "MemoryStats",
+    "OpAttributes",
     "OpContext",
     "OpImpl",
     "OpSpec",

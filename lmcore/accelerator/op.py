@@ -1,40 +1,35 @@
-"""The op table: what an op means, which kernels can do it, and which one a model gets.
+"""Ops and kernels: what an op is, how a plugin offers a kernel for it, and what a choice leaves.
 
-`OpTable.bind` runs once per use of an op, when the model is built.  It returns a plain callable,
-which the module keeps; nothing of this file runs in a training step.  Every bind leaves a
-`Resolution` that says what was chosen and why each other kernel was not.
+The records of the contract; `lmcore.accelerator.op_table` chooses among kernels, `op_spec` lists
+the ops and `op_context` what a kernel may ask of a case.
 
 Torch-free: kernels and references are named as "package.module:function" and loaded when bound.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
-import json
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmcore.errors import ConfigError, PluginError, suggestion
+from lmcore.errors import ConfigError, PluginError
 
 __all__ = [
     "REFERENCE",
     "OpContext",
     "OpImpl",
     "OpSpec",
-    "OpTable",
     "Preference",
     "Reject",
     "Resolution",
     "Tolerance",
+    "impl_problem",
     "load_target",
+    "missing_packages",
     "parse_preferences",
 ]
-
-logger = logging.getLogger(__name__)
 
 REFERENCE = "reference"
 """The id under which the core's own implementation of an op is listed."""
@@ -58,7 +53,8 @@ class OpSpec:
         schema: The call, with shapes, in one line.
         summary: What it computes.
         tolerances: Allowed difference by dtype name.
-        has_backward: Whether gradients flow through it.
+        gradients: Arguments to which gradients flow; a kernel need not give any other one.
+        attributes: What a kernel may ask of a case: names of `OpAttributes`.
     """
 
     name: str
@@ -66,7 +62,13 @@ class OpSpec:
     schema: str
     summary: str
     tolerances: Mapping[str, Tolerance]
-    has_backward: bool = True
+    gradients: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether gradients flow through it."""
+        return bool(self.gradients)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class OpContext:
     Attributes:
         device_type: torch's device type.
         dtype: Name of the dtype that the op's inputs have.
-        attributes: What `supports` may ask for: head_dim, causal, dropout, vocab_size, compile.
+        attributes: Values by name, of those that the op's spec declares.  A case made by
+            `lmcore ops explain` has those that were given: ask with `.get` where you can.
     """
 
     device_type: str
@@ -99,9 +102,11 @@ class OpImpl:
         op: Name of the op.
         id: Unique among the op's kernels: "sdpa".
         load: Target of the callable, with the reference's signature.
-        priority: The highest that supports the case is chosen; the reference has 0.
-        requires: Top-level packages that must be importable.
+        priority: The highest that supports the case is chosen.  Of equal ones, that of the
+            device's own plugin; then by the plugin's name, and by id.  The reference comes last.
+        requires: Packages that must be importable.
         supports: Says None for a case it does, a `Reject` otherwise; None supports every case.
+            Also asked where another kernel goes first, so that every one can be explained.
         traits: Claims that a user may insist on: "deterministic", "fused".
         plugin: Name of the plugin; filled in by the core.
     """
@@ -124,8 +129,9 @@ class Resolution:
         op: Name of the op.
         chosen: Id of the kernel, "reference" for the core's own.
         plugin: Plugin that brought it, "lmcore" for the core.
-        source: "priority", "preference" or "reference".
-        rejected: Ids with the reason each was not chosen, in the order they were considered.
+        source: "preference" (the user's), "priority", "tie" (another kernel that does the case
+            has the same priority; its reason says what decided) or "reference".
+        rejected: Ids with the reason each was not chosen, in the order of their rank.
         context: The case.
     """
 
@@ -184,13 +190,18 @@ def load_target(target: str) -> Callable[..., Any]:
     module_name, _, attribute = target.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), attribute)
-    except Exception as cause:
+    except (Exception, SystemExit) as cause:
         raise PluginError(
             f"kernel target `{target}` cannot be loaded", why=f"{type(cause).__name__}: {cause}"
         ) from cause
     if not callable(found):
         raise PluginError(f"kernel target `{target}` is not callable")
     return found  # type: ignore[no-any-return]
+
+
+def missing_packages(impl: OpImpl) -> list[str]:
+    """Return those of a kernel's `requires` that are not installed; imports none of them."""
+    return [name for name in impl.requires if not _is_installed(name)]
 
 
 def _is_installed(package: str) -> bool:
@@ -200,175 +211,26 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-class OpTable:
-    """The ops of one process: the core's specs, the plugins' kernels, the user's wishes."""
+def impl_problem(impl: OpImpl) -> str | None:
+    """Return which field of a kernel's record is of a wrong kind, in words; None if none is."""
+    fields = {
+        "op": (_is_word(impl.op), "a name"),
+        "id": (_is_word(impl.id) and "=" not in impl.id and "," not in impl.id, "a word"),
+        "load": (isinstance(impl.load, str), "text such as `package.module:function`"),
+        "priority": (type(impl.priority) is int, "an integer"),
+        "requires": (_are_words(impl.requires, (tuple, list)), "a tuple of names"),
+        "supports": (impl.supports is None or callable(impl.supports), "a function or None"),
+        "traits": (_are_words(impl.traits, (frozenset, set)), "a frozenset of names"),
+    }
+    for name, (right, wanted) in fields.items():
+        if not right:
+            return f"its `{name}` is {getattr(impl, name)!r:.80}, and {wanted} is wanted"
+    return None
 
-    def __init__(
-        self,
-        specs: Iterable[OpSpec],
-        impls: Iterable[OpImpl] = (),
-        *,
-        preferences: Preference | None = None,
-        strict: bool = False,
-        traits: Iterable[str] = (),
-    ) -> None:
-        """Check the kernels against the specs.
 
-        Args:
-            specs: The core's ops.
-            impls: Kernels on offer.
-            preferences: Ids the user would rather have, by op.
-            strict: Fail where the reference would be bound.
-            traits: Traits that every bound kernel must claim.
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and value != "" and not any(map(str.isspace, value))
 
-        Raises:
-            PluginError: A kernel names an unknown op, or an id is taken.
-            ConfigError: A preference names an unknown op or kernel.
-        """
-        self.specs = {spec.name: spec for spec in specs}
-        self.strict = strict
-        self.traits = frozenset(traits)
-        self.preferences = dict(preferences or {})
-        self.resolutions: list[Resolution] = []
-        self._impls: dict[str, dict[str, OpImpl]] = {name: {} for name in self.specs}
-        for impl in impls:
-            self._add(impl)
-        self._check_preferences()
 
-    def _add(self, impl: OpImpl) -> None:
-        if impl.op not in self.specs:
-            raise PluginError(
-                f"plugin `{impl.plugin}` brings kernel `{impl.id}` for an unknown op `{impl.op}`",
-                hint=suggestion(impl.op, self.specs),
-            )
-        known = self._impls[impl.op]
-        if impl.id in known or impl.id == REFERENCE:
-            owner = known[impl.id].plugin if impl.id in known else "lmcore"
-            raise PluginError(
-                f"kernel id `{impl.id}` of op `{impl.op}` is taken",
-                why=f"plugins `{owner}` and `{impl.plugin}` both bring it",
-            )
-        known[impl.id] = impl
-
-    def _check_preferences(self) -> None:
-        for op, ids in self.preferences.items():
-            if op not in self.specs:
-                raise ConfigError(f"`--ops {op}=...`: unknown op", hint=suggestion(op, self.specs))
-            for wanted in ids:
-                if wanted != REFERENCE and wanted not in self._impls[op]:
-                    raise ConfigError(
-                        f"`--ops {op}={wanted}`: no such kernel here",
-                        hint=suggestion(wanted, [*self._impls[op], REFERENCE]),
-                    )
-
-    def candidates(self, op: str) -> list[OpImpl]:
-        """Return the kernels of *op* in the order in which they are considered."""
-        by_priority = sorted(self._impls[op].values(), key=lambda impl: (-impl.priority, impl.id))
-        wanted = self.preferences.get(op, ())
-        rank = {name: place for place, name in enumerate(wanted)}
-        return sorted(by_priority, key=lambda impl: rank.get(impl.id, len(rank)))
-
-    def resolve(self, op: str, context: OpContext) -> Resolution:
-        """Say which kernel *op* gets in *context*, and why not the others; loads nothing."""
-        wanted = self.preferences.get(op, ())
-        rejected: list[tuple[str, str]] = []
-        chosen: OpImpl | None = None
-        for impl in self.candidates(op):
-            if chosen is not None:
-                rejected.append((impl.id, f"`{chosen.id}` is preferred"))
-                continue
-            if REFERENCE in wanted and impl.id not in wanted[: wanted.index(REFERENCE)]:
-                rejected.append((impl.id, "`reference` is preferred by --ops"))
-                continue
-            reason = self._reject(impl, context)
-            if reason is None:
-                chosen = impl
-            else:
-                rejected.append((impl.id, reason))
-        if chosen is None:
-            source = "preference" if REFERENCE in wanted else REFERENCE
-            return Resolution(op, REFERENCE, "lmcore", source, tuple(rejected), context)
-        rejected.append((REFERENCE, f"`{chosen.id}` is preferred"))
-        source = "preference" if chosen.id in wanted else "priority"
-        return Resolution(op, chosen.id, chosen.plugin, source, tuple(rejected), context)
-
-    def _reject(self, impl: OpImpl, context: OpContext) -> str | None:
-        lacking = [name for name in impl.requires if not _is_installed(name)]
-        if lacking:
-            return f"needs `{'`, `'.join(lacking)}`, not installed"
-        untrue = sorted(self.traits - impl.traits)
-        if untrue:
-            return f"does not claim to be {', '.join(untrue)}"
-        return self._unsupported(impl, context)
-
-    @staticmethod
-    def _unsupported(impl: OpImpl, context: OpContext) -> str | None:
-        """Return why *impl* does not do the case; one that cannot say is warned about and out."""
-        if impl.supports is None:
-            return None
-        try:
-            verdict: object = impl.supports(context)
-        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-            reason = f"its `supports` raised {type(error).__name__}: {error}"
-        else:
-            if verdict is None:
-                return None
-            if isinstance(verdict, Reject):
-                return verdict.reason
-            reason = f"its `supports` returned {verdict!r:.80}, not None or a `Reject`"
-        logger.warning("kernel `%s` of op `%s` (%s): %s", impl.id, impl.op, impl.plugin, reason)
-        return reason
-
-    def bind(self, op: str, context: OpContext) -> Callable[..., Any]:
-        """Choose, load and return the callable for *op* in *context*; keep the `Resolution`.
-
-        Raises:
-            PluginError: The chosen kernel cannot be loaded.
-            ConfigError: `strict`, and only the reference supports the case.
-        """
-        resolution = self.resolve(op, context)
-        if resolution.chosen == REFERENCE:
-            if self.strict:
-                reasons = "; ".join(f"{name}: {why}" for name, why in resolution.rejected)
-                raise ConfigError(
-                    f"`--strict-ops`: op `{op}` has no kernel for this case",
-                    why=reasons or "no plugin brings one",
-                    hint="leave `--strict-ops` out, or install a kernel that supports it",
-                )
-            target = self.specs[op].reference
-        else:
-            target = self._impls[op][resolution.chosen].load
-        function = self._load(resolution, target)
-        if resolution not in self.resolutions:
-            self.resolutions.append(resolution)
-            self._tell_unmet(resolution)
-        return function
-
-    @staticmethod
-    def _load(resolution: Resolution, target: str) -> Callable[..., Any]:
-        try:
-            return load_target(target)
-        except PluginError as error:
-            op = resolution.op
-            raise PluginError(
-                f"kernel `{resolution.chosen}` of op `{op}` cannot be loaded",
-                why=f"plugin `{resolution.plugin}`: {error.what}: {error.why}",
-                hint=f"mend the plugin, or go on without the kernel: `--ops {op}={REFERENCE}`",
-            ) from error
-
-    def _tell_unmet(self, resolution: Resolution) -> None:
-        """Warn of kernels that the user wanted before the chosen one and did not get."""
-        wanted = self.preferences.get(resolution.op, ())
-        if resolution.chosen in wanted:
-            wanted = wanted[: wanted.index(resolution.chosen)]
-        reasons = dict(resolution.rejected)
-        for name in wanted:
-            logger.warning(
-                "`--ops %s=%s` cannot be met: %s; using `%s`",
-                *(resolution.op, name, reasons[name], resolution.chosen),
-            )
-
-    def fingerprint(self) -> str:
-        """Return a digest of all choices so far: equal on ranks that run the same kernels."""
-        choices = sorted(json.dumps(one.to_dict(), sort_keys=True) for one in self.resolutions)
-        return hashlib.sha256("\n".join(choices).encode()).hexdigest()
+def _are_words(values: object, kinds: tuple[type, ...]) -> bool:
+    return isinstance(values, kinds) and all(_is_word(one) for one in values)  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ def build_model(
         seed: Seed of the initial weights; None leaves them uninitialised, to be loaded.
         compile_blocks: Whether each block is compiled at its first call.
     """
-    with runtime.device.torch_device:
+    with runtime.ops.bind_all(), runtime.device.torch_device:
         model = GPT(
             shape,
             op_binding(runtime, compile_blocks=compile_blocks),

@@ -26,7 +26,7 @@ class Linear(nn.Linear):
         """Bind the op for this size."""
         super().__init__(in_features, out_features, bias=bias)
         self.op: Callable[..., Tensor] = ops.bind(
-            "linear", in_features=in_features, out_features=out_features
+            "linear", in_features=in_features, out_features=out_features, bias=bias
         )
 
     def forward(self, x_BSI: Tensor) -> Tensor:

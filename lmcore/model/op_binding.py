@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.op import OpContext
+from lmcore.accelerator.op_context import op_context
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.op import OpTable
+    from lmcore.accelerator.op_table import OpTable
 
 __all__ = ["OpBinding"]
 
@@ -24,6 +24,11 @@ class OpBinding:
     compile: bool = False
 
     def bind(self, op: str, **attributes: Any) -> Callable[..., Any]:
-        """Return the callable for *op*; *attributes* say what is special about this use of it."""
-        context = OpContext(self.device_type, self.dtype, {**attributes, "compile": self.compile})
-        return self.table.bind(op, context)
+        """Return the callable for *op* in the case that *attributes* describe.
+
+        The words are those of `OpAttributes`; an op gets all that its spec declares, and no other.
+        """
+        spec = self.table.specs[op]
+        values = {"compile": self.compile, **attributes} if spec.attributes else attributes
+        assert values.keys() == set(spec.attributes), f"`{op}` is bound with {sorted(values)}"
+        return self.table.bind(op, op_context(spec, self.device_type, self.dtype, values))

@@ -50,7 +50,14 @@ class Attention(nn.Module):
         self.output = Linear(shape.hidden_size, shape.hidden_size, ops, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(shape.hidden_size))
         self.op: Callable[..., Tensor] = ops.bind(
-            "attention", head_dim=shape.head_dim, causal=True, dropout=shape.attention_dropout
+            "attention",
+            head_dim=shape.head_dim,
+            num_attention_heads=shape.num_attention_heads,
+            num_query_groups=shape.num_attention_heads,
+            seq_length=shape.max_position_embeddings,
+            causal=True,
+            masked=False,
+            dropout=shape.attention_dropout,
         )
 
     def forward(self, x_BSH: Tensor, cache: LayerCache | None = None) -> Tensor:
@@ -78,7 +85,9 @@ class FeedForward(nn.Module):
         self.up_bias = nn.Parameter(torch.zeros(shape.ffn_hidden_size))
         self.down = Linear(shape.ffn_hidden_size, shape.hidden_size, ops, bias=False)
         self.down_bias = nn.Parameter(torch.zeros(shape.hidden_size))
-        self.op: Callable[..., Tensor] = ops.bind("bias_gelu", hidden_size=shape.ffn_hidden_size)
+        self.op: Callable[..., Tensor] = ops.bind(
+            "bias_gelu", ffn_hidden_size=shape.ffn_hidden_size
+        )
 
     def forward(self, x_BSH: Tensor) -> Tensor:
         """Return the branch without its last bias."""
@@ -96,7 +105,10 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(shape, ops)
         self.dropout = shape.hidden_dropout
         self.add: Callable[..., Tensor] = ops.bind(
-            "bias_dropout_add", hidden_size=shape.hidden_size, dropout=shape.hidden_dropout
+            "bias_dropout_add",
+            hidden_size=shape.hidden_size,
+            bias=True,
+            dropout=shape.hidden_dropout,
         )
 
     def forward(self, x_BSH: Tensor, cache: LayerCache | None = None) -> Tensor:

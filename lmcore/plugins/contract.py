@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmcore.accelerator.communication import CommBackend
 from lmcore.accelerator.device import Device
-from lmcore.accelerator.op import OpImpl, OpTable, Preference
+from lmcore.accelerator.op import OpImpl, Preference
 from lmcore.accelerator.op_spec import OP_SPECS
+from lmcore.accelerator.op_table import OpTable
 from lmcore.accelerator.precision import PrecisionPolicy
 from lmcore.accelerator.probe import Check, Problem
 from lmcore.accelerator.recompute import RecomputePolicy
@@ -210,6 +211,7 @@ def build_op_table(
         preferences=preferences,
         strict=strict,
         traits=["deterministic"] if deterministic else [],
+        device_plugin=selection.plugin,
     )
 
 

@@ -25,7 +25,7 @@ from lmcore.plugins import (
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
-    from lmcore.accelerator.op import OpTable
+    from lmcore.accelerator.op_table import OpTable
     from lmcore.accelerator.precision import PrecisionPolicy
     from lmcore.accelerator.recompute import RecomputePolicy
     from lmcore.config.section import Config

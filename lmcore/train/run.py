@@ -120,17 +120,18 @@ class _Session:
         order = data_order(corpus.train)
         self.clock.mark("data")
         seed_everything(plan.config.training.seed, runtime)
-        model = build_model(
-            ModelShape.from_plan(plan),
-            runtime,
-            seed=None if plan.config.checkpoint.load else plan.config.training.seed,
-            compile_blocks=plan.config.training.compile,
-        )
-        state = TrainState.create(model, plan, runtime)
+        with runtime.ops.bind_all():
+            model = build_model(
+                ModelShape.from_plan(plan),
+                runtime,
+                seed=None if plan.config.checkpoint.load else plan.config.training.seed,
+                compile_blocks=plan.config.training.compile,
+            )
+            state = TrainState.create(model, plan, runtime)
+            step = TrainStep(plan, runtime)
         loaded = restore(state, plan, runtime, order=order)
         if loaded is None and plan.config.checkpoint.load:
             model.initialize(plan.config.training.seed)
-        step = TrainStep(plan, runtime)
         self._describe_run()
         self._announce(corpus, state, loaded)
         facts = self._facts()
@@ -217,8 +218,7 @@ class _Session:
         run = self.directory
         run.write_text("config.yaml", self.plan.to_yaml())
         run.write_json("environment.json", self.runtime.environment())
-        resolutions = [one.to_dict() for one in self.runtime.ops.resolutions]
-        run.write_json("kernels.json", {"ops": resolutions})
+        run.write_json("kernels.json", self.runtime.ops.to_dict())
         save_tokenizer(self.tokenizer, run.tokenizer)
 
     def _facts(self) -> dict[str, Any]:
