@@ -84,7 +84,9 @@ class _Registry(Generic[T]):
             PluginError: It is not.
         """
         if not isinstance(name, str) or not pattern.fullmatch(name):
-            raise self._error(f"registers {name!r:.100} as a {self.kind}", why=f"a name is {wanted}")
+            raise self._error(
+                f"registers {name!r:.100} as a {self.kind}", why=f"a name is {wanted}"
+            )
         owner = self._plugin if name in self.found else self._taken.get(name)
         if owner is not None:
             raise self._error(
@@ -168,7 +170,7 @@ class CommandRegistry(_Registry[PluginCommand]):
             PluginError: One of them is malformed, or the name is taken.
         """
         claimed = self._claim(name, _COMMAND, "small letters, digits and dashes")
-        if not isinstance(load, str) or not _TARGET.fullmatch(load):
+        if not _is_target(load):
             raise self._error(
                 f"registers the command `{name}` with the target {load!r:.100}",
                 why="a target is written `package.module:function`",
@@ -196,7 +198,7 @@ class CorpusRegistry(_Registry[PluginCorpus]):
         claimed = self._claim(
             name, _CORPUS, "letters, digits, dashes, dots and underscores, a letter or digit first"
         )
-        if not isinstance(path, str | os.PathLike) or not Path(path).is_absolute():
+        if not _is_absolute(path):
             raise self._error(
                 f"registers the corpus `{name}` with the path {str(path)!r:.100}",
                 why="a path is absolute, so that it does not depend on the current folder",
@@ -238,3 +240,11 @@ class TokenizerRegistry(_Registry["TokenizerFactory"]):
         except ValueError:  # a callable without a signature, as some of C have none
             pass
         self.found[claimed] = factory
+
+
+def _is_target(value: object) -> bool:
+    return isinstance(value, str) and bool(_TARGET.fullmatch(value))
+
+
+def _is_absolute(value: object) -> bool:
+    return isinstance(value, str | os.PathLike) and Path(value).is_absolute()

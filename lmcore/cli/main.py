@@ -84,27 +84,34 @@ def _start(arguments: list[str]) -> int:
         sys.stdout.flush()
         sys.stderr.write(error.render() + "\n")
         return error.exit_status
-    except SystemExit as exit_:  # help was printed
-        return exit_.code if isinstance(exit_.code, int) else 0
+    except SystemExit as exit_:  # help was printed, or a plugin's command ended so
+        return _exit_status(exit_.code)
+
+
+def _exit_status(code: object) -> int:
+    """Return what the interpreter makes of a `SystemExit`: any other object is a message."""
+    if code is None or isinstance(code, int):
+        return code or 0
+    sys.stderr.write(f"{code}\n")
+    return 1
 
 
 def _run(name: str, arguments: list[str]) -> int:
     import importlib
 
-    modules = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
-    if name not in modules:
-        from lmcore.errors import ConfigError, suggestion
-
-        kind = "flag" if name.startswith("-") else "command"
-        raise ConfigError(
-            f"unknown {kind} `{name}`" + (" before a command" if kind == "flag" else ""),
-            hint=suggestion(name, modules)
-            if kind == "command"
-            else "`lmcore --help` lists the commands",
-        )
     from lmcore import log
 
     log.configure()
+    modules = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
+    if name.startswith("-"):
+        from lmcore.errors import ConfigError
+
+        hint = "`lmcore --help` lists the commands"
+        raise ConfigError(f"unknown flag `{name}` before a command", hint=hint)
+    if name not in modules:
+        from lmcore.cli.plugin_command import run_command
+
+        return run_command(name, arguments, list(modules))
     command = importlib.import_module(modules[name])
     status: int = command.run(arguments)
     return status
@@ -116,15 +123,32 @@ def _help() -> str:
         "",
         "usage: lmcore COMMAND [arguments]",
     ]
-    for title, group in COMMANDS.items():
+    groups = {
+        title: {name: one for name, (_, one) in group.items()} for title, group in COMMANDS.items()
+    }
+    for title, rows in {**groups, **_plugin_groups()}.items():
         lines += ["", f"{title}:"]
-        lines += [f"  {name:<12}{summary}" for name, (_, summary) in group.items()]
+        lines += [f"  {name:<11} {summary}" for name, summary in rows.items()]
     lines += [
         "",
         "`lmcore COMMAND --help` explains a command, `lmcore --version` names the version.",
         "`lmcore train` alone needs no data and no settings: start there.",
     ]
     return "\n".join(lines)
+
+
+def _plugin_groups() -> Mapping[str, Mapping[str, str]]:
+    """Return what plugins add to the help; a wrong `LMCORE_PLUGINS` does not spoil the rest."""
+    from lmcore import log
+    from lmcore.cli.plugin_command import help_groups
+    from lmcore.errors import LmcoreError
+
+    log.configure()
+    try:
+        return help_groups([name for group in COMMANDS.values() for name in group])
+    except LmcoreError as error:
+        sys.stderr.write(f"plugins' commands are not listed: {error}\n\n")
+        return {}
 
 
 def _version() -> str:

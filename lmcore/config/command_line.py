@@ -112,6 +112,7 @@ def parse_flags(
     *,
     positionals: Sequence[Positional] = (),
     foreign: Mapping[str, ForeignFlag] | None = None,
+    reasons: Mapping[str, str] | None = None,
 ) -> ParsedFlags:
     """Read *argv* against *options*; never raises for what the user typed.
 
@@ -120,8 +121,9 @@ def parse_flags(
         options: What may be given, by name.
         positionals: What the words without a flag are, in order.
         foreign: Flags of other programs that are accepted, by flag.
+        reasons: Why flags are unknown, by what they begin with.
     """
-    parser = _Parser(options, foreign or {})
+    parser = _Parser(options, foreign or {}, reasons or {})
     parser.read(argv)
     values, texts = parser.convert()
     placed = _place(parser.words, positionals, parser.problems, strict=not parser.lost)
@@ -131,9 +133,15 @@ def parse_flags(
 class _Parser:
     """State of one pass: what was given, by option, and what was wrong."""
 
-    def __init__(self, options: Mapping[str, Option], foreign: Mapping[str, ForeignFlag]) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Option],
+        foreign: Mapping[str, ForeignFlag],
+        reasons: Mapping[str, str],
+    ) -> None:
         self.options = options
         self.foreign = foreign
+        self.reasons = reasons
         self.by_flag = {one.flag: one for one in options.values()}
         self.by_flag |= {f"-{one.short}": one for one in options.values() if one.short}
         self.negated = {
@@ -233,6 +241,12 @@ class _Parser:
         while rest and self._is_value(rest[0]):
             rest.popleft()
             self.lost = True
+        plain = f"--{name.removeprefix('--no-').removeprefix('--')}"
+        for start, why in self.reasons.items():
+            if plain.startswith(start):
+                hint = "leave the flag out; `lmcore plugins` shows every plugin's state"
+                self.problems.append(ConfigError(f"unknown flag `{name}`", why=why, hint=hint))
+                return
         known = [*self.by_flag, *self.negated, *self.foreign, "--help"]
         close = nearest(name if name.startswith("--") else f"-{name}", known)
         today = self.foreign[close].today if close is not None and close in self.foreign else None

@@ -20,6 +20,12 @@ from lmcore.config.command_line import (
 )
 from lmcore.config.megatron import train_flags
 from lmcore.config.option import Option
+from lmcore.config.plugin_section import (
+    NO_PLUGINS,
+    PluginSections,
+    PluginSettings,
+    section_name,
+)
 from lmcore.config.preset import PRESETS, find_preset
 from lmcore.config.section import SECTIONS, Config, run_options
 from lmcore.config.yaml_file import Entry, read_file
@@ -30,6 +36,7 @@ __all__ = ["EXCLUSIVE", "PRESET_OPTION", "LoadedConfig", "Source", "load_config"
 logger = logging.getLogger(__name__)
 
 EXCLUSIVE: tuple[tuple[str, ...], ...] = (
+    ("corpus", "data_path"),
     ("train_iters", "train_samples"),
     ("lr_decay_iters", "lr_decay_samples"),
     ("lr_warmup_fraction", "lr_warmup_iters", "lr_warmup_samples"),
@@ -86,8 +93,10 @@ class LoadedConfig:
         sources: Source of every option, by name.
         preset: Name of the preset, if any.
         files: YAML files, in the order given.
-        notices: One line for each Megatron flag that was translated.
+        notices: One line for each Megatron flag that was translated, and for each section of a
+            file that was passed over.
         texts: The flags as typed, by option name.
+        plugins: The sections of plugins among them.
     """
 
     config: Config
@@ -96,10 +105,11 @@ class LoadedConfig:
     files: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     texts: Mapping[str, str] | None = None
+    plugins: PluginSections = NO_PLUGINS
 
     def value(self, name: str) -> Any:
         """Return the value of the option called *name*."""
-        return getattr(getattr(self.config, _SECTION_OF[name]), name)
+        return self.config.value(_CORE_OPTIONS.get(name) or self.plugins.options[name])
 
     def shown(self, name: str) -> str:
         """Return an option as its user wrote it, in backticks, for messages."""
@@ -116,7 +126,7 @@ class LoadedConfig:
         return self.sources[name].kind not in {"default", "derived"}
 
 
-_SECTION_OF = {name: one.section for name, one in run_options().items()}
+_CORE_OPTIONS = run_options()
 
 _Layer = dict[str, tuple[Any, Source]]
 
@@ -124,6 +134,7 @@ _Layer = dict[str, tuple[Any, Source]]
 def load_config(
     argv: Sequence[str],
     *,
+    plugins: PluginSections = NO_PLUGINS,
     check: Callable[[LoadedConfig], Iterable[LmcoreError]] = lambda _loaded: (),
 ) -> LoadedConfig:
     """Return the settings that the arguments of `lmcore train` describe.
@@ -132,35 +143,39 @@ def load_config(
 
     Args:
         argv: YAML files, flags, `--preset`.
+        plugins: The sections that plugins add.
         check: Finds problems of the settings, to be reported with those of the flags.  It is asked
             only where all settings could be read: a misspelt one has left its default there.
 
     Raises:
         ConfigError: Everything wrong in flags, files and preset, at once.
     """
-    options = run_options()
+    options = {**_CORE_OPTIONS, **plugins.options}
     parsed = parse_flags(
         argv,
         {"preset": PRESET_OPTION, **options},
         positionals=(_CONFIG_FILES,),
         foreign=train_flags(),
+        reasons=_reasons(plugins),
     )
-    problems = list(parsed.problems)
+    problems, notices = list(parsed.problems), list(parsed.notices)
     preset = None
     layers: list[_Layer] = []
     files = parsed.positionals[_CONFIG_FILES.name]
     for path in files:
-        layer, named = _file_layer(path, options, problems)
-        layers.append(layer)
-        preset = named or preset
+        file = _File(path, options, plugins)
+        file.read(problems)
+        layers.append(file.layer)
+        notices += file.notices
+        preset = file.preset or preset
     preset = parsed.values.get("preset") or preset
     if preset is not None and preset in PRESETS:
         layers.insert(0, _preset_layer(preset))
     layers.append(_flag_layer(parsed))
-    config, sources = _merge(options, layers)
-    loaded = LoadedConfig(config, sources, preset, files, parsed.notices, parsed.texts)
+    config, sources = _merge(options, layers, plugins, problems)
+    loaded = LoadedConfig(config, sources, preset, files, tuple(notices), parsed.texts, plugins)
     if not problems:
-        for notice in parsed.notices:
+        for notice in notices:
             logger.warning("%s", notice)
     if all(isinstance(problem, UnsupportedFlagError) for problem in problems):
         problems += check(loaded)
@@ -187,75 +202,125 @@ def _flag_layer(parsed: ParsedFlags) -> _Layer:
     }
 
 
-def _file_layer(
-    path: str, options: Mapping[str, Option], problems: list[LmcoreError]
-) -> tuple[_Layer, str | None]:
-    layer: _Layer = {}
-    preset = None
-    for entry in read_file(path, problems):
-        where = f"{path}:{entry.line}"
-        typed = " ".join(entry.value) if isinstance(entry.value, list) else str(entry.value or "")
-        shown = f"{where}: `{entry.key}: {typed}`"
-        try:
-            if (entry.section, entry.key) == ("", PRESET_OPTION.name):
-                preset = PRESET_OPTION.convert(entry.value, where=shown)
-            elif one := _option_of(entry, options, where):
-                layer[one.name] = (one.convert(entry.value, where=shown), Source("file", where))
-        except ConfigError as problem:
-            problems.append(problem)
-    return layer, preset
+def _reasons(plugins: PluginSections) -> dict[str, str]:
+    """Return why flags that begin so are unknown, of plugins that are left out."""
+    return {
+        f"--{section_name(name).replace('_', '-')}-": f"plugin `{name}` {one.reason}"
+        for name, one in plugins.left_out.items()
+    }
 
 
-def _option_of(entry: Entry, options: Mapping[str, Option], where: str) -> Option | None:
-    """Return the option that a file's entry sets; None for a section itself."""
-    name = entry.section or entry.key
-    if entry.section and entry.key and name not in SECTIONS:
-        return None  # reported at the section's own entry
-    if name not in SECTIONS:
-        if not entry.section and name in options:
-            hint = f"move it below `{options[name].section}:`"
-            raise ConfigError(f"{where}: `{name}` stands outside its section", hint=hint)
-        hint = suggestion(name, [*SECTIONS, "preset"])
-        raise ConfigError(f"{where}: unknown section `{name}`", hint=hint)
-    if not entry.section:
-        if entry.value is None:
+class _File:
+    """One YAML file on its way to a layer."""
+
+    def __init__(self, path: str, options: Mapping[str, Option], plugins: PluginSections) -> None:
+        self.path = path
+        self.options = options
+        self.keys = {(one.section, one.key): one for one in options.values()}
+        self.sections = tuple(dict.fromkeys(one.section for one in options.values()))
+        self.left_out = {section_name(name): (name, one) for name, one in plugins.left_out.items()}
+        self.layer: _Layer = {}
+        self.preset: str | None = None
+        self.notices: list[str] = []
+
+    def read(self, problems: list[LmcoreError]) -> None:
+        """Fill layer, preset and notices; what is wrong is added to *problems*."""
+        for entry in read_file(self.path, problems):
+            where = f"{self.path}:{entry.line}"
+            values = entry.value if isinstance(entry.value, list) else [entry.value or ""]
+            shown = f"{where}: `{entry.key}: {' '.join(map(str, values))}`"
+            try:
+                if (entry.section, entry.key) == ("", PRESET_OPTION.name):
+                    self.preset = PRESET_OPTION.convert(entry.value, where=shown)
+                elif one := self._option_of(entry, where):
+                    value = one.convert(entry.value, where=shown)
+                    self.layer[one.name] = (value, Source("file", where))
+            except ConfigError as problem:
+                problems.append(problem)
+
+    def _option_of(self, entry: Entry, where: str) -> Option | None:
+        """Return the option that an entry sets; None for a section itself."""
+        name = entry.section or entry.key
+        if name not in self.sections:
+            if not (entry.section and entry.key):  # else reported at the section's own entry
+                self._foreign_section(name, entry, where)
             return None
+        if not entry.section:
+            if entry.value is None:
+                return None
+            raise ConfigError(
+                f"{where}: section `{name}` holds no settings",
+                why="it is a value, not a mapping",
+                hint="write its settings below it, indented",
+            )
+        if entry.key == "":
+            return None
+        one = self.keys.get((entry.section, entry.key))
+        if one is not None:
+            return one
+        owner = _CORE_OPTIONS.get(entry.key)
+        if owner is not None:
+            hint = f"move it below `{owner.section}:`"
+            raise ConfigError(f"{where}: `{entry.key}` is no key of `{entry.section}`", hint=hint)
+        raise ConfigError(f"{where}: unknown key `{entry.key}`", hint=self._key_hint(entry))
+
+    def _foreign_section(self, name: str, entry: Entry, where: str) -> None:
+        """Pass over the section of a plugin that the user has turned off.
+
+        Raises:
+            ConfigError: For any other section that is not known here.
+        """
+        if not entry.section and name in self.options:
+            one = self.options[name]
+            key = f" as `{one.key}`" if one.key != name else ""
+            hint = f"move it below `{one.section}:`{key}"
+            raise ConfigError(f"{where}: `{name}` stands outside its section", hint=hint)
+        delete = f"delete the section `{name}:` from `{self.path}`"
+        if name in self.left_out:
+            plugin, out = self.left_out[name]
+            if out.wanted:
+                self.notices.append(f"{where}: section `{name}` is passed over: {out.reason}")
+                return
+            raise ConfigError(
+                f"{where}: the settings of plugin `{plugin}` cannot be read",
+                why=f"plugin `{plugin}` {out.reason}",
+                hint=f"mend the plugin; to go on without it, {delete}",
+            )
+        hint = suggestion(name, [*self.sections, PRESET_OPTION.name])
+        if entry.section:
+            hint += f"; if it is of a plugin `{name}`, install that, or {delete}"
         raise ConfigError(
-            f"{where}: section `{name}` holds no settings",
-            why="it is a value, not a mapping",
-            hint="write its settings below it, indented",
+            f"{where}: unknown section `{name}`",
+            why="neither lmcore nor a plugin that is installed here has a section of this name",
+            hint=hint,
         )
-    if entry.key == "":
-        return None
-    one = options.get(entry.key)
-    if one is None:
-        raise ConfigError(f"{where}: unknown key `{entry.key}`", hint=_key_hint(entry, options))
-    if one.section != entry.section:
-        hint = f"move it below `{one.section}:`"
-        raise ConfigError(f"{where}: `{entry.key}` is no key of `{entry.section}`", hint=hint)
-    return one
 
-
-def _key_hint(entry: Entry, options: Mapping[str, Option]) -> str:
-    foreign = train_flags().get("--" + entry.key.replace("_", "-"))
-    if foreign is not None and foreign.today:
-        return f"today it is `{foreign.today.removeprefix('--').replace('-', '_')}`"
-    own = [name for name, one in options.items() if one.section == entry.section]
-    close = nearest(entry.key, own) or nearest(entry.key, options)
-    if close is None:
-        return suggestion(entry.key, own)
-    section = options[close].section
-    return f"did you mean `{close}`" + (f" of `{section}`?" if section != entry.section else "?")
+    def _key_hint(self, entry: Entry) -> str:
+        foreign = train_flags().get("--" + entry.key.replace("_", "-"))
+        if foreign is not None and foreign.today:
+            return f"today it is `{foreign.today.removeprefix('--').replace('-', '_')}`"
+        own = [key for section, key in self.keys if section == entry.section]
+        close = nearest(entry.key, own)
+        if close is not None:
+            return f"did you mean `{close}`?"
+        elsewhere = nearest(entry.key, [key for _, key in self.keys])
+        if elsewhere is None:
+            return suggestion(entry.key, own)
+        section = next(section for section, key in self.keys if key == elsewhere)
+        return f"did you mean `{elsewhere}` of `{section}`?"
 
 
 def _merge(
-    options: Mapping[str, Option], layers: Sequence[_Layer]
+    options: Mapping[str, Option],
+    layers: Sequence[_Layer],
+    plugins: PluginSections,
+    problems: list[LmcoreError],
 ) -> tuple[Config, dict[str, Source]]:
     values = {name: one.default for name, one in options.items()}
     sources = {name: Source("default") for name in options}
     for layer in layers:
         for group in EXCLUSIVE:
-            if any(layer[name][0] is not None for name in group if name in layer):
+            if any(layer[name][0] not in (None, ()) for name in group if name in layer):
                 for name in group:
                     values[name] = options[name].default
                     sources[name] = Source("default")
@@ -265,7 +330,14 @@ def _merge(
         values["tokenizer_type"] = _BYTE_PAIR
         sources["tokenizer_type"] = Source("derived", "vocab_file and merge_file are given")
     sections = {
-        section: kind(**{n: v for n, v in values.items() if options[n].section == section})
+        section: kind(
+            **{n: values[n] for n, one in _CORE_OPTIONS.items() if one.section == section}
+        )
         for section, kind in SECTIONS.items()
     }
-    return Config(**sections), sources
+    try:
+        settings = plugins.settings(values)
+    except ConfigError as problem:
+        problems.append(problem)
+        settings = PluginSettings()
+    return Config(**sections, plugins=settings), sources

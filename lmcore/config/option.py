@@ -15,7 +15,7 @@ from typing import Any
 
 from lmcore.errors import ConfigError, suggestion
 
-__all__ = ["REQUIRED", "Option", "option", "options_of"]
+__all__ = ["REQUIRED", "Option", "is_option", "option", "options_of"]
 
 REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
@@ -70,11 +70,13 @@ class Option:
     """One setting, as read from a section's field.
 
     Attributes:
-        name: Field name and YAML key, `train_iters`.
+        name: What no other option is called: the field's name, `train_iters`; of a plugin's
+            option with the section's before it.
         section: Name of the section it belongs to, `training`.
         type: The value's type without `None`: bool, int, float or str.
         repeated: Whether the value is a tuple of `type`.
         optional: Whether `None` is allowed.
+        plugin: Name of the plugin that it is of; empty for the core's.
     """
 
     name: str
@@ -91,11 +93,22 @@ class Option:
     choices: tuple[str, ...] | None
     metavar: str | None
     short: str | None
+    plugin: str = ""
+
+    @property
+    def key(self) -> str:
+        """The field's name, which is the key in its section of a file."""
+        return self.name.removeprefix(f"{self.section}_") if self.plugin else self.name
 
     @property
     def flag(self) -> str:
         """The long flag, `--train-iters`."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Every long flag that it understands: a switch has one that turns it off."""
+        return (self.flag, f"--no-{self.flag[2:]}") if self.type is bool else (self.flag,)
 
     @property
     def required(self) -> bool:
@@ -224,12 +237,18 @@ def _read_type(annotation: Any) -> tuple[type, bool, bool]:
     return annotation, repeated, optional
 
 
-def options_of(section: type, *, name: str = "") -> tuple[Option, ...]:
+def is_option(field: dataclasses.Field[Any]) -> bool:
+    """Return whether a dataclass field was made with `option`."""
+    return _KEY in field.metadata
+
+
+def options_of(section: type, *, name: str = "", plugin: str = "") -> tuple[Option, ...]:
     """Return the options that a section's dataclass declares, in order.
 
     Args:
         section: A dataclass whose fields were made with `option`.
         name: The section's name in files and docs.
+        plugin: The plugin that it is of; its options are called NAME_FIELD.
     """
     hints = typing.get_type_hints(section)
     found = []
@@ -238,12 +257,13 @@ def options_of(section: type, *, name: str = "") -> tuple[Option, ...]:
         kind, repeated, optional = _read_type(hints[field.name])
         found.append(
             Option(
-                name=field.name,
+                name=f"{name}_{field.name}" if plugin else field.name,
                 section=name,
                 type=kind,
                 repeated=repeated,
                 optional=optional,
                 default=field.default,
+                plugin=plugin,
                 **dataclasses.asdict(declared),
             )
         )

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmcore.config.load import Source
-from lmcore.config.section import SECTIONS, Config
+from lmcore.config.option import Option
+from lmcore.config.plugin_section import plugin_options
+from lmcore.config.section import Config, run_options
 from lmcore.config.yaml_file import written_value
 
 __all__ = ["RunPlan"]
@@ -120,18 +122,27 @@ class RunPlan:
         `load_config` reads it back to the same settings; the derived counts are comments.
         """
         lines = ["# The settings of a run; `lmcore train THIS_FILE --save NEW_DIR` repeats it."]
-        for section in SECTIONS:
+        for section, options in self._sections().items():
             lines += ["", f"{section}:"]
-            values = getattr(self.config, section)
             rows = [
-                (f"  {field.name}: {written_value(getattr(values, field.name))}", field.name)
-                for field in dataclasses.fields(values)
+                (f"  {one.key}: {written_value(self.config.value(one))}", one.name)
+                for one in options
             ]
             width = min(max(len(text) for text, _ in rows), 48)
             lines += [f"{text:<{width}}  # {_comment(self.sources[name])}" for text, name in rows]
         lines += ["", "# derived:"]
         lines += [f"#   {name}: {value}" for name, value in self.derived.items()]
         return "\n".join(lines) + "\n"
+
+    def _sections(self) -> dict[str, list[Option]]:
+        """Return the options of every section, the plugins' last, each section in its order."""
+        found: dict[str, list[Option]] = {}
+        options = list(run_options().values())
+        for plugin, section in self.config.plugins.items():
+            options += plugin_options(plugin, type(section))
+        for one in options:
+            found.setdefault(one.section, []).append(one)
+        return found
 
 
 def _comment(source: Source) -> str:

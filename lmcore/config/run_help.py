@@ -5,24 +5,41 @@ from __future__ import annotations
 from lmcore.config.help import Group, render_help
 from lmcore.config.load import PRESET_OPTION
 from lmcore.config.option import options_of
+from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, plugin_options
 from lmcore.config.preset import PRESETS
 from lmcore.config.section import SECTIONS
 
-__all__ = ["render_run_help"]
+__all__ = ["about", "plugin_groups", "render_run_help"]
 
 
-def render_run_help(command: str, summary: str, *, epilog: str = "") -> str:
+def about(section: type) -> str:
+    """Return the first line of a section's docstring."""
+    return (section.__doc__ or "").strip().partition("\n")[0]
+
+
+def plugin_groups(plugins: PluginSections) -> list[Group]:
+    """Return the options of each plugin under a title that names it."""
+    return [
+        (f"plugin {name}", about(section), plugin_options(name, section))
+        for name, section in plugins.sections.items()
+    ]
+
+
+def render_run_help(
+    command: str, summary: str, *, plugins: PluginSections = NO_PLUGINS, epilog: str = ""
+) -> str:
     """Return the help of *command*, which takes YAML files and the flags of every section.
 
     Args:
         command: As typed: "lmcore train".
         summary: One line.
+        plugins: The sections that plugins add, each a group of its own.
         epilog: Printed below the options, before the presets.
     """
     groups: list[Group] = [("start from", "", (PRESET_OPTION,))]
     for name, section in SECTIONS.items():
-        about = (section.__doc__ or "").strip().partition("\n")[0]
-        groups.append((name, about, options_of(section, name=name)))
+        groups.append((name, about(section), options_of(section, name=name)))
+    groups += plugin_groups(plugins)
     names = [f"  {preset.name:<16}{preset.summary}" for preset in PRESETS.values()]
     presets = "\n".join(["presets:", *names])
     return render_help(

@@ -169,6 +169,10 @@ def _tokenizer(loaded: LoadedConfig) -> Problems:
                 yield ConfigError(what, why="it reads no file", hint="leave the file out")
 
 
+def _text(loaded: LoadedConfig) -> Problems:
+    yield from _exclusive(loaded, "corpus", "data_path")
+
+
 def _files(loaded: LoadedConfig) -> Problems:
     for name in ("vocab_file", "merge_file"):
         path = loaded.value(name)
@@ -240,6 +244,7 @@ RULES: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _rates,
     _split,
     _tokenizer,
+    _text,
     _files,
     _loading,
 )
@@ -255,7 +260,7 @@ def _exclusive(loaded: LoadedConfig, first: str, second: str) -> Problems:
 
 
 def _set(loaded: LoadedConfig, name: str) -> bool:
-    return loaded.value(name) not in (None, 0)
+    return loaded.value(name) not in (None, 0, ())
 
 
 def _flag(name: str) -> str:

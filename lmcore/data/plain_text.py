@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Generator
 from contextlib import closing
@@ -17,6 +18,7 @@ from lmcore.errors import ConfigError, DataError
 __all__ = ["documents_from_text", "prepare_text"]
 
 _DOCUMENT_CHARACTERS = 2048
+_LINE_BYTES = 1 << 20
 
 
 def documents_from_text(
@@ -27,29 +29,39 @@ def documents_from_text(
     Args:
         path: UTF-8 text, compressed or not.
         document_characters: A document ends at the first blank line after so many characters,
-            or at the first line end after four times as many.
+            or at the first line end after four times as many; a line of more than a mebibyte is
+            cut, so that no file takes much memory.
 
     Raises:
         DataError: The file cannot be read, or is not UTF-8 (names the line).
     """
     lines: list[str] = []
     size = 0
-    with open_text(str(path)) as stream:
-        for number, raw in enumerate(stream, start=1):
-            try:
-                line = raw.decode()
-            except UnicodeDecodeError:
-                raise DataError(
-                    f"`{path}` line {number} is not UTF-8", hint="convert the file to UTF-8"
-                ) from None
-            lines.append(line)
-            size += len(line)
-            blank = not line.strip()
-            if (blank and size >= document_characters) or size >= 4 * document_characters:
-                yield "".join(lines)
-                lines, size = [], 0
+    for line in _lines(path):
+        lines.append(line)
+        size += len(line)
+        blank = not line.strip()
+        if (blank and size >= document_characters) or size >= 4 * document_characters:
+            yield "".join(lines)
+            lines, size = [], 0
     if lines:
         yield "".join(lines)
+
+
+def _lines(path: str | Path) -> Generator[str, None, None]:
+    """Yield the lines of a text, one that is very long in pieces."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    number = 1
+    with open_text(str(path)) as stream:
+        try:
+            while raw := stream.readline(_LINE_BYTES):
+                yield decoder.decode(raw)
+                number += raw.endswith(b"\n")
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            raise DataError(
+                f"`{path}` line {number} is not UTF-8", hint="convert the file to UTF-8"
+            ) from None
 
 
 def prepare_text(

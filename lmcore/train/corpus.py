@@ -1,22 +1,20 @@
 """The text of a run: which tokenizer, which indexed data set, which samples.
 
-Without `--data-path` a run trains on the text that comes with lmcore, so that every command has
-data.
+Without `--data-path` a run trains on a text that has a name, by default the one that comes with
+lmcore, so that every command has data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.data.corpora import BUNDLED, NamedText, bundled_text, find_text, prepare_named_text
 from lmcore.data.gpt_dataset import GPTDataset
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.metadata import metadata_path, read_metadata
-from lmcore.data.plain_text import prepare_text
-from lmcore.data.prepare import document_prefix
 from lmcore.data.split import split_ranges
 from lmcore.data.tokenizer import build_tokenizer
 from lmcore.errors import ConfigError
@@ -28,10 +26,7 @@ if TYPE_CHECKING:
     from lmcore.data.split import Part
     from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
 
-__all__ = ["Corpus", "choose_tokenizer", "open_corpus"]
-
-BUNDLED = "shakespeare"
-"""Name of the text in `lmcore/data/bundled`."""
+__all__ = ["Corpus", "choose_text", "choose_tokenizer", "open_corpus"]
 
 
 @dataclass(frozen=True)
@@ -51,11 +46,33 @@ class Corpus:
     documents: Mapping[Part, tuple[int, int]]
 
 
+def choose_text(settings: DataSection, texts: Mapping[str, NamedText]) -> NamedText | None:
+    """Return the named text of a run; None where it trains on a data set.
+
+    Args:
+        settings: The `data` section.
+        texts: Those that there are.
+
+    Raises:
+        ConfigError: There is none of this name, or a data set is named as well.
+        DataError: Its file is missing.
+    """
+    if settings.corpus is not None and settings.data_path:
+        raise ConfigError(
+            f"`--corpus {settings.corpus}` and `--data-path {settings.data_path[0]}` exclude each "
+            "other",
+            hint="keep one of them",
+        )
+    if settings.data_path:
+        return None
+    return find_text(settings.corpus or BUNDLED, texts)
+
+
 def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory]) -> Tokenizer:
     """Return the tokenizer of a run.
 
-    In order: the one that flags name; the one that the data set was prepared with; bytes, for the
-    bundled text.
+    In order: the one that flags name; the one that the data set was prepared with; bytes, for a
+    text that has a name.
 
     Args:
         settings: The `data` section.
@@ -94,19 +111,26 @@ def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory
     return build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
 
 
-def open_corpus(plan: RunPlan, tokenizer: Tokenizer, data_directory: Path) -> Corpus:
+def open_corpus(
+    plan: RunPlan, tokenizer: Tokenizer, data_directory: Path, text: NamedText | None = None
+) -> Corpus:
     """Open the data set and build (or find) the indices of its samples.
 
     Args:
         plan: The run.
-        tokenizer: For the bundled text.
-        data_directory: Where the bundled text is prepared, if the run uses it.
+        tokenizer: For a named text.
+        data_directory: Where a named text is prepared, if the run uses one.
+        text: The named text, as `choose_text` returned it; None: the bundled one, if the run
+            names no data set.
 
     Raises:
         DataError: The data set is damaged, or a split that is needed is empty.
     """
     settings, training = plan.config.data, plan.config.training
-    prefix = settings.data_path[0] if settings.data_path else _bundled(tokenizer, data_directory)
+    if settings.data_path:
+        prefix = settings.data_path[0]
+    else:
+        prefix = prepare_named_text(text or bundled_text(), tokenizer, data_directory)
     indexed = IndexedDataset(prefix)
     validates = plan.valid_samples > 0
     needed: set[Part] = {"train", "valid"} if validates else {"train"}
@@ -126,17 +150,6 @@ def open_corpus(plan: RunPlan, tokenizer: Tokenizer, data_directory: Path) -> Co
         if part in needed
     }
     return Corpus(indexed, datasets["train"], datasets.get("valid"), ranges)
-
-
-def _bundled(tokenizer: Tokenizer, directory: Path) -> str:
-    prefix = document_prefix(str(directory / BUNDLED), "text")
-    made_with = read_metadata(prefix)
-    if made_with is None or made_with.fingerprint != tokenizer.fingerprint():
-        directory.mkdir(parents=True, exist_ok=True)
-        text = resources.files("lmcore.data") / "bundled" / f"{BUNDLED}.txt"
-        with resources.as_file(text) as path:
-            prepare_text(path, tokenizer, directory / BUNDLED)
-    return prefix
 
 
 def _rebuild(

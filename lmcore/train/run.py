@@ -35,6 +35,7 @@ from lmcore.train.step import TrainStep
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
+    from lmcore.data.corpora import NamedText
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.plugins import PluginSet, Selection
     from lmcore.runtime.rank import RankInfo
@@ -71,6 +72,8 @@ def run_training(
     selection: Selection,
     rank: RankInfo,
     clock: PhaseClock | None = None,
+    *,
+    text: NamedText | None = None,
 ) -> RunResult:
     """Train as *plan* says, and leave a run directory.
 
@@ -81,6 +84,7 @@ def run_training(
         selection: The launcher's choice of device.
         rank: This process's place.
         clock: Has measured the start so far; None begins here.
+        text: The text to train on where the plan names no data set; None: the bundled one.
 
     Raises:
         LmcoreError: Whatever the user can mend.  Once training has begun `summary.json` says so
@@ -97,7 +101,7 @@ def run_training(
         with start_runtime(config, plugins, selection, rank) as runtime:
             clock = clock or PhaseClock()
             clock.mark("device")
-            return _Session(plan, tokenizer, plugins, runtime, run, display, clock).run()
+            return _Session(plan, tokenizer, plugins, runtime, run, display, clock, text).run()
     finally:
         display.close()
         run.remove_if_empty()
@@ -112,11 +116,12 @@ class _Session:
     directory: RunDirectory
     display: Display
     clock: PhaseClock
+    text: NamedText | None
 
     def run(self) -> RunResult:
         plan, runtime, run = self.plan, self.runtime, self.directory
         began = time.monotonic()
-        corpus = open_corpus(plan, self.tokenizer, run.data)
+        corpus = open_corpus(plan, self.tokenizer, run.data, self.text)
         order = data_order(corpus.train)
         self.clock.mark("data")
         seed_everything(plan.config.training.seed, runtime)
@@ -239,7 +244,9 @@ class _Session:
             f"layers, hidden {model.hidden_size}, {model.num_attention_heads} heads, vocabulary "
             f"{plan.vocab_size} padded to {plan.padded_vocab_size}"
         )
-        text = plan.config.data.data_path[0] if plan.config.data.data_path else "bundled text"
+        settings = plan.config.data
+        named = f"corpus {settings.corpus}" if settings.corpus else "bundled text"
+        text = settings.data_path[0] if settings.data_path else named
         say(
             f"data      {text}: {corpus.indexed.tokens:,} tokens, {self.tokenizer.name}, "
             f"{corpus.indexed.document_count:,} documents"

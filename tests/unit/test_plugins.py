@@ -34,7 +34,6 @@ from lmcore.plugins import (
     PluginSet,
     PluginState,
     Selection,
-    add_tokenizers,
     build_op_table,
     choose_comm_backend,
     choose_precision,
@@ -760,22 +759,6 @@ def test_doctor_checks_are_checked():
     assert doctor_checks(record(chip()[0], "chip")) == ()
     with pytest.raises(PluginError, match="lmcore_doctor"):
         doctor_checks(record(chip(lmcore_doctor=["on"])[0], "chip"))
-
-
-def test_tokenizers_of_all_plugins_are_registered(caplog):
-    """Every usable plugin gets the registry, and one that raises is warned about."""
-
-    def lmcore_add_tokenizers(registry):
-        registry.append("wordy")
-
-    plugins = found(
-        point("words", lmcore_add_tokenizers=lmcore_add_tokenizers),
-        point("bad", lmcore_add_tokenizers=ValueError("no words")),
-    )
-    registry = []
-    add_tokenizers(plugins, registry)
-    assert registry == ["wordy"]
-    assert "no words" in caplog.text
 
 
 def test_the_op_table_has_the_users_wishes():

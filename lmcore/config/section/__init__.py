@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from lmcore.config.option import Option, options_of
+from lmcore.config.plugin_section import PluginSettings
 from lmcore.config.section.accelerator import AcceleratorSection
 from lmcore.config.section.checkpoint import CheckpointSection
 from lmcore.config.section.data import DataSection
@@ -39,7 +41,10 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run, as the user gave them; `resolve` makes a plan of it."""
+    """All settings of a run, as the user gave them; `resolve` makes a plan of it.
+
+    `plugins` has the section of every plugin that adds one, by the plugin's name.
+    """
 
     model: ModelSection = field(default_factory=ModelSection)
     training: TrainingSection = field(default_factory=TrainingSection)
@@ -48,6 +53,12 @@ class Config:
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     accelerator: AcceleratorSection = field(default_factory=AcceleratorSection)
     logging: LoggingSection = field(default_factory=LoggingSection)
+    plugins: PluginSettings = field(default_factory=PluginSettings)
+
+    def value(self, one: Option) -> Any:
+        """Return the value of an option."""
+        section = self.plugins[one.plugin] if one.plugin else getattr(self, one.section)
+        return getattr(section, one.key)
 
 
 def run_options() -> dict[str, Option]:

@@ -16,6 +16,11 @@ class DataSection:
         "Prefix of an indexed data set (without .bin/.idx); default: the bundled text.",
         metavar="PREFIX",
     )
+    corpus: str | None = option(
+        None,
+        "Text to train on by its name, as listed by `lmcore data corpora`; excludes data_path.",
+        metavar="NAME",
+    )
     split: str = option("969,30,1", "Shares of training, validation and test documents.")
     tokenizer_type: str | None = option(
         None,

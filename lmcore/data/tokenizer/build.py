@@ -10,6 +10,7 @@ from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
 from lmcore.data.tokenizer.null import NullTokenizer
 from lmcore.errors import ConfigError, suggestion
+from lmcore.plugins.registrations import Registrations
 
 __all__ = ["build_tokenizer", "tokenizer_types"]
 
@@ -91,6 +92,7 @@ def build_tokenizer(
     if factory is None:
         raise ConfigError(
             f"unknown tokenizer type `{tokenizer_type}`",
+            why=extra.why_missing() if isinstance(extra, Registrations) else None,
             hint=suggestion(tokenizer_type, tokenizer_types(extra)),
         )
     return factory(vocab_file=vocab_file, merge_file=merge_file, vocab_size=vocab_size)
