@@ -22,23 +22,34 @@ from lmcore.accelerator import Device, MemoryStats
 from lmcore_cpu import linear
 from lmcore_cpu.allocator import keep_freed_memory
 from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
+from lmcore_cpu.settings import CpuSection
 
 __all__ = ["create_device"]
 
+_DEFAULTS = CpuSection()
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # man 5 proc: resets the high-water mark of resident memory
 
 
-def create_device() -> Device:
-    """Return the host as the device of this process; its allocator keeps freed memory."""
-    keep_freed_memory()
-    abilities: dict[str, Callable[..., Any]] = {"peak_flops": _PeakFlops()}
+def create_device(settings: CpuSection = _DEFAULTS) -> Device:
+    """Return the host as the device of this process.
+
+    Args:
+        settings: Whether the allocator keeps freed memory, which holds for the whole process from
+            here on; how long the peak is measured.
+    """
+    keeps = settings.keep_freed_memory and keep_freed_memory()
+    abilities: dict[str, Callable[..., Any]] = {}
     missing = {
         "pin_memory": "host memory needs no pinning: no other device reads it",
         "new_stream": "work on the CPU is done when its call returns; there are no queues",
         "new_event": "work on the CPU is done when its call returns; nothing can be waited for",
     }
+    if settings.peak_seconds:
+        abilities["peak_flops"] = _PeakFlops(seconds=settings.peak_seconds)
+    else:
+        missing["peak_flops"] = "`--cpu-peak-seconds 0` asks not to measure it"
     if _resident_bytes() is None:
         missing["memory_stats"] = f"this system has no `{_STATUS}` to read the peak from"
     else:
@@ -63,7 +74,7 @@ def create_device() -> Device:
         get_rng_state=torch.default_generator.get_state,
         set_rng_state=_set_rng_state,
         missing=missing,
-        facts=_facts(),
+        facts=_facts() | {"keeps_freed_memory": keeps},
         **abilities,
     )
 

@@ -24,6 +24,7 @@ from lmcore.accelerator import (
     full_precision_policy,
     none_policy,
 )
+from lmcore.accelerator.registry import CommandRegistry, OptionRegistry
 from lmcore.config.section import Config
 from lmcore.hookspecs import hookimpl
 
@@ -66,7 +67,9 @@ def lmcore_launch_env(probe: Probe, rank_info: Mapping[str, Any]) -> dict[str, s
     Beside another busy process that made a small model's step ten times as long (540 ms where
     these threads take 133 and an idle machine 55); on an idle machine nothing changes.
     """
-    wanted = {"GOMP_SPINCOUNT": "2000"}
+    from lmcore_cpu.settings import SPIN_COUNT
+
+    wanted = {"GOMP_SPINCOUNT": SPIN_COUNT}
     workers = int(rank_info.get("local_world_size", 1))
     if workers > 1:
         wanted["OMP_NUM_THREADS"] = str(max(1, int(probe.facts["cores"]) // workers))
@@ -74,11 +77,27 @@ def lmcore_launch_env(probe: Probe, rank_info: Mapping[str, Any]) -> dict[str, s
 
 
 @hookimpl
-def lmcore_create_device() -> Device:
+def lmcore_add_options(registry: OptionRegistry) -> None:
+    """Add the flags `--cpu-...`."""
+    from lmcore_cpu.settings import CpuSection
+
+    registry.add(CpuSection)
+
+
+@hookimpl
+def lmcore_add_commands(registry: CommandRegistry) -> None:
+    """Add `lmcore cpu-threads`."""
+    summary = "Measure training's products with each number of threads."
+    registry.add("cpu-threads", "lmcore_cpu.threads:run", summary)
+
+
+@hookimpl
+def lmcore_create_device(config: Config) -> Device:
     """Return the host as a device."""
     from lmcore_cpu.device import create_device
+    from lmcore_cpu.settings import settings_of
 
-    return create_device()
+    return create_device(settings_of(config))
 
 
 @hookimpl

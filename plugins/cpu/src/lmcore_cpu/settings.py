@@ -1,0 +1,36 @@
+"""The CPU's own settings of a run: flags `--cpu-...`, section `cpu:` of a file; torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmcore.config.option import option
+from lmcore.config.section import Config
+
+__all__ = ["SPIN_COUNT", "CpuSection", "settings_of"]
+
+SPIN_COUNT = "2000"
+"""How often a waiting OpenMP thread looks before it gives its core up: GOMP_SPINCOUNT."""
+
+
+@dataclass(frozen=True)
+class CpuSection:
+    """How a run uses the host."""
+
+    keep_freed_memory: bool = option(
+        True,
+        "Keep freed memory for the next step; off, it goes back to the system, and each step's "
+        "large tensors are mapped anew.",
+    )
+    peak_seconds: float = option(
+        0.5,
+        "Longest time to measure the host's peak, for each kind of product; 0: no peak, no MFU.",
+        minimum=0,
+        maximum=60,
+    )
+
+
+def settings_of(config: Config) -> CpuSection:
+    """Return the CPU's settings; the defaults where a program made the configuration itself."""
+    found: CpuSection = config.plugins.get("cpu", CpuSection())
+    return found
