@@ -178,9 +178,9 @@ def _loaded(section: GenerateSection) -> Iterator[tuple[Runtime, LoadedModel]]:
     from lmcore.cli.selection import choose_device
     from lmcore.config.section import AcceleratorSection, Config
     from lmcore.data.tokenizer.registry import registered_types
-    from lmcore.runtime.rank import rank_info
+    from lmcore.runtime.rank import only_process
 
-    rank = rank_info(os.environ)
+    rank = only_process(os.environ)
     plugins, selection = choose_device(section.device, rank)
     config = Config(
         accelerator=AcceleratorSection(

@@ -28,12 +28,12 @@ def run(argv: list[str]) -> int:
         return 0
     from lmcore.cli.selection import choose_device
     from lmcore.data.tokenizer.registry import registered_types
-    from lmcore.runtime.rank import rank_info
+    from lmcore.runtime.rank import only_process
     from lmcore.train.corpus import choose_tokenizer
     from lmcore.train.phases import PhaseClock
 
     clock = PhaseClock()
-    rank = rank_info(os.environ)
+    rank = only_process(os.environ)
     loaded = load_config(argv, check=lambda loaded: problems_of(loaded, world_size=rank.world_size))
     plugins, selection = choose_device(loaded.config.accelerator.device, rank)
     tokenizer = choose_tokenizer(loaded.config.data, registered_types(plugins))

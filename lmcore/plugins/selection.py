@@ -10,18 +10,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lmcore.accelerator.probe import Probe, ProbeState
 from lmcore.errors import DeviceError, PluginError, suggestion
 from lmcore.plugins.discovery import ALLOW_LIST
+from lmcore.plugins.extras import device_packages
 from lmcore.plugins.record import CPU, PluginRecord, PluginSet, PluginState
 
-__all__ = ["REQUEST", "Selection", "select", "verify"]
+__all__ = [
+    "HANDED_DOWN",
+    "REQUEST",
+    "Selection",
+    "chosen_plugin",
+    "select",
+    "verify",
+]
 
 REQUEST = "LMCORE_DEVICE"
 """Environment variable: the device type (or plugin) to use; `--device` goes before it."""
+
+HANDED_DOWN = "LMCORE_SELECTION"
+"""Environment variable: the launcher's `Selection` as JSON, for the workers that it starts."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +69,10 @@ class Selection:
         """
         try:
             values = json.loads(text)
-            probe = values["probe"]
-            probe |= {"state": ProbeState(probe["state"]), "evidence": tuple(probe["evidence"])}
-            values |= {"probe": Probe(**probe), "warnings": tuple(values["warnings"])}
+            values |= {
+                "probe": Probe.from_dict(values["probe"]),
+                "warnings": tuple(values["warnings"]),
+            }
             return cls(**values)
         except (ValueError, KeyError, TypeError) as cause:
             raise PluginError(
@@ -166,6 +178,15 @@ def _last_resort(
     return _selection(record, probe, reason, plugins, notice)
 
 
+def chosen_plugin(plugins: PluginSet, record: PluginRecord, reason: str) -> Selection:
+    """Return the decision for one plugin whose device is present, made by nobody's rules.
+
+    `lmcore doctor` tries every device so, the chosen one and the others.
+    """
+    assert record.probe is not None
+    return _selection(record, record.probe, reason, plugins)
+
+
 def _selection(
     record: PluginRecord, probe: Probe, reason: str, plugins: PluginSet, notice: str | None = None
 ) -> Selection:
@@ -208,13 +229,27 @@ def _unknown(plugins: PluginSet, named: str, source: str) -> DeviceError:
         if one.state is not PluginState.USABLE
         and (named in (one.name, one.entry_point) or (one.info and named in one.info.provides))
     ]
-    known = [one.probe.device_type for one in plugins.usable if one.probe is not None]
-    # Not `pip install NAME`: what an index has under that name need not be the plugin.
-    install = f"if a plugin such as `lmcore-{named}` brings it, install that from where lmcore came"
+    known = {one.probe.device_type for one in plugins.usable if one.probe is not None}
     return DeviceError(
         f"`{source}`: no usable plugin brings this device",
         why="\n".join(explained) or None,
-        hint=_join(suggestion(named, set(known)), "" if explained else install),
+        hint=_join(suggestion(named, known), "" if explained else _install(named, known)),
+    )
+
+
+def _install(named: str, known: Collection[str]) -> str:
+    """Return which package might bring the device *named*; *known* ones are here already."""
+    packages = {name: one for name, one in device_packages().items() if name not in known}
+    # From where lmcore came: what a public index has under a name need not be the plugin.
+    if named in packages:
+        return (
+            f"`{named}` comes with the package `{packages[named]}`: run `pip install "
+            f'"lmcore[{named}]"`, with the index or folder that lmcore came from'
+        )
+    others = [f"`{name}` (`{package}`)" for name, package in sorted(packages.items())]
+    return _join(
+        f"not installed: {', '.join(others)}" if others else "",
+        f"if a plugin such as `lmcore-{named}` brings it, install that from where lmcore came",
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from lmcore.errors import ConfigError
 
-__all__ = ["RankInfo", "rank_info"]
+__all__ = ["RankInfo", "only_process", "rank_info"]
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,90 @@ class RankInfo:
         """Return the four numbers by name."""
         return asdict(self)
 
+    def to_env(self) -> dict[str, str]:
+        """Return the variables from which `rank_info` reads this place."""
+        return {name.upper(): str(value) for name, value in asdict(self).items()}
+
 
 def rank_info(env: Mapping[str, str]) -> RankInfo:
-    """Read the process's place from the variables that a launcher sets.
+    """Read the process's place from the variables that a launcher sets, as torchrun does.
+
+    These are RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; without them, or with those of a
+    single process, the process is alone.
 
     Raises:
-        ConfigError: A launcher started several processes, which this version cannot use.
+        ConfigError: A variable is missing, is no number, or contradicts another one.
     """
-    world = env.get("WORLD_SIZE", "1")
-    if world.strip() not in {"", "1"}:
+    given = {name: _number(env, name) for name in RankInfo().to_env()}
+    world_size = given["WORLD_SIZE"] if given["WORLD_SIZE"] is not None else 1
+    alone = RankInfo().to_env()
+    missing = [name for name, value in given.items() if value is None]
+    if world_size > 1 and missing:
+        raise ConfigError(
+            f"this process is one of {world_size} and does not know which: `{'`, `'.join(missing)}`"
+            f" {'is' if len(missing) == 1 else 'are'} not set",
+            why=_shown(env),
+            hint="start the processes with a launcher that sets all four, such as torchrun",
+        )
+    values = {name: int(alone[name]) if value is None else value for name, value in given.items()}
+    place = RankInfo(**{name.lower(): value for name, value in values.items()})
+    wrong = _contradiction(place)
+    if wrong:
+        raise ConfigError(
+            f"the launcher's variables contradict each other: {wrong}",
+            why=_shown(env),
+            hint="unset them to run one process, or let a launcher such as torchrun set all four",
+        )
+    return place
+
+
+def only_process(env: Mapping[str, str]) -> RankInfo:
+    """Return the place of a process that must be alone.
+
+    Raises:
+        ConfigError: A launcher started several processes, which the command cannot use; or see
+            `rank_info`.
+    """
+    world = env.get("WORLD_SIZE", "").strip()
+    if world not in {"", "1"}:
         raise ConfigError(
             f"this process is one of {world}, and this version trains on one",
             why="the environment has WORLD_SIZE, as a launcher such as torchrun sets it",
             hint="start `lmcore train` by itself, or unset WORLD_SIZE",
         )
-    return RankInfo()
+    return rank_info(env)
+
+
+def _number(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(
+            f"`{name}={text}` is not a number of processes or a rank",
+            why="a launcher such as torchrun sets it to a whole number",
+            hint=f"unset `{name}`, or start with a launcher",
+        )
+    return int(text)
+
+
+def _contradiction(place: RankInfo) -> str:
+    """Return what cannot be; empty when all can."""
+    for size, rank in (("world_size", "rank"), ("local_world_size", "local_rank")):
+        many, which = getattr(place, size), getattr(place, rank)
+        if many < 1:
+            return f"{size.upper()} is {many}"
+        if which >= many:
+            return f"{rank.upper()} is {which} of {size.upper()} {many}; ranks begin with 0"
+    if place.local_world_size > place.world_size:
+        return (
+            f"LOCAL_WORLD_SIZE is {place.local_world_size} and WORLD_SIZE only {place.world_size}"
+        )
+    if place.local_rank > place.rank:
+        return f"LOCAL_RANK is {place.local_rank} and RANK only {place.rank}"
+    return ""
+
+
+def _shown(env: Mapping[str, str]) -> str:
+    """Return the variables as they are, for a message."""
+    return ", ".join(f"{name}={env[name]}" for name in RankInfo().to_env() if name in env)

@@ -1,0 +1,32 @@
+"""The device plugins that lmcore's own metadata knows, installed or not: its extras."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+__all__ = ["device_packages"]
+
+
+def device_packages() -> dict[str, str]:
+    """Return the package that brings each device which an extra of lmcore is named after.
+
+    Such an extra requires `lmcore-NAME`, NAME being its own.  Run from its sources, lmcore has no
+    metadata and knows none.
+    """
+    try:
+        requires = importlib.metadata.requires("lmcore") or []
+        extras = importlib.metadata.metadata("lmcore").get_all("Provides-Extra") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    wanted = [Requirement(line) for line in requires]
+    return {
+        extra: one.name
+        for extra in extras
+        for one in wanted
+        if canonicalize_name(one.name) == f"lmcore-{canonicalize_name(extra)}"
+        and one.marker is not None
+        and one.marker.evaluate({"extra": extra})
+    }

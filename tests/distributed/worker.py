@@ -1,0 +1,118 @@
+"""One rank of a run, as `conftest.py` starts it: SCENARIO, then the timeout in seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lmcore.accelerator.op import OpContext, parse_preferences
+from lmcore.config.section import Config
+from lmcore.errors import DataError, LmcoreError
+from lmcore.plugins import Selection, build_op_table, create_device, discover
+from lmcore.plugins.selection import HANDED_DOWN
+from lmcore.runtime.agreement import (
+    agree,
+    agree_on_device,
+    agree_on_kernels,
+    agree_on_versions,
+)
+from lmcore.runtime.processes import Processes, start_processes
+from lmcore.runtime.rank import rank_info
+from lmcore.runtime.rendezvous import join_processes
+
+JOIN_SECONDS = 40.0  # a busy machine may be slow to start
+
+
+def main(scenario: str, timeout: float) -> int:
+    """Join the run, compare notes, create the process group and play the scenario."""
+    place = rank_info(os.environ)
+    plugins = discover()
+    selection = Selection.from_json(os.environ[HANDED_DOWN])
+    with join_processes(place, timeout=JOIN_SECONDS) as rendezvous:
+        agree_on_device(rendezvous, selection, plugins)
+        agree_on_versions(rendezvous, selection, plugins)
+        device = create_device(plugins, selection, Config())
+        wanted = parse_preferences(os.environ.get("KERNELS", "").split())
+        table = build_op_table(plugins, selection, device, preferences=wanted)
+        table.bind("attention", OpContext(device.type, "float32", {"head_dim": 8, "dropout": 0.0}))
+        agree_on_kernels(rendezvous, table)
+        with start_processes(plugins, selection, device, rendezvous, timeout=timeout) as processes:
+            quick = dataclasses.replace(rendezvous, timeout=timeout)
+            SCENARIOS[scenario](dataclasses.replace(processes, rendezvous=quick))
+    from torch import distributed
+
+    show({"destroyed": not distributed.is_initialized()})
+    return 0
+
+
+def show(value: Any) -> None:
+    """Print a JSON line for the test to read."""
+    print(json.dumps(value), flush=True)
+
+
+def work(processes: Processes) -> None:
+    """Sum a tensor over all ranks and over a group of one, and exchange notes."""
+    import torch
+    from torch import distributed
+
+    tensor = torch.full((3,), float(processes.rank.rank + 1))
+    distributed.all_reduce(tensor)
+    show({"backend": processes.backend.name, "sum": tensor.tolist()})
+    alone = processes.new_group([0])
+    show({"member": alone is not None})
+    show(processes.gather(f"from {processes.rank.rank}"))
+
+
+def settle(processes: Processes) -> None:
+    """Disagree."""
+    agree(processes.rendezvous, "colour", ["red", "blue"][processes.rank.rank])
+
+
+def refuse(processes: Processes) -> None:
+    """Let rank 1 meet an error that is told in words."""
+    if processes.rank.rank == 1:
+        raise DataError("the corpus is cut off")
+    processes.barrier("the corpus")
+
+
+def die(processes: Processes) -> None:
+    """Let one rank be killed before the others wait for it."""
+    if processes.rank.rank == int(os.environ["VICTIM"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    processes.barrier("the first step")
+
+
+def lag(processes: Processes) -> None:
+    """Let rank 1 miss a reduction, over the default group and over one made later."""
+    import torch
+    from torch import distributed
+
+    group = processes.new_group([0, 1])
+    if processes.rank.rank == 1:
+        time.sleep(4 * processes.timeout)
+        return
+    for one in (None, group):
+        begin = time.monotonic()
+        try:
+            distributed.all_reduce(torch.ones(1), group=one)
+        except RuntimeError:
+            show({"waited": time.monotonic() - begin})
+
+
+SCENARIOS: dict[str, Callable[[Processes], None]] = {
+    one.__name__: one for one in (work, settle, refuse, die, lag)
+}
+
+if __name__ == "__main__":
+    try:
+        STATUS = main(sys.argv[1], float(sys.argv[2]))
+    except LmcoreError as error:
+        sys.stderr.write(error.render() + "\n")
+        STATUS = error.exit_status
+    raise SystemExit(STATUS)

@@ -1,0 +1,44 @@
+"""Ranks as threads of one process: torch's store does not mind."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from lmcore.runtime.rank import RankInfo
+from lmcore.runtime.rendezvous import Rendezvous, join_processes
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def ranks(free_port):
+    """Return a function that calls *body* on every rank, and gives each one's result or error."""
+
+    def run(
+        body: Callable[[Rendezvous], Any], world_size: int = 2, timeout: float = 10.0
+    ) -> list[Any]:
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+
+        def one(rank: int) -> Any:
+            place = RankInfo(rank, rank, world_size, world_size)
+            try:
+                with join_processes(place, timeout=timeout, env=env) as rendezvous:
+                    return body(rendezvous)
+            except Exception as error:  # noqa: BLE001 - compared by the test
+                return error
+
+        with ThreadPoolExecutor(world_size) as pool:
+            return list(pool.map(one, range(world_size)))
+
+    return run
