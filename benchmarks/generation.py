@@ -35,7 +35,7 @@ def lmcore_contender(
     stack: ExitStack, layers: int, hidden: int, heads: int, *, precision: str
 ) -> Contender:
     """Return lmcore's generation on a model that is built as a run builds it."""
-    from lmcore.cli.selection import choose_device
+    from lmcore.cli.selection import choose_device, find_plugins
     from lmcore.config.section import AcceleratorSection, Config
     from lmcore.generation.generate import generate
     from lmcore.generation.sampling_options import SamplingOptions
@@ -44,7 +44,8 @@ def lmcore_contender(
     from lmcore.runtime.rank import RankInfo
     from lmcore.runtime.runtime import start_runtime
 
-    plugins, selection = choose_device("cpu", RankInfo())
+    plugins = find_plugins([])
+    selection = choose_device(plugins, "cpu", RankInfo())
     config = Config(accelerator=AcceleratorSection(device="cpu", precision=precision))
     runtime = stack.enter_context(start_runtime(config, plugins, selection, RankInfo()))
     shape = ModelShape(layers, hidden, heads, 4 * hidden, POSITIONS, PADDED)

@@ -45,10 +45,11 @@ class _Parts:
     """The pieces of a run, made as `lmcore train` makes them; closed when the process ends."""
 
     def __init__(self, shape: Shape, *, compiled: bool, threads: int) -> None:
-        from lmcore.cli.selection import choose_device
+        from lmcore.cli.selection import choose_device, find_plugins
         from lmcore.runtime.rank import RankInfo
 
-        plugins, selection = choose_device(None, RankInfo())  # before torch is imported
+        plugins = find_plugins([])
+        selection = choose_device(plugins, None, RankInfo())  # before torch is imported
         from lmcore.config.load import load_config
         from lmcore.config.resolve import resolve
         from lmcore.data.tokenizer import NullTokenizer

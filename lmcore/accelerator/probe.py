@@ -5,6 +5,7 @@ Torch-free: these records travel through the launcher.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -67,6 +68,16 @@ class Probe:
     evidence: tuple[str, ...] = ()
     fix: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Probe:
+        """Return the record that `to_dict` gave, after a way through JSON."""
+        read = {"state": ProbeState(values["state"]), "evidence": tuple(values["evidence"])}
+        return cls(**(dict(values) | read))
 
 
 class CheckStatus(StrEnum):

@@ -22,14 +22,24 @@ from lmcore.cli.sample_output import (
     open_output_file,
     standard_output,
 )
-from lmcore.config.command_line import ForeignFlag, Translation, parse_section
+from lmcore.cli.selection import choose_device, find_plugins
+from lmcore.config.command_line import (
+    ForeignFlag,
+    Translation,
+    parse_with_plugins,
+    wants_help,
+)
 from lmcore.config.option import REQUIRED, option, options_of
 from lmcore.config.section import ModelSection, OptimizerSection, TrainingSection
+from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.errors import ConfigError
+from lmcore.plugins.registrations import plugin_sections
 
 if TYPE_CHECKING:
+    from lmcore.config.plugin_section import PluginSettings
     from lmcore.generation.load import LoadedModel
     from lmcore.generation.sampling_options import SamplingOptions
+    from lmcore.plugins import PluginSet
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["SUMMARY", "GenerateSection", "run"]
@@ -97,6 +107,7 @@ class GenerateSection:
     device: str | None = option(
         None, "Device type, as listed by `lmcore plugins`; default: detected.", metavar="TYPE"
     )
+    plugin_off: tuple[str, ...] = plugin_off_option()
     precision: str | None = option(
         None, "Precision policy, such as fp32 or bf16; default: the device's first.", metavar="NAME"
     )
@@ -114,8 +125,14 @@ class GenerateSection:
 
 def run(argv: list[str]) -> int:
     """Run `lmcore generate` and return the exit status."""
-    section = parse_section(
-        GenerateSection, argv, command="lmcore generate", foreign=_FOREIGN, epilog=_EPILOG
+    plugins = find_plugins(argv, probe=not wants_help(argv))
+    section, settings = parse_with_plugins(
+        GenerateSection,
+        argv,
+        command="lmcore generate",
+        plugins=plugin_sections(plugins),
+        foreign=_FOREIGN,
+        epilog=_EPILOG,
     )
     from lmcore.checkpoint import find_checkpoint
     from lmcore.generation.sampling_options import SamplingOptions
@@ -132,7 +149,7 @@ def run(argv: list[str]) -> int:
     find_checkpoint(Path(section.load))
     prompts = _read_prompts(section)
     with (
-        _loaded(section) as (runtime, loaded),
+        _loaded(section, plugins, settings) as (runtime, loaded),
         _opened(section, len(prompts) * section.num_samples) as output,
     ):
         _Sampler(section, options, runtime, loaded, output).run(prompts)
@@ -173,19 +190,21 @@ def _read_prompts(section: GenerateSection) -> list[str]:
 
 
 @contextmanager
-def _loaded(section: GenerateSection) -> Iterator[tuple[Runtime, LoadedModel]]:
+def _loaded(
+    section: GenerateSection, plugins: PluginSet, settings: PluginSettings
+) -> Iterator[tuple[Runtime, LoadedModel]]:
     """Choose the device, then load torch and the model."""
-    from lmcore.cli.selection import choose_device
     from lmcore.config.section import AcceleratorSection, Config
     from lmcore.data.tokenizer.registry import registered_types
     from lmcore.runtime.rank import only_process
 
     rank = only_process(os.environ)
-    plugins, selection = choose_device(section.device, rank)
+    selection = choose_device(plugins, section.device, rank)
     config = Config(
         accelerator=AcceleratorSection(
             device=section.device, precision=section.precision, num_threads=section.num_threads
-        )
+        ),
+        plugins=settings,
     )
     from lmcore.generation.load import TokenizerChoice, load_model
     from lmcore.runtime.runtime import start_runtime

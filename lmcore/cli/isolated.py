@@ -16,7 +16,6 @@ import contextlib
 import importlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -26,6 +25,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from lmcore.plugins.crash import crash_place, ending, last_line
 
 __all__ = ["Call", "Outcome", "call_isolated", "call_together"]
 
@@ -188,13 +189,11 @@ class _Child:
         after = " after it had answered" if done else ""
         if timeout is not None:
             limit = f"no answer within {timeout:g} s" if took >= timeout else "no answer"
-            return f"{limit}{after}; stopped{_place(log)}"
+            return f"{limit}{after}; stopped{crash_place(log)}"
         status = self.process.returncode
         if done and status == 0:
             return ""
-        ended = f"ended with status {status}" if status >= 0 else f"was killed by {_signal(status)}"
-        place = _place(log)
-        return f"the process {ended}{after}{place or _last_line(log)}"
+        return f"the process {ending(status)}{after}{crash_place(log) or last_line(log)}"
 
 
 @contextlib.contextmanager
@@ -224,28 +223,6 @@ def _tail(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _LOG_BYTES))
         return file.read().decode(errors="replace")
-
-
-def _signal(status: int) -> str:
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
-
-
-def _place(log: str) -> str:
-    """Return where the process was, from the stack that Python wrote when it crashed or hung."""
-    frame = r'\(most recent call first\):\n  File "([^"]+)", line (\d+) in (\S+)'
-    found = re.findall(f"Current thread [^\n]*{frame}", log) or re.findall(frame, log)
-    if not found:
-        return ""
-    file, line, function = found[-1]  # the main thread stands last
-    return f"; it was in `{function}` ({Path(file).name}, line {line})"
-
-
-def _last_line(log: str) -> str:
-    lines = log.strip().splitlines()
-    return f"; last line: {lines[-1].strip()}" if lines else ""
 
 
 def answer(target: str, arguments: str, answers: str, timeout: str) -> int:

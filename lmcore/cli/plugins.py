@@ -13,6 +13,7 @@ from typing import Any
 
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import option
+from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.errors import DeviceError, LmcoreError
 from lmcore.plugins import PluginRecord, PluginSet, PluginState, Selection, discover, select
 
@@ -22,7 +23,7 @@ SUMMARY = "List the installed accelerators, and why one is not used."
 
 _EPILOG = """\
 Environment: LMCORE_DEVICE chooses as --device does; LMCORE_PLUGINS lists the plugins to load beside
-the CPU's (empty: the CPU alone)."""
+the CPU's (empty: the CPU alone), LMCORE_PLUGIN_OFF those to leave out."""
 
 _STYLES = {
     "present": "green",
@@ -42,6 +43,7 @@ class PluginsSection:
     device: str | None = option(
         None, "Show what a run with this `--device` would use.", metavar="TYPE"
     )
+    plugin_off: tuple[str, ...] = plugin_off_option()
     verbose: bool = option(False, "Show facts, and the tracebacks of plugins that failed.")
     json: bool = option(False, "Print JSON.")
 
@@ -49,7 +51,7 @@ class PluginsSection:
 def run(argv: list[str]) -> int:
     """Run `lmcore plugins` and return 0: a bad plugin is a finding, not a failure."""
     wanted = parse_section(PluginsSection, argv, command="lmcore plugins", epilog=_EPILOG)
-    plugins = discover()
+    plugins = discover(off=wanted.plugin_off)
     selection: Selection | None = None
     refusal: DeviceError | None = None
     try:

@@ -1,37 +1,79 @@
-"""Find the plugins, choose the device, and prepare the environment for it."""
+"""Find the plugins, choose the device, and prepare the environment for it.
+
+The order in every command that needs a device: `find_plugins` (they bring options, so they come
+before the configuration), the configuration, `choose_device`.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lmcore.plugins import discover, launch_env, select
+from lmcore.config.command_line import parse_flags
+from lmcore.config.option import options_of
+from lmcore.config.section import AcceleratorSection
+from lmcore.errors import DeviceError
+from lmcore.plugins import HANDED_DOWN, Selection, discover, launch_env, select, verify
 
 if TYPE_CHECKING:
-    from lmcore.plugins import PluginSet, Selection
+    from lmcore.plugins import PluginSet
     from lmcore.runtime.rank import RankInfo
 
-__all__ = ["choose_device"]
+__all__ = ["choose_device", "find_plugins"]
 
 logger = logging.getLogger(__name__)
 
 
-def choose_device(requested: str | None, rank: RankInfo) -> tuple[PluginSet, Selection]:
-    """Return the plugins and the choice; the environment is ready for torch's import then.
+def find_plugins(argv: Sequence[str], *, probe: bool = True) -> PluginSet:
+    """Return the installed plugins, without those that `--plugin-off` of *argv* names.
+
+    The rest of *argv* is read later: what it may hold depends on the plugins.
 
     Args:
+        argv: The arguments after the command's name.
+        probe: Whether to ask for devices.
+
+    Raises:
+        ConfigError: A plugin that is not installed is to be left out.
+    """
+    own = {one.name: one for one in options_of(AcceleratorSection) if one.name == "plugin_off"}
+    return discover(off=parse_flags(argv, own).values.get("plugin_off", ()), probe=probe)
+
+
+def choose_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> Selection:
+    """Return the choice; the environment is ready for torch's import then.
+
+    In a worker whose launcher has chosen, that choice is verified and kept.
+
+    Args:
+        plugins: What `find_plugins` found.
         requested: What `--device` says.
         rank: This process's place.
 
     Raises:
-        DeviceError: No device, or not the one asked for.
+        DeviceError: No device, not the one asked for, or another one than the launcher's.
     """
-    plugins = discover()
-    selection = select(plugins, requested=requested)
-    for warning in selection.warnings:
-        logger.warning("%s", warning)
-    if selection.notice:
-        logger.info("%s", selection.notice)
+    handed_down = os.environ.get(HANDED_DOWN)
+    if handed_down:
+        selection = Selection.from_json(handed_down)
+        _same_wish(selection, requested)
+        verify(selection, plugins)
+    else:
+        selection = select(plugins, requested=requested)
+        for warning in selection.warnings:
+            logger.warning("%s", warning)
+        if selection.notice:
+            logger.info("%s", selection.notice)
     os.environ.update(launch_env(plugins, selection, rank.to_dict(), os.environ))
-    return plugins, selection
+    return selection
+
+
+def _same_wish(selection: Selection, requested: str | None) -> None:
+    if requested not in {None, selection.plugin, selection.probe.device_type}:
+        raise DeviceError(
+            f"`--device {requested}`: the launcher of this process chose `{selection.plugin}`",
+            why=f"`{HANDED_DOWN}` is set: {selection.reason}",
+            hint=f"give `--device` to the launcher, or unset `{HANDED_DOWN}`",
+        )

@@ -1,8 +1,9 @@
 """Find the installed plugins, load each one in isolation, and ask what it is and what it sees.
 
 We load the entry points ourselves: pluggy's loader lets one bad plugin take all others down and
-silently drops the second of two with one name.  Loads no torch, and refuses to believe a plugin:
-everything it returns is checked.
+silently drops the second of two with one name.  A copy of this process goes first
+(`lmcore.plugins.trial`), so that a crash in native code or a hanging driver is a plugin's state
+like any other.  Loads no torch, and refuses to believe a plugin: everything it returns is checked.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import inspect
 import json
 import os
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pluggy
@@ -24,18 +25,26 @@ from lmcore import hookspecs
 from lmcore.accelerator.probe import API_VERSION, PluginInfo, Probe, ProbeState
 from lmcore.errors import ConfigError, LmcoreError, PluginError, suggestion
 from lmcore.plugins.record import CPU, PluginRecord, PluginSet, PluginState, describe
+from lmcore.plugins.trial import Attempt, can_try, try_each
 
-__all__ = ["ALLOW_LIST", "GROUP", "discover", "new_hook_caller"]
+__all__ = ["ALLOW_LIST", "GROUP", "OFF", "discover", "new_hook_caller"]
 
 GROUP = "lmcore.plugins"
 ALLOW_LIST = "LMCORE_PLUGINS"
 """Environment variable: names of the plugins to load beside the CPU's, separated by commas."""
+
+OFF = "LMCORE_PLUGIN_OFF"
+"""Environment variable: names of the plugins to leave out, separated by commas."""
+
+_TRIAL_SECONDS = 60.0
+"""Until a plugin's import, or its probe, counts as hung: a cold driver may take many seconds."""
 
 
 def discover(
     *,
     env: Mapping[str, str] = os.environ,
     entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
+    off: Iterable[str] = (),
     probe: bool = True,
 ) -> PluginSet:
     """Return a record of every installed plugin: loaded, checked and probed, or why not.
@@ -45,28 +54,37 @@ def discover(
     Args:
         env: The process environment, handed to the probes.
         entry_points: Those to load; default: the installed ones.
+        off: Names of plugins to leave out, as `--plugin-off` gives them.
         probe: Whether to ask for devices; what only lists commands and options does without.
 
     Raises:
-        ConfigError: `LMCORE_PLUGINS` names a plugin that is not installed.
+        ConfigError: `LMCORE_PLUGINS`, `LMCORE_PLUGIN_OFF` or *off* names a plugin that is not
+            installed, or the CPU's is to be left out.
     """
     if entry_points is None:
         entry_points = importlib.metadata.entry_points(group=GROUP)
     points = sorted(entry_points, key=lambda point: (point.name, _distribution(point)))
-    allowed = _allowed(env, [point.name for point in points])
-    records = []
+    sources = dict.fromkeys(_names(env.get(OFF, "")), OFF) | dict.fromkeys(off, "--plugin-off")
+    reasons = _left_out(env, sources, [point.name for point in points])
+    records: dict[importlib.metadata.EntryPoint, PluginRecord] = {}
     for point in points:
         namesakes = [other for other in points if other.name == point.name and other != point]
-        if allowed is not None and point.name not in allowed:
-            records.append(_record(point, PluginState.OFF, f"`{ALLOW_LIST}` leaves it out"))
+        if point.name in reasons:
+            records[point] = _record(point, PluginState.OFF, reasons[point.name])
         elif namesakes:
-            records.append(
-                _record(point, PluginState.FAILED, _taken(point.name, [point, *namesakes]))
-            )
-        else:
-            records.append(_load(point))
-    records = _without_namesakes(records)
-    return PluginSet(tuple(_probed(one, env) if probe else one for one in records))
+            reason = _taken(point.name, [point, *namesakes])
+            records[point] = _record(point, PluginState.FAILED, reason)
+    wanted = [point for point in points if point not in records]
+    probes = _first_in_a_copy(wanted, env, probe=probe)
+    for point in wanted:
+        gone = probes.get(point.name)
+        records[point] = gone if isinstance(gone, PluginRecord) else _load(point)
+    found = PluginSet(tuple(_without_namesakes([records[point] for point in points])))
+    for name, source in sources.items():  # a plugin may call itself otherwise than its entry point
+        found = found.without([name], source)
+    if not probe:
+        return found
+    return PluginSet(tuple(_probed(one, env, probes.get(one.entry_point)) for one in found))
 
 
 def new_hook_caller() -> pluggy.PluginManager:
@@ -76,17 +94,62 @@ def new_hook_caller() -> pluggy.PluginManager:
     return caller
 
 
-def _allowed(env: Mapping[str, str], installed: Sequence[str]) -> frozenset[str] | None:
-    """Return the names that `LMCORE_PLUGINS` admits, the CPU always among them; None: all."""
+def _left_out(
+    env: Mapping[str, str], off: Mapping[str, str], installed: Sequence[str]
+) -> dict[str, str]:
+    """Return the entry points that are not to be loaded, each with the reason; never the CPU's."""
+    found = {name: f"`{source}` leaves it out" for name, source in off.items() if name != CPU}
     if ALLOW_LIST not in env:
-        return None
-    names = {name.strip() for name in env[ALLOW_LIST].split(",") if name.strip()}
-    for name in sorted(names - set(installed) - {CPU}):
+        return found
+    allowed = _names(env[ALLOW_LIST])
+    for name in sorted(set(allowed) - set(installed) - {CPU}):
         raise ConfigError(
             f"`{ALLOW_LIST}` names the plugin `{name}`, which is not installed",
             hint=suggestion(name, set(installed)),
         )
-    return frozenset({CPU, *names})
+    unlisted = (name for name in installed if name not in {CPU, *allowed})
+    return dict.fromkeys(unlisted, f"`{ALLOW_LIST}` leaves it out") | found
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _first_in_a_copy(
+    points: Sequence[importlib.metadata.EntryPoint], env: Mapping[str, str], *, probe: bool
+) -> dict[str, PluginRecord | Mapping[str, Any]]:
+    """Load and probe plugins where a crash harms nobody; the CPU's, which comes with us, not.
+
+    Returns:
+        By entry point: the record of a plugin that ended its process, or what its probe gave.
+    """
+    others = [point for point in points if point.name != CPU]
+    if not others or not can_try():
+        return {}
+
+    def attempt(point: importlib.metadata.EntryPoint) -> Attempt:
+        def load_and_probe(at: Callable[[str], None]) -> Mapping[str, Any]:
+            at(f"import of `{point.value}`")
+            record = _load(point)
+            if not probe or record.state is not PluginState.USABLE:
+                return {}
+            at("`lmcore_probe`")
+            return _probe_in_words(record, env)
+
+        return load_and_probe
+
+    trials = try_each({one.name: attempt(one) for one in others}, seconds=_TRIAL_SECONDS)
+    found: dict[str, PluginRecord | Mapping[str, Any]] = {}
+    for point in others:
+        trial = trials[point.name]
+        if trial.fault:
+            reason = f"{trial.phase}: {trial.fault}"
+            found[point.name] = _record(
+                point, PluginState.FAILED, reason, traceback=trial.log.strip()
+            )
+        else:
+            found[point.name] = trial.answer
+    return found
 
 
 def _distribution(point: importlib.metadata.EntryPoint) -> str:
@@ -251,15 +314,37 @@ def _without_namesakes(records: Sequence[PluginRecord]) -> list[PluginRecord]:
     return checked
 
 
-def _probed(record: PluginRecord, env: Mapping[str, str]) -> PluginRecord:
-    """Return a usable plugin's record with its probe; a plugin that brings no device has none."""
+def _probed(
+    record: PluginRecord,
+    env: Mapping[str, str],
+    told: PluginRecord | Mapping[str, Any] | None,
+) -> PluginRecord:
+    """Return a usable plugin's record with its probe; a plugin that brings no device has none.
+
+    Args:
+        record: A plugin.
+        env: The process environment.
+        told: What its probe gave in a copy of this process, if it was asked there.
+    """
     if record.state is not PluginState.USABLE or not record.implements("lmcore_probe"):
         return record
+    if not isinstance(told, Mapping) or not told:
+        told = _probe_in_words(record, env)
+    if "probe" in told:
+        return dataclasses.replace(record, probe=Probe.from_dict(told["probe"]))
+    failed = {"reason": told["reason"], "traceback": told["traceback"]}
+    return dataclasses.replace(record, state=PluginState.FAILED, **failed)
+
+
+def _probe_in_words(record: PluginRecord, env: Mapping[str, str]) -> dict[str, Any]:
+    """Ask a usable plugin for its device; return the probe, or the failure, as JSON values."""
+    if not record.implements("lmcore_probe"):
+        return {}
     try:
-        probe = _checked_probe(record.call("lmcore_probe", env=dict(env)))
+        return {"probe": _checked_probe(record.call("lmcore_probe", env=dict(env))).to_dict()}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
-        return _failed(record, error)
-    return dataclasses.replace(record, probe=probe)
+        failed = _failed(record, error)
+        return {"reason": failed.reason, "traceback": failed.traceback}
 
 
 def _checked_probe(probe: object) -> Probe:

@@ -6,15 +6,15 @@ with the reason and the traceback, so that `lmcore plugins` can show it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 import pluggy
 
 from lmcore.accelerator.probe import PluginInfo, Probe
-from lmcore.errors import LmcoreError, PluginError
+from lmcore.errors import ConfigError, LmcoreError, PluginError, suggestion
 
 __all__ = ["PluginRecord", "PluginSet", "PluginState", "describe"]
 
@@ -138,6 +138,37 @@ class PluginSet:
     def troubled(self) -> tuple[PluginRecord, ...]:
         """Those that should take part and cannot."""
         return tuple(one for one in self.records if one.troubled)
+
+    def without(self, names: Collection[str], source: str = "--plugin-off") -> PluginSet:
+        """Return the set with some plugins switched off.
+
+        Args:
+            names: Of the plugins, or of their entry points.
+            source: The flag or variable that gave the names, for messages.
+
+        Raises:
+            ConfigError: One of them is not installed, or is the CPU's.
+        """
+        known = {one.entry_point for one in self.records} | {one.name for one in self.records}
+        for name in names:
+            if name == CPU:
+                raise ConfigError(
+                    f"`{source}` cannot leave out the plugin `{CPU}`",
+                    why="it is the one that every installation has, and the last resort",
+                )
+            if name not in known:
+                raise ConfigError(
+                    f"`{source}` names the plugin `{name}`, which is not installed",
+                    hint=suggestion(name, known - {CPU}),
+                )
+        return PluginSet(
+            tuple(
+                replace(one, state=PluginState.OFF, reason=f"`{source}` leaves it out")
+                if one.state is not PluginState.OFF and {one.name, one.entry_point} & set(names)
+                else one
+                for one in self.records
+            )
+        )
 
     def participants(self, plugin: str) -> Sequence[PluginRecord]:
         """Return the chosen plugin, then those that bring no device and so serve every one."""

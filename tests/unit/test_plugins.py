@@ -619,7 +619,7 @@ def chip(**hooks):
 LISTS = {
     "lmcore_comm_backends": (comm_backends, CommBackend("fabric", "chip")),
     "lmcore_op_impls": (op_impls, OpImpl("attention", "fast", "x:y")),
-    "lmcore_precision_policies": (precision_policies, full_precision_policy(device_of())),
+    "lmcore_precision_policies": (precision_policies, full_precision_policy()),
     "lmcore_recompute_policies": (recompute_policies, none_policy()),
     "lmcore_validate_config": (validate_config, Problem("too big")),
 }
@@ -777,7 +777,7 @@ def test_the_op_table_has_the_users_wishes():
 
 def test_choices_default_to_priority_and_list_what_is_offered():
     """An unknown precision or recompute policy names those of the device."""
-    low = full_precision_policy(device_of(), priority=1)
+    low = full_precision_policy(priority=1)
     high = replace(low, name="bf16", priority=2)
     assert choose_precision([low, high], None) is high
     assert choose_precision([low, high], "fp32") is low
@@ -787,7 +787,7 @@ def test_choices_default_to_priority_and_list_what_is_offered():
     assert isinstance(choose_recompute([none_policy()], "none"), RecomputePolicy)
     with pytest.raises(ConfigError, match="`--recompute full`"):
         choose_recompute([none_policy()], "full")
-    with pytest.raises(ConfigError):
+    with pytest.raises(DeviceError, match="none of its precision policies"):
         choose_precision([], None)
 
 
@@ -827,4 +827,88 @@ def test_policies_are_records_of_the_contract():
     assert all(isinstance(policy, PrecisionPolicy) for policy in policies)
     assert choose_precision(policies, None).name == "fp32"
     for policy in policies:
-        policy.verify()
+        policy.verify(device)
+
+
+def test_a_plugin_can_be_left_out_by_any_of_its_names():
+    """`--plugin-off` and its variable take the entry point's name and the plugin's own."""
+    points = [CPU_POINT, point("one", probe_of("one")), point("two", probe_of("two"))]
+    points.append(Point("entry", plugin_of("three", probe_of("three"))))
+
+    def states(off=(), **env):
+        plugins = discover(env=env, entry_points=points, off=off)
+        return {one.entry_point: (str(one.state), one.reason) for one in plugins}
+
+    assert states(off=["one"])["one"] == ("off", "`--plugin-off` leaves it out")
+    assert states(LMCORE_PLUGIN_OFF="one, two")["two"] == (
+        "off",
+        "`LMCORE_PLUGIN_OFF` leaves it out",
+    )
+    assert states(off=["three"])["entry"][0] == "off"
+    assert states(off=["entry"])["entry"][0] == "off"
+    assert states(off=["entry"])["one"][0] == "usable"
+
+
+def test_a_plugin_that_is_off_is_not_imported():
+    """Nothing of its code runs, so that one which harms can be left out."""
+    bad = Point("bad", AssertionError("imported"))
+    assert discover(env={}, entry_points=[CPU_POINT, bad], off=["bad"]).records[0].reason == (
+        "`--plugin-off` leaves it out"
+    )
+
+
+@pytest.mark.parametrize("env, off", [({}, ["onee"]), ({"LMCORE_PLUGIN_OFF": "onee"}, [])])
+def test_leaving_out_what_is_not_there_is_an_error(env, off):
+    """A misspelt name would leave the plugin in."""
+    with pytest.raises(ConfigError, match="the plugin `onee`, which is not installed") as error:
+        discover(env=env, entry_points=[CPU_POINT, point("one")], off=off)
+    assert "`one`" in error.value.hint
+
+
+def test_the_cpu_cannot_be_left_out():
+    """It is the last resort."""
+    with pytest.raises(ConfigError, match="`--plugin-off` cannot leave out the plugin `cpu`"):
+        discover(env={}, entry_points=[CPU_POINT], off=["cpu"])
+
+
+def test_plugins_can_be_switched_off_after_they_were_found():
+    """As a configuration file says, which is read when the plugins are known."""
+    plugins = found(point("one", probe_of("one")))
+    assert select(plugins, env={}).plugin == "one"
+    assert select(plugins.without(["one"]), env={}).plugin == "cpu"
+
+
+def extension(name, **hooks):
+    return point(name, **hooks)
+
+
+def test_extensions_add_to_the_launch_environment():
+    """A plugin without a device has its variables set for whichever device is chosen."""
+    plugins = found(
+        point("chip", probe_of("chip"), lmcore_launch_env={"A": "1"}),
+        extension("more", lmcore_launch_env={"B": "2", "A": "1"}),
+    )
+    assert launch_env(plugins, select(plugins, env={}), {}, {}) == {"A": "1", "B": "2"}
+
+
+def test_plugins_that_disagree_about_the_environment_stop_the_run():
+    """Neither wins in silence; what the user has set does."""
+    plugins = found(
+        point("chip", probe_of("chip"), lmcore_launch_env={"A": "1"}),
+        extension("more", lmcore_launch_env={"A": "2"}),
+    )
+    selection = select(plugins, env={})
+    with pytest.raises(PluginError, match="disagree about the environment") as error:
+        launch_env(plugins, selection, {}, {})
+    assert error.value.why == "`A` would be `1` for the one and `2` for the other"
+    assert launch_env(plugins, selection, {}, {"A": "3"}) == {}
+
+
+def test_an_extension_that_fails_leaves_the_environment_to_the_others(caplog):
+    """Its variables are missing, with a warning that says why."""
+    plugins = found(
+        point("chip", probe_of("chip"), lmcore_launch_env={"A": "1"}),
+        extension("more", lmcore_launch_env=RuntimeError("broken")),
+    )
+    assert launch_env(plugins, select(plugins, env={}), {}, {}) == {"A": "1"}
+    assert "RuntimeError: broken" in caplog.text

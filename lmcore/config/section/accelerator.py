@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from lmcore.config.option import option
+
+
+def plugin_off_option() -> Any:
+    """Return the field of `--plugin-off`, which every command has that looks at the plugins."""
+    return option((), "Installed plugins to leave out.", metavar="NAME")
 
 
 @dataclass(frozen=True)
@@ -14,10 +20,20 @@ class AcceleratorSection:
     device: str | None = option(
         None, "Device type, as listed by `lmcore plugins`; default: detected.", metavar="TYPE"
     )
+    plugin_off: tuple[str, ...] = plugin_off_option()
     precision: str | None = option(
         None, "Precision policy, such as fp32 or bf16; default: the device's first.", metavar="NAME"
     )
     recompute: str = option("none", "Recompute policy, as the device offers them.", metavar="NAME")
+    recompute_method: str | None = option(
+        None,
+        "Layers that a policy for whole layers recomputes: all, in groups kept together "
+        "(uniform), or the first ones (block); default: uniform.",
+        choices=("uniform", "block"),
+    )
+    recompute_num_layers: int = option(
+        1, "Layers in a group (uniform), or recomputed at all (block).", minimum=1
+    )
     ops: tuple[str, ...] = option(
         (),
         "Preferred kernels, `op=id,id`; the first that supports the case is used.",
