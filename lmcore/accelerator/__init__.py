@@ -36,6 +36,8 @@ from lmcore.accelerator.recompute import (
     selective_policy,
     standard_recompute_policies,
 )
+from lmcore.accelerator.rng import RngTracker
+from lmcore.accelerator.staging import CheckpointStager, host_copy_stager
 from lmcore.accelerator.torch_build import TorchBuild, torch_build
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "OP_SPECS",
     "Check",
     "CheckStatus",
+    "CheckpointStager",
     "CommBackend",
     "Device",
     "MemoryStats",
@@ -59,11 +62,18 @@ __all__ = [
     "RecomputePolicy",
     "Reject",
     "Resolution",
+    "RngTracker",
     "Tolerance",
     "TorchBuild",
     "autocast_policy",
+    "double_precision_policy",
+    "full_offload_policy",
     "full_policy",
     "full_precision_policy",
+    "host_copy_stager",
     "none_policy",
+    "offload_policy",
+    "selective_policy",
+    "standard_recompute_policies",
     "torch_build",
 ]

@@ -17,6 +17,8 @@ from lmcore.errors import DeviceError, PluginError
 if TYPE_CHECKING:
     import torch
 
+    from lmcore.accelerator.rng import RngTracker
+
 __all__ = ["Device", "MemoryStats"]
 
 _OPTIONAL = (
@@ -59,6 +61,8 @@ class Device:
         pin_memory: Return a host tensor in pinned memory.
         new_stream, new_event: Queues and marks of asynchronous work.
         peak_flops: Peak of dense matrix products in FLOP/s for a dtype name, or None if unknown.
+        new_rng_tracker: Makes the tracker of the device's random numbers; None: the core's own,
+            which needs nothing but the functions above, so that this is never missing.
         missing: For each optional ability that is None, the reason.
         facts: Versions and properties for `environment.json`, JSON values only.
     """
@@ -79,6 +83,7 @@ class Device:
     new_stream: Callable[[], Any] | None = None
     new_event: Callable[[], Any] | None = None
     peak_flops: Callable[[str], float | None] | None = None
+    new_rng_tracker: Callable[[], RngTracker] | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -112,6 +117,24 @@ class Device:
         if function is None:
             raise DeviceError(f"device `{self.type}` has no `{ability}`", why=self.missing[ability])
         return function
+
+    def rng_tracker(self) -> RngTracker:
+        """Return a new tracker of the device's random numbers, without streams.
+
+        Raises:
+            PluginError: The device's own is not an `RngTracker`.
+        """
+        from lmcore.accelerator.rng import RngTracker
+
+        if self.new_rng_tracker is None:
+            return RngTracker(self)
+        tracker = self.new_rng_tracker()
+        if not isinstance(tracker, RngTracker):
+            raise PluginError(
+                f"device `{self.type}` made {tracker!r:.80} to track its random numbers",
+                why="`new_rng_tracker` returns an `RngTracker`",
+            )
+        return tracker
 
     @classmethod
     def from_torch(cls, device_type: str, index: int, **overrides: Any) -> Device:

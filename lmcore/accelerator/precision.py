@@ -7,27 +7,43 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import DeviceError
+from lmcore.errors import DeviceError, PluginError
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
     from lmcore.accelerator.device import Device
 
-__all__ = ["PrecisionPolicy", "autocast_policy", "full_precision_policy"]
+__all__ = [
+    "PrecisionPolicy",
+    "autocast_policy",
+    "double_precision_policy",
+    "full_precision_policy",
+]
 
 
 @dataclass(frozen=True)
 class PrecisionPolicy:
     """How numbers are held during training; dtypes are torch's names ("bfloat16").
 
+    What is stated here is proved by `verify` at the start of every run and by `verify_model` on
+    the built model, whatever `context` and `prepare` do.
+
     Attributes:
         name: What `--precision` calls it.
-        compute: Dtype of matrix products.
+        compute: Dtype of the factors of matrix products.
         keep: Dtype of parameters and optimizer state.
         reduce: Dtype in which gradients are summed.
         context: Returns the context in which a forward pass runs.
-        verify: Runs a small case on the device; raises when the policy is not in force.
+        prepare: Called once with the built model, to exchange modules or change parameters in
+            place; names, shapes and values of the parameters stay.  None: nothing to do.
+        check: Raises where something that only the policy knows of is not in force; None: nothing.
+        output: Dtype that products come out in, where it is not `compute` (scaled 8-bit formats).
         loss_scaling: Whether gradients need a dynamic loss scale.
+        summary: How it is done, for people: "autocast".
         priority: The device's highest is the default.
+        available: Returns None, or the reason why it cannot be used here.
     """
 
     name: str
@@ -35,41 +51,96 @@ class PrecisionPolicy:
     keep: str
     reduce: str
     context: Callable[[], AbstractContextManager[Any]]
-    verify: Callable[[], None]
+    prepare: Callable[[nn.Module], None] | None = None
+    check: Callable[[], None] | None = None
+    output: str = ""
     loss_scaling: bool = False
+    summary: str = ""
     priority: int = 0
+    available: Callable[[], str | None] = lambda: None
 
+    @property
+    def activations(self) -> str:
+        """Dtype that products come out in."""
+        return self.output or self.compute
 
-def _verify_product(
-    name: str, device: Device, context: Callable[[], AbstractContextManager[Any]], compute: str
-) -> None:
-    import torch
-
-    weight = torch.ones(8, 8, device=device.torch_device)
-    with context():
-        found = torch.nn.functional.linear(weight, weight)
-    if found.dtype != getattr(torch, compute):
-        raise DeviceError(
-            f"precision `{name}` is not in force on device `{device.type}`",
-            why=f"a matrix product under it gave {found.dtype}, not torch.{compute}",
-            hint="use `--precision fp32`, or mend the device's autocast support",
-        )
-    if not torch.allclose(found.float(), torch.full_like(found, 8.0, dtype=torch.float32)):
-        raise DeviceError(
-            f"precision `{name}` computes wrong products on device `{device.type}`",
-            why=f"ones(8, 8) @ ones(8, 8) gave {found.flatten()[0].item()}, not 8",
+    @property
+    def words(self) -> str:
+        """What it does, for people."""
+        how = f" ({self.summary})" if self.summary else ""
+        if {self.compute, self.keep, self.reduce, self.activations} == {self.compute}:
+            return f"{self.name}: everything in {self.compute}{how}"
+        out = f" to {self.output}" if self.output else ""
+        scale = ", dynamic loss scale" if self.loss_scaling else ""
+        return (
+            f"{self.name}: products in {self.compute}{out}{how}, weights in {self.keep}, "
+            f"gradients summed in {self.reduce}{scale}"
         )
 
+    def describe(self) -> dict[str, Any]:
+        """Return what it does as JSON values."""
+        return {
+            "name": self.name,
+            "compute": self.compute,
+            "output": self.activations,
+            "keep": self.keep,
+            "reduce": self.reduce,
+            "loss_scaling": self.loss_scaling,
+            "prepares_model": self.prepare is not None,
+            "words": self.words,
+        }
 
-def full_precision_policy(device: Device, *, priority: int = 100) -> PrecisionPolicy:
+    def verify(self, device: Device) -> None:
+        """Prove on a small layer that it is in force in forward and backward, and computes right.
+
+        Raises:
+            DeviceError: Products, weights or gradients have another dtype, or wrong numbers.
+        """
+        _verify(self, device)
+        if self.check is not None:
+            self.check()
+
+    def apply(self, model: nn.Module) -> None:
+        """Prepare a built model and prove that it is as promised.
+
+        Raises:
+            PluginError: `prepare` lost, renamed or reshaped a parameter.
+            DeviceError: A parameter is not of the dtype that is kept, or a projection does not
+                give the dtype that is computed in.
+        """
+        if self.prepare is not None:
+            before = _shapes(model)
+            self.prepare(model)
+            after = _shapes(model)
+            if before != after:
+                odd = sorted({name for name, _ in before.items() ^ after.items()})
+                raise PluginError(
+                    f"precision `{self.name}` changed parameters of the model: "
+                    f"{', '.join(f'`{name}`' for name in odd[:4])}",
+                    why="checkpoints and the optimizer know parameters by name and shape",
+                    hint="report this to the authors of the plugin that offers it",
+                )
+        self.verify_model(model)
+
+    def verify_model(self, model: nn.Module) -> None:
+        """Prove that a prepared model is kept and computed in as promised (see `apply`)."""
+        _verify_model(self, model)
+
+
+def full_precision_policy(*, priority: int = 100) -> PrecisionPolicy:
     """Return `fp32`: everything in float32."""
+    names = ("fp32", "float32", "float32", "float32")
+    return PrecisionPolicy(*names, nullcontext, priority=priority)
 
-    def verify() -> None:
-        _verify_product("fp32", device, nullcontext, "float32")
 
-    return PrecisionPolicy(
-        "fp32", "float32", "float32", "float32", nullcontext, verify, priority=priority
-    )
+def double_precision_policy(*, priority: int = -100) -> PrecisionPolicy:
+    """Return `fp64`: everything in float64, the measure of what another precision loses."""
+
+    def prepare(model: nn.Module) -> None:
+        model.double()
+
+    names = ("fp64", "float64", "float64", "float64")
+    return PrecisionPolicy(*names, nullcontext, prepare=prepare, priority=priority)
 
 
 def autocast_policy(
@@ -90,9 +161,112 @@ def autocast_policy(
 
         return torch.autocast(device.type, dtype=getattr(torch, compute))
 
-    def verify() -> None:
-        _verify_product(name, device, context, compute)
-
     return PrecisionPolicy(
-        name, compute, "float32", "float32", context, verify, loss_scaling, priority
+        *(name, compute, "float32", "float32", context),
+        loss_scaling=loss_scaling,
+        summary="autocast",
+        priority=priority,
     )
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _verify(policy: PrecisionPolicy, device: Device) -> None:
+    """Run one layer on numbers whose products are exact in every dtype, and compare.
+
+    T tokens, I inputs, O outputs; 16 of each, which 8-bit formats want.
+    """
+    import torch
+
+    pattern = torch.arange(3 * 256).remainder(7).remainder(3).sub(1.0).view(3, 16, 16)
+    x_TI, weight_OI, grad_TO = pattern.double().unbind()
+    linear = torch.nn.Linear(16, 16, bias=False, device=device.torch_device)
+    with torch.no_grad():
+        linear.weight.copy_(weight_OI)
+    layer = torch.nn.Sequential(linear)
+    if policy.prepare is not None:
+        policy.prepare(layer)
+    (parameter,) = layer.parameters()
+    _expect(policy, device, "weights", parameter, policy.keep, weight_OI)
+    x = x_TI.to(device.torch_device, parameter.dtype).requires_grad_()
+    with policy.context():
+        out = layer(x)
+    _expect(policy, device, "products", out, policy.activations, x_TI @ weight_OI.T)
+    # A scalar: given gradients, torch imports a symbolic algebra to check them, half a second.
+    (out * grad_TO.to(out.device, out.dtype)).sum().backward()
+    gradients = {
+        "gradients of weights": (parameter, policy.reduce, grad_TO.T @ x_TI),
+        "gradients of inputs": (x, policy.keep, grad_TO @ weight_OI),
+    }
+    for what, (tensor, dtype, expected) in gradients.items():
+        if tensor.grad is None:
+            raise _not_in_force(policy, device, f"{what} do not exist")
+        _expect(policy, device, what, tensor.grad, dtype, expected)
+
+
+def _expect(
+    policy: PrecisionPolicy,
+    device: Device,
+    what: str,
+    found: Tensor,
+    dtype: str,
+    expected: Tensor,
+) -> None:
+    import torch
+
+    if _dtype_name(found.dtype) != dtype:
+        raise _not_in_force(
+            policy, device, f"{what} under it are {_dtype_name(found.dtype)}, not {dtype}"
+        )
+    values = found.detach().to("cpu", torch.float64)
+    if not torch.allclose(values, expected, rtol=1e-2, atol=1e-2):
+        worst = (values - expected).abs().argmax()
+        raise DeviceError(
+            f"precision `{policy.name}` computes wrong {what} on device `{device.type}`",
+            why=f"one of them is {values.flatten()[worst]:g}, not "
+            f"{expected.flatten()[worst]:g}; numbers this small are exact in {policy.compute}",
+            hint="report this to the authors of the device's plugin, or try another `--precision`",
+        )
+
+
+def _not_in_force(policy: PrecisionPolicy, device: Device, why: str) -> DeviceError:
+    other = "`--precision fp32`" if policy.name != "fp32" else "another `--precision`"
+    return DeviceError(
+        f"precision `{policy.name}` is not in force on device `{device.type}`",
+        why=why,
+        hint=f"use {other}, or mend the device's support for {policy.compute}",
+    )
+
+
+def _verify_model(policy: PrecisionPolicy, model: nn.Module) -> None:
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and _dtype_name(parameter.dtype) != policy.keep:
+            raise DeviceError(
+                f"precision `{policy.name}` is not in force in the model",
+                why=f"`{name}` is {_dtype_name(parameter.dtype)}, not {policy.keep}",
+            )
+    projections = [one for one in model.modules() if isinstance(one, torch.nn.Linear)]
+    if not projections:
+        return
+    least = min(projections, key=lambda one: one.weight.numel())
+    rows = 16  # 8-bit formats take no fewer
+    x_RI = torch.zeros(
+        rows, least.in_features, dtype=least.weight.dtype, device=least.weight.device
+    )
+    with torch.no_grad(), policy.context():
+        found = _dtype_name(least(x_RI).dtype)
+    if found != policy.activations:
+        raise DeviceError(
+            f"precision `{policy.name}` is not in force in the model",
+            why=f"a projection gives {found}, not {policy.activations}; its kernel or a module "
+            "put in its place computes in another dtype",
+            hint="see `kernels.json` or `lmcore ops explain linear`; `--ops linear=reference`",
+        )

@@ -1,27 +1,118 @@
-"""`RecomputePolicy`: what a backward pass computes again rather than keep it from the forward."""
+"""`RecomputePolicy`: what a backward pass computes again, or gets from the host, to save memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["RecomputePolicy", "full_policy", "none_policy"]
+from lmcore.errors import DeviceError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lmcore.accelerator.device import Device
+    from lmcore.accelerator.rng import RngTracker
+
+__all__ = [
+    "Placement",
+    "RecomputePolicy",
+    "full_offload_policy",
+    "full_policy",
+    "none_policy",
+    "offload_policy",
+    "remembering",
+    "selective_policy",
+    "standard_recompute_policies",
+]
+
+Context = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class RecomputePolicy:
-    """How a transformer block is run when activations are scarce.
+    """How parts of a model run in training when activations are scarce.
+
+    A runner is called as ``run(call, *tensors, remember=remember)`` and returns what
+    ``call(*tensors)`` returns.  One that calls it again in backward asks ``again = remember()``
+    before the first call and makes the second one within ``again()``: random numbers and precision
+    are then those of the first.
 
     Attributes:
         name: What `--recompute` calls it.
         summary: What is kept and what is computed again, for help and docs.
-        run: Calls a block on its arguments: `run(block, *tensors)`; None runs it plainly.
+        block: Runs a group of whole layers; None: they are called.
+        attention: Runs the attention op of a layer; None: it is called.
+        available: Returns None, or the reason why it cannot be used here.
     """
 
     name: str
     summary: str
-    run: Callable[..., Any] | None = None
+    block: Callable[..., Any] | None = None
+    attention: Callable[..., Any] | None = None
+    available: Callable[[], str | None] = lambda: None
+
+    def describe(self) -> dict[str, Any]:
+        """Return the record's data as JSON values."""
+        runs = {"layers": self.block, "attention": self.attention}
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "applies_to": [part for part, run in runs.items() if run is not None],
+        }
+
+    def verify(self, device: Device) -> None:
+        """Prove on a small block with dropout that it changes memory and nothing else.
+
+        Raises:
+            DeviceError: Loss, gradients or the random numbers drawn meanwhile differ.
+        """
+        for run in (self.block, self.attention):
+            if run is not None:
+                _verify(self.name, run, device)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which layers a policy for whole layers applies to, as Megatron's flags say it.
+
+    Attributes:
+        method: "uniform": all layers, in groups of `num_layers` that are kept and computed again
+            together; "block": the first `num_layers` layers, each by itself.
+        num_layers: See there.
+    """
+
+    method: str = "uniform"
+    num_layers: int = 1
+
+    def groups(self, total: int) -> list[tuple[int, int, bool]]:
+        """Return (first layer, layer behind the last, whether it is recomputed) of each group."""
+        if self.method == "block":
+            return [(layer, layer + 1, layer < self.num_layers) for layer in range(total)]
+        size = self.num_layers
+        return [(first, min(first + size, total), True) for first in range(0, total, size)]
+
+
+def remembering(rng: RngTracker, context: Context) -> Callable[[], Context]:
+    """Return what runners take as `remember`: it notes the random states of the moment.
+
+    Args:
+        rng: The tracker of all that a block may draw from.
+        context: The precision's context, in which the forward pass runs.
+    """
+
+    def remember() -> Context:
+        states = rng.snapshot()
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            with rng.restored(states), context():
+                yield
+
+        return again
+
+    return remember
 
 
 def none_policy() -> RecomputePolicy:
@@ -30,11 +121,124 @@ def none_policy() -> RecomputePolicy:
 
 
 def full_policy() -> RecomputePolicy:
-    """Return `full`: only block inputs are kept; dropout draws the same numbers again."""
+    """Return `full`: only the inputs of layers are kept; dropout draws the same numbers again."""
+    return RecomputePolicy("full", "keeps the input of each layer, computes the rest again", _again)
 
-    def run(block: Callable[..., Any], *tensors: Any) -> Any:
-        from torch.utils.checkpoint import checkpoint
 
-        return checkpoint(block, *tensors, use_reentrant=False, preserve_rng_state=True)
+def selective_policy() -> RecomputePolicy:
+    """Return `selective`: scores, softmax and dropout of attention are computed again.
 
-    return RecomputePolicy("full", "keeps the input of each block, computes the rest again", run)
+    After Korthikanti et al., 2022 ("Reducing activation recomputation"), section 5.
+    """
+    summary = "keeps all but what attention computes from queries, keys and values"
+    return RecomputePolicy("selective", summary, attention=_again)
+
+
+def offload_policy(device: Device) -> RecomputePolicy:
+    """Return `offload`: what layers keep waits in the host's memory; nothing is computed again."""
+    return RecomputePolicy(
+        "offload",
+        "keeps activations in the host's memory until backward needs them",
+        _offloading(device, _plainly),
+        available=lambda: _no_offload(device),
+    )
+
+
+def full_offload_policy(device: Device) -> RecomputePolicy:
+    """Return `full-offload`: the inputs of layers wait on the host, the rest is computed again."""
+    return RecomputePolicy(
+        "full-offload",
+        "keeps the input of each layer in the host's memory, computes the rest again",
+        _offloading(device, _again),
+        available=lambda: _no_offload(device),
+    )
+
+
+def standard_recompute_policies(device: Device) -> list[RecomputePolicy]:
+    """Return the core's policies; those that the device cannot run say why."""
+    return [
+        none_policy(),
+        selective_policy(),
+        full_policy(),
+        offload_policy(device),
+        full_offload_policy(device),
+    ]
+
+
+def _again(call: Callable[..., Any], *tensors: Tensor, remember: Callable[[], Context]) -> Any:
+    from lmcore.accelerator.activation import recompute
+
+    return recompute(call, *tensors, remember=remember)
+
+
+def _plainly(call: Callable[..., Any], *tensors: Tensor, **_remember: Any) -> Any:
+    return call(*tensors)
+
+
+def _no_offload(device: Device) -> str | None:
+    if device.pin_memory is not None:
+        return None
+    return (
+        f"device `{device.type}` has no pinned host memory to move tensors to "
+        f"({device.missing['pin_memory']})"
+    )
+
+
+def _offloading(device: Device, run: Callable[..., Any]) -> Callable[..., Any]:
+    memory: list[Any] = []  # made at the first use: this module loads no torch
+
+    def offload(call: Callable[..., Any], *tensors: Tensor, remember: Callable[[], Context]) -> Any:
+        from lmcore.accelerator.activation import HostMemory
+
+        if not memory:
+            memory.append(HostMemory(device.torch_device, device.require("pin_memory")))
+        with memory[0].keeping():
+            return run(call, *tensors, remember=remember)
+
+    return offload
+
+
+def _verify(name: str, run: Callable[..., Any], device: Device) -> None:
+    import torch
+
+    rng = device.rng_tracker()
+    remember = remembering(rng, nullcontext)
+    with rng.preserved():
+        start = rng.snapshot()
+        plain = _trial(_plainly, remember, device)
+        rng.restore(start)
+        found = _trial(run, remember, device)
+    for what, expected in plain.items():
+        if not torch.equal(expected, found[what]):
+            raise DeviceError(
+                f"recompute `{name}` is not exact on device `{device.type}`",
+                why=f"a block with dropout has other {what} than without it: random numbers are "
+                "not restored where it is computed again, or not left as they were",
+                hint="use `--recompute none`, or report this to the authors of its plugin",
+            )
+
+
+def _trial(
+    run: Callable[..., Any], remember: Callable[[], Context], device: Device
+) -> dict[str, Tensor]:
+    """Return loss, gradients and the numbers drawn around backward, of two layers in a row."""
+    import torch
+
+    def layer(x_BH: Tensor) -> Tensor:
+        inner_BH = torch.nn.functional.dropout(x_BH @ weight_HH, 0.5)
+        return x_BH + torch.nn.functional.dropout(torch.tanh(inner_BH), 0.5)
+
+    where = device.torch_device
+    weight_HH = torch.linspace(-1.0, 1.0, 256, device=where).view(16, 16).requires_grad_()
+    x_BH = torch.linspace(-2.0, 2.0, 256, device=where).view(16, 16).requires_grad_()
+    out_BH = run(layer, run(layer, x_BH, remember=remember), remember=remember)
+    loss = out_BH.square().sum()
+    before = torch.rand(8, device=where)
+    loss.backward()
+    assert weight_HH.grad is not None
+    assert x_BH.grad is not None
+    return {
+        "loss": loss.detach(),
+        "gradients": torch.cat([weight_HH.grad, x_BH.grad]),
+        "random numbers": torch.cat([before, torch.rand(8, device=where)]),
+    }

@@ -36,11 +36,13 @@ class Renamed:
         today: The flag of today, with its value where that is fixed: "--precision bf16".
         only: The values that have an equivalent; None: every value is passed on.
         hint: What to do about any other value.
+        whole: Whether the flags of today need no value besides; default: if there is one in them.
     """
 
     today: str
     only: tuple[str, ...] | None = None
     hint: str = ""
+    whole: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,6 @@ class Fixed:
 
 _LATER = "not in this version"
 _ONE_DEVICE_GROUP = f"model parallelism is {_LATER}: use 1"
-_LAYERWISE = "recomputation is set for whole layers by `--recompute`"
 
 RENAMED: Mapping[str, Renamed] = {
     "--batch-size": Renamed("--micro-batch-size"),
@@ -73,9 +74,9 @@ RENAMED: Mapping[str, Renamed] = {
     "--checkpoint-activations": Renamed("--recompute full"),
     "--recompute-activations": Renamed("--recompute selective"),
     "--recompute-granularity": Renamed("--recompute"),
-    "--activations-checkpoint-method": Renamed(
-        "--recompute full", only=("uniform",), hint=_LAYERWISE
-    ),
+    "--activations-checkpoint-method": Renamed("--recompute full --recompute-method", whole=False),
+    "--activations-checkpoint-num-layers": Renamed("--recompute-num-layers"),
+    "--checkpoint-num-layers": Renamed("--recompute-num-layers"),
 }
 
 _SWITCHES = {"--finetune", "--use-checkpoint-opt-param-scheduler"}  # take no value
@@ -115,9 +116,6 @@ FIXED: Mapping[str, Fixed] = {
     "--no-gradient-accumulation-fusion": _KERNELS,
     "--use-mcore-models": Fixed("there is one transformer"),
     "--deepspeed-activation-checkpointing": Fixed("`--recompute` alone says what is recomputed"),
-    "--recompute-method": Fixed("every layer is recomputed by itself", ("uniform",), _LAYERWISE),
-    "--recompute-num-layers": Fixed("every layer is recomputed by itself", ("1",), _LAYERWISE),
-    "--checkpoint-num-layers": Fixed("every layer is recomputed by itself", ("1",), _LAYERWISE),
     "--dataset-impl": Fixed("data is memory-mapped", ("mmap", "infer"), "prepare the data again"),
     "--data-impl": Fixed("data is memory-mapped", ("mmap", "infer"), "prepare the data again"),
     "--lazy-loader": Fixed("data is memory-mapped, never read whole"),
@@ -261,7 +259,9 @@ def _foreign(
 ) -> dict[str, ForeignFlag]:
     flags: dict[str, ForeignFlag] = {}
     for name, one in renamed.items():
-        whole = " " in one.today or one.today in _SWITCHES
+        whole = one.whole
+        if whole is None:
+            whole = " " in one.today or one.today in _SWITCHES
         arity = "1" if one.only else ("0" if whole else "+")
         flags[name] = ForeignFlag(arity, functools.partial(_rename, name, one), one.today)
     for name, same in fixed.items():

@@ -102,6 +102,7 @@ def load_model(
     tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
     _require_tensors(tensors, manifest, checkpoint)
     model.to_empty(device=runtime.device.torch_device)
+    runtime.precision.apply(model)
     tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
     load_checkpoint(checkpoint, tensors)
     return LoadedModel(model.eval(), tokenizer, manifest, checkpoint)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
+from lmcore.model.recompute import recompute_of
 from lmcore.model.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ __all__ = ["build_model", "op_binding"]
 def op_binding(runtime: Runtime, *, compile_blocks: bool = False) -> OpBinding:
     """Return the binding of a model's ops on the run's device, in the run's dtype."""
     return OpBinding(
-        runtime.ops, runtime.device.type, runtime.precision.compute, compile=compile_blocks
+        runtime.ops, runtime.device.type, runtime.precision.activations, compile=compile_blocks
     )
 
 
@@ -28,18 +29,23 @@ def build_model(
 
     Args:
         shape: Its numbers.
-        runtime: Device, kernels and recompute policy.
+        runtime: Device, kernels, precision and recompute policy.
         seed: Seed of the initial weights; None leaves them uninitialised, to be loaded.
         compile_blocks: Whether each block is compiled at its first call.
+
+    Raises:
+        DeviceError: The precision is not in force in the model.
+        PluginError: The precision's preparation spoilt it.
     """
     with runtime.ops.bind_all(), runtime.device.torch_device:
         model = GPT(
             shape,
             op_binding(runtime, compile_blocks=compile_blocks),
-            run_block=runtime.recompute.run,
+            recompute_of(runtime, compile_blocks=compile_blocks),
         )
     if seed is not None:
         model.initialize(seed)
+    runtime.precision.apply(model)
     if compile_blocks:
         for block in model.blocks:
             block.compile(dynamic=False)

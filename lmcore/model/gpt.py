@@ -8,7 +8,7 @@ vocabulary, T = B * S.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from lmcore.model.cache import KeyValueCache
 from lmcore.model.layers import Embedding
+from lmcore.model.recompute import KEEP_ALL, Recompute
 from lmcore.model.transformer import Block, LayerNorm, output_std
 
 if TYPE_CHECKING:
@@ -35,23 +36,24 @@ class GPT(nn.Module):
         self,
         shape: ModelShape,
         ops: OpBinding,
-        *,
-        run_block: Callable[..., Any] | None = None,
+        recompute: Recompute = KEEP_ALL,
     ) -> None:
         """Build the model; parameters are uninitialised until `initialize`.
 
         Args:
             shape: Numbers of layers, channels and so on.
             ops: Where the kernels come from.
-            run_block: Runs a block in training (recomputation); None calls it.
+            recompute: How layers and their attention run in training.
         """
         super().__init__()
         self.shape = shape
         self.token_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
         self.position_embedding = Embedding(shape.max_position_embeddings, shape.hidden_size)
-        self.blocks = nn.ModuleList(Block(shape, ops) for _ in range(shape.num_layers))
+        self.blocks = nn.ModuleList(
+            Block(shape, ops, recompute.attention) for _ in range(shape.num_layers)
+        )
         self.final_norm = LayerNorm(shape, ops)
-        self.run_block = run_block
+        self.recompute = recompute
         self.linear_cross_entropy: Callable[..., Tensor] = ops.bind(
             "linear_cross_entropy",
             vocab_size=shape.padded_vocab_size,
@@ -87,12 +89,13 @@ class GPT(nn.Module):
         positions_S = torch.arange(start, start + tokens_BS.shape[1], device=tokens_BS.device)
         x_BSH = self.token_embedding(tokens_BS) + self.position_embedding(positions_S)
         x_BSH = functional.dropout(x_BSH, self.shape.hidden_dropout, self.training)
-        for index, block in enumerate(self.blocks):
-            if cache is not None:
-                x_BSH = block(x_BSH, cache.layers[index])
-            elif self.run_block is not None and self.training:
-                x_BSH = self.run_block(block, x_BSH)
-            else:
+        if cache is not None:
+            for block, layer_cache in zip(self.blocks, cache.layers, strict=True):
+                x_BSH = block(x_BSH, layer_cache)
+        elif self.training:
+            x_BSH = self.recompute.run_blocks(list(self.blocks), x_BSH)
+        else:
+            for block in self.blocks:
                 x_BSH = block(x_BSH)
         return self.final_norm(x_BSH)  # type: ignore[no-any-return]
 

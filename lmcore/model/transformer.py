@@ -6,6 +6,7 @@ feed-forward width.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -41,8 +42,12 @@ class LayerNorm(nn.Module):
 class Attention(nn.Module):
     """Causal multi-head attention; the output projection's bias is left to the residual op."""
 
-    def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
+    def __init__(
+        self, shape: ModelShape, ops: OpBinding, run: Callable[..., Tensor] | None = None
+    ) -> None:
+        """Build it; *run* calls the op in training, None: it is called."""
         super().__init__()
+        self.run = run
         self.num_heads = shape.num_attention_heads
         self.head_dim = shape.head_dim
         self.dropout = shape.attention_dropout
@@ -72,7 +77,11 @@ class Attention(nn.Module):
         if cache is not None:
             k_BNSD, v_BNSD = cache.extend(k_BNSD, v_BNSD)
         dropout = self.dropout if self.training else 0.0
-        out_BNSD = self.op(q_BNSD, k_BNSD, v_BNSD, causal=True, dropout=dropout)
+        if self.run is None or not self.training or cache is not None:
+            out_BNSD = self.op(q_BNSD, k_BNSD, v_BNSD, causal=True, dropout=dropout)
+        else:
+            core = functools.partial(self.op, causal=True, dropout=dropout)
+            out_BNSD = self.run(core, q_BNSD, k_BNSD, v_BNSD)
         return self.output(out_BNSD.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
 
 
@@ -97,10 +106,13 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
-    def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
+    def __init__(
+        self, shape: ModelShape, ops: OpBinding, run_attention: Callable[..., Tensor] | None = None
+    ) -> None:
+        """Build it; *run_attention* is for `Attention`."""
         super().__init__()
         self.attention_norm = LayerNorm(shape, ops)
-        self.attention = Attention(shape, ops)
+        self.attention = Attention(shape, ops, run_attention)
         self.feed_forward_norm = LayerNorm(shape, ops)
         self.feed_forward = FeedForward(shape, ops)
         self.dropout = shape.hidden_dropout

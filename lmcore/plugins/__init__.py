@@ -9,12 +9,11 @@ table = build_op_table(plugins, selection, device)
 
 from __future__ import annotations
 
+from lmcore.plugins.choice import choose_precision, choose_recompute, choose_stager
 from lmcore.plugins.contract import (
-    add_tokenizers,
     build_op_table,
+    checkpoint_stagers,
     choose_comm_backend,
-    choose_precision,
-    choose_recompute,
     comm_backends,
     create_device,
     doctor_checks,
@@ -27,24 +26,35 @@ from lmcore.plugins.contract import (
     validate_config,
 )
 from lmcore.plugins.discovery import ALLOW_LIST, GROUP, discover
+from lmcore.plugins.extras import device_packages
 from lmcore.plugins.record import PluginRecord, PluginSet, PluginState
-from lmcore.plugins.selection import REQUEST, Selection, select, verify
+from lmcore.plugins.selection import (
+    HANDED_DOWN,
+    REQUEST,
+    Selection,
+    chosen_plugin,
+    select,
+    verify,
+)
 
 __all__ = [
     "ALLOW_LIST",
     "GROUP",
+    "HANDED_DOWN",
     "REQUEST",
     "PluginRecord",
     "PluginSet",
     "PluginState",
     "Selection",
-    "add_tokenizers",
     "build_op_table",
+    "checkpoint_stagers",
     "choose_comm_backend",
     "choose_precision",
     "choose_recompute",
+    "choose_stager",
     "comm_backends",
     "create_device",
+    "device_packages",
     "discover",
     "doctor_checks",
     "launch_env",

@@ -20,7 +20,8 @@ from lmcore.accelerator.op_table import OpTable
 from lmcore.accelerator.precision import PrecisionPolicy
 from lmcore.accelerator.probe import Check, Problem
 from lmcore.accelerator.recompute import RecomputePolicy
-from lmcore.errors import ConfigError, DeviceError, LmcoreError, PluginError, suggestion
+from lmcore.accelerator.staging import CheckpointStager
+from lmcore.errors import DeviceError, LmcoreError, PluginError
 from lmcore.plugins.record import PluginRecord, PluginSet
 from lmcore.plugins.selection import Selection
 
@@ -28,11 +29,9 @@ if TYPE_CHECKING:
     from lmcore.config.section import Config
 
 __all__ = [
-    "add_tokenizers",
     "build_op_table",
+    "checkpoint_stagers",
     "choose_comm_backend",
-    "choose_precision",
-    "choose_recompute",
     "comm_backends",
     "create_device",
     "doctor_checks",
@@ -48,6 +47,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Named = TypeVar("Named", PrecisionPolicy, RecomputePolicy, CheckpointStager)
 
 
 def launch_env(
@@ -58,30 +58,55 @@ def launch_env(
 ) -> dict[str, str]:
     """Return the variables to add to a worker's environment before torch is imported there.
 
-    Variables that *env* has already stay the user's; where the plugin wanted another value, the
-    log says so.
+    Variables that *env* has already stay the user's; where a plugin wanted another value, the log
+    says so.
 
     Args:
         plugins: What `discover` found.
         selection: The decision.
         rank_info: rank, local_rank, world_size and local_world_size.
         env: The environment that the worker inherits.
+
+    Raises:
+        PluginError: The chosen plugin failed, or two plugins want different values of a variable
+            that the user has not set.
     """
-    record = plugins.usable_record(selection.plugin)
-    if not record.implements("lmcore_launch_env"):
-        return {}
-    wanted = record.call("lmcore_launch_env", probe=selection.probe, rank_info=dict(rank_info))
-    if not isinstance(wanted, Mapping) or not all(
-        isinstance(part, str) for pair in wanted.items() for part in pair
+    hook = "lmcore_launch_env"
+    wanted: dict[str, tuple[str, PluginRecord]] = {}
+    for record in _hearers(plugins, selection, hook):
+        try:
+            own = _launch_env_of(record, selection, rank_info)
+        except LmcoreError as error:
+            _skip_or_raise(record, selection, hook, error)
+            continue
+        for name, value in own.items():
+            if name in env:
+                if env[name] != value:
+                    logger.info(
+                        "environment variable `%s=%s` is kept; plugin `%s` would set `%s`",
+                        *(name, env[name], record.name, value),
+                    )
+                continue
+            other, owner = wanted.setdefault(name, (value, record))
+            if other != value:
+                raise PluginError(
+                    f"plugins {owner.label} and {record.label} disagree about the environment",
+                    why=f"`{name}` would be `{other}` for the one and `{value}` for the other",
+                    hint=f"set `{name}` yourself, or leave one out with `--plugin-off`",
+                )
+    return {name: value for name, (value, _) in wanted.items()}
+
+
+def _launch_env_of(
+    record: PluginRecord, selection: Selection, rank_info: Mapping[str, Any]
+) -> Mapping[str, str]:
+    hook = "lmcore_launch_env"
+    found = record.call(hook, probe=selection.probe, rank_info=dict(rank_info))
+    if not isinstance(found, Mapping) or not all(
+        isinstance(part, str) for pair in found.items() for part in pair
     ):
-        raise _wrong(record, "lmcore_launch_env", wanted, "a mapping of strings to strings")
-    for name, value in wanted.items():
-        if env.get(name, value) != value:
-            logger.info(
-                "environment variable `%s=%s` is kept; plugin `%s` would set `%s`",
-                *(name, env[name], record.name, value),
-            )
-    return {name: value for name, value in wanted.items() if name not in env}
+        raise _wrong(record, hook, found, "a mapping of strings to strings")
+    return found
 
 
 def create_device(plugins: PluginSet, selection: Selection, config: Config) -> Device:
@@ -130,15 +155,36 @@ def op_impls(plugins: PluginSet, selection: Selection, device: Device) -> tuple[
 def precision_policies(
     plugins: PluginSet, selection: Selection, device: Device
 ) -> tuple[PrecisionPolicy, ...]:
-    """Return the precisions on offer."""
-    return _collect(plugins, selection, "lmcore_precision_policies", PrecisionPolicy, device=device)
+    """Return the precisions on offer; one in a dtype that the device lacks is unavailable."""
+    hook = "lmcore_precision_policies"
+    offered = _collect_named(plugins, selection, hook, PrecisionPolicy, device=device)
+    return tuple(_within_dtypes(policy, device) for policy in offered)
+
+
+def _within_dtypes(policy: PrecisionPolicy, device: Device) -> PrecisionPolicy:
+    if policy.compute in device.dtypes:
+        return policy
+    reason = (
+        f"device `{device.type}` computes products in {', '.join(sorted(device.dtypes))}, "
+        f"not in {policy.compute}"
+    )
+    return dataclasses.replace(policy, available=lambda: reason)
 
 
 def recompute_policies(
     plugins: PluginSet, selection: Selection, device: Device
 ) -> tuple[RecomputePolicy, ...]:
     """Return the recompute policies on offer."""
-    return _collect(plugins, selection, "lmcore_recompute_policies", RecomputePolicy, device=device)
+    hook = "lmcore_recompute_policies"
+    return _collect_named(plugins, selection, hook, RecomputePolicy, device=device)
+
+
+def checkpoint_stagers(
+    plugins: PluginSet, selection: Selection, device: Device
+) -> tuple[CheckpointStager, ...]:
+    """Return the ways on offer to bring tensors to the host before a checkpoint is written."""
+    hook = "lmcore_checkpoint_stagers"
+    return _collect_named(plugins, selection, hook, CheckpointStager, device=device)
 
 
 def validate_config(
@@ -176,16 +222,6 @@ def run_end(plugins: PluginSet, selection: Selection, run: Mapping[str, Any]) ->
             logger.warning("%s", error)
 
 
-def add_tokenizers(plugins: PluginSet, registry: Any) -> None:
-    """Let every usable plugin register its tokenizer types; one that fails is warned about."""
-    for record in plugins.usable:
-        if record.implements("lmcore_add_tokenizers"):
-            try:
-                record.call("lmcore_add_tokenizers", registry=registry)
-            except LmcoreError as error:
-                logger.warning("%s", error)
-
-
 def build_op_table(
     plugins: PluginSet,
     selection: Selection,
@@ -215,27 +251,6 @@ def build_op_table(
     )
 
 
-def choose_precision(policies: Iterable[PrecisionPolicy], name: str | None) -> PrecisionPolicy:
-    """Return the policy that `--precision` names; by default the one of the highest priority.
-
-    Raises:
-        ConfigError: The device does not offer it.
-    """
-    offered = list(policies)
-    if name is None and offered:
-        return max(offered, key=lambda policy: policy.priority)
-    return _named(offered, "precision", name)
-
-
-def choose_recompute(policies: Iterable[RecomputePolicy], name: str) -> RecomputePolicy:
-    """Return the policy that `--recompute` names.
-
-    Raises:
-        ConfigError: The device does not offer it.
-    """
-    return _named(list(policies), "recompute", name)
-
-
 def choose_comm_backend(backends: Iterable[CommBackend]) -> CommBackend:
     """Return the available backend of the highest priority.
 
@@ -255,19 +270,6 @@ def choose_comm_backend(backends: Iterable[CommBackend]) -> CommBackend:
     )
 
 
-P = TypeVar("P", PrecisionPolicy, RecomputePolicy)
-
-
-def _named(policies: Sequence[P], option: str, name: str | None) -> P:
-    for policy in policies:
-        if policy.name == name:
-            return policy
-    names = [policy.name for policy in policies]
-    raise ConfigError(
-        f"`--{option} {name}`: the device does not offer it", hint=suggestion(str(name), names)
-    )
-
-
 def _hearers(plugins: PluginSet, selection: Selection, hook: str) -> list[PluginRecord]:
     return [one for one in plugins.participants(selection.plugin) if one.implements(hook)]
 
@@ -279,6 +281,27 @@ def _collect(
     found: list[T] = []
     for record in plugins.participants(selection.plugin):
         found += _offered(record, selection, hook, kind, **arguments)
+    return tuple(found)
+
+
+def _collect_named(
+    plugins: PluginSet, selection: Selection, hook: str, kind: type[Named], **arguments: Any
+) -> tuple[Named, ...]:
+    """Return what all plugins of the run offer, each name once; a second one fails its plugin."""
+    found: list[Named] = []
+    for record in plugins.participants(selection.plugin):
+        offered: list[Named] = _offered(record, selection, hook, kind, **arguments)
+        names = [one.name for one in (*found, *offered)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            error = PluginError(
+                f"plugin {record.label} offers `{twice[0]}` from `{hook}`, which is there already",
+                why="a name stands for one thing, whoever offers it",
+                hint=f"update or remove `{record.distribution}`",
+            )
+            _skip_or_raise(record, selection, hook, error)
+        else:
+            found += offered
     return tuple(found)
 
 

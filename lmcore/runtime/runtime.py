@@ -15,19 +15,18 @@ from lmcore.accelerator.op import parse_preferences
 from lmcore.errors import ConfigError, LmcoreError
 from lmcore.plugins import (
     build_op_table,
-    choose_precision,
-    choose_recompute,
     create_device,
-    precision_policies,
-    recompute_policies,
     validate_config,
 )
+from lmcore.runtime.policies import start_policies
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
     from lmcore.accelerator.op_table import OpTable
     from lmcore.accelerator.precision import PrecisionPolicy
-    from lmcore.accelerator.recompute import RecomputePolicy
+    from lmcore.accelerator.recompute import Placement, RecomputePolicy
+    from lmcore.accelerator.rng import RngTracker
+    from lmcore.accelerator.staging import CheckpointStager
     from lmcore.config.section import Config
     from lmcore.plugins import PluginSet, Selection
     from lmcore.runtime.rank import RankInfo
@@ -43,16 +42,22 @@ class Runtime:
         rank: This process's place.
         selection: Which plugin was chosen, and why.
         device: Its device.
+        rng: The device's random numbers.
         precision: Dtypes of the run; verified to be in force.
-        recompute: How blocks run in training.
+        recompute: How layers run in training; verified to be exact.
+        placement: Which layers it applies to.
+        stager: How tensors come to the host before they are saved.
         ops: The op table; binds happen when the model is built.
     """
 
     rank: RankInfo
     selection: Selection
     device: Device
+    rng: RngTracker
     precision: PrecisionPolicy
     recompute: RecomputePolicy
+    placement: Placement
+    stager: CheckpointStager
     ops: OpTable
 
     def environment(self) -> dict[str, Any]:
@@ -67,8 +72,9 @@ class Runtime:
             "num_threads": torch.get_num_threads(),
             "selection": json.loads(self.selection.to_json()),
             "device": self.device.describe(),
-            "precision": self.precision.name,
-            "recompute": self.recompute.name,
+            "precision": self.precision.describe(),
+            "recompute": self.recompute.describe(),
+            "checkpoint_stager": self.stager.name,
             "rank": self.rank.to_dict(),
         }
 
@@ -87,6 +93,7 @@ def start_runtime(
 
     Raises:
         ConfigError: The device cannot run the configuration; all its problems at once.
+        DeviceError: A policy is not in force, or random numbers are not restored.
         PluginError: The plugin broke its contract.
     """
     import torch
@@ -102,22 +109,19 @@ def start_runtime(
     ]
     if problems:
         raise ConfigError.collect(problems)
-    precision = choose_precision(precision_policies(plugins, selection, device), asked.precision)
-    precision.verify()
-    if precision.loss_scaling:
-        raise ConfigError(
-            f"precision `{precision.name}` needs a loss scale, which this version does not have",
-            hint="use `--precision bf16` or `--precision fp32`",
-        )
+    rng = device.rng_tracker()
+    rng.verify()
+    policies = start_policies(config, plugins, selection, device)
     with _deterministic(wanted=asked.deterministic):
         yield Runtime(
             rank=rank,
             selection=selection,
             device=device,
-            precision=precision,
-            recompute=choose_recompute(
-                recompute_policies(plugins, selection, device), asked.recompute
-            ),
+            rng=rng,
+            precision=policies.precision,
+            recompute=policies.recompute,
+            placement=policies.placement,
+            stager=policies.stager,
             ops=build_op_table(
                 plugins,
                 selection,

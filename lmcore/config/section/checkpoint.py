@@ -23,6 +23,9 @@ class CheckpointSection:
     keep_last: int | None = option(
         None, "Checkpoints kept, older ones are deleted after a save; default: all.", minimum=1
     )
+    async_save: bool = option(
+        False, "Write the checkpoints of --save-interval while training goes on."
+    )
     save_optim: bool = option(True, "Save the optimizer's state.")
     save_rng: bool = option(True, "Save the random states.")
     load_optim: bool = option(True, "Load the optimizer's state.")

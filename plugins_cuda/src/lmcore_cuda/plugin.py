@@ -13,9 +13,8 @@ from lmcore.accelerator import (
     Probe,
     RecomputePolicy,
     autocast_policy,
-    full_policy,
     full_precision_policy,
-    none_policy,
+    standard_recompute_policies,
 )
 from lmcore.hookspecs import hookimpl
 
@@ -66,16 +65,16 @@ def lmcore_comm_backends() -> list[CommBackend]:
 @hookimpl
 def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
     """Offer float32, and bfloat16 products first where the GPU has them."""
-    policies = [full_precision_policy(device)]
+    policies = [full_precision_policy()]
     if "bfloat16" in device.dtypes:
         policies.append(autocast_policy(device, name="bf16", compute="bfloat16", priority=200))
     return policies
 
 
 @hookimpl
-def lmcore_recompute_policies() -> list[RecomputePolicy]:
-    """Offer to keep every activation, or only the inputs of blocks."""
-    return [none_policy(), full_policy()]
+def lmcore_recompute_policies(device: Device) -> list[RecomputePolicy]:
+    """Offer the core's policies, offloading to pinned memory among them."""
+    return standard_recompute_policies(device)
 
 
 @hookimpl

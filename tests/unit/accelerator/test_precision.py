@@ -1,81 +1,274 @@
-"""Precision and recompute policies: what they promise, and the proof that it holds."""
+"""Precision policies: what they promise, and the proof that it holds in forward and backward."""
 
 from __future__ import annotations
 
 import contextlib
-import types
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from lmcore.accelerator import autocast_policy, full_policy, full_precision_policy, none_policy
-from lmcore.errors import DeviceError
-
-CPU = types.SimpleNamespace(type="cpu", torch_device=torch.device("cpu"))
-
-
-def test_full_precision_holds():
-    """Everything is float32, and a product proves it."""
-    policy = full_precision_policy(CPU)
-    assert (policy.name, policy.compute, policy.keep, policy.reduce) == ("fp32", *["float32"] * 3)
-    policy.verify()
+from lmcore.accelerator import (
+    Device,
+    PrecisionPolicy,
+    autocast_policy,
+    double_precision_policy,
+    full_precision_policy,
+)
+from lmcore.errors import DeviceError, PluginError
 
 
-def test_autocast_computes_low_and_keeps_high():
+def autocast(device: Device) -> PrecisionPolicy:
+    """bf16 by autocast."""
+    return autocast_policy(device, name="bf16", compute="bfloat16")
+
+
+def test_standard_policies_hold(device: Device) -> None:
+    """What the core offers is in force on the host, and leaves autocast and defaults alone."""
+    for policy in (full_precision_policy(), autocast(device), double_precision_policy()):
+        policy.verify(device)
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_autocast_computes_low_and_keeps_high(device: Device) -> None:
     """Products are bfloat16 inside the context, parameters stay float32."""
-    policy = autocast_policy(CPU, name="bf16", compute="bfloat16")
-    policy.verify()
-    layer = torch.nn.Linear(4, 4)
+    policy = autocast(device)
+    layer = nn.Linear(4, 4)
     with policy.context():
         assert layer(torch.ones(1, 4)).dtype == torch.bfloat16
     assert layer.weight.dtype == torch.float32
-    assert (policy.keep, policy.reduce) == ("float32", "float32")
+    assert (policy.compute, policy.keep, policy.reduce) == ("bfloat16", "float32", "float32")
 
 
-def test_autocast_that_is_silently_off_is_an_error(monkeypatch):
-    """A device on which torch disables autocast does not pass for half precision."""
+def test_words(device: Device) -> None:
+    """A policy says in words and as JSON what it computes, keeps and reduces in."""
+    fp16 = autocast_policy(device, name="fp16", compute="float16", loss_scaling=True)
+    fp8 = replace(autocast(device), name="fp8", compute="float8_e4m3fn", output="bfloat16")
+    assert [policy.words for policy in (full_precision_policy(), fp16, fp8)] == [
+        "fp32: everything in float32",
+        (
+            "fp16: products in float16 (autocast), weights in float32, gradients summed in "
+            "float32, dynamic loss scale"
+        ),
+        (
+            "fp8: products in float8_e4m3fn to bfloat16 (autocast), weights in float32, "
+            "gradients summed in float32"
+        ),
+    ]
+    said = json.loads(json.dumps(fp8.describe()))
+    assert said == {
+        "name": "fp8",
+        "compute": "float8_e4m3fn",
+        "output": "bfloat16",
+        "keep": "float32",
+        "reduce": "float32",
+        "loss_scaling": False,
+        "prepares_model": False,
+        "words": fp8.words,
+    }
+    assert double_precision_policy().describe()["prepares_model"]
+
+
+def test_autocast_that_is_silently_off_is_an_error(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context that does nothing does not pass for half precision."""
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
-    with pytest.raises(DeviceError, match="`bf16` is not in force") as error:
-        autocast_policy(CPU, name="bf16", compute="bfloat16").verify()
-    assert "torch.float32" in error.value.why
+    with pytest.raises(DeviceError, match="`bf16` is not in force") as caught:
+        autocast(device).verify(device)
+    assert caught.value.why == "products under it are float32, not bfloat16"
+    assert "--precision fp32" in str(caught.value.hint)
 
 
-def test_full_precision_inside_autocast_is_an_error():
+@pytest.mark.filterwarnings("ignore:.*autocast:UserWarning")
+def test_autocast_of_an_absent_device_is_an_error(device: Device) -> None:
+    """Torch disables autocast where the device is absent, with a warning and no error."""
+    absent = next((one for one in ("cuda", "mtia") if not getattr(torch, one).is_available()), None)
+    if absent is None:
+        pytest.skip("every device type that torch disables autocast for is here")
+
+    def context() -> Any:
+        return torch.autocast(absent, dtype=torch.bfloat16)
+
+    policy = replace(autocast(device), context=context)
+    with pytest.raises(DeviceError, match="`bf16` is not in force"):
+        policy.verify(device)
+
+
+def test_full_precision_inside_autocast_is_an_error(device: Device) -> None:
     """What surrounds the policy cannot weaken it unseen."""
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(DeviceError, match="`fp32`"):
-        full_precision_policy(CPU).verify()
+        full_precision_policy().verify(device)
 
 
-def test_wrong_products_are_an_error(monkeypatch):
-    """A device that multiplies wrongly is caught before training."""
-    wrong = torch.full((8, 8), 7.0)
-    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, weight: wrong)
-    with pytest.raises(DeviceError, match="wrong products"):
-        full_precision_policy(CPU).verify()
+@pytest.mark.parametrize(
+    "promise, why",
+    [
+        ({"keep": "bfloat16"}, "weights under it are float32, not bfloat16"),
+        ({"compute": "float16"}, "products under it are bfloat16, not float16"),
+        ({"output": "float32"}, "products under it are bfloat16, not float32"),
+        ({"reduce": "float64"}, "gradients of weights under it are float32, not float64"),
+    ],
+)
+def test_a_promise_that_is_not_kept(device: Device, promise: dict[str, Any], why: str) -> None:
+    """Each dtype that a policy states is compared with what is there."""
+    with pytest.raises(DeviceError, match="is not in force") as caught:
+        replace(autocast(device), **promise).verify(device)
+    assert caught.value.why == why
 
 
-def test_recompute_gives_the_same_gradients_with_dropout():
-    """`full` draws the same dropout again, so that it changes memory and nothing else."""
-    assert none_policy().run is None
-    block = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Dropout(0.5), torch.nn.Linear(6, 6))
-    x = torch.randn(3, 6)
-    grads = []
-    for run in (lambda module, *tensors: module(*tensors), full_policy().run):
-        torch.manual_seed(1)
-        block.zero_grad()
-        run(block, x).square().sum().backward()
-        grads.append([parameter.grad.clone() for parameter in block.parameters()])
-    for plain, recomputed in zip(*grads, strict=True):
-        assert torch.equal(plain, recomputed)
+class Wrong(torch.autograd.Function):
+    """Passes a tensor through; adds something to it, or to its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: float, backward: float) -> Tensor:
+        ctx.more = backward
+        return x + forward
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return grad + ctx.more, None, None
 
 
-def test_recompute_runs_the_block_again_in_backward():
-    """Only the block's input is kept: backward calls it a second time."""
-    calls = []
+@pytest.mark.parametrize(
+    "place, wrong, what",
+    [
+        ("after", (1.0, 0.0), "products"),
+        ("after", (0.0, 1.0), "gradients of weights"),
+        ("before", (0.0, 1.0), "gradients of inputs"),
+    ],
+)
+def test_wrong_numbers_are_an_error(
+    device: Device, place: str, wrong: tuple[float, float], what: str
+) -> None:
+    """A recipe that computes wrongly, in forward or in backward alone, does not start a run."""
 
-    def block(x):
-        calls.append(1)
-        return (x * 2).sin()
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Wrong.apply(x, *wrong)  # type: ignore[no-any-return, no-untyped-call]
 
-    full_policy().run(block, torch.ones(2, requires_grad=True)).sum().backward()
-    assert len(calls) == 2
+    def prepare(model: nn.Module) -> None:
+        assert isinstance(model, nn.Sequential)
+        model.insert(0 if place == "before" else 1, Module())
+
+    policy = replace(full_precision_policy(), prepare=prepare)
+    with pytest.raises(DeviceError, match=f"computes wrong {what} on device `cpu`") as caught:
+        policy.verify(device)
+    assert "exact in float32" in str(caught.value.why)
+
+
+def test_gradients_that_do_not_exist(device: Device) -> None:
+    """A recipe that cuts the graph is an error, not an untrained model."""
+
+    class Cut(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.detach().requires_grad_()
+
+    def prepare(model: nn.Module) -> None:
+        assert isinstance(model, nn.Sequential)
+        model.append(Cut())
+
+    with pytest.raises(DeviceError, match="not in force") as caught:
+        replace(full_precision_policy(), prepare=prepare).verify(device)
+    assert caught.value.why == "gradients of weights do not exist"
+
+
+def test_a_check_of_its_own(device: Device) -> None:
+    """A policy may prove more than the core can see; the core's proof is made all the same."""
+    asked = []
+    policy = replace(full_precision_policy(), check=lambda: asked.append(1))
+    policy.verify(device)
+    assert asked == [1]
+    with pytest.raises(DeviceError, match="not in force"):
+        replace(policy, compute="bfloat16").verify(device)
+
+
+class Scaled(nn.Module):
+    """A recipe's layer: products of bfloat16 weights and inputs, scaled as 8-bit formats are."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = x.detach().abs().amax().clamp(min=1.0)
+        product = (x / scale).bfloat16() @ self.weight.bfloat16().T
+        return product * scale.bfloat16()
+
+
+def exchange(model: nn.Module) -> None:
+    """Put `Scaled` in the place of every projection."""
+    for name, child in model.named_children():
+        if isinstance(child, nn.Linear):
+            setattr(model, name, Scaled(child))
+        else:
+            exchange(child)
+
+
+@pytest.fixture
+def recipe() -> PrecisionPolicy:
+    """A vendor's recipe that exchanges modules and needs no context."""
+    names = ("scaled", "bfloat16", "float32", "float32")
+    return PrecisionPolicy(*names, contextlib.nullcontext, prepare=exchange)
+
+
+def test_a_recipe_that_exchanges_modules(device: Device, recipe: PrecisionPolicy) -> None:
+    """The proof is made on what the recipe made: it fails without the exchange."""
+    recipe.verify(device)
+    with pytest.raises(DeviceError, match="products under it are float32, not bfloat16"):
+        replace(recipe, prepare=None).verify(device)
+
+
+def model() -> nn.Module:
+    """Two projections."""
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def test_apply_prepares_the_model(recipe: PrecisionPolicy) -> None:
+    """The built model is prepared once; parameters keep names, shapes and values."""
+    found = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 2, bias=False))
+    before = dict(found.named_parameters())
+    recipe.apply(found)
+    assert [type(one) for one in found] == [Scaled, Scaled]
+    assert dict(found.named_parameters()).keys() == before.keys()
+    assert found(torch.ones(1, 6)).dtype == torch.bfloat16
+    wide = model()
+    double_precision_policy().apply(wide)
+    assert {parameter.dtype for parameter in wide.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda found: found.append(nn.Linear(2, 2)),
+        lambda found: found.pop(2),
+        lambda found: found.__setitem__(2, nn.Linear(4, 3)),
+    ],
+)
+def test_apply_refuses_other_parameters(spoil: Callable[[nn.Module], object]) -> None:
+    """A recipe that adds, drops or reshapes a parameter would ruin checkpoints."""
+    policy = replace(full_precision_policy(), prepare=spoil)
+    with pytest.raises(PluginError, match=r"changed parameters of the model: `(2|3)\."):
+        policy.apply(model())
+
+
+def test_apply_sees_what_the_model_does(device: Device) -> None:
+    """Weights of another dtype, and a projection whose kernel ignores the context, are errors."""
+    with pytest.raises(DeviceError, match="in force in the model") as caught:
+        full_precision_policy().apply(model().double())
+    assert caught.value.why == "`0.weight` is float64, not float32"
+
+    class Deaf(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(x)
+
+    with pytest.raises(DeviceError, match="in force in the model") as caught:
+        autocast(device).apply(nn.Sequential(nn.Linear(8, 8), Deaf(4, 4)))
+    assert "a projection gives float32, not bfloat16" in str(caught.value.why)
+    autocast(device).apply(model())

@@ -11,6 +11,7 @@ import torch
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
+from lmcore.model.recompute import KEEP_ALL, Recompute
 from lmcore.model.shape import ModelShape
 
 SHAPE = ModelShape(
@@ -39,8 +40,8 @@ def ops(request: pytest.FixtureRequest) -> OpBinding:
 def make_model(ops: OpBinding) -> MakeModel:
     """Makes a model with every parameter random, gains and offsets too, so that none is idle."""
 
-    def make(seed: int = 1, *, run_block: Callable[..., object] | None = None, **changes) -> GPT:
-        model = GPT(replace(SHAPE, **changes), ops, run_block=run_block)
+    def make(seed: int = 1, *, recompute: Recompute = KEEP_ALL, **changes) -> GPT:
+        model = GPT(replace(SHAPE, **changes), ops, recompute)
         model.initialize(seed)
         generator = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import full_policy
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
@@ -137,37 +136,6 @@ def test_dropout_only_in_training(make_model: MakeModel, kind: str) -> None:
         model.train()
         assert not model(TOKENS).equal(model(TOKENS))
         torch.testing.assert_close(model.eval()(TOKENS), plain.eval()(TOKENS))
-
-
-def test_recompute_gives_plain_gradients(make_model: MakeModel) -> None:
-    """Blocks that are computed again in the backward pass give the gradients of plain ones."""
-    plain, recomputed = make_model(), make_model(run_block=full_policy().run)
-    expected, found = gradients(plain.train()), gradients(recomputed.train())
-    for name, gradient in expected.items():
-        assert gradient.equal(found[name]), name
-
-
-def test_recompute_repeats_dropout(make_model: MakeModel) -> None:
-    """The second computation drops what the first did."""
-    found = []
-    for run_block in (None, full_policy().run):
-        model = make_model(run_block=run_block, hidden_dropout=0.3, attention_dropout=0.3)
-        torch.default_generator.manual_seed(3)
-        found.append(gradients(model.train()))
-    for name, gradient in found[0].items():
-        assert gradient.equal(found[1][name]), name
-
-
-def test_recompute_runs_blocks_again(make_model: MakeModel) -> None:
-    """A training step enters each block once, and twice with recomputation."""
-    calls: list[int] = []
-    for run_block, expected in ((None, 1), (full_policy().run, 2)):
-        model = make_model(run_block=run_block)
-        calls.clear()
-        for index, block in enumerate(model.blocks):
-            block.register_forward_pre_hook(lambda *_, index=index: calls.append(index))
-        gradients(model.train())
-        assert sorted(calls) == sorted([0, 1] * expected)
 
 
 @pytest.mark.parametrize("sizes", [[7], [1] * 7, [4, 1, 1, 1], [1, 6], [3, 2, 2]])

@@ -40,7 +40,9 @@ def test_environment_is_json(plugins: PluginSet) -> None:
     with start(plugins, "--precision bf16 --recompute full") as runtime:
         found = json.loads(json.dumps(runtime.environment(), allow_nan=False))
     assert found["torch"] == torch.__version__
-    assert (found["precision"], found["recompute"]) == ("bf16", "full")
+    assert found["precision"]["compute"] == "bfloat16"
+    assert found["precision"]["words"].startswith("bf16: products in bfloat16 (autocast)")
+    assert (found["recompute"]["name"], found["recompute"]["applies_to"]) == ("full", ["layers"])
     assert found["selection"]["plugin"] == "cpu"
     assert found["num_threads"] == 1
     assert found["rank"]["world_size"] == 1

@@ -42,7 +42,7 @@ def create_device(settings: CpuSection = _DEFAULTS) -> Device:
     keeps = settings.keep_freed_memory and keep_freed_memory()
     abilities: dict[str, Callable[..., Any]] = {}
     missing = {
-        "pin_memory": "host memory needs no pinning: no other device reads it",
+        "pin_memory": "the device is the host itself",
         "new_stream": "work on the CPU is done when its call returns; there are no queues",
         "new_event": "work on the CPU is done when its call returns; nothing can be waited for",
     }

@@ -20,9 +20,9 @@ from lmcore.accelerator import (
     Problem,
     RecomputePolicy,
     autocast_policy,
-    full_policy,
+    double_precision_policy,
     full_precision_policy,
-    none_policy,
+    standard_recompute_policies,
 )
 from lmcore.accelerator.registry import CommandRegistry, OptionRegistry
 from lmcore.config.section import Config
@@ -118,17 +118,18 @@ def lmcore_op_impls() -> list[OpImpl]:
 
 @hookimpl
 def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
-    """Offer float32, and bfloat16 products by autocast."""
+    """Offer float32, bfloat16 products by autocast, and float64 to measure them by."""
     return [
-        full_precision_policy(device),
+        full_precision_policy(),
         autocast_policy(device, name="bf16", compute="bfloat16"),
+        double_precision_policy(),
     ]
 
 
 @hookimpl
-def lmcore_recompute_policies() -> list[RecomputePolicy]:
-    """Offer to keep every activation, or only the inputs of blocks."""
-    return [none_policy(), full_policy()]
+def lmcore_recompute_policies(device: Device) -> list[RecomputePolicy]:
+    """Offer the core's policies; offloading says why there is nothing to gain here."""
+    return standard_recompute_policies(device)
 
 
 @hookimpl

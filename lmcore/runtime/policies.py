@@ -1,0 +1,82 @@
+"""The policies of a run, chosen from what the plugins offer and proved on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lmcore.accelerator.recompute import Placement
+from lmcore.errors import ConfigError
+from lmcore.plugins import (
+    checkpoint_stagers,
+    choose_precision,
+    choose_recompute,
+    choose_stager,
+    precision_policies,
+    recompute_policies,
+)
+
+if TYPE_CHECKING:
+    from lmcore.accelerator.device import Device
+    from lmcore.accelerator.precision import PrecisionPolicy
+    from lmcore.accelerator.recompute import RecomputePolicy
+    from lmcore.accelerator.staging import CheckpointStager
+    from lmcore.config.section import Config
+    from lmcore.plugins import PluginSet, Selection
+
+__all__ = ["Policies", "start_policies"]
+
+
+@dataclass(frozen=True)
+class Policies:
+    """What was chosen.
+
+    Attributes:
+        precision: Dtypes of the run.
+        recompute: How layers run in training.
+        placement: Which layers that applies to.
+        stager: How tensors come to the host before they are saved.
+    """
+
+    precision: PrecisionPolicy
+    recompute: RecomputePolicy
+    placement: Placement
+    stager: CheckpointStager
+
+
+def start_policies(
+    config: Config, plugins: PluginSet, selection: Selection, device: Device
+) -> Policies:
+    """Choose the policies that the configuration names and prove that they hold on the device.
+
+    Raises:
+        ConfigError: The device does not offer one, or this version cannot train with it.
+        DeviceError: One is not in force.
+        PluginError: Two plugins offer the same.
+    """
+    asked = config.accelerator
+    precision = choose_precision(precision_policies(plugins, selection, device), asked.precision)
+    precision.verify(device)
+    if precision.loss_scaling:
+        raise ConfigError(
+            f"precision `{precision.name}` needs a loss scale, which this version does not have",
+            hint="use `--precision bf16` or `--precision fp32`",
+        )
+    recompute = choose_recompute(recompute_policies(plugins, selection, device), asked.recompute)
+    placed = asked.recompute_method is not None or asked.recompute_num_layers != 1
+    if placed and recompute.block is None:
+        flag = "--recompute-method" if asked.recompute_method else "--recompute-num-layers"
+        raise ConfigError(
+            f"`{flag}` does not go with `--recompute {recompute.name}`",
+            why="it says which whole layers are recomputed, and this policy recomputes none",
+            hint="use `--recompute full`, or leave it out",
+        )
+    recompute.verify(device)
+    return Policies(
+        precision,
+        recompute,
+        Placement(asked.recompute_method or "uniform", asked.recompute_num_layers),
+        choose_stager(
+            checkpoint_stagers(plugins, selection, device), copies=config.checkpoint.async_save
+        ),
+    )
