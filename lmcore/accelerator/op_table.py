@@ -284,8 +284,9 @@ class OpTable:
             self._bound.pop(_case(one.op, one.context), None)
         raise ConfigError(
             f"`--strict-ops`: {named} no kernel for this case",
-            why="\n".join(_why_reference(one) for one in unmet),
-            hint="leave `--strict-ops` out, or install a plugin whose kernels do the case",
+            why="\n".join(dict.fromkeys(_why_reference(one) for one in unmet)),
+            hint="leave `--strict-ops` out, or install a plugin whose kernels do the case; "
+            f"`lmcore ops explain {ops[0]}` says more",
         )
 
     def _tell_unmet(self, resolution: Resolution) -> None:

@@ -108,6 +108,13 @@ def _hidden_row(length: int) -> Tensor:
     return mask
 
 
+def _not_finite(*shape: int) -> Tensor:
+    """Return values with NaN and infinities in what `_padding` hides."""
+    values = _randn(*shape)
+    values[-1, ..., -1], values[-1, ..., -2] = float("nan"), float("inf")
+    return values
+
+
 def _angles(length: int, half: int) -> tuple[Tensor, Tensor]:
     angles = _randn(length, half, seed=7)
     return angles.cos(), angles.sin()
@@ -167,6 +174,10 @@ CASES: tuple[Case, ...] = (
     ),
     Case("rms_norm", "odd", {0: _randn(2, 3, 17), 1: _randn(17, seed=1)}, {2: 1e-6}),
     Case("rms_norm", "strided", {0: _strided(2, 5, 8), 1: _randn(8, seed=1)}, {2: 1e-6}),
+    Case("rms_norm", "far from zero", {0: _randn(3, 2, 32) + 30.0, 1: _randn(32)}, {2: 1e-6}),
+    Case("rms_norm", "one channel", {0: _randn(3, 2, 1), 1: _randn(1, seed=1)}, {2: 1e-2}),
+    Case("rms_norm", "zeros", {0: _randn(2, 2, 8) * 0.0, 1: _randn(8, seed=1)}, {2: 1e-2}),
+    Case("rms_norm", "empty", {0: _randn(0, 3, 8), 1: _randn(8, seed=1)}, {2: 1e-6}),
     Case("bias_gelu", "odd", {0: _randn(2, 3, 13) * 3, 1: _randn(13, seed=1)}),
     Case("bias_gelu", "strided", {0: _strided(2, 4, 6), 1: _randn(6, seed=1)}),
     Case(
@@ -179,6 +190,8 @@ CASES: tuple[Case, ...] = (
     ),
     Case("swiglu", "odd", {0: _randn(2, 3, 14)}),
     Case("swiglu", "strided", {0: _strided(2, 5, 8)}),
+    Case("swiglu", "large", {0: _randn(2, 3, 64) * 20}),
+    Case("swiglu", "empty", {0: _randn(0, 3, 8)}),
     Case(
         "bias_dropout_add",
         "training",
@@ -198,17 +211,43 @@ CASES: tuple[Case, ...] = (
         {1: None},
         {"dropout": 0.0, "training": True},
     ),
+    Case(
+        "bias_dropout_add",
+        "strided residual",
+        {0: _randn(2, 3, 7), 1: _randn(7, seed=1), 2: _strided(2, 3, 7, seed=2)},
+        kwargs={"dropout": 0.0, "training": True},
+    ),
+    Case(
+        "bias_dropout_add",
+        "empty",
+        {0: _randn(0, 3, 7), 1: _randn(7, seed=1), 2: _randn(0, 3, 7)},
+        kwargs={"dropout": 0.5, "training": True},
+    ),
     Case("scaled_masked_softmax", "no mask", {0: _randn(2, 3, 5, 7) * 4}, {1: None, 2: 0.3}),
     Case("scaled_masked_softmax", "mask", {0: _randn(2, 3, 5, 7)}, {1: _padding(2, 7), 2: 1.7}),
     Case(
         "scaled_masked_softmax", "hidden row", {0: _randn(1, 2, 5, 5)}, {1: _hidden_row(5), 2: 1.0}
     ),
+    Case(
+        "scaled_masked_softmax",
+        "whole rows by a mask without keys",
+        {0: _strided(2, 2, 5, 4)},
+        {1: torch.tensor([False, True, False, True, False]).view(1, 1, 5, 1), 2: 0.5},
+    ),
+    Case(
+        "scaled_masked_softmax",
+        "what is hidden is not finite",
+        {0: _not_finite(2, 3, 4, 6)},
+        {1: _padding(2, 6).expand(2, 1, 4, 6), 2: 2.0},
+    ),
+    Case("scaled_masked_softmax", "empty", {0: _randn(0, 2, 3, 4)}, {1: None, 2: 1.0}),
     Case("linear", "with bias", {0: _randn(3, 17, 24), 1: _randn(10, 24, seed=1), 2: _randn(10)}),
     Case("linear", "without bias", {0: _strided(2, 33, 7), 1: _strided(9, 7, seed=1)}, {2: None}),
     Case("linear", "few rows", {0: _randn(1, 1, 24), 1: _randn(10, 24, seed=1)}, {2: None}),
     Case("linear", "no rows", {0: _randn(0, 5, 24), 1: _randn(10, 24, seed=1)}, {2: None}),
     Case("rotary_embedding", "part of the head", {0: _randn(2, 3, 5, 8)}, {1: _COS, 2: _SIN}),
     Case("rotary_embedding", "whole head", {0: _strided(2, 3, 5, 6)}, {1: _COS, 2: _SIN}),
+    Case("rotary_embedding", "empty batch", {0: _randn(0, 3, 5, 8)}, {1: _COS, 2: _SIN}),
     Case("cross_entropy", "odd", {0: _randn(11, 37) * 5}, {1: _targets(11, 37)}),
     Case("cross_entropy", "strided", {0: _strided(11, 37)}, {1: _targets(11, 37)}),
     Case("cross_entropy", "large logits", {0: _randn(5, 9) * 40}, {1: _targets(5, 9)}),

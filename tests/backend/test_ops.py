@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import pytest
@@ -114,8 +115,51 @@ def test_every_op_has_cases(cases: Any) -> None:
     assert {case.op for case in cases} | IN_PLACE == set(SPECS)
 
 
+def test_the_cases_ask_for_the_gradients_that_the_ops_promise(case: Any) -> None:
+    """Each argument that gets a gradient by the op's spec is compared, where it is given."""
+    spec = SPECS[case.op]
+    parameters = list(inspect.signature(load_target(spec.reference)).parameters)
+    promised = {parameters.index(name) for name in spec.gradients}
+    absent = {place for place, value in case.others.items() if value is None}
+    assert set(case.tensors) == promised - absent
+
+
+def test_kernels_leave_their_inputs_alone(accelerator: Any, case: Any) -> None:
+    """Neither the arguments nor the incoming gradient change, and a second pass gives the same."""
+    device = accelerator.device.torch_device
+    for name, kernel in kernels(accelerator, case.op, "float32"):
+        arguments = {
+            place: value.to(device, torch.float32 if value.is_floating_point() else None).clone()
+            for place, value in {**case.tensors, **case.others}.items()
+            if isinstance(value, Tensor)
+        }
+        before = {place: value.clone() for place, value in arguments.items()}
+        for place in case.tensors:
+            arguments[place].requires_grad_()
+        merged = {**case.others, **arguments}
+        out = kernel(*[merged[place] for place in range(len(merged))], **case.kwargs)
+        grad = torch.randn_like(out)
+        kept = grad.clone()
+        leaves = [arguments[place] for place in case.tensors]
+        first = torch.autograd.grad(out, leaves, grad, retain_graph=True)
+        second = torch.autograd.grad(out, leaves, grad)
+        for place, value in before.items():
+            assert torch.equal(
+                torch.nan_to_num(arguments[place].detach()), torch.nan_to_num(value)
+            ), (name, place)
+        assert torch.equal(grad, kept), name
+        for one, other in zip(first, second, strict=True):
+            assert torch.equal(one, other), name
+
+
+KEEP_DTYPE = (
+    *("attention", "layer_norm", "bias_gelu", "rms_norm", "swiglu"),
+    *("scaled_masked_softmax", "rotary_embedding", "bias_dropout_add"),
+)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("op", ["attention", "layer_norm", "bias_gelu", "rms_norm"])
+@pytest.mark.parametrize("op", KEEP_DTYPE)
 def test_outputs_keep_the_dtype_of_their_input(
     accelerator: Any, cases: Any, op: str, dtype: str
 ) -> None:
@@ -131,24 +175,46 @@ def test_outputs_keep_the_dtype_of_their_input(
 
 
 def test_mixed_dtypes_of_autocast(accelerator: Any) -> None:
-    """Activations in bfloat16 with weights in float32, as autocast leaves them, work everywhere."""
+    """Activations in bfloat16 with weights in float32, as autocast leaves them, work everywhere.
+
+    The output has the first input's dtype, or the residual's; gradients those of their inputs.
+    """
     device = accelerator.device
     if "bfloat16" not in device.dtypes:
         pytest.skip("device does not compute in bfloat16")
-    x_BSH = torch.randn(2, 3, 8, device=device.torch_device).bfloat16()
-    gain_H = torch.randn(8, device=device.torch_device)
-    for op, arguments in {
-        "layer_norm": (x_BSH, gain_H, gain_H, 1e-5),
-        "rms_norm": (x_BSH, gain_H, 1e-6),
-        "bias_gelu": (x_BSH, gain_H),
-    }.items():
-        wanted = load_target(SPECS[op].reference)(
-            *[one.double() if isinstance(one, Tensor) else one for one in arguments]
-        )
+    x_BSH = torch.randn(2, 3, 8, device=device.torch_device).bfloat16().requires_grad_()
+    gain_H = torch.randn(8, device=device.torch_device, requires_grad=True)
+    wide_BSH = torch.randn(2, 3, 8, device=device.torch_device, requires_grad=True)
+    angle_SR = torch.randn(3, 4, device=device.torch_device)
+    rest = {"dropout": 0.0, "training": True}
+    leaves = [x_BSH, gain_H, wide_BSH]
+    for op, arguments, named, dtype in (
+        ("layer_norm", (x_BSH, gain_H, gain_H, 1e-5), {}, torch.bfloat16),
+        ("rms_norm", (x_BSH, gain_H, 1e-6), {}, torch.bfloat16),
+        ("bias_gelu", (x_BSH, gain_H), {}, torch.bfloat16),
+        ("bias_dropout_add", (x_BSH, gain_H, wide_BSH), rest, torch.float32),
+        ("bias_dropout_add", (x_BSH, None, wide_BSH), rest, torch.float32),
+        (
+            "rotary_embedding",
+            (x_BSH.unsqueeze(1), angle_SR.cos(), angle_SR.sin()),
+            {},
+            torch.bfloat16,
+        ),
+    ):
+        oracle = [one.double() if isinstance(one, Tensor) else one for one in arguments]
+        wanted = load_target(SPECS[op].reference)(*oracle, **named)
+        wanted_grads = torch.autograd.grad(wanted.sum(), leaves, allow_unused=True)
         for name, kernel in kernels(accelerator, op, "bfloat16"):
-            out = kernel(*arguments)
-            assert out.dtype == torch.bfloat16, name
-            assert_close(out, wanted, SPECS[op], "bfloat16", f"{op}/{name}")
+            out = kernel(*arguments, **named)
+            what = f"{op}/{name}"
+            assert out.dtype == dtype, what
+            assert_close(out.detach(), wanted.detach(), SPECS[op], "bfloat16", what)
+            grads = torch.autograd.grad(out.sum(), leaves, allow_unused=True)
+            for leaf, grad, expected in zip(leaves, grads, wanted_grads, strict=True):
+                assert (grad is None) == (expected is None), what
+                if expected is not None:
+                    assert grad.dtype == leaf.dtype, what
+                    assert_close(grad, expected.double(), SPECS[op], "bfloat16", what)
 
 
 @pytest.mark.parametrize("op", ["cross_entropy", "linear_cross_entropy"])
@@ -288,3 +354,89 @@ def test_attention_dropout_drops_and_rescales(accelerator: Any) -> None:
         draws = torch.stack([kernel(q, k, v, causal=True, dropout=0.5) for _ in range(400)])
         assert draws.std(0).max() > 0.1, name
         torch.testing.assert_close(draws.mean(0), v, rtol=0, atol=0.2)
+
+
+@pytest.fixture
+def added(accelerator: Any) -> Any:
+    """Return a function that adds a branch of ones to a residual of zeros by a kernel.
+
+    It returns the output and the gradients of its sum, weighted by powers of two.
+    """
+    device = accelerator.device
+
+    def add(kernel: Any, dropout: float, size: tuple[int, ...], **more: Any) -> tuple[Tensor, ...]:
+        x = torch.full(size, 0.75, device=device.torch_device, requires_grad=True)
+        bias = torch.full(size[-1:], 0.25, device=device.torch_device, requires_grad=True)
+        residual = torch.zeros(size, device=device.torch_device, requires_grad=True)
+        out = kernel(x, bias, residual, dropout=dropout, **{"training": True, **more})
+        return (out.detach(), *torch.autograd.grad(out, [x, bias, residual], _weights(out)))
+
+    return add
+
+
+def _weights(like: Tensor) -> Tensor:
+    """Return 1, 2, 4, 8 in turn: products with them are exact."""
+    places = torch.arange(like.numel(), device=like.device).view(like.shape)
+    return (2.0 ** (places % 4)).to(like.dtype)
+
+
+@pytest.mark.parametrize("dropout", [0.002, 0.1, 0.5, 0.9, 0.995])
+def test_dropped_channels_are_as_many_as_asked_for(
+    accelerator: Any, added: Any, dropout: float
+) -> None:
+    """The share is the probability's, survivors are scaled up, and the mean stays 1."""
+    size = (7, 41, 701)
+    count = size[0] * size[1] * size[2]
+    for name, kernel in kernels(accelerator, "bias_dropout_add", "float32"):
+        accelerator.device.seed(3)
+        out, grad_x, grad_bias, grad_residual = added(kernel, dropout, size)
+        kept = out != 0
+        share = kept.double().mean().item()
+        deviation = (dropout * (1 - dropout) / count) ** 0.5
+        assert abs(share - (1 - dropout)) < 4 * deviation + 1 / 65536, name
+        torch.testing.assert_close(
+            out[kept], torch.full_like(out[kept], 1 / (1 - dropout)), rtol=2e-3, atol=0
+        )
+        assert abs(out.double().mean().item() - 1) < 5 * deviation / (1 - dropout), name
+        weights = _weights(out)
+        assert torch.equal(grad_x, out * weights), f"{name}: gradients pass where values did"
+        assert torch.equal(grad_residual, weights), name
+        torch.testing.assert_close(grad_bias, grad_x.sum((0, 1)))
+
+
+def test_dropout_is_drawn_for_each_channel_by_itself(accelerator: Any, added: Any) -> None:
+    """Neighbours are dropped independently, at every distance at which a kernel may share draws."""
+    for name, kernel in kernels(accelerator, "bias_dropout_add", "float32"):
+        accelerator.device.seed(4)
+        kept = (added(kernel, 0.5, (8, 64, 512))[0] != 0).double().flatten() - 0.5
+        for distance in (1, 2, 3, 4, 5, 8, 512):
+            together = (kept[:-distance] * kept[distance:]).mean().item() * 4
+            assert abs(together) < 4 / kept.numel() ** 0.5, (name, distance)
+
+
+def test_dropout_follows_the_random_state(accelerator: Any, added: Any) -> None:
+    """The same state drops the same channels, the next draw others: recomputation relies on it."""
+    for name, kernel in kernels(accelerator, "bias_dropout_add", "float32"):
+        accelerator.device.seed(5)
+        first, second = (added(kernel, 0.3, (2, 3, 101))[0] for _ in range(2))
+        accelerator.device.seed(5)
+        assert torch.equal(added(kernel, 0.3, (2, 3, 101))[0], first), name
+        assert not torch.equal(first, second), name
+
+
+def test_nothing_is_dropped_in_evaluation(accelerator: Any, added: Any) -> None:
+    """With `training` off, and with a probability of 0, the op is a sum."""
+    for name, kernel in kernels(accelerator, "bias_dropout_add", "float32"):
+        for out, *_ in (
+            added(kernel, 0.5, (2, 3, 5), training=False),
+            added(kernel, 0.0, (2, 3, 5)),
+        ):
+            assert torch.equal(out, torch.ones_like(out)), name
+
+
+def test_a_probability_of_one_drops_everything(accelerator: Any, added: Any) -> None:
+    """The residual is left, without NaN."""
+    for name, kernel in kernels(accelerator, "bias_dropout_add", "float32"):
+        out, grad_x, _, _ = added(kernel, 1.0, (2, 3, 5))
+        assert not out.any(), name
+        assert not grad_x.any(), name

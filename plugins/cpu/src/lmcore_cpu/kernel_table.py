@@ -12,6 +12,7 @@ __all__ = ["KERNELS"]
 _DETERMINISTIC = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
 _OPS = "lmcore_cpu.ops"
+_ELEMENTWISE = "lmcore_cpu.elementwise"
 
 
 def _one_dtype(context: OpContext) -> Reject | None:
@@ -44,10 +45,23 @@ def _compiled(context: OpContext) -> Reject | None:
     return _float32(context)
 
 
+def _uncompiled(context: OpContext) -> Reject | None:
+    """Refuse compiled blocks, whose compiler fuses the reference with what is around it."""
+    if context.attributes.get("compile"):
+        return Reject("is not for compiled blocks: the compiler fuses the reference itself")
+    return None
+
+
 KERNELS: tuple[OpImpl, ...] = (
     OpImpl("attention", "sdpa", f"{_OPS}:attention", traits=_FUSED),
     OpImpl("layer_norm", "torch", f"{_OPS}:layer_norm", traits=_FUSED),
-    OpImpl("rms_norm", "torch", f"{_OPS}:rms_norm", traits=_FUSED),
+    OpImpl(
+        "rms_norm",
+        "closed-form",
+        "lmcore_cpu.rms_norm:rms_norm",
+        supports=_uncompiled,
+        traits=_FUSED,
+    ),
     OpImpl("linear", "onednn", "lmcore_cpu.linear:linear", supports=_eager, traits=_DETERMINISTIC),
     OpImpl(
         "linear",
@@ -57,6 +71,28 @@ KERNELS: tuple[OpImpl, ...] = (
         traits=_DETERMINISTIC,
     ),
     OpImpl("bias_gelu", "torch", f"{_OPS}:bias_gelu", traits=_DETERMINISTIC),
+    OpImpl("swiglu", "in-place", f"{_ELEMENTWISE}:swiglu", supports=_uncompiled, traits=_FUSED),
+    OpImpl(
+        "bias_dropout_add",
+        "in-place",
+        f"{_ELEMENTWISE}:bias_dropout_add",
+        supports=_uncompiled,
+        traits=_DETERMINISTIC,
+    ),
+    OpImpl(
+        "rotary_embedding",
+        "in-place",
+        f"{_ELEMENTWISE}:rotary_embedding",
+        supports=_uncompiled,
+        traits=_FUSED,
+    ),
+    OpImpl(
+        "scaled_masked_softmax",
+        "in-place",
+        "lmcore_cpu.softmax:scaled_masked_softmax",
+        supports=_uncompiled,
+        traits=_FUSED,
+    ),
     OpImpl("cross_entropy", "torch", f"{_OPS}:cross_entropy", traits=_FUSED),
     OpImpl(
         "linear_cross_entropy",

@@ -19,7 +19,6 @@ __all__ = [
     "cross_entropy",
     "grad_norm",
     "layer_norm",
-    "rms_norm",
 ]
 
 _NO_TARGET_IGNORED = torch.iinfo(torch.int64).min
@@ -57,14 +56,6 @@ def attention(
 def layer_norm(x_BSH: Tensor, weight_H: Tensor, bias_H: Tensor, epsilon: float) -> Tensor:
     """Normalize the last dim to mean 0 and variance 1, then apply gain and offset."""
     return functional.layer_norm(x_BSH, weight_H.shape, weight_H, bias_H, epsilon)
-
-
-def rms_norm(x_BSH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
-    """Divide the last dim by its root mean square, then apply the gain."""
-    if x_BSH.dtype == weight_H.dtype:
-        return functional.rms_norm(x_BSH, weight_H.shape, weight_H, epsilon)
-    wide_BSH = functional.rms_norm(x_BSH.to(weight_H.dtype), weight_H.shape, weight_H, epsilon)
-    return wide_BSH.to(x_BSH.dtype)
 
 
 def bias_gelu(x_BSF: Tensor, bias_F: Tensor) -> Tensor:

@@ -1,0 +1,68 @@
+"""The CPU's kernels: which model needs no reference, and what they say of compiled blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lmcore.accelerator import OP_SPECS, OpContext, OpTable
+from lmcore.accelerator.op import load_target
+from lmcore.accelerator.op_signature import signature_problem
+from lmcore.errors import ConfigError
+from lmcore.model.gpt import GPT
+from lmcore.model.op_binding import OpBinding
+from lmcore.model.shape import ModelShape
+from lmcore_cpu.kernel_table import KERNELS
+
+SHAPE = ModelShape(
+    num_layers=1,
+    hidden_size=8,
+    num_attention_heads=2,
+    ffn_hidden_size=16,
+    max_position_embeddings=16,
+    padded_vocab_size=32,
+    hidden_dropout=0.1,
+)
+SPECS = {spec.name: spec for spec in OP_SPECS}
+
+
+def table(*, strict: bool = False, traits: tuple[str, ...] = ()) -> OpTable:
+    impls = [replace(impl, plugin="cpu") for impl in KERNELS]
+    return OpTable(OP_SPECS, impls, strict=strict, traits=traits, device_plugin="cpu")
+
+
+@pytest.mark.parametrize("impl", KERNELS, ids=lambda impl: f"{impl.op}-{impl.id}")
+def test_every_kernel_is_called_as_its_op_is(impl):
+    """Its target exists, and its arguments are the reference's."""
+    reference = load_target(SPECS[impl.op].reference)
+    assert signature_problem(load_target(impl.load), reference) is None
+
+
+@pytest.mark.parametrize("traits", [(), ("deterministic",)])
+def test_a_gpt_in_float32_trains_without_references(traits):
+    """`--strict-ops` is met by kernels of this plugin alone, also with `--deterministic`."""
+    ops = table(strict=True, traits=traits)
+    with ops.bind_all():
+        GPT(SHAPE, OpBinding(ops, "cpu", "float32"))
+        for op in ("adamw", "grad_norm"):
+            ops.bind(op, OpContext("cpu", "float32"))
+    assert {one.plugin for one in ops.resolutions} == {"cpu"}
+    assert {one.source for one in ops.resolutions} == {"priority"}
+
+
+def test_strict_names_what_a_compiled_model_lacks():
+    """Each op that is left to the compiler is in one message, with the reason."""
+    with pytest.raises(ConfigError) as error:
+        GPT(SHAPE, OpBinding(table(strict=True), "cpu", "bfloat16", compile=True))
+    assert "op `linear`" in error.value.what  # bound by itself, the first one fails
+    ops = table(strict=True)
+
+    def build():
+        with ops.bind_all():
+            GPT(SHAPE, OpBinding(ops, "cpu", "bfloat16", compile=True))
+
+    with pytest.raises(ConfigError, match="ops `linear`, `bias_dropout_add` have") as error:
+        build()
+    assert len(error.value.why.splitlines()) == 2
+    assert "the compiler fuses the reference itself" in error.value.why
