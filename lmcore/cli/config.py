@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from typing import Any
 
+from lmcore.cli.selection import find_plugins
 from lmcore.config.command_line import wants_help
 from lmcore.config.load import LoadedConfig, load_config
 from lmcore.config.run_help import render_run_help
-from lmcore.config.section import SECTIONS
 from lmcore.config.yaml_file import written_value
 from lmcore.errors import ConfigError, suggestion
+from lmcore.plugins.registrations import plugin_sections
 
 __all__ = ["SUMMARY", "run"]
 
@@ -40,47 +40,41 @@ def run(argv: list[str]) -> int:
 def _show(argv: list[str]) -> int:
     if wants_help(argv):
         epilog = "--json prints values and sources as JSON."
-        print(render_run_help("lmcore config show", SUMMARY, epilog=epilog))
+        sections = plugin_sections(find_plugins(argv, probe=False))
+        print(render_run_help("lmcore config show", SUMMARY, plugins=sections, epilog=epilog))
         return 0
     rest = [word for word in argv if word != "--json"]
-    loaded = load_config(rest)
+    loaded = load_config(rest, plugins=plugin_sections(find_plugins(rest, probe=False)))
     print(_as_json(loaded) if len(rest) < len(argv) else _as_text(loaded))
     return 0
 
 
 def _as_json(loaded: LoadedConfig) -> str:
     sections: dict[str, dict[str, Any]] = {}
-    for section in SECTIONS:
-        values = dataclasses.asdict(getattr(loaded.config, section))
-        sections[section] = {
-            name: {
-                "value": value,
-                "source": loaded.sources[name].kind,
-                "detail": loaded.sources[name].detail,
-            }
-            for name, value in values.items()
+    for one in loaded.options.values():
+        source = loaded.sources[one.name]
+        sections.setdefault(one.section, {})[one.key] = {
+            "value": loaded.value(one.name),
+            "source": source.kind,
+            "detail": source.detail,
         }
     files = list(loaded.files)
     return json.dumps({"preset": loaded.preset, "files": files, "sections": sections}, indent=2)
 
 
 def _as_text(loaded: LoadedConfig) -> str:
-    rows = [
-        (section, field.name, written_value(loaded.value(field.name)))
-        for section, kind in SECTIONS.items()
-        for field in dataclasses.fields(kind)
-    ]
-    names = max(len(name) for _, name, _ in rows)
-    values = min(max(len(value) for _, _, value in rows), 40)
+    rows = [(one, written_value(loaded.value(one.name))) for one in loaded.options.values()]
+    names = max(len(one.key) for one, _ in rows)
+    values = min(max(len(value) for _, value in rows), 40)
     bold, plain = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
     lines: list[str] = []
     last = None
-    for section, name, value in rows:
-        if section != last:
-            lines += ([""] if lines else []) + [f"{section}:"]
-            last = section
-        given = loaded.given(name)
-        text = f"{'*' if given else ' '} {name:<{names}}  {value:<{values}}  {loaded.sources[name]}"
+    for one, value in rows:
+        if one.section != last:
+            lines += ([""] if lines else []) + [f"{one.section}:"]
+            last = one.section
+        given, source = loaded.given(one.name), loaded.sources[one.name]
+        text = f"{'*' if given else ' '} {one.key:<{names}}  {value:<{values}}  {source}"
         lines.append(f"{bold}{text}{plain}" if given else text)
     lines += ["", "* differs in source from the defaults; `null` is derived when the run starts"]
     return "\n".join(lines)

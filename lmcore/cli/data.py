@@ -1,4 +1,4 @@
-"""`lmcore data prepare` and `lmcore data inspect`: from JSON lines to indexed data sets."""
+"""`lmcore data ...`: from JSON lines to indexed data sets, and the texts that have a name."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from lmcore.cli.selection import find_plugins
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
+from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
+    from lmcore.data.corpora import NamedText
     from lmcore.data.inspect import InspectReport
     from lmcore.data.prepare import PrepareReport, Progress
 
-__all__ = ["SUMMARY", "InspectSection", "PrepareSection", "run"]
+__all__ = ["SUMMARY", "CorporaSection", "InspectSection", "PrepareSection", "run"]
 
-SUMMARY = "Prepare and inspect indexed data sets."
+SUMMARY = "Prepare and inspect data sets, list texts."
 
 _HELP = f"""{SUMMARY}
 
@@ -31,6 +34,7 @@ usage: lmcore data COMMAND [arguments]
 commands:
   prepare     Tokenize JSON lines into an indexed data set.
   inspect     Show what an indexed data set holds, and check it.
+  corpora     List the texts that `lmcore train --corpus` takes.
 
 `lmcore data COMMAND --help` explains a command."""
 
@@ -76,6 +80,7 @@ class PrepareSection:
         1000, "Documents between progress lines, where they are not shown live.", minimum=1
     )
     json: bool = option(False, "Print the summary as JSON.")
+    plugin_off: tuple[str, ...] = plugin_off_option()
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,17 @@ class InspectSection:
     json: bool = option(False, "Print JSON.")
 
 
+@dataclass(frozen=True)
+class CorporaSection:
+    """List the texts that `lmcore train --corpus` takes."""
+
+    json: bool = option(False, "Print JSON.")
+    plugin_off: tuple[str, ...] = plugin_off_option()
+
+
 def run(argv: list[str]) -> int:
     """Run `lmcore data ...` and return the exit status."""
-    commands = {"prepare": _prepare, "inspect": _inspect}
+    commands = {"prepare": _prepare, "inspect": _inspect, "corpora": _corpora}
     if not argv or argv[0] in {"-h", "--help"}:
         print(_HELP)
         return 0
@@ -111,14 +124,13 @@ def _prepare(argv: list[str]) -> int:
     from lmcore.data.prepare import PrepareRequest, prepare
     from lmcore.data.tokenizer import build_tokenizer
     from lmcore.data.tokenizer.registry import registered_types
-    from lmcore.plugins import discover
 
     tokenizer = build_tokenizer(
         wanted.tokenizer_type,
         vocab_file=wanted.vocab_file,
         merge_file=wanted.merge_file,
         vocab_size=wanted.vocab_size,
-        extra=registered_types(discover()),
+        extra=registered_types(find_plugins(argv, probe=False)),
     )
     live = sys.stderr.isatty()
     on_error: Literal["stop", "skip"] = "skip" if wanted.on_error == "skip" else "stop"
@@ -208,6 +220,35 @@ def _inspect(argv: list[str]) -> int:
     report = inspect(wanted.prefix.removesuffix(".bin").removesuffix(".idx"))
     print(json.dumps(report.to_json(), indent=2) if wanted.json else _description(report))
     return 1 if report.problems else 0
+
+
+def _corpora(argv: list[str]) -> int:
+    wanted = parse_section(CorporaSection, argv, command="lmcore data corpora")
+    from lmcore.data.corpora import named_texts
+
+    texts = named_texts(find_plugins(argv, probe=False))
+    rows = [_corpus_row(text) for text in texts.values()]
+    if wanted.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    lines: list[str] = []
+    for row in rows:
+        size = "no file" if row["bytes"] is None else _size(row["bytes"])
+        owner = f"plugin {row['plugin']}" if row["plugin"] else "lmcore"
+        lines += [row["name"], f"  {row['summary']}", f"  {size}, of {owner}: {row['path']}"]
+    print("\n".join([*lines, "", f"next: lmcore train --corpus {rows[-1]['name']}"]))
+    return 0
+
+
+def _corpus_row(text: NamedText) -> dict[str, Any]:
+    there = text.path.is_file()
+    return {
+        "name": text.name,
+        "summary": text.summary,
+        "plugin": text.plugin_name,
+        "path": str(text.path),
+        "bytes": text.path.stat().st_size if there else None,
+    }
 
 
 def _description(report: InspectReport) -> str:

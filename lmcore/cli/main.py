@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "generate": ("lmcore.cli.generate", "Continue a text with a trained model."),
     },
     "data": {
-        "data": ("lmcore.cli.data", "Prepare and inspect indexed data sets."),
+        "data": ("lmcore.cli.data", "Prepare and inspect data sets, list texts."),
     },
     "this machine": {
         "config": ("lmcore.cli.config", "Show every setting of a run and where it comes from."),

@@ -107,6 +107,11 @@ class LoadedConfig:
     texts: Mapping[str, str] | None = None
     plugins: PluginSections = NO_PLUGINS
 
+    @property
+    def options(self) -> dict[str, Option]:
+        """Every option by name: the core's, then the plugins'."""
+        return {**_CORE_OPTIONS, **self.plugins.options}
+
     def value(self, name: str) -> Any:
         """Return the value of the option called *name*."""
         return self.config.value(_CORE_OPTIONS.get(name) or self.plugins.options[name])
@@ -156,7 +161,7 @@ def load_config(
         {"preset": PRESET_OPTION, **options},
         positionals=(_CONFIG_FILES,),
         foreign=train_flags(),
-        reasons=_reasons(plugins),
+        reasons=plugins.reasons(),
     )
     problems, notices = list(parsed.problems), list(parsed.notices)
     preset = None
@@ -199,14 +204,6 @@ def _flag_layer(parsed: ParsedFlags) -> _Layer:
         name: (value, Source("flag", parsed.texts[name].partition(" ")[0]))
         for name, value in parsed.values.items()
         if name != PRESET_OPTION.name
-    }
-
-
-def _reasons(plugins: PluginSections) -> dict[str, str]:
-    """Return why flags that begin so are unknown, of plugins that are left out."""
-    return {
-        f"--{section_name(name).replace('_', '-')}-": f"plugin `{name}` {one.reason}"
-        for name, one in plugins.left_out.items()
     }
 
 

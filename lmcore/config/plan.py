@@ -123,7 +123,8 @@ class RunPlan:
         """
         lines = ["# The settings of a run; `lmcore train THIS_FILE --save NEW_DIR` repeats it."]
         for section, options in self._sections().items():
-            lines += ["", f"{section}:"]
+            owner = options[0].plugin
+            lines += ["", f"{section}:" + (f"  # settings of the plugin {owner}" if owner else "")]
             rows = [
                 (f"  {one.key}: {written_value(self.config.value(one))}", one.name)
                 for one in options

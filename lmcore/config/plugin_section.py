@@ -25,6 +25,7 @@ __all__ = [
     "plugin_options",
     "section_name",
     "section_problem",
+    "summary_of",
 ]
 
 
@@ -83,6 +84,20 @@ class PluginSections:
             for one in plugin_options(plugin, section)
         }
 
+    def reasons(self) -> dict[str, str]:
+        """Return why flags that begin so are unknown, for the plugins that are left out."""
+        return {
+            f"--{section_name(name).replace('_', '-')}-": f"plugin `{name}` {one.reason}"
+            for name, one in self.left_out.items()
+        }
+
+    def groups(self) -> list[tuple[str, str, tuple[Option, ...]]]:
+        """Return title, summary and options of each plugin's group in a help."""
+        return [
+            (f"plugin {name}", summary_of(section), plugin_options(name, section))
+            for name, section in self.sections.items()
+        ]
+
     def settings(self, values: Mapping[str, Any] = MappingProxyType({})) -> PluginSettings:
         """Return the sections, filled from *values* by option name, else with their defaults.
 
@@ -111,6 +126,11 @@ class PluginSections:
 
 NO_PLUGINS = PluginSections()
 """Of commands that know no plugins."""
+
+
+def summary_of(section: type) -> str:
+    """Return the first line of a section's docstring."""
+    return (section.__doc__ or "").strip().partition("\n")[0]
 
 
 def section_name(plugin: str) -> str:

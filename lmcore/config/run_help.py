@@ -5,24 +5,11 @@ from __future__ import annotations
 from lmcore.config.help import Group, render_help
 from lmcore.config.load import PRESET_OPTION
 from lmcore.config.option import options_of
-from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, plugin_options
+from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, summary_of
 from lmcore.config.preset import PRESETS
 from lmcore.config.section import SECTIONS
 
-__all__ = ["about", "plugin_groups", "render_run_help"]
-
-
-def about(section: type) -> str:
-    """Return the first line of a section's docstring."""
-    return (section.__doc__ or "").strip().partition("\n")[0]
-
-
-def plugin_groups(plugins: PluginSections) -> list[Group]:
-    """Return the options of each plugin under a title that names it."""
-    return [
-        (f"plugin {name}", about(section), plugin_options(name, section))
-        for name, section in plugins.sections.items()
-    ]
+__all__ = ["render_run_help"]
 
 
 def render_run_help(
@@ -38,8 +25,8 @@ def render_run_help(
     """
     groups: list[Group] = [("start from", "", (PRESET_OPTION,))]
     for name, section in SECTIONS.items():
-        groups.append((name, about(section), options_of(section, name=name)))
-    groups += plugin_groups(plugins)
+        groups.append((name, summary_of(section), options_of(section, name=name)))
+    groups += plugins.groups()
     names = [f"  {preset.name:<16}{preset.summary}" for preset in PRESETS.values()]
     presets = "\n".join(["presets:", *names])
     return render_help(

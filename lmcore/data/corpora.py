@@ -18,7 +18,7 @@ from lmcore.plugins.registrations import Registrations, plugin_corpora
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer.base import Tokenizer
-    from lmcore.plugins import PluginSet
+    from lmcore.plugins import PluginRecord, PluginSet
 
 __all__ = ["BUNDLED", "NamedText", "bundled_text", "find_text", "named_texts", "prepare_named_text"]
 
@@ -36,18 +36,24 @@ class NamedText:
         name: What `--corpus` calls it.
         path: UTF-8 text, compressed or not.
         summary: One line about it.
-        plugin: The plugin that brings it, with its distribution; None: it is lmcore's own.
+        plugin: The plugin that brings it; None: it is lmcore's own.
     """
 
     name: str
     path: Path
     summary: str
-    plugin: str | None = None
+    plugin: PluginRecord | None = None
+
+    @property
+    def plugin_name(self) -> str | None:
+        """The plugin's name, if it is a plugin's."""
+        return self.plugin.name if self.plugin else None
 
     @property
     def shown(self) -> str:
         """The text in messages."""
-        return f"corpus `{self.name}`" + (f" of plugin {self.plugin}" if self.plugin else "")
+        owner = f" of plugin {self.plugin.label}" if self.plugin else ""
+        return f"corpus `{self.name}`{owner}"
 
 
 def bundled_text() -> NamedText:
@@ -61,7 +67,7 @@ def named_texts(plugins: PluginSet) -> Registrations[NamedText]:
     own = bundled_text()
     found = plugin_corpora(plugins, {own.name: "lmcore"})
     texts = {own.name: own} | {
-        name: NamedText(name, one.path, one.summary, found.plugins[name].label)
+        name: NamedText(name, one.path, one.summary, found.plugins[name])
         for name, one in found.items()
     }
     return Registrations(texts, found.plugins, found.failures)
@@ -137,5 +143,5 @@ def _digest(path: Path) -> str:
 
 
 def _hint(text: NamedText) -> str:
-    owner = "the plugin's package" if text.plugin else "`lmcore`"
-    return f"reinstall {owner}, or train on another text: `lmcore data corpora` lists them"
+    owner = text.plugin.distribution if text.plugin else "lmcore"
+    return f"reinstall `{owner}`, or train on another text: `lmcore data corpora` lists them"

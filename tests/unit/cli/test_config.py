@@ -12,6 +12,12 @@ from lmcore.config.section import SECTIONS, run_options
 from lmcore.errors import ConfigError
 
 
+@pytest.fixture(autouse=True)
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else is installed, the CPU's plugin is the only one."""
+    monkeypatch.setenv("LMCORE_PLUGINS", "")
+
+
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file of settings in the working directory."""
@@ -30,14 +36,15 @@ def test_text(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["hidden_size"].split() == ["*", "hidden_size", "768", "preset:", "gpt2-124m"]
     assert rows["lr"].split() == ["*", "lr", "0.001", "--lr"]
     assert rows["seed"].split() == ["seed", "1234", "default"]
-    assert [line[:-1] for line in lines if line.endswith(":")] == list(SECTIONS)
+    assert [line[:-1] for line in lines if line.endswith(":")] == [*SECTIONS, "cpu"]
+    assert rows["peak_seconds"].split() == ["peak_seconds", "0.5", "default"]
 
 
 def test_columns_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     """Sources stand below each other."""
     run(["show"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.endswith("  default")]
-    assert len(rows) == len(run_options())
+    assert len(rows) > len(run_options())  # those of the CPU plugin, too
     assert len({line.index("  default") for line in rows}) == 1
 
 
@@ -53,7 +60,12 @@ def test_json(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
         "detail": "--lr",
     }
     assert shown["sections"]["model"]["num_layers"]["detail"] == "run.yaml:3"
-    assert list(shown["sections"]) == list(SECTIONS)
+    assert list(shown["sections"]) == [*SECTIONS, "cpu"]
+    assert shown["sections"]["cpu"]["keep_freed_memory"] == {
+        "value": True,
+        "source": "default",
+        "detail": "",
+    }
 
 
 def test_problems_are_not_shown_as_settings(capsys: pytest.CaptureFixture[str]) -> None:

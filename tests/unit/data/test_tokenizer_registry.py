@@ -11,15 +11,23 @@ from typing import Any
 import pytest
 
 from lmcore.accelerator import PluginInfo
-from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.data.tokenizer.registry import TokenizerRegistry, registered_types
-from lmcore.errors import PluginError
+from lmcore.accelerator.registry import TokenizerRegistry
+from lmcore.accelerator.tokenizer import Tokenizer
+from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer
+from lmcore.data.tokenizer.registry import registered_types
+from lmcore.errors import ConfigError
 from lmcore.hookspecs import hookimpl
 from lmcore.plugins import PluginSet, discover
 
 
-def factory(**options: Any) -> ByteTokenizer:
-    return ByteTokenizer()
+class Mine(ByteTokenizer):
+    """Bytes by another name."""
+
+    name = "Mine"
+
+
+def factory(**options: Any) -> Tokenizer:
+    return Mine()
 
 
 def plugins_of(monkeypatch: pytest.MonkeyPatch, **adds: Any) -> PluginSet:
@@ -49,13 +57,11 @@ def _adder(add: Any) -> Any:
 
 
 def test_types_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every usable plugin's types are found by name."""
-    plugins = plugins_of(
-        monkeypatch,
-        one=lambda registry: registry.add("Mine", factory),
-        two=lambda registry: registry.add("Yours", factory),
-    )
-    assert registered_types(plugins) == {"Mine": factory, "Yours": factory}
+    """A plugin's type is built by its name, as lmcore's own are."""
+    plugins = plugins_of(monkeypatch, one=lambda registry: registry.add("Mine", factory))
+    types_ = registered_types(plugins)
+    assert set(types_) == {"Mine"}
+    assert isinstance(build_tokenizer("Mine", extra=types_), Mine)
 
 
 def test_name_taken(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -63,29 +69,32 @@ def test_name_taken(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
     plugins = plugins_of(
         monkeypatch,
         one=lambda registry: registry.add("Mine", factory),
-        two=lambda registry: registry.add("Mine", dict),
+        two=lambda registry: registry.add("Mine", lambda **options: None),
     )
     with caplog.at_level(logging.WARNING):
-        assert registered_types(plugins) == {"Mine": factory}
-    assert "`Mine` is registered already" in caplog.text
+        types_ = registered_types(plugins)
+    assert isinstance(build_tokenizer("Mine", extra=types_), Mine)
+    assert "the tokenizer type `Mine`, which is taken" in caplog.text
 
 
-def test_own_names_cannot_be_taken() -> None:
-    """Nor can the name of a type that lmcore has, nor something that builds nothing."""
-    registry = TokenizerRegistry()
-    with pytest.raises(PluginError, match="`ByteTokenizer` is registered already"):
-        registry.add("ByteTokenizer", factory)
-    with pytest.raises(PluginError, match="`Mine` is not callable"):
-        registry.add("Mine", "builder")  # type: ignore[arg-type]
-    assert registry.types == {}
+def test_own_names_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor can the name of a type that lmcore has."""
+    plugins = plugins_of(monkeypatch, one=lambda registry: registry.add("ByteTokenizer", factory))
+    types_ = registered_types(plugins)
+    assert dict(types_) == {}
+    assert "`ByteTokenizer`, which is taken: it is lmcore's" in types_.failures["one"]
 
 
 def test_failing_plugin(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A plugin that raises is warned about and takes no other one down."""
+    """A plugin that raises takes no other down, and is a reason why a type is not there."""
 
     def fail(registry: TokenizerRegistry) -> None:
         raise ZeroDivisionError("bug")
 
     plugins = plugins_of(monkeypatch, bad=fail, good=lambda registry: registry.add("Mine", factory))
-    assert registered_types(plugins) == {"Mine": factory}
+    types_ = registered_types(plugins)
+    assert set(types_) == {"Mine"}
     assert "bad" in caplog.text
+    with pytest.raises(ConfigError, match="unknown tokenizer type `Yours`") as caught:
+        build_tokenizer("Yours", extra=types_)
+    assert "ZeroDivisionError: bug" in str(caught.value.why)
