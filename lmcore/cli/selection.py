@@ -6,6 +6,9 @@ before the configuration), the configuration, `choose_device`.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import io
 import logging
 import os
 from collections.abc import Sequence
@@ -66,8 +69,15 @@ def choose_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> 
             logger.warning("%s", warning)
         if selection.notice:
             logger.info("%s", selection.notice)
+    _tell_of_crashes()
     os.environ.update(launch_env(plugins, selection, rank.to_dict(), os.environ))
     return selection
+
+
+def _tell_of_crashes() -> None:
+    """Have a crash in native code, from here on, leave Python's stack on standard error."""
+    with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
+        faulthandler.enable()  # not where standard error is no file
 
 
 def _same_wish(selection: Selection, requested: str | None) -> None:

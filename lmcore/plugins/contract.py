@@ -119,7 +119,11 @@ def create_device(plugins: PluginSet, selection: Selection, config: Config) -> D
     hook = "lmcore_create_device"
     if not record.implements(hook):
         raise PluginError(f"plugin {record.label} has no `{hook}`, and its device was chosen")
-    device = record.call(hook, probe=selection.probe, config=config)
+    try:
+        device = record.call(hook, probe=selection.probe, config=config)
+    except LmcoreError as error:
+        _add_evidence(error, selection)
+        raise
     if not isinstance(device, Device):
         raise _wrong(record, hook, device, "a `Device`")
     if device.type != selection.probe.device_type:
@@ -128,6 +132,15 @@ def create_device(plugins: PluginSet, selection: Selection, config: Config) -> D
             why=f"its probe promised `{selection.probe.device_type}`",
         )
     return device
+
+
+def _add_evidence(error: LmcoreError, selection: Selection) -> None:
+    """Say what was there a moment ago: a device can vanish between its probe and its creation."""
+    found = "; ".join(selection.probe.evidence) or "it gave no evidence"
+    seen = f"its probe had said {selection.probe.state}: {found}"
+    error.why = f"{error.why}\n{seen}" if error.why else seen
+    if error.hint is None or isinstance(error, PluginError):
+        error.hint = "`lmcore doctor` tries the device; see whether another process holds it"
 
 
 def comm_backends(

@@ -912,3 +912,13 @@ def test_an_extension_that_fails_leaves_the_environment_to_the_others(caplog):
     )
     assert launch_env(plugins, select(plugins, env={}), {}, {}) == {"A": "1"}
     assert "RuntimeError: broken" in caplog.text
+
+
+def test_a_device_that_vanished_is_told_with_what_was_seen():
+    """Between the probe and the creation another process may take it, or it may drop out."""
+    plugins, selection = chip(lmcore_create_device=RuntimeError("no device found"))
+    with pytest.raises(PluginError) as error:
+        create_device(plugins, selection, Config())
+    assert "RuntimeError: no device found" in error.value.why
+    assert "its probe had said present: chip looked at" in error.value.why
+    assert "lmcore doctor" in error.value.hint
