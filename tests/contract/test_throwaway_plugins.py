@@ -22,9 +22,10 @@ import pytest
 SOURCES = Path(__file__).parent / "throwaway"
 VERSION = "3.1.4"
 SMALL = (
-    "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --train-iters 3 "
-    "--eval-iters 0 --sample-tokens 0 --progress none --no-tensorboard"
-).split()
+    *("--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2"),
+    *("--seq-length", "16", "--train-iters", "3", "--eval-iters", "0", "--sample-tokens", "0"),
+    *("--progress", "none", "--no-tensorboard"),
+)
 
 
 def build_wheel(name: str, folder: Path) -> Path:

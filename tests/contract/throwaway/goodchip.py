@@ -15,18 +15,7 @@ from lmcore.accelerator import (
 )
 from lmcore.hookspecs import hookimpl
 
-ABSENT_HERE = {
-    name: "the good chip has none"
-    for name in (
-        "memory_stats",
-        "reset_peak_memory",
-        "empty_cache",
-        "pin_memory",
-        "new_stream",
-        "new_event",
-        "peak_flops",
-    )
-}
+NOT_THERE = "memory_stats reset_peak_memory empty_cache pin_memory new_stream new_event peak_flops"
 
 
 @hookimpl
@@ -61,7 +50,7 @@ def lmcore_create_device():
         seed=generator.manual_seed,
         get_rng_state=generator.get_state,
         set_rng_state=generator.set_state,
-        missing=ABSENT_HERE,
+        missing=dict.fromkeys(NOT_THERE.split(), "the good chip has none"),
     )
 
 
