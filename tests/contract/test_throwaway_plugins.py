@@ -21,6 +21,11 @@ import pytest
 
 SOURCES = Path(__file__).parent / "throwaway"
 VERSION = "3.1.4"
+HEAVY = """\
+'''What takes long to load: leaves a mark where it was.'''
+import os, pathlib
+pathlib.Path(os.environ["HEAVY_MARK"]).touch()
+"""
 SMALL = (
     *("--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2"),
     *("--seq-length", "16", "--train-iters", "3", "--eval-iters", "0", "--sample-tokens", "0"),
@@ -33,6 +38,7 @@ def build_wheel(name: str, folder: Path) -> Path:
     package, info = f"lmcore_{name}", f"lmcore_{name}-{VERSION}.dist-info"
     files = {
         f"{package}/__init__.py": "",
+        f"{package}/heavy.py": HEAVY,
         f"{package}/plugin.py": (SOURCES / f"{name}.py").read_text(encoding="utf-8"),
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: lmcore-{name}\nVersion: {VERSION}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -155,6 +161,18 @@ def test_somebody_elses_accelerator_is_chosen_by_name(environment, tmp_path, how
     kernels = json.loads((save / "kernels.json").read_text())["ops"]
     assert {one["chosen"] for one in kernels if one["op"] == "layer_norm"} == {"good"}
     assert {one["plugin"] for one in kernels} <= {"goodchip", "lmcore"}
+
+
+def test_only_the_chosen_plugins_heavy_packages_are_imported(environment, tmp_path):
+    """Beside another device a present one costs no more than its probe."""
+    mark = tmp_path / "mark"
+    for words in (("plugins",), ("train", *SMALL, "--device", "cpu", *OTHERS)):
+        found = environment.run(*words, HEAVY_MARK=str(mark))
+        assert found.returncode == 0, found.stderr
+        assert not mark.exists(), words
+    found = environment.run("train", *SMALL, "--device", "goodchip", HEAVY_MARK=str(mark))
+    assert found.returncode == 0, found.stderr
+    assert mark.exists()
 
 
 def test_the_allow_list_names_what_is_loaded(environment):

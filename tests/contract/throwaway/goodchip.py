@@ -37,7 +37,12 @@ def lmcore_launch_env():
 
 @hookimpl
 def lmcore_create_device():
+    import os
+
     import torch
+
+    if "HEAVY_MARK" in os.environ:
+        import lmcore_goodchip.heavy  # noqa: F401  # leaves its mark
 
     generator = torch.default_generator
     return Device(
