@@ -44,7 +44,12 @@ the others: `lmcore train` accepts those of the first two tables with a line tha
 refuses those of the third with the hint shown. Underscores count as dashes."""
 
 # Commands of commands, whose help is shown as well.
-_INNER = {"data": ("prepare", "inspect"), "config": ("show",), "plugin": ("check",)}
+_INNER = {
+    "data": ("prepare", "inspect"),
+    "config": ("show",),
+    "plugin": ("check",),
+    "ops": ("list", "explain"),
+}
 
 
 def options_page() -> str:

@@ -29,6 +29,10 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "lmcore.cli.plugins",
             "List the installed accelerators, and why one is not used.",
         ),
+        "ops": (
+            "lmcore.cli.ops",
+            "List the ops and their kernels, and explain which kernel a case gets.",
+        ),
         "doctor": ("lmcore.cli.doctor", "Check this installation and name the fixes."),
     },
 }

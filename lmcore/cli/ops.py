@@ -1,0 +1,355 @@
+"""`lmcore ops list` and `lmcore ops explain`: which kernels there are, and which one a case gets.
+
+Both make the device and the op table as a run does, and no model; torch is loaded when a command
+runs, not for its help.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from lmcore.accelerator.op import (
+    REFERENCE,
+    OpContext,
+    OpImpl,
+    OpSpec,
+    Resolution,
+    missing_packages,
+    parse_preferences,
+)
+from lmcore.accelerator.op_context import OpAttributes, attribute_options, dtype_name, op_context
+from lmcore.accelerator.op_spec import OP_SPECS
+from lmcore.cli.terminal_text import output_width, wrapped
+from lmcore.config.command_line import parse_section
+from lmcore.config.option import REQUIRED, option
+from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.errors import ConfigError, LmcoreError, suggestion
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lmcore.accelerator.device import Device
+    from lmcore.accelerator.op_table import OpTable
+    from lmcore.accelerator.precision import PrecisionPolicy
+
+__all__ = ["SUMMARY", "ExplainSection", "ListSection", "run"]
+
+SUMMARY = "List the ops and their kernels, and explain which kernel a case gets."
+
+_HELP = f"""{SUMMARY}
+
+usage: lmcore ops COMMAND [arguments]
+
+commands:
+  list        List the ops, and the kernels for them on this machine.
+  explain     Say which kernel a case of an op gets, and why not each other one.
+
+`lmcore ops COMMAND --help` explains a command."""
+
+_EXPLAIN_EPILOG = """\
+Sizes that are not given stay open: a kernel that asks for one says so.
+
+  lmcore ops explain attention --dtype bf16 --head-dim 128"""
+
+_DEVICE_HELP = "Device type, as listed by `lmcore plugins`; default: detected."
+
+
+@dataclass(frozen=True)
+class ListSection:
+    """List the ops, and the kernels for them on this machine."""
+
+    name: tuple[str, ...] = option((), "Ops to list; default: all.")
+    device: str | None = option(None, _DEVICE_HELP, metavar="TYPE")
+    plugin_off: tuple[str, ...] = plugin_off_option()
+    json: bool = option(False, "Print JSON.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainSection(OpAttributes):
+    """Say which kernel a case of an op gets, and why not each other one."""
+
+    name: str = option(REQUIRED, "The op.")
+    dtype: str | None = option(
+        None,
+        "Dtype of the op's inputs, such as bfloat16 or bf16; default: that of the device's default "
+        "precision.",
+        metavar="NAME",
+    )
+    device: str | None = option(None, _DEVICE_HELP, metavar="TYPE")
+    plugin_off: tuple[str, ...] = plugin_off_option()
+    ops: tuple[str, ...] = option(
+        (), "Preferred kernels, as `lmcore train` takes them.", metavar="OP=ID"
+    )
+    strict_ops: bool = option(False, "Fail where the reference would be used.")
+    deterministic: bool = option(False, "Use only kernels that declare themselves deterministic.")
+    json: bool = option(False, "Print JSON.")
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore ops ...` and return the exit status."""
+    commands = {"list": _list, "explain": _explain}
+    if not argv or argv[0] in {"-h", "--help"}:
+        print(_HELP)
+        return 0
+    if argv[0] not in commands:
+        what = f"unknown command `lmcore ops {argv[0]}`"
+        raise ConfigError(what, hint=suggestion(argv[0], commands))
+    return commands[argv[0]](argv[1:])
+
+
+def _list(argv: list[str]) -> int:
+    wanted = parse_section(ListSection, argv, command="lmcore ops list", positionals=["name"])
+    specs = [_spec(name) for name in wanted.name] or list(OP_SPECS)
+    device, _, table = _open(wanted.device, argv, {})
+    if wanted.json:
+        ops = [_op_as_dict(spec, table) for spec in specs]
+        print(json.dumps({"device": _device_as_dict(device), "ops": ops}, indent=2))
+        return 0
+    console = _console()
+    for number, spec in enumerate(specs):
+        if number:
+            console.print()
+        _print_op(console, spec, table)
+    kernels = sum(len(table.candidates(spec.name)) for spec in specs)
+    counts = f"{_counted(len(specs), 'op')}, {_counted(kernels, 'kernel')} beside the references"
+    console.print(f"\n{device.type} ({device.name}): {counts}", soft_wrap=True)
+    return 0
+
+
+def _explain(argv: list[str]) -> int:
+    wanted = parse_section(
+        ExplainSection,
+        argv,
+        command="lmcore ops explain",
+        positionals=["name"],
+        epilog=_EXPLAIN_EPILOG,
+    )
+    spec = _spec(wanted.name)
+    _check_attributes(wanted, spec)
+    dtype = None if wanted.dtype is None else dtype_name(wanted.dtype)
+    device, precision, table = _open(
+        wanted.device,
+        argv,
+        {
+            "preferences": parse_preferences(wanted.ops),
+            "strict": wanted.strict_ops,
+            "deterministic": wanted.deterministic,
+        },
+    )
+    if dtype is None:
+        dtype = precision.activations if spec.has_backward else precision.keep
+    case = op_context(spec, device.type, dtype, asdict(wanted))
+    failure: LmcoreError | None = None
+    try:
+        table.bind(spec.name, case)
+    except LmcoreError as error:
+        failure = error
+    resolution = table.resolve(spec.name, case)
+    if wanted.json:
+        print(json.dumps(_explained_as_dict(resolution, device, table, failure), indent=2))
+    else:
+        _print_explained(resolution, spec, device, table, usable=failure is None)
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _spec(name: str) -> OpSpec:
+    specs = {spec.name: spec for spec in OP_SPECS}
+    if name not in specs:
+        raise ConfigError(f"unknown op `{name}`", hint=suggestion(name, specs))
+    return specs[name]
+
+
+def _check_attributes(wanted: ExplainSection, spec: OpSpec) -> None:
+    """Refuse what the op does not have: no kernel of it would ever see it."""
+    usual = OpAttributes()
+    options = attribute_options()
+    foreign = [
+        options[field.name].flag
+        for field in fields(OpAttributes)
+        if field.name not in spec.attributes
+        and getattr(wanted, field.name) != getattr(usual, field.name)
+    ]
+    if foreign:
+        own = ", ".join(f"`{options[name].flag}`" for name in spec.attributes)
+        raise ConfigError(
+            f"op `{spec.name}` does not depend on `{'`, `'.join(foreign)}`",
+            hint=f"leave it out; its kernels may ask for {own or 'nothing but the dtype'}",
+        )
+
+
+def _open(
+    requested: str | None, argv: Sequence[str], wishes: Mapping[str, Any]
+) -> tuple[Device, PrecisionPolicy, OpTable]:
+    """Return the device, its default precision and the op table, as a run would have them."""
+    from lmcore.cli.selection import choose_device, find_plugins
+    from lmcore.config.section import Config
+    from lmcore.plugins import build_op_table, choose_precision, create_device, precision_policies
+    from lmcore.runtime.rank import RankInfo
+
+    plugins = find_plugins(argv)
+    selection = choose_device(plugins, requested, RankInfo())
+    device = create_device(plugins, selection, Config())
+    precision = choose_precision(precision_policies(plugins, selection, device), None)
+    return device, precision, build_op_table(plugins, selection, device, **wishes)
+
+
+def _device_as_dict(device: Device) -> dict[str, Any]:
+    return {"type": device.type, "name": device.name, "dtypes": sorted(device.dtypes)}
+
+
+def _op_as_dict(spec: OpSpec, table: OpTable) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "summary": spec.summary,
+        "schema": spec.schema,
+        "gradients": list(spec.gradients),
+        "tolerances": {name: asdict(one) for name, one in spec.tolerances.items()},
+        "attributes": list(spec.attributes),
+        "reference": spec.reference,
+        "kernels": [_kernel_as_dict(impl) for impl in table.candidates(spec.name)],
+    }
+
+
+def _kernel_as_dict(impl: OpImpl) -> dict[str, Any]:
+    missing = missing_packages(impl)
+    return {
+        "id": impl.id,
+        "plugin": impl.plugin,
+        "priority": impl.priority,
+        "traits": sorted(impl.traits),
+        "requires": {name: name not in missing for name in impl.requires},
+        "load": impl.load,
+    }
+
+
+def _explained_as_dict(
+    resolution: Resolution, device: Device, table: OpTable, failure: LmcoreError | None
+) -> dict[str, Any]:
+    return {
+        **resolution.to_dict(),
+        "device": _device_as_dict(device),
+        "kernels": [_kernel_as_dict(impl) for impl in table.candidates(resolution.op)],
+        "error": {"what": failure.what, "why": failure.why, "hint": failure.hint}
+        if failure
+        else None,
+    }
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False)
+
+
+def _print_op(console: Console, spec: OpSpec, table: OpTable) -> None:
+    from rich.text import Text
+
+    width = output_width()
+    tolerances = ", ".join(
+        f"{name} {one.absolute:g} + {one.relative:g}" for name, one in spec.tolerances.items()
+    )
+    head = Text(wrapped(f"{spec.name}: {spec.summary}", width, rest="  "))
+    head.stylize("bold", 0, len(spec.name))
+    console.print(head, soft_wrap=True)
+    facts = (
+        spec.name + spec.schema,
+        f"gradients: {', '.join(spec.gradients) or 'none'}",
+        f"tolerance: {tolerances}",
+        f"attributes: {', '.join(spec.attributes) or 'none'}",
+    )
+    for line in facts:
+        console.print(
+            Text(wrapped(line, width, first="  ", rest="      "), style="dim"), soft_wrap=True
+        )
+    head_row, *rows = _kernel_rows(spec.name, table)
+    console.print(Text(f"  {head_row}", style="dim"), soft_wrap=True)
+    for row, impl in zip(rows, [*table.candidates(spec.name), None], strict=True):
+        shown = Text(f"  {row}")
+        missing = missing_packages(impl) if impl is not None else []
+        if missing:
+            shown.append(f"  needs `{'`, `'.join(missing)}`, not installed", style="yellow")
+        console.print(shown, soft_wrap=True)
+
+
+def _kernel_rows(op: str, table: OpTable) -> list[str]:
+    """Return a line of headings, one for each kernel in their order, and the reference's."""
+    cells = [("kernel", "plugin", "priority", "traits")]
+    cells += [
+        (impl.id, impl.plugin, str(impl.priority), ", ".join(sorted(impl.traits)))
+        for impl in table.candidates(op)
+    ]
+    cells.append((REFERENCE, "lmcore", "", "the meaning of the op"))
+    widths = [max(len(row[at]) for row in cells) for at in range(4)]
+    return [
+        f"{name:<{widths[0]}}  {plugin:<{widths[1]}}  {priority:>{widths[2]}}  {traits}".rstrip()
+        for name, plugin, priority, traits in cells
+    ]
+
+
+def _print_explained(
+    resolution: Resolution, spec: OpSpec, device: Device, table: OpTable, *, usable: bool
+) -> None:
+    from rich.text import Text
+
+    console, width, case = _console(), output_width(), resolution.context
+    head = Text(f"{spec.name} on {device.type}, {case.dtype}")
+    head.stylize("bold", 0, len(spec.name))
+    console.print(head, soft_wrap=True)
+    for line in _case_lines(case, spec, device):
+        console.print(Text(wrapped(line, width, first="  ", rest="    ")), soft_wrap=True)
+    console.print()
+    reasons = dict(resolution.rejected)
+    head_row, *rows = _kernel_rows(spec.name, table)
+    console.print(Text(f"  {head_row}", style="dim"), soft_wrap=True)
+    names = [*(impl.id for impl in table.candidates(spec.name)), REFERENCE]
+    for row, name in zip(rows, names, strict=True):
+        chosen = name == resolution.chosen
+        style = ("bold green" if usable else "bold red") if chosen else ""
+        console.print(Text(f"{'*' if chosen else ' '} {row}", style=style), soft_wrap=True)
+        said = _why_chosen(resolution, usable=usable) if chosen else reasons[name]
+        text = wrapped(said, width, first="      ", rest="      ")
+        console.print(Text(text, style="" if chosen else "dim"), soft_wrap=True)
+
+
+def _case_lines(case: OpContext, spec: OpSpec, device: Device) -> list[str]:
+    """Return what is known of the case, and what is left open."""
+    given = ", ".join(
+        f"{name} {_shown(case.attributes[name])}"
+        for name in spec.attributes
+        if name in case.attributes
+    )
+    left_open = [name for name in spec.attributes if name not in case.attributes]
+    lines = [given] if given else []
+    if left_open:
+        flags = ", ".join(attribute_options()[name].flag for name in left_open)
+        lines.append(f"left open: {flags}")
+    if case.dtype not in device.dtypes:
+        lines.append(f"device `{device.type}` does not compute in {case.dtype}")
+    return lines
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _why_chosen(resolution: Resolution, *, usable: bool) -> str:
+    if not usable and resolution.chosen == REFERENCE:
+        return "no kernel does the case, and --strict-ops refuses the reference"
+    if not usable:
+        return "would be chosen, and cannot be used"
+    return {
+        "preference": "chosen: preferred by --ops",
+        "priority": "chosen: the highest priority of those that do the case",
+        "tie": "chosen: of equal priority with another that does the case, and goes first",
+    }.get(resolution.source, "chosen: no kernel does the case")
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -1,0 +1,231 @@
+"""`lmcore ops`: what is listed, what is explained, and what an extension's kernels do to both."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from lmcore.accelerator import OP_SPECS, OpAttributes
+from lmcore.accelerator.op_context import attribute_options
+from lmcore.cli import ops
+from lmcore.cli.main import main
+from lmcore.config.option import options_of
+from lmcore.errors import ConfigError
+
+EXTENSION = """
+from lmcore.accelerator import OpImpl, PluginInfo, Reject
+from lmcore.hookspecs import hookimpl
+
+def small(context):
+    return None if context.attributes["head_dim"] <= 64 else Reject("heads of 64 at most")
+
+@hookimpl
+def lmcore_plugin_info():
+    return PluginInfo("addition", ">=1,<2", summary="kernels alone")
+
+@hookimpl
+def lmcore_op_impls():
+    kernel = "lmcore.accelerator.reference"
+    return [
+        OpImpl("attention", "small", f"{kernel}:attention", priority=20, supports=small),
+        OpImpl("attention", "needy", f"{kernel}:attention", priority=30, requires=("nonesuch",)),
+        OpImpl("rms_norm", "gone", "nonesuch:rms_norm", priority=20),
+        OpImpl("layer_norm", "twin", f"{kernel}:layer_norm"),
+    ]
+"""
+
+
+@pytest.fixture(autouse=True)
+def only_the_cpu(monkeypatch):
+    """Leave out other plugins that are installed here."""
+    monkeypatch.setenv("LMCORE_PLUGINS", "")
+    monkeypatch.delenv("LMCORE_DEVICE", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "2000")  # a command sets it for its own process
+
+
+def printed(capsys, *argv):
+    assert ops.run(list(argv)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def extended(tmp_path, monkeypatch, capsys):
+    """Return a function that runs the command with a plugin of kernels installed."""
+    (tmp_path / "addition_plugin.py").write_text(EXTENSION, encoding="utf-8")
+    info = tmp_path / "lmcore_addition-0.3.dist-info"
+    info.mkdir()
+    metadata = "Metadata-Version: 2.1\nName: lmcore-addition\nVersion: 0.3\n"
+    (info / "METADATA").write_text(metadata, encoding="utf-8")
+    (info / "entry_points.txt").write_text(
+        "[lmcore.plugins]\naddition = addition_plugin\n", encoding="utf-8"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("LMCORE_PLUGINS", "addition")
+    yield lambda *argv: printed(capsys, *argv)
+    sys.modules.pop("addition_plugin", None)
+
+
+def test_every_op_is_listed_with_all_that_is_declared(capsys):
+    """Schema, summary, tolerances, gradients, attributes and kernels of each op stand there."""
+    text = printed(capsys, "list")
+    for spec in OP_SPECS:
+        (part,) = [one for one in text.split("\n\n") if one.startswith(f"{spec.name}: ")]
+        flat = " ".join(part.split())
+        assert spec.summary in flat
+        assert f"{spec.name}{spec.schema}" in flat
+        assert f"gradients: {', '.join(spec.gradients) or 'none'}" in flat
+        assert f"attributes: {', '.join(spec.attributes) or 'none'}" in flat
+        for name, one in spec.tolerances.items():
+            assert f"{name} {one.absolute:g} + {one.relative:g}" in flat
+        assert "reference lmcore" in flat
+    assert "sdpa cpu 10 deterministic, fused" in " ".join(text.split())
+
+
+def test_the_list_as_json(capsys):
+    """Scripts get the same facts."""
+    found = json.loads(printed(capsys, "list", "--json"))
+    assert found["device"]["type"] == "cpu"
+    assert [one["name"] for one in found["ops"]] == [spec.name for spec in OP_SPECS]
+    attention = found["ops"][0]
+    assert attention["gradients"] == ["q_BNSD", "k_BKSD", "v_BKSD"]
+    assert attention["tolerances"]["bfloat16"] == {"absolute": 0.04, "relative": 0.04}
+    (sdpa,) = attention["kernels"]
+    assert sdpa == {
+        "id": "sdpa",
+        "plugin": "cpu",
+        "priority": 10,
+        "traits": ["deterministic", "fused"],
+        "requires": {},
+        "load": "lmcore_cpu.ops:attention",
+    }
+
+
+def test_some_ops_are_listed(capsys):
+    """Names after the command choose, in their order."""
+    found = json.loads(printed(capsys, "list", "swiglu", "linear", "--json"))
+    assert [one["name"] for one in found["ops"]] == ["swiglu", "linear"]
+
+
+def test_a_case_is_explained(capsys):
+    """The choice, its reason, and why each other kernel was not chosen."""
+    text = printed(capsys, "explain", "linear", "--dtype", "fp32", "--in-features", "8")
+    assert "linear on cpu, float32" in text
+    assert "in_features 8, bias yes, compile no" in text
+    assert "left open: --out-features" in text
+    assert "* onednn " in text
+    assert "chosen: the highest priority of those that do the case" in text
+    assert "is for compiled blocks; `onednn` is the same without a compiler" in text
+    assert "`onednn` does the case" in text
+
+
+def test_wishes_decide_as_in_a_run(capsys):
+    """`--ops` and `--compile` reach the table."""
+    text = printed(capsys, "explain", "attention", "--ops", "attention=reference")
+    assert "* reference" in text
+    assert "chosen: no kernel does the case" not in text
+    assert "chosen: preferred by --ops" in text
+    found = json.loads(printed(capsys, "explain", "linear", "--compile", "--json"))
+    assert (found["chosen"], found["source"]) == ("onednn-compile", "priority")
+    assert found["attributes"] == {"bias": True, "compile": True}
+    assert found["error"] is None
+    assert [one["id"] for one in found["kernels"]] == ["onednn", "onednn-compile"]
+
+
+@pytest.mark.parametrize("op", ["attention", "adamw"])
+def test_the_dtype_is_the_default_precisions(op, capsys):
+    """Without `--dtype` the case is that of a run without `--precision`."""
+    assert json.loads(printed(capsys, "explain", op, "--json"))["dtype"] == "float32"
+
+
+def test_a_dtype_that_the_device_lacks_is_told(capsys):
+    """A case that no run would have is answered all the same, with a word about it."""
+    assert "device `cpu` does not compute in float16" in printed(
+        capsys, "explain", "adamw", "--dtype", "fp16"
+    )
+
+
+def test_strict_fails_after_the_explanation(capsys):
+    """The reasons are printed, and the exit status is that of a run."""
+    assert main(["ops", "explain", "linear", "--dtype", "bf16", "--strict-ops"]) == 2
+    out, err = capsys.readouterr()
+    assert "no kernel does the case, and --strict-ops refuses the reference" in out
+    assert "`--strict-ops`: op `linear` has no kernel" in err
+
+
+@pytest.mark.parametrize(
+    "argv, what, hint",
+    [
+        (["lits"], "unknown command `lmcore ops lits`", "did you mean `list`"),
+        (["explain", "linera"], "unknown op `linera`", "did you mean `linear`"),
+        (["list", "linear", "swiglou"], "unknown op `swiglou`", "did you mean `swiglu`"),
+        (["explain"], "missing argument `name`", None),
+        (["explain", "linear", "--dtype", "bf61"], "`--dtype bf61`", "did you mean `bf16`"),
+        (["explain", "linear", "--head-dim", "8"], "not depend on `--head-dim`", "--in-features"),
+        (["explain", "adamw", "--compile"], "not depend on `--compile`", "nothing but the dtype"),
+        (
+            ["explain", "linear", "--ops", "linear=onednm"],
+            "no such kernel",
+            "did you mean `onednn`",
+        ),
+        (["explain", "linear", "--in-features", "0"], "out of range", None),
+    ],
+)
+def test_what_is_wrong_is_said_with_a_way_out(argv, what, hint):
+    """A misspelt command, op, dtype or kernel, or an attribute that the op does not have."""
+    with pytest.raises(ConfigError) as error:
+        ops.run(argv)
+    assert what in str(error.value)
+    assert hint is None or hint in (error.value.hint or "")
+
+
+def test_the_flags_of_explain_are_the_declared_attributes():
+    """Each attribute has its flag, with the same words, type and bound; there is one table."""
+    flags = {one.name: one for one in options_of(ops.ExplainSection)}
+    for name, declared in attribute_options().items():
+        assert flags[name] == declared
+    own = set(flags) - {one.name for one in options_of(OpAttributes)}
+    assert own == {
+        "name", "dtype", "device", "plugin_off", "ops", "strict_ops", "deterministic", "json"
+    }  # fmt: skip
+
+
+def test_help_names_the_commands(capsys):
+    """Without a command, and with `--help`, they are listed."""
+    assert printed(capsys) == printed(capsys, "--help")
+    assert "explain" in printed(capsys)
+
+
+def test_an_extensions_kernels_take_part(extended):
+    """It is listed with its plugin; what it needs, and what it may not do, is said."""
+    text = extended("list", "attention")
+    assert text.index("needy") < text.index("small") < text.index("sdpa")
+    assert "needs `nonesuch`, not installed" in text
+    listed = json.loads(extended("list", "attention", "--json"))["ops"][0]["kernels"]
+    assert {one["id"]: one["requires"] for one in listed}["needy"] == {"nonesuch": False}
+    for size, chosen in (("64", "small"), ("128", "sdpa")):
+        found = json.loads(extended("explain", "attention", "--head-dim", size, "--json"))
+        assert found["chosen"] == chosen
+    assert {"id": "small", "reason": "heads of 64 at most"} in found["rejected"]
+    left_open = extended("explain", "attention")
+    assert "asks for `head_dim`, which is not given" in left_open
+    assert "* sdpa" in left_open
+
+
+def test_an_extensions_unfit_kernel_and_a_tie_are_explained(extended, caplog):
+    """A kernel that does not load gives way with a warning; equal priorities say what decided."""
+    text = extended("explain", "rms_norm")
+    assert "* closed-form" in text
+    assert "cannot be used: kernel target `nonesuch:rms_norm`" in text
+    assert "kernel `gone` of op `rms_norm` (addition) cannot be used" in caplog.text
+    text = extended("explain", "layer_norm")
+    assert "chosen: of equal priority with another that does the case, and goes first" in text
+    assert "plugin `cpu` brings the device" in " ".join(text.split())
+
+
+def test_an_extension_can_be_left_out(extended):
+    """`--plugin-off` works here as in a run."""
+    listed = extended("list", "attention", "--plugin-off", "addition", "--json")
+    assert [one["id"] for one in json.loads(listed)["ops"][0]["kernels"]] == ["sdpa"]
