@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmcore.errors import LmcoreError
 from lmcore.plugins.crash import crash_place, ending, last_line
 
-__all__ = ["Call", "Outcome", "call_isolated", "call_together"]
+__all__ = ["Call", "Outcome", "call_isolated", "call_together", "in_one_line"]
 
 _POLL_SECONDS = 0.02
 _LOG_BYTES = 65536
@@ -240,7 +241,7 @@ def answer(target: str, arguments: str, answers: str, timeout: str) -> int:
             import traceback
 
             traceback.print_exc()
-            print(json.dumps({"raised": _told(error)}), file=file)
+            print(json.dumps({"raised": in_one_line(error)}), file=file)
             return 1
         print(json.dumps({"done": True}), file=file)
     faulthandler.cancel_dump_traceback_later()
@@ -255,12 +256,11 @@ def _call(target: str, arguments: Sequence[Any]) -> Iterable[Any]:
     return [found]
 
 
-def _told(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """Return an exception in one line; what and why of one that is meant for people."""
-    from lmcore.errors import LmcoreError
-
     if isinstance(error, LmcoreError):
-        text = f"{error.what}: {error.why}" if error.why else error.what
-        return " ".join(text.split())
+        lines = [line.strip() for line in (error.why or "").splitlines()]
+        why = "; ".join(line for line in lines if line)
+        return f"{error.what}: {why}" if why else error.what
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmcore.cli.plugin_versions import installed_versions, wanted_versions
+from lmcore.cli.terminal_text import output_width, wrapped
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import option
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.errors import DeviceError, LmcoreError
 from lmcore.plugins import PluginRecord, PluginSet, PluginState, Selection, discover, select
+from lmcore.plugins.extras import device_packages
 
 __all__ = ["SUMMARY", "run"]
 
@@ -73,6 +77,7 @@ def _as_dict(
     return {
         "api": API_VERSION,
         "plugins": [_record_as_dict(one, selection) for one in plugins],
+        "not_installed": _not_installed(plugins),
         "selection": json.loads(selection.to_json()) if selection else None,
         "error": {"what": refusal.what, "why": refusal.why, "hint": refusal.hint}
         if refusal
@@ -132,25 +137,41 @@ def _print_text(
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=False)
+    console = Console(highlight=False, soft_wrap=True)
+    width = output_width()
+    head = ("plugin", "device", "package", "version")
     rows = [_cells(one) for one in plugins]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
-    for record, row in zip(plugins, rows, strict=True):
-        line = Text("* " if selection and selection.plugin == record.name else "  ")
-        for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            line.append(cell.ljust(width) + "  ", style="bold" if place == 0 else "")
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(4)]
+    console.print(Text(_row("  ", head, widths) + "state", style="dim"))
+    for record, cells in zip(plugins, rows, strict=True):
+        used = selection is not None and selection.plugin == record.name
+        line = Text(_row("* " if used else "  ", cells, widths))
+        line.stylize("bold", 2, 2 + widths[0])
         state = str(record.probe.state if record.probe else record.state)
         line.append(state, style=_STYLES[state])
-        console.print(line, no_wrap=True, overflow="ignore", crop=False)
+        console.print(line)
         for text, style in _details(record, selection, verbose=verbose):
-            console.print(_indented(text, console.width), style=style, crop=False, no_wrap=True)
+            console.print(Text(wrapped(text, width, first="    ", rest="      "), style=style))
+        if verbose and record.traceback:
+            console.print(Text(textwrap.indent(record.traceback.rstrip(), "    "), style="dim"))
+    packages = _not_installed(plugins)
+    if packages:
+        told = ", ".join(f"`{device}` (`{package}`)" for device, package in packages.items())
+        console.print(Text(f"\n{wrapped(f'not installed: {told}', width)}", style="dim"))
     if selection:
         count = selection.probe.count
         many = f", {count} devices" if count > 1 else ""
-        console.print(f"\nA run uses `{selection.probe.device_type}`{many}: {selection.reason}.")
+        told = f"A run uses `{selection.probe.device_type}`{many}: {selection.reason}."
+        console.print(Text(f"\n{wrapped(told, width)}"))
     if refusal:
         console.print("\nA run cannot start without a choice of yours:", style="bold red")
         console.print(refusal.render(), markup=False)
+
+
+def _row(mark: str, cells: Sequence[str], widths: Sequence[int]) -> str:
+    return mark + "".join(
+        f"{cell.ljust(width)}  " for cell, width in zip(cells, widths, strict=True)
+    )
 
 
 def _cells(record: PluginRecord) -> tuple[str, str, str, str]:
@@ -168,29 +189,25 @@ def _details(
     if record.probe:
         for line in record.probe.evidence:
             yield f"found: {line}", "dim"
-        if record.probe.fix:
-            yield f"fix: {record.probe.fix}", "yellow"
+    if record.info:
+        yield f"wants: {wanted_versions(record)}", "dim"
+    versions = installed_versions(record)
+    if versions:
+        yield f"versions: {versions}", "dim"
+    if record.probe and record.probe.fix:
+        yield f"fix: {record.probe.fix}", "yellow"
     if verbose and record.probe:
         for key, value in record.probe.facts.items():
             yield f"{key}: {json.dumps(value)}", "dim"
-    if verbose and record.traceback:
-        yield record.traceback.rstrip(), "dim"
 
 
-def _indented(text: str, width: int) -> Any:
-    import textwrap
+def _not_installed(plugins: PluginSet) -> dict[str, str]:
+    """Return the device packages that lmcore knows and that are not here, by device."""
+    from packaging.utils import canonicalize_name
 
-    from rich.text import Text
-
-    lines: list[str] = []
-    for line in text.splitlines():
-        indent = " " * (4 + len(line) - len(line.lstrip()))
-        lines += textwrap.wrap(
-            line.strip(),
-            max(width, 40),
-            initial_indent=indent,
-            subsequent_indent=f"{indent}  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return Text("\n".join(lines))
+    here = {canonicalize_name(one.distribution) for one in plugins}
+    return {
+        device: package
+        for device, package in device_packages().items()
+        if canonicalize_name(package) not in here
+    }

@@ -49,7 +49,12 @@ PIP = "pip install --force-reinstall"
          f"{PIP} 'torch==2.13.0' --index-url https://download.pytorch.org/whl/cu130"),
         (replace(FIT, torch=TorchBuild("", None)), {}, "broken", 4, "no torch", "'torch' --index"),
         (with_driver(cuda=(12, 8)), {}, "broken", 4, "built with CUDA 13.0", "whl/cu126"),
-        (with_driver(cuda=(11, 4)), {}, "broken", 4, "at most 11.4", "update the NVIDIA driver"),
+        (with_driver(cuda=(11, 4)), {}, "broken", 4, "at most 11.4",
+         "update the NVIDIA driver to one for CUDA 12.6 or newer"),
+        (replace(with_driver(cuda=(12, 4)), torch=CPU_TORCH), {}, "broken", 4, "without CUDA",
+         "update the NVIDIA driver to one for CUDA 12.6 or newer"),
+        (replace(FIT, torch=TorchBuild("2.12.0a0+c0ffee", None)), {}, "broken", 4, "without CUDA",
+         f"run `{PIP} 'torch' --index-url https://download.pytorch.org/whl/cu130`"),
         (replace(with_driver(cuda=(12, 2)), torch=TorchBuild("2.13.0+cu126", "12.6")), {},
          "present", 4, "CUDA 12.6", None),
     ],
@@ -64,10 +69,28 @@ def test_every_state_of_a_machine(facts, env, state, count, evidence, fix):
 
 
 def test_a_present_probe_has_facts_for_the_record():
-    """Driver, torch and GPUs are there as JSON values."""
+    """Driver, runtime, torch and GPUs are there as JSON values."""
     facts = probe(FIT, {}).facts
-    assert facts["driver"] == "580.65"
+    assert (facts["driver"], facts["driver_cuda"]) == ("580.65", "13.0")
+    assert (facts["runtime"], facts["torch_build"]) == ("CUDA 13.0", "2.13.0+cu130")
     assert facts["gpus"][3] == {"name": "NVIDIA H100", "uuid": "GPU-3abc", "memory": 80 * 2**30}
+
+
+@pytest.mark.parametrize(
+    "facts, driver",
+    [
+        (replace(FIT, torch=CPU_TORCH), "580.65"),
+        (with_driver(gpus=()), "580.65"),
+        (Facts(NO_DRIVER, (), CPU_TORCH), None),
+        (replace(FIT, driver=NO_DRIVER), None),
+    ],
+)
+def test_versions_are_told_where_the_device_cannot_be_used_too(facts, driver):
+    """They are what someone who looks for the fault needs."""
+    found = probe(facts, {}).facts
+    assert found.get("driver") == driver
+    assert found["torch_build"] == facts.torch.version
+    assert found.get("runtime") == (f"CUDA {facts.torch.toolkit}" if facts.torch.toolkit else None)
 
 
 def test_mixed_gpus_are_all_named():

@@ -61,6 +61,22 @@ def test_every_state_of_a_machine(facts, env, state, count, evidence, fix):
     assert fix is None or fix in found.fix
 
 
+@pytest.mark.parametrize("state, torch", [("present", XPU_TORCH), ("broken", CPU_TORCH)])
+def test_versions_are_told_in_every_state(state, torch):
+    """Driver, runtime and build of torch are what someone who looks for a fault needs."""
+    found = probe(replace(FIT, torch=torch, kernel="6.8.0"), {})
+    assert found.state == state
+    assert found.facts["driver"] == "xe of Linux 6.8.0"
+    assert found.facts["torch_build"] == torch.version
+    assert found.facts.get("runtime") == ("oneAPI 20250302" if torch.toolkit else None)
+
+
+def test_a_nightly_torch_is_not_asked_of_the_index():
+    """The command names a release only where it is one."""
+    nightly = replace(FIT, torch=TorchBuild("2.14.0.dev20261101+cpu", None))
+    assert "'torch' --index-url" in probe(nightly, {}).fix
+
+
 def test_the_processors_own_gpu_is_called_so():
     """A laptop's user sees which GPU is meant."""
     own = replace(FIT, gpus=(replace(CARDS[0], address="0000:00:02.0"),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from lmcore.accelerator import Probe, ProbeState, TorchBuild
@@ -26,72 +27,96 @@ def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
             ProbeState.BROKEN,
             [f"the NVIDIA driver does not answer: {driver.message}", *_bus(facts)],
             fix="reboot, so that kernel module and libraries are of one version; see `nvidia-smi`",
+            facts=_versions(facts),
         )
     here = f"NVIDIA driver {driver.version}, for CUDA up to {_dotted(driver.cuda)}"
     if not driver.gpus:
-        return _answer(ProbeState.ABSENT, [f"{here}: it lists no GPU"])
+        return _answer(ProbeState.ABSENT, [f"{here}: it lists no GPU"], facts=_versions(facts))
     gpus = visible_gpus(driver.gpus, env)
     hidden = f"{VISIBLE}={env[VISIBLE]}" if VISIBLE in env else ""
     if not gpus:
-        return _answer(ProbeState.ABSENT, [f"`{hidden}` hides all {len(driver.gpus)} GPUs", here])
+        evidence = [f"`{hidden}` hides all {len(driver.gpus)} GPUs", here]
+        return _answer(ProbeState.ABSENT, evidence, facts=_versions(facts))
     names = f"{len(gpus)} x {gpus[0].name}" if _alike(gpus) else ", ".join(one.name for one in gpus)
     evidence = [f"{names} ({here})"]
     evidence += [f"`{hidden}` leaves {len(gpus)} of {len(driver.gpus)}"] if hidden else []
     torch_fault, fix = _torch_fault(facts.torch, driver.cuda)
     if torch_fault:
-        return _answer(ProbeState.BROKEN, [*evidence, torch_fault], fix=fix, count=len(gpus))
+        evidence.append(torch_fault)
+        return _answer(
+            ProbeState.BROKEN, evidence, fix=fix, count=len(gpus), facts=_versions(facts)
+        )
     evidence.append(f"torch {facts.torch.version}, built with CUDA {facts.torch.toolkit}")
     return _answer(
         ProbeState.PRESENT,
         evidence,
         count=len(gpus),
         facts={
-            "driver": driver.version,
-            "driver_cuda": _dotted(driver.cuda),
-            "torch": facts.torch.version,
-            "torch_cuda": facts.torch.toolkit,
+            **_versions(facts),
             "gpus": [{"name": one.name, "uuid": one.uuid, "memory": one.memory} for one in gpus],
         },
     )
 
 
+def _versions(facts: Facts) -> dict[str, object]:
+    """Return what is installed, under the names that `lmcore plugins` and `doctor` show."""
+    found: dict[str, object] = {"torch_build": facts.torch.version}
+    if facts.driver.version:
+        found |= {"driver": facts.driver.version, "driver_cuda": _dotted(facts.driver.cuda)}
+    if facts.torch.toolkit:
+        found["runtime"] = f"CUDA {facts.torch.toolkit}"
+    return found
+
+
 def _without_driver(facts: Facts) -> Probe:
     said = facts.driver.message
     if not facts.bus:
-        return _answer(ProbeState.ABSENT, ["no NVIDIA GPU on the PCI bus", f"no driver: {said}"])
+        evidence = ["no NVIDIA GPU on the PCI bus", f"no driver: {said}"]
+        return _answer(ProbeState.ABSENT, evidence, facts=_versions(facts))
     return _answer(
         ProbeState.BROKEN,
         [*_bus(facts), f"no driver: {said}"],
         fix="install the NVIDIA driver (in a container: start it with `--gpus all`) until "
         "`nvidia-smi` lists the GPU",
+        facts=_versions(facts),
     )
 
 
 def _torch_fault(torch: TorchBuild, driver_cuda: tuple[int, int]) -> tuple[str, str]:
     """Return why torch cannot use the GPUs, and the fix; both empty when it can."""
     command = torch_command(torch, driver_cuda)
+    oldest = _dotted(_WHEELS[-1][0])
+    newer_driver = f"update the NVIDIA driver to one for CUDA {oldest} or newer"
     if torch.toolkit is None:
         built = f"torch {torch.version} is built without CUDA" if torch.version else "no torch"
-        return built, command
+        return built, f"run `{command}`" if command else newer_driver
     # Within a major version, CUDA programs run on older drivers; across majors they do not.
     if int(torch.toolkit.partition(".")[0]) > driver_cuda[0]:
         fault = (
             f"torch {torch.version} is built with CUDA {torch.toolkit}, "
             f"and the driver runs at most {_dotted(driver_cuda)}"
         )
-        return fault, f"update the NVIDIA driver, or {command}"
+        return fault, f"update the NVIDIA driver, or run `{command}`" if command else newer_driver
     return "", ""
 
 
 def torch_command(torch: TorchBuild, driver_cuda: tuple[int, int]) -> str:
-    """Return the command that installs a torch for this driver, from PyTorch's own index."""
+    """Return the command that installs a torch for this driver, from PyTorch's own index.
+
+    It keeps the release that is installed, if the index can have it.  Empty where PyTorch has no
+    build for a driver so old.
+    """
     for needed, name in _WHEELS:
         if driver_cuda >= needed:
-            wanted = f"torch=={torch.release}" if torch.release else "torch"
+            wanted = f"torch=={torch.release}" if _is_release(torch.release) else "torch"
             index = f"https://download.pytorch.org/whl/{name}"
             return f"pip install --force-reinstall '{wanted}' --index-url {index}"
-    oldest = _dotted(_WHEELS[-1][0])
-    return f"update the NVIDIA driver to one for CUDA {oldest} or newer"
+    return ""
+
+
+def _is_release(version: str) -> bool:
+    """Say whether it is a published version, not a nightly one or a vendor's own."""
+    return re.fullmatch(r"\d+(\.\d+)*", version) is not None
 
 
 def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> list[Gpu]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from lmcore.accelerator import Probe, ProbeState, TorchBuild
@@ -16,31 +17,48 @@ _INTEGRATED = "0000:00:02.0"
 def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
     """Return what the facts mean for a process with the environment *env*."""
     if not facts.gpus:
-        return _answer(ProbeState.ABSENT, ["no Intel GPU on the PCI bus"])
+        evidence = ["no Intel GPU on the PCI bus"]
+        return _answer(ProbeState.ABSENT, evidence, facts=_versions(facts))
     listed = [_told(one) for one in facts.gpus]
     gpus = visible_gpus(facts.gpus, env)
     if not gpus:
         hides = f"`{VISIBLE}={env[VISIBLE]}` hides all {len(facts.gpus)} GPUs"
-        return _answer(ProbeState.ABSENT, [hides, *listed])
+        return _answer(ProbeState.ABSENT, [hides, *listed], facts=_versions(facts))
     if len(gpus) < len(facts.gpus):
         listed.append(f"`{VISIBLE}={env[VISIBLE]}` leaves {len(gpus)} of {len(facts.gpus)}")
     gpus = [one for one in gpus if one.access] or gpus
     fault, fix = _fault(facts, gpus)
     if fault:
-        return _answer(ProbeState.BROKEN, [fault, *listed], fix=fix, count=len(gpus))
+        return _answer(
+            ProbeState.BROKEN,
+            [fault, *listed],
+            fix=fix,
+            count=len(gpus),
+            facts=_versions(facts),
+        )
     return _answer(
         ProbeState.PRESENT,
         [*listed, f"torch {facts.torch.version}, built for XPU {facts.torch.toolkit}"],
         count=len(gpus),
         facts={
-            "torch": facts.torch.version,
-            "torch_xpu": facts.torch.toolkit,
+            **_versions(facts),
             "gpus": [
                 {"address": one.address, "device_id": one.device_id, "driver": one.driver}
                 for one in gpus
             ],
         },
     )
+
+
+def _versions(facts: Facts) -> dict[str, object]:
+    """Return what is installed, under the names that `lmcore plugins` and `doctor` show."""
+    found: dict[str, object] = {"torch_build": facts.torch.version}
+    drivers = sorted({one.driver for one in facts.gpus if one.driver})
+    if drivers:
+        found["driver"] = f"{' and '.join(drivers)} of Linux {facts.kernel}".strip()
+    if facts.torch.toolkit:
+        found["runtime"] = f"oneAPI {facts.torch.toolkit}"
+    return found
 
 
 def _fault(facts: Facts, gpus: Sequence[Gpu]) -> tuple[str, str]:
@@ -74,13 +92,17 @@ def _fault(facts: Facts, gpus: Sequence[Gpu]) -> tuple[str, str]:
     if facts.torch.toolkit is None:
         version = facts.torch.version
         built = f"torch {version} is built without XPU" if version else "no torch is installed"
-        return built, torch_command(facts.torch)
+        return built, f"run `{torch_command(facts.torch)}`"
     return "", ""
 
 
 def torch_command(torch: TorchBuild) -> str:
-    """Return the command that installs a torch for Intel GPUs, from PyTorch's own index."""
-    wanted = f"torch=={torch.release}" if torch.release else "torch"
+    """Return the command that installs a torch for Intel GPUs, from PyTorch's own index.
+
+    It keeps the release that is installed, if the index can have it.
+    """
+    published = re.fullmatch(r"\d+(\.\d+)*", torch.release)  # no nightly, no vendor's own
+    wanted = f"torch=={torch.release}" if published else "torch"
     index = "https://download.pytorch.org/whl/xpu"
     return f"pip install --force-reinstall '{wanted}' --index-url {index}"
 

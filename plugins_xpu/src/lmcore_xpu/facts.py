@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,17 +41,27 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the probe decides by: GPUs, Level Zero's libraries, the installed torch."""
+    """Everything that the probe decides by.
+
+    Attributes:
+        gpus: Intel display devices.
+        loader, runtime: Whether Level Zero's libraries can be loaded.
+        torch: The installed torch.
+        kernel: Release of Linux, whose drivers carry no version of their own.
+    """
 
     gpus: tuple[Gpu, ...]
     loader: bool
     runtime: bool
     torch: TorchBuild
+    kernel: str = ""
 
 
 def read_facts(root: Path = Path("/")) -> Facts:
     """Return the facts of this machine; *root* stands before every path that is read."""
-    return Facts(gpus(root), _can_load(LOADER), _can_load(RUNTIME), torch_build("xpu"))
+    return Facts(
+        gpus(root), _can_load(LOADER), _can_load(RUNTIME), torch_build("xpu"), platform.release()
+    )
 
 
 def gpus(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from lmcore.accelerator import (
     Check,
+    CheckpointStager,
     CommBackend,
     Device,
     PluginInfo,
@@ -13,6 +14,7 @@ from lmcore.accelerator import (
     Probe,
     RecomputePolicy,
     autocast_policy,
+    buffer_stager,
     full_precision_policy,
     standard_recompute_policies,
 )
@@ -72,8 +74,14 @@ def lmcore_recompute_policies(device: Device) -> list[RecomputePolicy]:
 
 
 @hookimpl
+def lmcore_checkpoint_stagers(device: Device) -> list[CheckpointStager]:
+    """Offer pinned buffers, which the GPU copies to directly."""
+    return [buffer_stager(device)]
+
+
+@hookimpl
 def lmcore_doctor(probe: Probe) -> list[Check]:
-    """Check nodes, libraries, torch's build and, where there is a GPU, a product on it."""
+    """Check nodes, libraries and torch's build."""
     from lmcore_xpu.doctor import checks
 
     return checks(probe)

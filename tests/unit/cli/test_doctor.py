@@ -1,4 +1,4 @@
-"""`lmcore doctor`: its own checks, and plugins that answer, fail, crash or hang."""
+"""`lmcore doctor`: plugins and devices that work, fail, crash or hang, each a row of the report."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import subprocess
 import sys
 import textwrap
 import types
-from pathlib import Path
 
 import pytest
 
-from lmcore.accelerator import CheckStatus
-from lmcore.cli import doctor
-from lmcore.data import native
-from lmcore.plugins import PluginRecord, PluginSet, PluginState
+from lmcore.accelerator import CheckStatus, PluginInfo
+from lmcore.cli import doctor_plugin
+from lmcore.cli.doctor_plugin import plugin_checks
+from lmcore.cli.isolated import Outcome
+from lmcore.plugins import PluginRecord, PluginSet, PluginState, discover
 
 SOURCE = """
-import ctypes, os, sys, time
-from lmcore.accelerator import Check, CheckStatus, PluginInfo, Probe, ProbeState
+import dataclasses, os, sys, time
+from lmcore.accelerator import CommBackend, Check, CheckStatus, PluginInfo, Probe, ProbeState
 from lmcore.hookspecs import hookimpl
+from lmcore_cpu import plugin as cpu
 
 @hookimpl
 def lmcore_plugin_info():
@@ -28,23 +29,49 @@ def lmcore_plugin_info():
 
 @hookimpl
 def lmcore_probe():
-    return Probe("patient", ProbeState.{state}, {count}, evidence=("seen",), fix="see a smith")
+    facts = {{"driver": "5.1", "runtime": "chips 7", "cards": [1, 2]}}
+    state = ProbeState.{state}
+    return Probe("{device}", state, {count}, 50, ("seen",), "see a smith", facts)
 
 @hookimpl
 def lmcore_doctor(probe):
     print("noise on standard output")
     {body}
+
+@hookimpl
+def lmcore_launch_env(rank_info):
+    return {{"PATIENT_RANK": str(rank_info["rank"])}}
+
+def crash():
+    os.kill(os.getpid(), 11)
+
+@hookimpl
+def lmcore_create_device(config):
+    device = cpu.lmcore_create_device(config=config)
+    {create}
+    return device
+
+@hookimpl
+def lmcore_comm_backends():
+    {backends}
+    return cpu.lmcore_comm_backends()
 """
 ONE_CHECK = 'return [Check("pulse", CheckStatus.{}, "60", "run less")]'
+HEALTHY = ONE_CHECK.format("OK")
 
 
 @pytest.fixture
 def clinic(tmp_path, monkeypatch):
-    """Return a function that installs one plugin whose check has this body, for child processes."""
+    """Return a function that installs one plugin, made of these parts, and gives its record."""
 
-    def admit(body: str, state: str = "PRESENT") -> None:
+    def admit(
+        body: str = HEALTHY, state: str = "PRESENT", create: str = "", backends: str = ""
+    ) -> tuple[PluginRecord, PluginSet]:
         count = 0 if state == "ABSENT" else 1
-        source = SOURCE.format(body=body, state=state, count=count)
+        device = "cpu" if state == "PRESENT" else "chip"
+        source = SOURCE.format(
+            body=body, state=state, count=count, device=device, create=create, backends=backends
+        )
         (tmp_path / "patient_plugin.py").write_text(textwrap.dedent(source), encoding="utf-8")
         info = tmp_path / "lmcore_patient-0.9.dist-info"
         info.mkdir()
@@ -54,42 +81,37 @@ def clinic(tmp_path, monkeypatch):
         (info / "entry_points.txt").write_text(points, encoding="utf-8")
         path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "patient_plugin", raising=False)
         monkeypatch.setenv("LMCORE_PLUGINS", "patient")
-        monkeypatch.delenv("LMCORE_DEVICE", raising=False)
+        for name in ("LMCORE_DEVICE", "LMCORE_PLUGIN_OFF", "LMCORE_SELECTION"):
+            monkeypatch.delenv(name, raising=False)
+        plugins = discover()
+        return plugins.usable_record("patient"), plugins
 
     return admit
 
 
 @pytest.fixture
-def patient(clinic):
-    """Return a function that runs `lmcore doctor` with one plugin whose check has this body."""
+def rows(clinic):
+    """Return a function that gives the checks, by name, of a plugin made of these parts."""
 
-    def examine(
-        body: str, *arguments: str, state: str = "PRESENT", text: bool = False
-    ) -> tuple[int, dict | str]:
-        clinic(body, state)
-        done = subprocess.run(
-            [sys.executable, "-m", "lmcore.cli.main", "doctor", *arguments]
-            + ([] if text else ["--json"]),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert done.stdout, done.stderr
-        return done.returncode, done.stdout if text else json.loads(done.stdout)
+    def examine(timeout: float = 60.0, **parts: str) -> dict:
+        record, plugins = clinic(**parts)
+        return {check.name: check for check in plugin_checks(record, plugins, timeout)}
 
     return examine
 
 
-PATIENT = types.SimpleNamespace(
-    name="patient",
-    distribution="lmcore-patient",
-    state=PluginState.USABLE,
-    probe=None,
-    implements=lambda hook: True,
-)
-"""What `plugin_checks` looks at of a record."""
+def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lmcore.cli.main", "doctor", *arguments],
+        env={**os.environ, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
 
 
 def checks_of(found: dict, group: str) -> dict:
@@ -97,32 +119,61 @@ def checks_of(found: dict, group: str) -> dict:
     return {check["name"]: check for check in checks}
 
 
-def test_a_healthy_plugin_is_a_few_good_lines(patient):
-    """Its probe and its own checks appear, noise on its standard output does not matter."""
-    status, found = patient(ONE_CHECK.format("OK"))
+# The command
+
+
+def test_the_report_of_a_healthy_installation(clinic):
+    """Each plugin has versions, probe, own checks and the smoke test; all pass, in both forms."""
+    clinic()
+    done = doctor("--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["passed"]
     checks = checks_of(found, "plugin patient (lmcore-patient 0.9)")
+    assert list(checks) == [
+        *("works with", "versions", "device cpu", "pulse", "device works"),
+        *("product bfloat16", "product float32", "product float64", "random state", "all-reduce"),
+    ]
+    assert {check["status"] for check in checks.values()} == {"ok"}
     assert checks["pulse"] == {
         "name": "pulse", "status": "ok", "detail": "60", "fix": "run less"
     }  # fmt: skip
-    assert checks["device patient"]["status"] == "ok"
-    assert checks_of(found, "plugin cpu")["matrix product"]["status"] == "ok"
-    assert found["passed"]
-    assert status == 0
+    assert checks["versions"]["detail"] == "driver 5.1, runtime chips 7"
+    assert checks_of(found, "plugin cpu")["all-reduce"]["status"] == "ok"
+    assert checks_of(found, "lmcore")["device"]["detail"].startswith("a run uses `cpu`")
 
 
-def test_a_failed_check_is_exit_status_1(patient):
-    """The fix is printed, and a script can tell."""
-    status, text = patient(ONE_CHECK.format("FAILED"), text=True)
-    assert status == 1
-    assert "fix: run less" in text
-    assert "1 failed" in text
+def test_the_text_is_one_aligned_line_for_each_check(clinic):
+    """Every check begins with its status; a fix stands below it once; the last line counts."""
+    clinic(body="os.kill(os.getpid(), 11)", state="BROKEN")
+    done = doctor()
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    start = lines.index("plugin patient (lmcore-patient 0.9)")
+    assert [line.split()[0] for line in lines[start + 1 : start + 4]] == ["ok", "ok", "failed"]
+    assert lines[start + 4].strip() == "fix: see a smith"
+    assert lines[start + 4].index("fix:") == lines[start + 3].index("broken: seen")
+    assert lines[-1].split(", ")[-1] == "3 failed"  # the choice, the device, the plugin's checks
+    assert not any(line.endswith(" ") for line in lines)
 
 
-def test_a_warning_is_exit_status_0(patient):
-    """What is merely slow is no failure."""
-    status, found = patient(ONE_CHECK.format("WARNING"))
-    assert status == 0
-    assert checks_of(found, "plugin patient")["pulse"]["status"] == "warning"
+def test_a_plugin_left_out_is_one_skipped_line(clinic):
+    """`--plugin-off` works here as elsewhere, and reaches the processes of the checks."""
+    clinic(body="os.kill(os.getpid(), 11)")
+    done = doctor("--json", "--plugin-off", "patient")
+    assert done.returncode == 0, done.stdout
+    (check,) = checks_of(json.loads(done.stdout), "plugin patient").values()
+    assert (check["status"], check["detail"]) == ("skipped", "`--plugin-off` leaves it out")
+
+
+# A plugin's own checks
+
+
+@pytest.mark.parametrize("status", ["OK", "WARNING", "FAILED"])
+def test_own_checks_are_rows(rows, status):
+    """Whatever they find is taken over."""
+    check = rows(body=ONE_CHECK.format(status), state="ABSENT")["pulse"]
+    assert (check.status, check.fix) == (status.lower(), "run less")
 
 
 @pytest.mark.parametrize(
@@ -135,80 +186,128 @@ def test_a_warning_is_exit_status_0(patient):
         ("return None", "list of `Check`"),
     ],
 )
-def test_a_crash_is_a_line_of_the_report(clinic, body, words):
+def test_a_crash_of_own_checks_is_a_row(rows, body, words):
     """Native crashes, exits, exceptions and wrong answers end in one failed line."""
-    clinic(body)
-    (check,) = doctor.plugin_checks(PATIENT, 60.0)
+    check = rows(body=body, state="ABSENT")["checks"]
     assert check.status is CheckStatus.FAILED
     assert words in check.detail
     assert "lmcore-patient" in check.fix
 
 
-def test_a_crash_leaves_the_other_plugins_their_lines(patient):
-    """The report goes on after a native crash, and its exit status tells of it."""
-    status, found = patient("os.kill(os.getpid(), 11)")
-    assert checks_of(found, "plugin patient")["checks"]["status"] == "failed"
-    assert checks_of(found, "plugin cpu")["matrix product"]["status"] == "ok"
-    assert status == 1
-
-
-def test_a_hanging_check_is_stopped(clinic):
-    """The time limit ends it."""
-    clinic("time.sleep(1000)")
-    (check,) = doctor.plugin_checks(PATIENT, 3.0)
+def test_hanging_own_checks_are_stopped(rows):
+    """The time limit ends them, and the function that hangs is named."""
+    check = rows(body="time.sleep(1000)", state="ABSENT", timeout=4.0)["checks"]
     assert check.status is CheckStatus.FAILED
-    assert "no answer within 3 s" in check.detail
+    assert "no answer within 4 s; stopped; it was in `lmcore_doctor`" in check.detail
 
 
-@pytest.mark.parametrize(
-    "state, wanted, passed", [("ABSENT", "skipped", True), ("BROKEN", "failed", False)]
-)
-def test_an_absent_device_passes_and_a_broken_one_does_not(patient, state, wanted, passed):
-    """Hardware that is not there is no fault; hardware that cannot be used is, twice."""
-    status, found = patient("return []", state=state)
-    assert checks_of(found, "plugin patient")["device patient"]["status"] == wanted
-    assert checks_of(found, "lmcore")["device"]["status"] == ("ok" if passed else "failed")
-    assert status == (0 if passed else 1)
-    if not passed:
-        assert checks_of(found, "plugin patient")["device patient"]["fix"] == "see a smith"
+# The smoke test of a present device
 
 
-def test_the_core_is_checked():
-    """Interpreter, packages, native code, disk and device each have a line."""
-    names = [check.name for check in doctor.core_checks(PluginSet(()))]
-    assert names[:2] == ["python", "packages"]
-    assert names[-3:] == ["index builder", "disk", "device"]
+def test_a_crash_in_the_devices_creation_is_a_row(rows):
+    """Nothing can be tried after it; the all-reduce names the rank that crashed."""
+    found = rows(create="crash()")
+    assert found["pulse"].status is CheckStatus.OK
+    for name in ("device works", "all-reduce"):
+        assert found[name].status is CheckStatus.FAILED
+        assert "was killed by SIGSEGV; it was in `crash`" in found[name].detail
+        assert "lmcore-patient" in found[name].fix
+    assert found["all-reduce"].detail.startswith("rank ")
+    assert "product float32" not in found
 
 
-def test_a_missing_native_builder_is_a_warning_with_its_fix(monkeypatch):
-    """The Python version works, so it is a warning, and the fix is named."""
-    monkeypatch.setattr(native, "available", False)
-    monkeypatch.setattr(native, "reason", "installed without a compiler")
-    (check,) = [one for one in doctor.core_checks(PluginSet(())) if one.name == "index builder"]
-    assert check.status is CheckStatus.WARNING
-    assert check.detail == "installed without a compiler"
-    assert check.fix == "install a C++ compiler (g++), then install lmcore again from its folder"
+def test_a_crash_of_one_rank_alone_is_told_of_that_rank(rows):
+    """The other's words, that its neighbour stopped, say less."""
+    found = rows(create='crash() if os.environ["PATIENT_RANK"] == "1" else None')
+    assert found["device works"].status is CheckStatus.OK
+    assert found["all-reduce"].detail.startswith("rank 1: the process was killed by SIGSEGV")
 
 
-@pytest.mark.parametrize("free, status", [(10**12, "ok"), (10**9, "warning"), (10**7, "failed")])
-def test_little_disk_space_is_told(monkeypatch, free, status):
-    """Less than 5 GB is a warning, less than 0.1 GB a failure."""
-    usage = types.SimpleNamespace(free=free)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: usage)
-    (check,) = [one for one in doctor.core_checks(PluginSet(())) if one.name == "disk"]
-    assert check.status == status
+def test_a_crash_amid_the_checks_keeps_those_before_it(rows):
+    """The check that had begun is the one that failed."""
+    found = rows(create="device = dataclasses.replace(device, get_rng_state=crash)")
+    assert found["product float64"].status is CheckStatus.OK
+    assert found["random state"].status is CheckStatus.FAILED
+    assert "SIGSEGV" in found["random state"].detail
+    assert found["all-reduce"].status is CheckStatus.OK
 
 
-def test_packages_out_of_range_or_missing_are_failures(monkeypatch):
-    """Each has the range that is needed and the command that brings it."""
-    needs = ["numpy>=2.0", "torch>=99", "nonesuch>=1", 'other; extra == "test"']
-    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: needs)
-    checks = {check.name: check for check in doctor.core_checks(PluginSet(()))}
-    assert checks["torch"].status is CheckStatus.FAILED
-    assert ">=99" in checks["torch"].detail
-    assert checks["nonesuch"].fix == "pip install 'nonesuch>=1'"
-    assert "numpy" in checks["packages"].detail
-    assert "other" not in checks
+def test_what_raises_is_a_row_and_the_next_check_goes_on(rows):
+    """An exception on the device is told with its type."""
+    found = rows(
+        create="def broken(): raise OSError('stuck')\n"
+        "    device = dataclasses.replace(device, synchronize=broken)"
+    )
+    assert found["product float32"].detail == "OSError: stuck"
+    assert found["random state"].status is CheckStatus.OK
+
+
+def test_a_device_that_cannot_be_made_has_the_plugins_words(rows):
+    """What and why are the detail, the hint is the fix."""
+    found = rows(
+        create="from lmcore.errors import DeviceError\n"
+        "    raise DeviceError('it is asleep', why='night', hint='wake it')"
+    )
+    assert found["device works"].detail.startswith("it is asleep: night")
+    assert found["device works"].fix == "wake it"
+
+
+def test_a_generator_that_forgets_is_found(rows):
+    """A state that does not bring the same numbers back means that no run can be continued."""
+    found = rows(create="device = dataclasses.replace(device, set_rng_state=lambda state: None)")
+    assert found["random state"].status is CheckStatus.FAILED
+    assert "restored, it gives other numbers than before" in found["random state"].detail
+
+
+def test_a_device_that_hangs_is_stopped(rows):
+    """Its row says where it hangs, and the all-reduce has one too."""
+    found = rows(create="time.sleep(1000)", timeout=6.0)
+    assert "stopped; it was in `lmcore_create_device`" in found["device works"].detail
+    assert found["all-reduce"].status is CheckStatus.FAILED
+
+
+def test_without_a_communication_backend_one_process_can_work(rows):
+    """That is a warning, with the backend's reason."""
+    found = rows(
+        backends='return [CommBackend("gloo", "cpu", available=lambda: "the cable is out")]'
+    )
+    assert found["all-reduce"].status is CheckStatus.WARNING
+    assert "the cable is out" in found["all-reduce"].detail
+    assert found["device works"].status is CheckStatus.OK
+
+
+@pytest.mark.parametrize("state, wanted", [("ABSENT", "skipped"), ("BROKEN", "failed")])
+def test_a_device_that_is_not_present_is_not_tried(rows, state, wanted):
+    """Its probe is a row; hardware that is not there is no fault."""
+    found = rows(state=state)
+    assert list(found) == ["works with", "versions", "device chip", "pulse"]
+    assert found["device chip"].status == wanted
+    assert found["device chip"].fix == "see a smith"
+
+
+@pytest.mark.parametrize("device, count, ranks", [("cpu", 1, 2), ("chip", 1, 1), ("chip", 8, 2)])
+def test_the_all_reduce_has_two_ranks_where_there_are_two_devices(
+    clinic, monkeypatch, device, count, ranks
+):
+    """On the CPU any number of processes works; a device is one process's own."""
+    record, plugins = clinic()
+    probe = types.SimpleNamespace(**{**record.probe.to_dict(), "device_type": device})
+    probe.count = count
+    places = []
+
+    def together(calls, timeout):
+        places.extend((call.env["RANK"], call.env["WORLD_SIZE"]) for call in calls)
+        found = {"name": "all-reduce", "status": "ok", "detail": "fine", "fix": None}
+        return [Outcome((found,), "", "", 1.0) for _ in calls]
+
+    monkeypatch.setattr(doctor_plugin, "call_together", together)
+    monkeypatch.setattr(doctor_plugin, "_worker_env", lambda one, all_, place: place.to_env())
+    whole = types.SimpleNamespace(probe=probe, distribution=record.distribution)
+    assert doctor_plugin._all_reduce(whole, plugins, 10.0).detail == "fine"
+    assert places == [(str(rank), str(ranks)) for rank in range(ranks)]
+
+
+# Plugins out of service
 
 
 @pytest.mark.parametrize(
@@ -218,14 +317,14 @@ def test_packages_out_of_range_or_missing_are_failures(monkeypatch):
 def test_a_plugin_out_of_service_is_one_line(state, status):
     """Its reason is the detail."""
     one = PluginRecord("chip", "chip", "lmcore-chip", "1", PluginState(state), "cracked")
-    (check,) = doctor.plugin_checks(one, 1.0)
+    (check,) = plugin_checks(one, PluginSet((one,)), 1.0)
     assert (check.status, check.detail) == (status, "cracked")
 
 
-def test_text_output_is_aligned(patient):
-    """Every line of a group starts with its status."""
-    _, text = patient(ONE_CHECK.format("OK"), text=True)
-    lines = text.splitlines()
-    start = lines.index("plugin patient (lmcore-patient 0.9)")
-    assert [line.split()[0] for line in lines[start + 1 : start + 3]] == ["ok", "ok"]
-    assert Path.cwd().name in text
+def test_a_refused_plugin_shows_what_it_wants():
+    """The ranges beside what is here say what to update."""
+    info = PluginInfo("chip", ">=9", torch=">=7")
+    one = PluginRecord("chip", "chip", "c", "1", PluginState.REFUSED, "too new", info=info)
+    _, wants = plugin_checks(one, PluginSet((one,)), 1.0)
+    assert wants.status is CheckStatus.FAILED
+    assert wants.detail.startswith("plugin API >=9 (here 1.0), torch >=7 (here ")

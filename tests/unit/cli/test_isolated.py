@@ -92,7 +92,7 @@ def test_yielded_values_come_back_in_order():
         ("leave", (0,), "the process ended with status 0; last line: some reason"),
         ("exit_", (), "the process ended with status 4"),
         ("fail", (), "OSError: no pulse"),
-        ("refuse", (), "no device: it hides"),
+        ("refuse", (), "no device: it; hides"),
         ("no_json", (), "TypeError: Object of type object is not JSON serializable"),
         ("nonesuch", (), "AttributeError: module 'subject' has no attribute 'nonesuch'"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from lmcore.accelerator import Check, CheckStatus
-from lmcore_cpu.communication import gloo
 from lmcore_cpu.device import create_device
 from lmcore_cpu.host import cpp_compiler, cpu_count, memory_available
 
@@ -15,8 +14,8 @@ _LITTLE_MEMORY = 2 * 2**30
 
 
 def checks() -> list[Check]:
-    """Return one check each for torch's build, threads, memory, products, gloo and compiler."""
-    return [_build(), _threads(), _memory(), _product(), _rate(), _gloo(), _compiler()]
+    """Return one check each for torch's build, threads, memory, speed and compiler."""
+    return [_build(), _threads(), _memory(), _rate(), _compiler()]
 
 
 def _build() -> Check:
@@ -56,20 +55,6 @@ def _memory() -> Check:
     )
 
 
-def _product() -> Check:
-    generator = torch.Generator().manual_seed(0)
-    left = torch.randn(129, 65, generator=generator)
-    right = torch.randn(65, 33, generator=generator)
-    error = ((left @ right).double() - left.double() @ right.double()).abs().max().item()
-    right_answer = error < 1e-4
-    return Check(
-        "matrix product",
-        CheckStatus.OK if right_answer else CheckStatus.FAILED,
-        f"largest error against float64 {error:.1e}",
-        None if right_answer else "reinstall torch; its products are wrong on this host",
-    )
-
-
 def _rate() -> Check:
     peak = create_device().require("peak_flops")
     rates = {name: peak(name) / 1e9 for name in ("float32", "bfloat16")}
@@ -77,15 +62,6 @@ def _rate() -> Check:
     if rates["bfloat16"] < rates["float32"]:
         detail += "; bf16 is slower than fp32 here"
     return Check("speed", CheckStatus.OK, detail)
-
-
-def _gloo() -> Check:
-    reason = gloo().available()
-    if reason is None:
-        return Check("gloo", CheckStatus.OK, "several processes can exchange tensors")
-    return Check(
-        "gloo", CheckStatus.WARNING, reason, "install torch's official wheel for several processes"
-    )
 
 
 def _compiler() -> Check:

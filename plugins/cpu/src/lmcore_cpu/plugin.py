@@ -150,7 +150,7 @@ def lmcore_validate_config(config: Config) -> list[Problem]:
 
 @hookimpl
 def lmcore_doctor() -> list[Check]:
-    """Check torch's CPU build, its threads and a product."""
+    """Check torch's CPU build, its threads and speed, memory and compiler."""
     from lmcore_cpu.doctor import checks
 
     return checks()

@@ -1,0 +1,43 @@
+"""Lines of text below each other, wrapped for a terminal so that commands can be copied."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+
+__all__ = ["output_width", "wrapped"]
+
+_PLAIN_WIDTH = 120  # columns where the output is no terminal
+_NARROWEST = 40
+_GLUE = "\N{NO-BREAK SPACE}"
+
+
+def output_width() -> int:
+    """Return the columns that a line of standard output should have."""
+    return max(_NARROWEST, shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns)
+
+
+def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> str:
+    """Return *text* in lines of *width*, each line of it wrapped by itself.
+
+    What stands in backticks is not broken: a terminal breaks it without changing it.
+
+    Args:
+        text: What to wrap.
+        width: Columns of a line.
+        first: What the first line begins with.
+        rest: What the others begin with.
+    """
+    lines: list[str] = []
+    for number, line in enumerate(text.splitlines()):
+        glued = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", _GLUE), line)
+        lines += textwrap.wrap(
+            glued,
+            width,
+            initial_indent=rest if number else first,
+            subsequent_indent=rest,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines).replace(_GLUE, " ") or first
