@@ -161,6 +161,16 @@ def test_exclusive_options_replace_each_other_between_sources(write) -> None:
     assert kept.config.training.train_iters == 5
 
 
+def test_a_text_and_a_data_set_replace_each_other(write) -> None:
+    """A flag's data set replaces a file's corpus; an empty one in a later file replaces nothing."""
+    path = write("data:\n  corpus: shakespeare\n  data_path: []\n")
+    assert load_config([path]).value("corpus") == "shakespeare"
+    loaded = load_config([path, "--data-path", "a"])
+    assert (loaded.value("corpus"), loaded.value("data_path")) == (None, ("a",))
+    empty = write("data:\n  data_path: []\n", "b.yaml")
+    assert load_config([path, empty]).value("corpus") == "shakespeare"
+
+
 def test_tokenizer_of_vocabulary_and_merges() -> None:
     """Vocabulary and merges without a type are GPT-2's tokenizer, as in Megatron's commands."""
     loaded = load_config(["--vocab-file", "v.json", "--merge-file", "m.txt"])

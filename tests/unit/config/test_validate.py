@@ -224,3 +224,11 @@ def test_all_problems_at_once() -> None:
         "--global-batch-size 9 --min-lr 1 --finetune"
     )
     assert len(found(line)) == 5
+
+
+def test_a_text_and_a_data_set() -> None:
+    """`--corpus` and `--data-path` cannot both be meant; the data set is looked for all the same."""
+    assert found("--corpus shakespeare --data-path web --tokenizer-type ByteTokenizer") == [
+        "`--corpus shakespeare` and `--data-path web` exclude each other",
+        "`--data-path web`: no such data set",
+    ]

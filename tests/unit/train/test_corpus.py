@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from lmcore.config.load import load_config
+from lmcore.data.corpora import bundled_text
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.errors import ConfigError, DataError
-from lmcore.train.corpus import choose_tokenizer, open_corpus
+from lmcore.train.corpus import choose_text, choose_tokenizer, open_corpus
 
 
 def choose(flags: str, extra: Any = None) -> Any:
@@ -21,6 +22,22 @@ def choose(flags: str, extra: Any = None) -> Any:
 def test_bundled_text_is_bytes() -> None:
     """Without data the tokenizer is bytes."""
     assert isinstance(choose(""), ByteTokenizer)
+
+
+def test_text_of_a_run(data_prefix: str) -> None:
+    """By default the bundled text, also by its name; none where a data set is named."""
+    own = bundled_text()
+    texts = {own.name: own}
+
+    def text_of(flags: str) -> Any:
+        return choose_text(load_config(flags.split()).config.data, texts)
+
+    assert text_of("") == text_of("--corpus shakespeare") == own
+    assert text_of(f"--data-path {data_prefix}") is None
+    with pytest.raises(ConfigError, match="there is no text of this name"):
+        text_of("--corpus hamlet")
+    with pytest.raises(ConfigError, match="exclude each other"):
+        text_of(f"--corpus shakespeare --data-path {data_prefix}")
 
 
 def test_tokenizer_of_the_data(data_prefix: str) -> None:

@@ -1,0 +1,18 @@
+"""The plugin's settings of a run: flags `--example-...`, section `example:` of a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmcore.config.option import option
+
+__all__ = ["ExampleSection"]
+
+
+@dataclass(frozen=True)
+class ExampleSection:
+    """What the example plugin does in a run."""
+
+    record_events: bool = option(
+        False, "Write the run's start and end into `events.jsonl` of the run directory."
+    )
