@@ -50,19 +50,19 @@ def specified_hooks() -> dict[str, Any]:
 def describe_contract() -> dict[str, Any]:
     """Return the contract of this lmcore as JSON values.
 
-    Keys: `api` (the version), `hooks`, `types`, `functions`, `ops`, each by name.
+    Keys: `api` (the version); `hooks`, `types`, `functions` and `ops` by name; and `names`, what
+    else `lmcore.accelerator` offers.
     """
     hooks = specified_hooks()
-    functions = {
-        name: getattr(accelerator, name)
-        for name in accelerator.__all__
-        if inspect.isfunction(getattr(accelerator, name))
-    }
+    offered = {name: getattr(accelerator, name) for name in sorted(accelerator.__all__)}
+    functions = {name: one for name, one in offered.items() if inspect.isfunction(one)}
+    types = describe_types([*hooks.values(), *functions.values()])
     return {
         "api": API_VERSION,
         "hooks": {name: _describe_hook(hook) for name, hook in hooks.items()},
-        "types": describe_types([*hooks.values(), *functions.values()]),
-        "functions": {name: describe_function(one) for name, one in sorted(functions.items())},
+        "types": types,
+        "functions": {name: describe_function(one) for name, one in functions.items()},
+        "names": [name for name in offered if name not in {*types, *functions}],
         "ops": describe_ops(),
     }
 
@@ -117,11 +117,9 @@ def renewed_contract() -> str:
         PluginError: That version is released, and the code has another contract.
     """
     current = describe_contract()
-    frozen = False
-    if API_VERSION in contract_versions():
-        shipped = load_contract(API_VERSION)
-        frozen = shipped["frozen"]
-        problem = version_problem(shipped, current)
-        if frozen and problem is not None:
-            raise PluginError("the plugin contract changed after its release", why=problem)
+    shipped = load_contract(API_VERSION) if API_VERSION in contract_versions() else {}
+    frozen = bool(shipped.get("frozen"))
+    problem = version_problem(shipped, current) if frozen else None
+    if problem is not None:
+        raise PluginError("the plugin contract changed after its release", why=problem)
     return json.dumps({"frozen": frozen, **current}, indent=1, ensure_ascii=False) + "\n"

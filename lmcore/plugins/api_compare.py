@@ -44,6 +44,7 @@ def compare(old: Described, new: Described) -> list[Change]:
         *_entries("hook", old["hooks"], new["hooks"], _hook),
         *_entries("type", old["types"], new["types"], _type),
         *_entries("function", old["functions"], new["functions"], _function),
+        *_names("name", old["names"], new["names"]),
         *_entries("op", old["ops"], new["ops"], _op),
     ]
 
@@ -92,6 +93,16 @@ def _entries(
             yield _breaking(f"{what} `{name}` is gone")
         else:
             yield from inside(f"{what} `{name}`", old[name], new[name])
+    for name in new:
+        if name not in old:
+            yield _compatible(f"{what} `{name}` is new")
+
+
+def _names(what: str, old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:
+    """Yield what was removed from, and added to, a list of names."""
+    for name in old:
+        if name not in new:
+            yield _breaking(f"{what} `{name}` is gone")
     for name in new:
         if name not in old:
             yield _compatible(f"{what} `{name}` is new")
@@ -212,7 +223,7 @@ def _placed(parameters: Sequence[Described]) -> list[str]:
 
 
 def _op(where: str, old: Described, new: Described) -> Iterator[Change]:
-    """Yield the changes of an op; a kernel is called with all that the op has, so all break it."""
+    """Yield the changes of an op; each one of its call breaks a kernel, which gets all of it."""
     shapes = [
         [(one["name"], one["kind"], one["type"], one["default"]) for one in op["parameters"]]
         for op in (old, new)
@@ -223,9 +234,13 @@ def _op(where: str, old: Described, new: Described) -> Iterator[Change]:
             if _call(old) != _call(new)
             else f"{where}: types or kinds of its parameters changed"
         )
-    if old["has_backward"] != new["has_backward"]:
-        now = "needs" if new["has_backward"] else "has no"
-        yield _breaking(f"{where}: it {now} backward now")
+    for name in new["gradients"]:
+        if name not in old["gradients"]:
+            yield _breaking(f"{where}: gradients have to flow to `{name}` now")
+    for name in old["gradients"]:
+        if name not in new["gradients"]:
+            yield _compatible(f"{where}: gradients need not flow to `{name}` any more")
+    yield from _names(f"{where}: attribute", old["attributes"], new["attributes"])
     if old["summary"] != new["summary"]:
         yield Change(ChangeKind.WORDING, f"{where}: `summary`")
 

@@ -56,7 +56,8 @@ def describe_ops() -> dict[str, Described]:
             "schema": spec.schema,
             "summary": spec.summary,
             "parameters": _source_parameters(*spec.reference.split(":")),
-            "has_backward": spec.has_backward,
+            "gradients": list(spec.gradients),
+            "attributes": list(spec.attributes),
         }
         for spec in OP_SPECS
     }

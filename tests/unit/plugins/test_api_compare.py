@@ -163,9 +163,17 @@ BREAKING = {
         lambda new: new["ops"]["grad_norm"].update(schema="(grads) -> norms"),
         ["op `grad_norm`: its call was (grads) with the schema `(grads) -> norm (float32 scalar)`"],
     ),
-    "op's backward": (
-        lambda new: new["ops"]["grad_norm"].update(has_backward=True),
-        ["op `grad_norm`: it needs backward now"],
+    "op's gradient added": (
+        lambda new: new["ops"]["grad_norm"]["gradients"].append("grads"),
+        ["op `grad_norm`: gradients have to flow to `grads` now"],
+    ),
+    "op's attribute removed": (
+        lambda new: new["ops"]["attention"]["attributes"].remove("causal"),
+        ["op `attention`: attribute `causal` is gone"],
+    ),
+    "name removed": (
+        lambda new: new["names"].remove("OP_SPECS"),
+        ["name `OP_SPECS` is gone"],
     ),
 }
 """Change by what it is: how it is made, and how the texts of what is found begin."""
@@ -246,6 +254,18 @@ COMPATIBLE = {
     "function's default": (
         lambda new: entry(policy(new), "priority").update(default="7"),
         "function `autocast_policy`: parameter `priority`: its default is 7",
+    ),
+    "name added": (
+        lambda new: new["names"].append("SONGS"),
+        "name `SONGS` is new",
+    ),
+    "op's attribute added": (
+        lambda new: new["ops"]["attention"]["attributes"].append("age"),
+        "op `attention`: attribute `age` is new",
+    ),
+    "op's gradient removed": (
+        lambda new: new["ops"]["swiglu"]["gradients"].clear(),
+        "op `swiglu`: gradients need not flow to `x_BS2F` any more",
     ),
     "op added": (
         lambda new: new["ops"].update(relu=new["ops"]["swiglu"]),
