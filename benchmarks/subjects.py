@@ -37,7 +37,11 @@ def _data(shape: Shape, directory: Path) -> str:
     prefix = str(directory / "ids")
     with IndexedDatasetWriter(prefix, np.dtype(np.uint16)) as writer:
         for _ in range(200):
-            writer.add_document(random.integers(0, 50257, size=4 * shape.seq_length).tolist())
+            writer.add_document(
+                random.integers(
+                    0, min(50257, shape.vocab_size - 1), size=4 * shape.seq_length
+                ).tolist()
+            )
     return prefix
 
 

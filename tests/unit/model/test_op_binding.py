@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.accelerator import OP_SPECS, OpImpl, OpTable
+from lmcore.accelerator.op import load_target
 from lmcore.accelerator.op_context import attribute_options
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
@@ -51,6 +52,18 @@ def test_the_attributes_are_the_models():
     linear = [one.context.attributes for one in table.resolutions if one.op == "linear"]
     sizes = {(one["in_features"], one["out_features"], one["bias"]) for one in linear}
     assert sizes == {(8, 24, True), (8, 8, False), (8, 24, False), (24, 8, False)}
+
+
+def test_a_module_keeps_the_bare_kernel():
+    """What a step calls is the kernel's own function, an attribute of the module: no layer between.
+
+    `benchmarks/abstraction.py` measures what the attribute costs.
+    """
+    kernel = "lmcore.accelerator.reference"
+    table = OpTable(OP_SPECS, [OpImpl("layer_norm", "own", f"{kernel}:layer_norm", plugin="chip")])
+    norm = GPT(SHAPE, OpBinding(table, "cpu", "float32")).blocks[0].attention_norm
+    assert vars(norm)["op"] is load_target(f"{kernel}:layer_norm")
+    assert table.resolutions[0].chosen == "own"
 
 
 @pytest.mark.parametrize("attributes", [{}, {"hidden_size": 8, "moon": 1}, {"hidden_sise": 8}])
