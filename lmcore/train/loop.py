@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lmcore.train.display import Display
     from lmcore.train.exits import ExitConditions
     from lmcore.train.metrics import MetricsFile, TensorBoard
+    from lmcore.train.saver import Saver
     from lmcore.train.state import TrainState
     from lmcore.train.step import StepResult, TrainStep
 
@@ -129,7 +130,7 @@ def train(
     *,
     reporter: Reporter,
     exits: ExitConditions,
-    save: Callable[[], Path],
+    saver: Saver,
     after_first_step: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Train until the last step, or until *exits* says so; save on the way and at the end.
@@ -142,10 +143,11 @@ def train(
         runtime: Where to compute.
         reporter: Gets every step.
         exits: Says when to end early.
-        save: Writes a checkpoint of *state* and returns its directory.
+        saver: Writes checkpoints of *state*.
         after_first_step: Called once, when the first step is done.
 
     Raises:
+        CheckpointError: A checkpoint could not be written; in the background, at the next step.
         NotFiniteError: Loss or gradients are not finite; nothing is saved then.
     """
     outcome = Outcome()
@@ -161,6 +163,7 @@ def train(
         vocab_size=plan.vocab_size,
     ) as batches:
         while state.iteration < plan.train_iters:
+            saver.check()
             row = timed_step(state, step, batches, runtime, reporter)
             if outcome.row is None:
                 after_first_step()
@@ -175,9 +178,9 @@ def train(
             if outcome.reason:
                 break
             if interval and state.iteration % interval == 0:
-                outcome.checkpoint, saved_at = save(), state.iteration
+                outcome.checkpoint, saved_at = saver.save(), state.iteration
     if state.iteration > saved_at:
-        outcome.checkpoint = save()
+        outcome.checkpoint = saver.save()
     return outcome
 
 

@@ -29,7 +29,8 @@ from lmcore.train.metrics import MetricsFile, TensorBoard
 from lmcore.train.phases import PhaseClock
 from lmcore.train.run_directory import RunDirectory
 from lmcore.train.sample import Sample, take_sample
-from lmcore.train.saving import data_order, restore, save
+from lmcore.train.saver import Saver
+from lmcore.train.saving import Snapshot, data_order, restore, take_snapshot
 from lmcore.train.state import TrainState, seed_everything
 from lmcore.train.step import TrainStep
 
@@ -180,8 +181,8 @@ class _Session:
             where = Path(settings.tensorboard_dir or run.path / "tensorboard")
             tensorboard = TensorBoard(where, settings)
 
-        def write_checkpoint() -> Path:
-            return save(
+        def snapshot() -> Snapshot:
+            return take_snapshot(
                 state,
                 plan,
                 self.runtime,
@@ -194,6 +195,7 @@ class _Session:
             with (
                 MetricsFile(run.metrics, after_step=state.iteration) as metrics,
                 ExitConditions(plan.config.training) as exits,
+                Saver(snapshot, background=plan.config.checkpoint.async_save) as saver,
             ):
                 return train(
                     state,
@@ -203,7 +205,7 @@ class _Session:
                     self.runtime,
                     reporter=Reporter(plan, self.runtime, self.display, metrics, tensorboard),
                     exits=exits,
-                    save=write_checkpoint,
+                    saver=saver,
                     after_first_step=self._after_first_step,
                 )
         finally:
@@ -238,7 +240,10 @@ class _Session:
     def _announce(self, corpus: Corpus, state: TrainState, loaded: Path | None) -> None:
         plan, model, say = self.plan, self.plan.config.model, self.display.say
         device = self.runtime.device
-        say(f"device    {device.name} ({device.type}), precision {self.runtime.precision.name}")
+        say(f"device    {device.name} ({device.type})")
+        say(f"precision {self.runtime.precision.words}")
+        if self.runtime.recompute.name != "none":
+            say(f"recompute {self.runtime.recompute.name}: {self.runtime.recompute.summary}")
         say(
             f"model     GPT, {state.model.parameter_count():,} parameters: {model.num_layers} "
             f"layers, hidden {model.hidden_size}, {model.num_attention_heads} heads, vocabulary "

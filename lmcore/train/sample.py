@@ -36,7 +36,8 @@ def take_sample(
     """Return a sample, or None where `--sample-tokens 0` or a tokenizer without text says so.
 
     The prompt is `--sample-prompt`, or the first tokens of a document that training did not see
-    (of the first training document, where a run has no validation documents).
+    (of the first training document, where a run has no validation documents).  The random numbers
+    of training are afterwards what they were before.
     """
     training = plan.config.training
     if training.sample_tokens == 0 or not tokenizer.encodes_any_text:
@@ -48,16 +49,17 @@ def take_sample(
         prompt = _opening(corpus, tokenizer, max(1, room // _PROMPT_SHARE))
     if not prompt or len(prompt) >= room:
         return None
-    (made,) = generate(
-        model,
-        [prompt],
-        num_tokens=min(training.sample_tokens, room - len(prompt)),
-        options=SamplingOptions(temperature=_TEMPERATURE),
-        seed=training.seed,
-        eod=tokenizer.eod,
-        vocab_size=plan.vocab_size,
-        precision_context=runtime.precision.context,
-    )
+    with runtime.rng.preserved():
+        (made,) = generate(
+            model,
+            [prompt],
+            num_tokens=min(training.sample_tokens, room - len(prompt)),
+            options=SamplingOptions(temperature=_TEMPERATURE),
+            seed=training.seed,
+            eod=tokenizer.eod,
+            vocab_size=plan.vocab_size,
+            precision_context=runtime.precision.context,
+        )
     return Sample(tokenizer.decode(prompt), tokenizer.decode(made.tokens))
 
 

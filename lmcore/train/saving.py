@@ -10,11 +10,13 @@ import dataclasses
 import hashlib
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lmcore.accelerator.staging import stage_tensors
 from lmcore.checkpoint import (
     check_shape,
     find_checkpoint,
@@ -28,6 +30,8 @@ from lmcore.train.state import random_states, set_random_states
 from lmcore.train.step import check_weights
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lmcore.checkpoint import Manifest
     from lmcore.config.plan import RunPlan
     from lmcore.data.gpt_dataset import GPTDataset
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
 
-__all__ = ["data_order", "restore", "save"]
+__all__ = ["Snapshot", "data_order", "restore", "take_snapshot"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +72,43 @@ def data_order(dataset: GPTDataset) -> str:
     return digest.hexdigest()[:32]
 
 
-def save(
+@dataclass(frozen=True)
+class Snapshot:
+    """One moment of a run, on the host and ready to be written.
+
+    Attributes:
+        directory: Where checkpoints are.
+        iteration: Steps done.
+        tensors: Weights, optimizer and random states.
+        meta: What is no tensor.
+        model_shape: The model's numbers.
+        keep_last: Checkpoints that stay.
+    """
+
+    directory: Path
+    iteration: int
+    tensors: Mapping[str, Tensor]
+    meta: Mapping[str, Any]
+    model_shape: Mapping[str, Any]
+    keep_last: int | None
+
+    def write(self) -> Path:
+        """Write the checkpoint and return its directory.
+
+        Raises:
+            CheckpointError: It could not be written; earlier checkpoints are as they were.
+        """
+        return save_checkpoint(
+            self.directory,
+            self.iteration,
+            self.tensors,
+            self.meta,
+            model_shape=self.model_shape,
+            keep_last=self.keep_last,
+        )
+
+
+def take_snapshot(
     state: TrainState,
     plan: RunPlan,
     runtime: Runtime,
@@ -76,12 +116,12 @@ def save(
     *,
     directory: Path,
     order: str,
-) -> Path:
-    """Write a checkpoint of *state* and return its directory.
+) -> Snapshot:
+    """Bring *state* to the host as the run's stager does it.
 
     Raises:
-        CheckpointError: It could not be written; earlier checkpoints are as they were.
-        NotFiniteError: A weight is NaN or infinite; nothing was written.
+        NotFiniteError: A weight is NaN or infinite.
+        PluginError: The stager did not do its work.
     """
     asked = plan.config.checkpoint
     check_weights(state)
@@ -96,13 +136,13 @@ def save(
         "config": plan.to_dict(),
         "tokenizer": {"describe": tokenizer.describe(), "fingerprint": tokenizer.fingerprint()},
     }
-    return save_checkpoint(
+    return Snapshot(
         directory,
         state.iteration,
-        tensors,
+        stage_tensors(runtime.stager, tensors),
         meta,
-        model_shape=state.model.shape.to_dict(),
-        keep_last=asked.keep_last,
+        state.model.shape.to_dict(),
+        asked.keep_last,
     )
 
 

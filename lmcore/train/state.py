@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainState", "random_states", "seed_everything", "set_random_states"]
 
+_STREAM = "rng.stream."
+
 
 @dataclass
 class TrainState:
@@ -72,17 +74,25 @@ class TrainState:
 
 
 def random_states(runtime: Runtime) -> dict[str, Tensor]:
-    """Return copies of the host's and the device's random states, by checkpoint name."""
-    return {
+    """Return copies of all random states by checkpoint name: host, device, and each stream."""
+    states = {
         "rng.host": torch.get_rng_state(),
         "rng.device": runtime.device.get_rng_state().clone(),
     }
+    return states | {_STREAM + name: state for name, state in runtime.rng.states().items()}
 
 
 def set_random_states(states: dict[str, Tensor], runtime: Runtime) -> None:
     """Put back what `random_states` returned."""
     torch.set_rng_state(states["rng.host"])
     runtime.device.set_rng_state(states["rng.device"])
+    runtime.rng.set_states(
+        {
+            name.removeprefix(_STREAM): state
+            for name, state in states.items()
+            if name.startswith(_STREAM)
+        }
+    )
 
 
 def seed_everything(seed: int, runtime: Runtime) -> None:

@@ -53,6 +53,8 @@ def validate(
 ) -> Validation | None:
     """Return the mean loss over `eval_iters` global batches, or None if *stop* says so.
 
+    The random numbers of training are afterwards what they were before.
+
     Args:
         model: In training mode before and after.
         dataset: Validation samples.
@@ -69,14 +71,17 @@ def validate(
     losses: list[float] = []
     model.eval()
     try:
-        with BatchLoader(
-            dataset,
-            micro_batch_size=micro,
-            consumed_samples=first_sample,
-            total_samples=first_sample + wanted,
-            prefetch=plan.config.data.num_prefetch,
-            vocab_size=plan.vocab_size,
-        ) as batches:
+        with (
+            runtime.rng.preserved(),
+            BatchLoader(
+                dataset,
+                micro_batch_size=micro,
+                consumed_samples=first_sample,
+                total_samples=first_sample + wanted,
+                prefetch=plan.config.data.num_prefetch,
+                vocab_size=plan.vocab_size,
+            ) as batches,
+        ):
             for batch in batches:
                 if stop():
                     return None

@@ -48,6 +48,7 @@ def run_loop(
         step_type: Any = TrainStep,
         before: Any = None,
         after_first_step: Any = lambda _: None,
+        check: Any = lambda: None,
     ) -> Any:
         plan = make_plan(flags)
         state, display, saved = make_state(plan), Watcher(), []
@@ -58,6 +59,7 @@ def run_loop(
             saved.append(state.iteration)
             return Path(f"iter_{state.iteration:07d}")
 
+        saver = SimpleNamespace(save=save, check=check)
         path = tmp_path / "metrics.jsonl"
         with MetricsFile(path) as metrics, ExitConditions(plan.config.training) as exits:
             step = step_type(plan, runtime)
@@ -77,7 +79,7 @@ def run_loop(
                 runtime,
                 reporter=Reporter(plan, runtime, display, metrics, None),  # type: ignore[arg-type]
                 exits=exits,
-                save=save,
+                saver=saver,  # type: ignore[arg-type]
                 after_first_step=lambda: after_first_step(state),
             )
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -223,6 +225,23 @@ def test_failure_saves_nothing(run_loop: Any) -> None:
     with pytest.raises(RunError):
         saves = run_loop("--train-iters 9 --save-interval 2", during=fail)
     assert saves == []
+
+
+def test_failed_write_stops_the_run(run_loop: Any) -> None:
+    """What the saver reports of an earlier checkpoint is raised before the next step."""
+    steps: list[int] = []
+
+    def check() -> None:
+        if len(steps) == 3:
+            raise RunError("the disk is full")
+
+    with pytest.raises(RunError, match="the disk is full"):
+        run_loop(
+            "--train-iters 9 --save-interval 2",
+            during=lambda state, _: steps.append(state.iteration),
+            check=check,
+        )
+    assert steps == [1, 2, 3]
 
 
 class TimedStep:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from lmcore.data.tokenizer import build_tokenizer
+from lmcore.model.gpt import GPT
 from lmcore.train.sample import take_sample
 
 
@@ -43,6 +45,24 @@ def test_own_prompt(sample: Any) -> None:
 def test_same_seed_same_text(sample: Any) -> None:
     """The same run gives the same sample."""
     assert sample("--sample-tokens 6", "A")[0] == sample("--sample-tokens 6", "A")[0]
+
+
+def test_numbers_drawn_meanwhile(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that draws random numbers also in evaluation does not disturb training."""
+    drawn = []
+    logits = GPT.logits
+
+    def drawing(model: GPT, hidden_BSH: torch.Tensor) -> torch.Tensor:
+        drawn.append(torch.rand(1))
+        return logits(model, hidden_BSH)
+
+    monkeypatch.setattr(GPT, "logits", drawing)
+    sample("--sample-tokens 4", "A")
+    after = torch.get_rng_state()
+    monkeypatch.setattr(GPT, "logits", logits)
+    sample("--sample-tokens 4", "A")
+    assert len(drawn) == 4
+    assert torch.equal(torch.get_rng_state(), after)
 
 
 def test_none(sample: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from lmcore.data.loader import BatchLoader
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.train import saving
-from lmcore.train.saving import data_order, restore, save
+from lmcore.train.saving import data_order, restore, take_snapshot
 from lmcore.train.state import TrainState
 from lmcore.train.step import NotFiniteError, TrainStep
 
@@ -35,7 +35,7 @@ def trained(
                 step(state, batches)
         order = data_order(corpus.train)
         folder = tmp_path / "run/checkpoints"
-        save(state, plan, runtime, tokenizer, directory=folder, order=order)
+        take_snapshot(state, plan, runtime, tokenizer, directory=folder, order=order).write()
         return state, order, tmp_path / "run"
 
     return make
@@ -202,6 +202,24 @@ def test_saved_without_random_states(trained: Any, resume: Any) -> None:
     assert resume(folder, order, "--no-load-rng")[0].iteration == 3
 
 
+def test_streams_of_random_numbers(trained: Any, resume: Any, runtime: Any) -> None:
+    """A stream goes on where the checkpoint left it; one that the checkpoint lacks is an error."""
+    try:
+        runtime.rng.add("experts", 3)
+        _, order, folder = trained()
+        with runtime.rng.fork("experts"):
+            first = torch.rand(4)
+        resume(folder, order)
+        with runtime.rng.fork("experts"):
+            assert torch.equal(torch.rand(4), first)
+        runtime.rng.add("others", 4)
+        with pytest.raises(CheckpointError, match="no random states") as caught:
+            resume(folder, order)
+        assert "--no-load-rng" in str(caught.value.hint)
+    finally:
+        runtime.rng.set_states({})
+
+
 def test_other_shape(trained: Any, resume: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of another shape is named, number by number, before any tensor is read."""
     _, order, folder = trained()
@@ -266,7 +284,7 @@ def test_weights_that_are_not_finite(
         state.model.final_norm.bias[0] = torch.nan
     state.iteration = 4
     with pytest.raises(NotFiniteError, match=r"`final_norm\.bias`"):
-        save(
+        take_snapshot(
             state,
             make_plan("--keep-last 1"),
             runtime,

@@ -48,6 +48,23 @@ def test_random_states(runtime: Any) -> None:
     assert torch.equal(torch.rand(4), first)
 
 
+def test_streams(runtime: Any) -> None:
+    """Streams are among the states, by name; without streams nothing is added."""
+    seed_everything(5, runtime)
+    assert set(random_states(runtime)) == {"rng.host", "rng.device"}
+    try:
+        runtime.rng.add("experts", 3)
+        states = random_states(runtime)
+        assert set(states) == {"rng.host", "rng.device", "rng.stream.experts"}
+        with runtime.rng.fork("experts"):
+            first = torch.rand(4)
+        set_random_states(states, runtime)
+        with runtime.rng.fork("experts"):
+            assert torch.equal(torch.rand(4), first)
+    finally:
+        runtime.rng.set_states({})
+
+
 def test_seed(runtime: Any) -> None:
     """A seed decides all that is drawn after it."""
     drawn = []

@@ -57,6 +57,16 @@ def test_leaves_the_run_alone(parts: Any, runtime: Any) -> None:
     assert all(parameter.grad is None for parameter in state.model.parameters())
 
 
+def test_numbers_drawn_meanwhile(parts: Any, runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that draws random numbers also in evaluation does not disturb training."""
+    plan, state, corpus = parts
+    loss = state.model.loss
+    monkeypatch.setattr(state.model, "loss", lambda *batch: torch.rand(3).sum() * 0 + loss(*batch))
+    before = torch.get_rng_state()
+    validate(state.model, corpus.valid, plan, runtime, first_sample=0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_stop(parts: Any, runtime: Any) -> None:
     """A run told to exit gets no half validation, and goes on in training mode."""
     plan, state, corpus = parts

@@ -6,10 +6,11 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmcore.accelerator import (
     Check,
+    CheckpointStager,
     CommBackend,
     Device,
     OpImpl,
@@ -20,13 +21,16 @@ from lmcore.accelerator import (
     Problem,
     RecomputePolicy,
     autocast_policy,
+    buffer_stager,
     double_precision_policy,
     full_precision_policy,
     standard_recompute_policies,
 )
-from lmcore.accelerator.registry import CommandRegistry, OptionRegistry
-from lmcore.config.section import Config
 from lmcore.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from lmcore.accelerator.registry import CommandRegistry, OptionRegistry
+    from lmcore.config.section import Config
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +134,13 @@ def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
 def lmcore_recompute_policies(device: Device) -> list[RecomputePolicy]:
     """Offer the core's policies; offloading says why there is nothing to gain here."""
     return standard_recompute_policies(device)
+
+
+@hookimpl
+def lmcore_checkpoint_stagers(device: Device) -> list[CheckpointStager]:
+    """Offer to write the tensors where they are, and buffers for a run that goes on meanwhile."""
+    in_place = CheckpointStager("in-place", dict, priority=10, copies=False)
+    return [in_place, buffer_stager(device)]
 
 
 @hookimpl

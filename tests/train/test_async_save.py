@@ -1,0 +1,117 @@
+"""Runs whose checkpoints are written while they go on: the same checkpoints, and nothing lost."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmcore.checkpoint import find_checkpoint, verify_checkpoint
+from lmcore.errors import CheckpointError
+from lmcore.train import saving
+from lmcore.train.saver import WRITER_NAME
+
+DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Makes every write take a third of a second; notes the threads that write."""
+    writers: list[str] = []
+    plain = saving.save_checkpoint
+
+    def slow(*args: Any, **options: Any) -> Path:
+        writers.append(threading.current_thread().name)
+        time.sleep(0.3)
+        return plain(*args, **options)
+
+    monkeypatch.setattr(saving, "save_checkpoint", slow)
+    return writers
+
+
+def test_same_checkpoints(train: Any, assert_same: Any, slow_disk: list[str]) -> None:
+    """Steps taken during a slow write are in no checkpoint before their own, bit for bit."""
+    flags = f"--train-iters 11 --save-interval 4 {DROPOUT}"
+    plain = train("plain", flags)
+    assert WRITER_NAME not in slow_disk
+    slow_disk.clear()
+    behind = train("behind", f"{flags} --async-save")
+    assert behind.status == 0, behind.err
+    assert slow_disk == [WRITER_NAME] * 3
+    assert behind.curve() == plain.curve()
+    for step in (4, 8, 11):
+        assert_same(behind.saved(step), plain.saved(step))
+    assert behind.summary["checkpoint"].endswith("iter_0000011")
+    assert WRITER_NAME not in {thread.name for thread in threading.enumerate()}
+
+
+def test_resume_from_it(train: Any, assert_same: Any) -> None:
+    """A run goes on from a checkpoint that was written behind its back as if it had not been."""
+    flags = f"--train-iters 12 --save-interval 3 {DROPOUT} --async-save"
+    whole = train("whole", flags)
+    part = train("part", f"{flags} --exit-interval 6")
+    part = train("part", f"{flags} --load {part.directory}")
+    assert part.status == 0, part.err
+    assert part.curve() == whole.curve()
+    assert_same(part.saved(), whole.saved())
+
+
+def test_failed_write(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails ends the run at a later step with its message; earlier ones are there."""
+    plain = saving.save_checkpoint
+
+    def full(directory: Path, iteration: int, *args: Any, **options: Any) -> Path:
+        if iteration == 6:
+            raise CheckpointError("could not save the checkpoint of iteration 6", why="no space")
+        return plain(directory, iteration, *args, **options)
+
+    monkeypatch.setattr(saving, "save_checkpoint", full)
+    run = train("run", "--train-iters 400 --save-interval 3 --async-save")
+    assert run.status == 1
+    assert "could not save the checkpoint of iteration 6" in run.err
+    assert "Traceback" not in run.err
+    assert 6 <= len(run.rows) <= 9
+    assert run.summary["status"].startswith("failed: could not save")
+    assert [path.name for path in (run.directory / "checkpoints").glob("iter_*")] == [
+        "iter_0000003"
+    ]
+
+
+def test_terminated_run(
+    start: Any, finish: Any, signal_after: Any, train: Any, assert_same: Any, tmp_path: Any
+) -> None:
+    """SIGTERM amid background writes saves, waits and exits with 0; every checkpoint is whole."""
+    flags = f"--train-iters 2000 {DROPOUT} --lr-decay-iters 2000"
+    process = start("part", f"{flags} --save-interval 2 --keep-last 3 --async-save")
+    signal_after(process, tmp_path / "part", 7, signal.SIGTERM)
+    stopped = finish(process, "part")
+    assert stopped.status == 0, stopped.err
+    step = stopped.summary["iteration"]
+    checkpoints = stopped.directory / "checkpoints"
+    assert find_checkpoint(stopped.directory).name == f"iter_{step:07d}"
+    for path in checkpoints.glob("iter_*"):
+        verify_checkpoint(path)
+    assert not list(checkpoints.glob(".*"))
+    whole = train("whole", f"{flags} --exit-interval {step}")
+    assert_same(stopped.saved(), whole.saved())
+
+
+def test_killed_run(start: Any, finish: Any, signal_after: Any, train: Any, tmp_path: Any) -> None:
+    """A run that is killed amid a write leaves whole checkpoints, and goes on from the last."""
+    flags = f"--train-iters 2000 {DROPOUT} --lr-decay-iters 2000 --save-interval 1 --async-save"
+    process = start("run", f"{flags} --keep-last 2")
+    signal_after(process, tmp_path / "run", 9, signal.SIGKILL)
+    killed = finish(process, "run")
+    assert killed.status == -signal.SIGKILL
+    found = sorted((killed.directory / "checkpoints").glob("iter_*"))
+    assert found
+    for path in found:
+        verify_checkpoint(path)
+    step = int(found[-1].name[5:])
+    more = train("run", f"{flags} --exit-interval {step + 2} --load {killed.directory}")
+    assert more.status == 0, more.err
+    assert more.rows[-1]["step"] >= step + 1
