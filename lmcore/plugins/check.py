@@ -19,7 +19,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from lmcore.accelerator.probe import Check, CheckStatus, PluginInfo, ProbeState
+from lmcore.accelerator.probe import API_VERSION, Check, CheckStatus, PluginInfo, ProbeState
 from lmcore.errors import LmcoreError
 from lmcore.plugins.api import load_contract
 from lmcore.plugins.check_device import DEVICE_CHECKS, Bench
@@ -207,26 +207,25 @@ class _Trial:
         """Check what the plugin says of itself."""
         assert self.record is not None
         hook, info = "lmcore_plugin_info", self.record.info
-        if info is None:
-            detail = f"not usable: {self.record.reason}"
-            status = CheckStatus.SKIPPED if self.obstacle != self.record.reason else None
-            yield Check(hook, status or CheckStatus.FAILED, detail)
+        if info is None and self.obstacle != self.record.reason:
+            yield _skipped(hook, f"not called: {self.obstacle}")
             return
-        problems = [*field_problems(info, self.contract), *self.range_problems(info)]
+        problems = [self.record.reason] if info is None else list(self.info_problems(info))
         yield from (Check(hook, CheckStatus.FAILED, problem) for problem in problems)
-        if not problems:
+        if info is not None and not problems:
             detail = f"`{info.name}`, api {info.api}, torch {info.torch}"
             yield Check(hook, CheckStatus.OK, detail)
 
-    def range_problems(self, info: PluginInfo) -> Iterator[str]:
-        """Yield which of the plugin's ranges leaves out what it is held against, or refuses it."""
-        version = self.contract["api"]
-        included = SpecifierSet(str(info.api)).contains(version, prereleases=True)
+    def info_problems(self, info: PluginInfo) -> Iterator[str]:
+        """Yield which of the plugin's ranges leaves something out, and why else it is not used."""
+        yield from field_problems(info, self.contract)
+        version, api = self.contract["api"], SpecifierSet(str(info.api))
+        included = api.contains(version, prereleases=True)
         if not included:
             yield f"its api `{info.api}` leaves out version {version} of the contract"
         assert self.record is not None
-        refused = self.record.state is PluginState.REFUSED
-        if refused and (included or "torch" in self.record.reason):
+        told = not included and not api.contains(API_VERSION, prereleases=True)
+        if self.record.state is not PluginState.USABLE and not told:
             yield self.record.reason
 
     def probe(self, bench: Bench) -> Iterator[Check]:

@@ -195,6 +195,11 @@ def test_an_extension_is_tried_on_the_cpu(install, check):
             "lmcore_plugin_info",
             "returned 'guest', not a `PluginInfo`",
         ),
+        (
+            INFO.replace('"guest", ">=1,<2"', '"cpu", ">=1,<2"'),
+            "lmcore_plugin_info",
+            "two plugins call themselves `cpu`",
+        ),
         (INFO + "def lmcore_doctor(): ...", "lmcore_doctor", "not marked"),
         (
             INFO + "@hookimpl\ndef lmcore_doctor():\n    return ['fine']",
@@ -217,6 +222,19 @@ def test_a_plugin_that_does_not_work_is_told_where(install, check, source, name,
     failed = lines(found, "failed")
     assert set(failed) == {name}
     assert words in " ".join(failed[name])
+
+
+def test_a_device_that_cannot_be_created_is_the_one_failure(install, check):
+    """What needs it is skipped with that reason, and the hook is called once."""
+    present = ABSENT.replace("ABSENT", "PRESENT, 1")
+    install(INFO, present.replace("device(): ...", "device():\n    return 3"), KERNEL)
+    status, found = check("guest")
+    assert status == 1
+    failed = lines(found, "failed")
+    assert set(failed) == {"lmcore_create_device"}
+    assert "returned 3 from `lmcore_create_device`" in failed["lmcore_create_device"][0]
+    reasons = {detail for details in lines(found, "skipped").values() for detail in details}
+    assert reasons == {"not called: the device cannot be created"}
 
 
 def test_the_line_that_imports_torch_is_named(install, check):
