@@ -39,8 +39,7 @@ def plugin_checks(record: PluginRecord, plugins: PluginSet, timeout: float) -> l
         return [Check("plugin", CheckStatus.SKIPPED, record.reason)]
     if record.state is not PluginState.USABLE:
         fix = f"update or uninstall `{record.distribution}`; `lmcore plugins --verbose` shows more"
-        checks = [Check("plugin", CheckStatus.FAILED, record.reason, fix)]
-        return [*checks, *_versions(record)] if record.info else checks
+        return [Check("plugin", CheckStatus.FAILED, record.reason, fix)]
     checks = _versions(record)
     if record.probe:
         checks.append(_probe_check(record))
@@ -54,10 +53,9 @@ def plugin_checks(record: PluginRecord, plugins: PluginSet, timeout: float) -> l
 
 def _versions(record: PluginRecord) -> list[Check]:
     """Return what the plugin wants, and what it says is installed below torch."""
-    status = CheckStatus.OK if record.state is PluginState.USABLE else CheckStatus.FAILED
     found = installed_versions(record)
     return [
-        Check("works with", status, wanted_versions(record)),
+        Check("works with", CheckStatus.OK, wanted_versions(record)),
         *([Check("versions", CheckStatus.OK, found)] if found else []),
     ]
 

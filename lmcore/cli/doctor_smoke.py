@@ -203,5 +203,7 @@ def _reduce(timeout: float) -> Check:
         detail = f"{size} processes over `{backend}`: wrong {' and '.join(wrong)}"
         return Check(ALL_REDUCE, CheckStatus.FAILED, detail, fix)
     many = f"{size} processes" if size > 1 else "1 process, as there is 1 device,"
-    detail = f"{many} over `{backend}`: {' and '.join(wanted)} right, {took:.1f} s with connecting"
+    detail = (
+        f"{many} over `{backend}`: {' and '.join(wanted)} right, connected and done in {took:.2f} s"
+    )
     return Check(ALL_REDUCE, CheckStatus.OK, detail)

@@ -196,6 +196,8 @@ def _details(
         yield f"versions: {versions}", "dim"
     if record.probe and record.probe.fix:
         yield f"fix: {record.probe.fix}", "yellow"
+    elif record.troubled:
+        yield f"fix: mend, update or uninstall `{record.distribution}`", "yellow"
     if verbose and record.probe:
         for key, value in record.probe.facts.items():
             yield f"{key}: {json.dumps(value)}", "dim"

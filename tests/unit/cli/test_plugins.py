@@ -13,6 +13,7 @@ import pytest
 
 from lmcore.cli import plugins as command
 from lmcore.errors import ConfigError
+from lmcore.plugins.extras import device_packages
 
 PREAMBLE = """
 from lmcore.accelerator import PluginInfo, Probe, ProbeState
@@ -28,7 +29,9 @@ def lmcore_plugin_info():
 def lmcore_probe(env):
     state = ProbeState(env.get("GOOD_STATE", "present"))
     count = 0 if state == "absent" else 2
-    return Probe("goodchip", state, count, evidence=("two chips on the bus",), fix="mend it")
+    facts = {{"driver": "5.1", "runtime": "chips 7", "torch_build": "9.9", "serial": 7}}
+    found = ("two chips on the bus",)
+    return Probe("goodchip", state, count, evidence=found, fix="mend it", facts=facts)
 """
 
 RAISING = 'raise ImportError("libraising.so.4: undefined symbol")'
@@ -171,6 +174,9 @@ def test_the_table_shows_every_plugin_with_its_reason(install):
     assert "* good" in done.stdout
     assert "goodchip x2" in done.stdout
     assert "found: two chips on the bus" in done.stdout
+    assert "wants: plugin API >=1,<2 (here 1.0), torch >=2.11 (here " in done.stdout
+    assert "versions: driver 5.1, runtime chips 7, torch build 9.9" in done.stdout
+    assert "fix: mend, update or uninstall `raising`" in done.stdout
     assert "libraising.so.4: undefined symbol" in done.stdout
     assert "Traceback" not in done.stdout
     assert "A run uses `goodchip`, 2 devices" in done.stdout
@@ -193,6 +199,29 @@ def test_the_real_error_of_an_unknown_name_in_the_allow_list(install):
     done = lmcore(install("good", GOOD), "plugins", LMCORE_PLUGINS="godo")
     assert done.returncode == 2
     assert "did you mean `good`?" in done.stderr
+
+
+def test_device_packages_that_are_not_installed_are_listed(install):
+    """What lmcore's own metadata knows, less what is here."""
+    known = device_packages()
+    if not known:
+        pytest.skip("lmcore is run from its sources, without metadata")
+    device, package = next(iter(known.items()))
+    assert report(install("good", GOOD))["not_installed"][device] == package
+    folder = install(package, GOOD)
+    assert device not in report(folder)["not_installed"]
+    assert f"`{device}` (`{package}`)" not in lmcore(folder, "plugins").stdout
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "120"])
+def test_lines_fit_the_terminal(install, columns):
+    """No line is wider than the terminal, but for commands, which are not broken."""
+    install("good", GOOD)
+    folder = install("raising", RAISING)
+    done = lmcore(folder, "plugins", "--device", "cpu", COLUMNS=columns)
+    lines = [line for line in done.stdout.splitlines() if "`" not in line]
+    assert len(lines) > 8
+    assert max(len(line) for line in lines) <= int(columns)
 
 
 def test_no_torch_is_loaded(install):

@@ -1,0 +1,45 @@
+"""The page of environment variables lists those that the code reads, no more and no less."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/reference/environment.md"
+SOURCES = ("lmcore", "native", "plugins", "plugins_cuda", "plugins_xpu")
+_OWN = re.compile(r"\bLMCORE_[A-Z][A-Z_]*[A-Z]\b")
+
+
+def read_by_the_code() -> set[str]:
+    """Return lmcore's variables that any source file names."""
+    found: set[str] = set()
+    for folder in SOURCES:
+        for path in (ROOT / folder).rglob("*"):
+            inside = path.relative_to(ROOT).parts
+            if path.suffix in {".py", ".cpp", ".h", ".txt", ".toml"} and "tests" not in inside:
+                found |= set(_OWN.findall(path.read_text(encoding="utf-8")))
+    return found
+
+
+def listed() -> list[str]:
+    """Return the variables of the page's tables, in their order."""
+    rows = re.findall(r"^\| (`[^|]*`) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+
+
+def test_every_variable_is_listed_and_every_listed_one_is_read():
+    """A new variable needs its row; a row needs a variable."""
+    own = [name for name in listed() if name.startswith("LMCORE_")]
+    assert sorted(own) == sorted(read_by_the_code())
+    assert len(own) == len(set(own))
+
+
+def test_the_launchers_variables_are_listed():
+    """Those that the runtime reads of a process's place."""
+    names = {name for name in listed() if not name.startswith("LMCORE_")}
+    text = "\n".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "lmcore/runtime").glob("*.py")
+    )
+    asked = set(re.findall(r"\b(MASTER_[A-Z]+|TORCHELASTIC_[A-Z_]+)\b", text))
+    assert names == asked | {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
