@@ -2,7 +2,7 @@
 
 `python docs/generate.py` writes docs/reference/{options,presets,megatron-flags,commands}.md,
 tests/golden/flags.txt and the snapshot of the plugin contract; a test fails where a file and the
-code differ.
+code differ.  Of the plugins only the CPU's is described, whatever else is installed.
 """
 
 from __future__ import annotations
@@ -11,18 +11,24 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest import mock
 
 from lmcore.accelerator import API_VERSION
 from lmcore.cli.main import COMMANDS, main
+from lmcore.cli.plugin_command import find_commands
 from lmcore.config import megatron
 from lmcore.config.help import shown_default
 from lmcore.config.load import PRESET_OPTION, load_config
 from lmcore.config.option import Option, options_of
+from lmcore.config.plugin_section import PluginSections, summary_of
 from lmcore.config.preset import PRESETS
 from lmcore.config.section import SECTIONS, run_options
 from lmcore.config.size import padded_vocabulary, parameter_count
+from lmcore.plugins import ALLOW_LIST, discover
 from lmcore.plugins.api import renewed_contract
+from lmcore.plugins.registrations import plugin_sections
 
 ROOT = Path(__file__).resolve().parents[1]
 _NOTE = "<!-- Made by `python docs/generate.py`; do not edit. -->"
@@ -31,7 +37,11 @@ _ABOUT_OPTIONS = """\
 Every option is a flag (`--train-iters 100`) and a key of a YAML file, below its section
 (`training:` `train_iters: 100`). Switches have a `--no-` form.
 [How to configure a run](../how-to/configure.md) explains files, presets and the order in which they
-apply."""
+apply.
+
+Plugins add sections of their own. The last one below is that of the CPU's plugin, which comes with
+lmcore. The flags of a plugin begin with its name (`--cpu-keep-freed-memory`), the keys in its
+section of a file do not (`cpu:` `keep_freed_memory: true`)."""
 
 _ABOUT_PRESETS = """\
 `lmcore train --preset NAME` starts from a published model; files and flags override its values.
@@ -45,7 +55,7 @@ refuses those of the third with the hint shown. Underscores count as dashes."""
 
 # Commands of commands, whose help is shown as well.
 _INNER = {
-    "data": ("prepare", "inspect"),
+    "data": ("prepare", "inspect", "corpora"),
     "config": ("show",),
     "plugin": ("check",),
     "ops": ("list", "explain"),
@@ -59,11 +69,14 @@ def options_page() -> str:
         _NOTE,
         _ABOUT_OPTIONS,
     ]
+    head = ("option", "type", "default", "allowed", "meaning")
     for name, section in SECTIONS.items():
-        about = (section.__doc__ or "").strip().partition("\n")[0]
         rows = [_option_row(one) for one in options_of(section, name=name)]
-        parts.append(f"## `{name}`\n\n{about}")
-        parts.append(_table(("option", "type", "default", "allowed", "meaning"), rows))
+        parts += [f"## `{name}`\n\n{summary_of(section)}", _table(head, rows)]
+    for title, about, options in _cpu_sections().groups():
+        name = title.removeprefix("plugin ")
+        rows = [(f"`{one.flag}`", *_option_row(one)) for one in options]
+        parts += [f"## `{name}`, of the plugin `{name}`\n\n{about}", _table(("flag", *head), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -122,18 +135,20 @@ def megatron_page() -> str:
 def commands_page() -> str:
     """Return the help of every command."""
     parts = ["# Commands", _NOTE, f"```\n{_help_text([])}\n```"]
-    for group in COMMANDS.values():
-        for name in group:
-            lines = [[name], *([name, inner] for inner in _INNER.get(name, ()))]
-            for line in lines:
-                parts.append(f"## `lmcore {' '.join(line)}`")
-                parts.append(f"```\n{_help_text([*line, '--help'])}\n```")
+    own = [name for group in COMMANDS.values() for name in group]
+    with _only_the_cpu():
+        names = [*own, *find_commands(own)]
+    for name in names:
+        lines = [[name], *([name, inner] for inner in _INNER.get(name, ()))]
+        for line in lines:
+            parts.append(f"## `lmcore {' '.join(line)}`")
+            parts.append(f"```\n{_help_text([*line, '--help'])}\n```")
     return "\n\n".join(parts) + "\n"
 
 
 def flags_list() -> str:
-    """Return every flag of a run, one a line."""
-    options = [PRESET_OPTION, *run_options().values()]
+    """Return every flag of a run, one a line; those of the CPU's plugin are among them."""
+    options = [PRESET_OPTION, *run_options().values(), *_cpu_sections().options.values()]
     return "".join(f"{flag}\n" for flag in sorted(one.flag for one in options))
 
 
@@ -148,10 +163,15 @@ PAGES: Mapping[str, Callable[[], str]] = {
 """What makes each file."""
 
 
+def _cpu_sections() -> PluginSections:
+    with _only_the_cpu():
+        return plugin_sections(discover(probe=False))
+
+
 def _option_row(one: Option) -> tuple[str, ...]:
     default = shown_default(one)
     shown = f"`{default}`" if default else ""
-    return (f"`{one.name}`", one.type_name, shown, one.bound, one.help)
+    return (f"`{one.key}`", one.type_name, shown, one.bound, one.help)
 
 
 def _renamed(table: Mapping[str, megatron.Renamed]) -> str:
@@ -183,18 +203,19 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def _only_the_cpu() -> AbstractContextManager[object]:
+    """Have discovery leave out every plugin but the CPU's."""
+    return mock.patch.dict(os.environ, {ALLOW_LIST: ""})
+
+
 def _help_text(argv: list[str]) -> str:
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "100"
     text = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(text):
-            status = main(argv)
-    finally:
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
+    with (
+        _only_the_cpu(),
+        mock.patch.dict(os.environ, {"COLUMNS": "100"}),
+        contextlib.redirect_stdout(text),
+    ):
+        status = main(argv)
     assert status == 0, argv
     return text.getvalue().rstrip("\n")
 

@@ -1,7 +1,7 @@
 """The directory of a run: what is in it, and the rules for writing there.
 
 config.yaml  environment.json  kernels.json  metrics.jsonl  summary.json
-tokenizer/   tensorboard/      checkpoints/iter_XXXXXXX/    data/ (bundled text only)
+tokenizer/   tensorboard/      checkpoints/iter_XXXXXXX/    data/ (named text only)
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RunDirectory:
 
     @property
     def data(self) -> Path:
-        """The bundled text, prepared."""
+        """The text of `--corpus`, prepared."""
         return self.path / "data"
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.cli.main import COMMANDS, main
+from lmcore.cli.plugin_command import find_commands
 from lmcore.config import megatron
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,10 +70,34 @@ def subcommands_of(command: str) -> set[str]:
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of the plugins the CPU's is there, and the example, of which some pages speak."""
+    site = tmp_path_factory.mktemp("site")
+    record = site / "lmcore_example_extension-1.0.dist-info"
+    record.mkdir()
+    points = "[lmcore.plugins]\nexample = lmcore_example_extension.plugin\n"
+    (record / "entry_points.txt").write_text(points, encoding="utf-8")
+    metadata = "Metadata-Version: 2.1\nName: lmcore-example-extension\nVersion: 1.0\n"
+    (record / "METADATA").write_text(metadata, encoding="utf-8")
+    source = ROOT / "examples" / "plugin_extension" / "src"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(site), str(source), *sys.path])
+        patch.setenv("LMCORE_PLUGINS", "example")
+        yield
+
+
+@cache
+def known_commands() -> frozenset[str]:
+    """Return the core's commands and those of the plugins."""
+    own = [name for group in COMMANDS.values() for name in group]
+    return frozenset([*own, *find_commands(own)])
+
+
 def problems(words: list[str]) -> Iterator[str]:
     """Yield what is wrong with a documented command."""
     shown = shlex.join(["lmcore", *words])
-    names = {name for group in COMMANDS.values() for name in group}
+    names = known_commands()
     if not words or words[0].startswith("-"):
         return
     if words[0] not in names:

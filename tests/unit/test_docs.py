@@ -64,6 +64,7 @@ def test_guide_names_real_options() -> None:
     text = (ROOT / "docs/how-to/configure.md").read_text(encoding="utf-8")
     known = {one.flag for one in run_options().values()}
     known |= {f"--no-{one.flag[2:]}" for one in run_options().values() if one.type is bool}
+    known |= {flag for one in GENERATOR._cpu_sections().options.values() for flag in one.flags}
     known |= {*megatron.RENAMED, *megatron.FIXED, *megatron.UNSUPPORTED}
     known |= {"--preset", "--help", "--json", "--no"}
     assert set(re.findall(r"--[a-z][a-z-]*[a-z]", text)) <= known

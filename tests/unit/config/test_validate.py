@@ -227,7 +227,7 @@ def test_all_problems_at_once() -> None:
 
 
 def test_a_text_and_a_data_set() -> None:
-    """`--corpus` and `--data-path` cannot both be meant; the data set is looked for all the same."""
+    """`--corpus` and `--data-path` cannot both be meant; the data set is looked for still."""
     assert found("--corpus shakespeare --data-path web --tokenizer-type ByteTokenizer") == [
         "`--corpus shakespeare` and `--data-path web` exclude each other",
         "`--data-path web`: no such data set",
