@@ -93,12 +93,15 @@ class PrecisionPolicy:
     def verify(self, device: Device) -> None:
         """Prove on a small layer that it is in force in forward and backward, and computes right.
 
+        The random numbers are afterwards what they were before.
+
         Raises:
             DeviceError: Products, weights or gradients have another dtype, or wrong numbers.
         """
-        _verify(self, device)
-        if self.check is not None:
-            self.check()
+        with device.rng_tracker().preserved():
+            _verify(self, device)
+            if self.check is not None:
+                self.check()
 
     def apply(self, model: nn.Module) -> None:
         """Prepare a built model and prove that it is as promised.

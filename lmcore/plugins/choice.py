@@ -56,16 +56,17 @@ def choose_stager(stagers: Iterable[CheckpointStager], *, copies: bool) -> Check
 
 
 def _named(policies: Sequence[Policy], option: str, name: str) -> Policy:
-    able = [one.name for one in policies if _unavailable(one) is None]
+    able = sorted(one.name for one in policies if _unavailable(one) is None)
     for policy in policies:
         if policy.name == name:
             reason = _unavailable(policy)
             if reason is None:
                 return policy
+            others = ", ".join(f"`{other}`" for other in able)
             raise ConfigError(
                 f"`--{option} {name}`: the device cannot run it",
                 why=reason,
-                hint=suggestion(name, able),
+                hint=f"it can run {others}" if others else None,
             )
     raise ConfigError(
         f"`--{option} {name}`: the device does not offer it",

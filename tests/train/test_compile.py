@@ -31,6 +31,22 @@ def test_equals_eager(start: Any, train: Any, tmp_path: Any) -> None:
             assert float((weights[name] - tensor).abs().max()) < 1e-5, name
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
+def test_recompute(start: Any, finish: Any, assert_same: Any) -> None:
+    """Compiled layers that are computed again, dropout included, give the same bits."""
+    flags = "--train-iters 3 --compile --hidden-dropout 0.1 --attention-dropout 0.1"
+    runs = []
+    for name, more in (("plain", ""), ("full", "--recompute full")):
+        run = finish(start(name, f"{flags} {more}"), name)
+        assert run.status == 0, run.err
+        runs.append(run)
+    plain, full = runs
+    assert full.curve() == plain.curve()
+    assert_same(full.saved(), plain.saved())
+
+
 def test_without_a_compiler(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a C++ compiler the message says so before anything is built, and names the fixes."""
     monkeypatch.setenv("PATH", "/nonexistent")

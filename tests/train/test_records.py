@@ -142,13 +142,46 @@ def test_bf16(train: Any) -> None:
     assert {str(t.dtype) for n, t in narrow.saved().items() if n[:3] != "rng"} == {"torch.float32"}
 
 
-def test_recompute(train: Any) -> None:
-    """Full recomputation changes memory, not numbers, dropout included."""
-    flags = "--train-iters 5 --hidden-dropout 0.1 --attention-dropout 0.1"
-    plain, full = train("plain", flags), train("full", f"{flags} --recompute full")
-    assert full.status == 0, full.err
-    for one, other in zip(plain.rows, full.rows, strict=True):
-        assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)
+def test_fp64(train: Any) -> None:
+    """Under fp64 everything is float64, checkpoints too; fp32 differs from it by rounding alone."""
+    wide = train("wide", "--train-iters 8 --precision fp64 --save-interval 4")
+    narrow = train("narrow", "--train-iters 8")
+    assert wide.status == 0, wide.err
+    pairs = [
+        (one["loss"], other["loss"]) for one, other in zip(wide.rows, narrow.rows, strict=True)
+    ]
+    assert all(other == pytest.approx(one, rel=1e-4) for one, other in pairs)
+    assert any(one != other for one, other in pairs)
+    weights = [tensor for name, tensor in wide.saved().items() if name.startswith("model.")]
+    assert {str(tensor.dtype) for tensor in weights} == {"torch.float64"}
+    flags = "--train-iters 8 --precision fp64"
+    again = train("wide", f"{flags} --load {wide.directory}/checkpoints/iter_0000004")
+    assert again.curve() == wide.curve()
+    other = train("other", f"--train-iters 8 --load {wide.directory}")
+    assert other.status == 1
+    assert "Traceback" not in other.err
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "full",
+        "selective",
+        "full --recompute-method uniform --recompute-num-layers 2",
+        "full --recompute-method block --recompute-num-layers 1",
+    ],
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recompute(train: Any, assert_same: Any, policy: str, precision: str) -> None:
+    """Recomputation changes memory, not a bit of the numbers, dropout included."""
+    flags = f"--train-iters 5 --hidden-dropout 0.1 --attention-dropout 0.1 --precision {precision}"
+    plain, other = train("plain", flags), train("other", f"{flags} --recompute {policy}")
+    assert other.status == 0, other.err
+    assert other.curve() == plain.curve()
+    assert_same(other.saved(), plain.saved())
+    name = policy.partition(" ")[0]
+    assert f"recompute {name}: " in other.err
+    assert "\nrecompute " not in plain.err
 
 
 def test_learns(train: Any) -> None:
