@@ -58,7 +58,8 @@ class Probe:
             have a reason.
         evidence: What was looked at and found, a line each.
         fix: The command or step that mends BROKEN (or brings an ABSENT device's software).
-        facts: Machine-readable details (driver, names), JSON values only.
+        facts: Machine-readable details (names, sizes), JSON values only; `driver`, `runtime` and
+            `torch_build` are versions, which `lmcore plugins` and `lmcore doctor` show.
     """
 
     device_type: str

@@ -103,12 +103,16 @@ def start_processes(
             device_id=device.torch_device if backend.needs_device_id else None,
         )
     except (RuntimeError, ValueError) as cause:
+        heard = rendezvous.heard_failure()  # that of another rank, which explains this one's
+        if heard:
+            raise heard from cause
         raise DeviceError(
             f"rank {rendezvous.rank.rank} cannot connect its device through `{backend.name}`",
             why=str(cause).partition("\n")[0].strip() or type(cause).__name__,
             hint="run `lmcore doctor` on every host of the run",
         ) from cause
     try:
+        rendezvous.barrier(f"all ranks to be connected through `{backend.name}`")
         yield Processes(rendezvous.rank, backend, rendezvous, timeout)
     finally:
         # The body may have destroyed it, as an engine of another package does.

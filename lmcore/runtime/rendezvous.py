@@ -89,9 +89,10 @@ class Rendezvous:
         deadline = time.monotonic() + seconds
         pause, longest = _POLL_SECONDS
         while not self.store.check(list(keys)):
+            heard = self.heard_failure()
             # Looked at again: who fails because of the notes hands them on before it says so.
-            if self.store.check([_FAILED]) and not self.store.check(list(keys)):
-                raise _stopped(json.loads(self.store.get(_FAILED)))
+            if heard and not self.store.check(list(keys)):
+                raise heard
             if time.monotonic() > deadline:
                 missing = [place for place, key in enumerate(keys) if not self.store.check([key])]
                 raise self._late(missing, about)
@@ -112,6 +113,13 @@ class Rendezvous:
         said = {"rank": self.rank.rank, "said": _told(error)}
         with contextlib.suppress(RuntimeError):  # nobody is there to hear it
             self.store.compare_set(_FAILED, "", json.dumps(said))
+
+    def heard_failure(self) -> RunError | None:
+        """Return what another rank said when it stopped; None while all go on."""
+        with contextlib.suppress(RuntimeError):  # whoever kept the store has gone
+            if self.store.check([_FAILED]):
+                return _stopped(json.loads(self.store.get(_FAILED)))
+        return None
 
     def leave(self, *, failed: bool) -> None:
         """Go; the process that keeps the store waits a while for those that may still read it."""

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from lmcore.plugins import discover, select
 from lmcore.plugins.selection import HANDED_DOWN
+
+WORKER = Path(__file__).parent / "worker.py"
 
 pytestmark = pytest.mark.distributed
 
@@ -29,6 +34,22 @@ def test_processes_that_agree_work_together(start):
             {"destroyed": True},
         ]
         assert not ended.errors
+
+
+def test_torchruns_processes_find_each_other():
+    """What torchrun sets and the store that it keeps are enough."""
+    chosen = select(discover(env={}), requested="cpu", env={})
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*command, "--nproc-per-node", "2", str(WORKER), "work", "30"],
+        env={**os.environ, HANDED_DOWN: chosen.to_json(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('["from 0", "from 1"]') == 2
 
 
 def test_a_difference_stops_every_rank(start):
@@ -105,10 +126,7 @@ def test_other_kernels_stop_the_run(start):
         assert ended.status == 1
         assert "differ in the kernels that their model runs" in ended.errors
         assert "op `attention` (cpu, float32, dropout 0.0, head_dim 8):" in ended.errors
-        assert (
-            "rank 1: `reference` of `lmcore`; not `"
-            in ended.errors
-        )
+        assert "rank 1: `reference` of `lmcore`; not `" in ended.errors
 
 
 def test_a_rank_that_fails_is_heard_at_once(start):

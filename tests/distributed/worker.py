@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from lmcore.accelerator.op import OpContext, parse_preferences
-from lmcore.config.section import Config
+from lmcore.config.load import load_config
 from lmcore.errors import DataError, LmcoreError
 from lmcore.plugins import Selection, build_op_table, create_device, discover
+from lmcore.plugins.registrations import plugin_sections
 from lmcore.plugins.selection import HANDED_DOWN
 from lmcore.runtime.agreement import (
     agree,
@@ -37,7 +38,8 @@ def main(scenario: str, timeout: float) -> int:
     with join_processes(place, timeout=JOIN_SECONDS) as rendezvous:
         agree_on_device(rendezvous, selection, plugins)
         agree_on_versions(rendezvous, selection, plugins)
-        device = create_device(plugins, selection, Config())
+        defaults = load_config([], plugins=plugin_sections(plugins)).config
+        device = create_device(plugins, selection, defaults)
         wanted = parse_preferences(os.environ.get("KERNELS", "").split())
         table = build_op_table(plugins, selection, device, preferences=wanted)
         table.bind("attention", OpContext(device.type, "float32", {"head_dim": 8, "dropout": 0.0}))
