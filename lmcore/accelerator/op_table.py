@@ -188,7 +188,7 @@ class OpTable:
             if verdict is None:
                 return None
             if isinstance(verdict, Reject):
-                return verdict.reason
+                return str(verdict.reason)
             reason = f"its `supports` returned {verdict!r:.80}, not None or a `Reject`"
         logger.warning("kernel `%s` of op `%s` (%s): %s", impl.id, impl.op, impl.plugin, reason)
         return reason
@@ -232,7 +232,7 @@ class OpTable:
         try:
             yield
         except BaseException:
-            self._unmet.clear()
+            self._take_unmet()
             raise
         finally:
             self._depth -= 1
@@ -273,15 +273,19 @@ class OpTable:
             raise PluginError(f"kernel target `{target}` cannot be called as the op is: {problem}")
         return function
 
-    def _raise_unmet(self) -> None:
-        """Raise for all references that were bound in spite of `strict`."""
-        if not self._unmet:
-            return
+    def _take_unmet(self) -> list[Resolution]:
+        """Return the references that were bound in spite of `strict`, and forget that they were."""
         unmet, self._unmet = self._unmet, []
-        ops = list(dict.fromkeys(one.op for one in unmet))
-        named = f"op `{ops[0]}` has" if len(ops) == 1 else f"ops `{'`, `'.join(ops)}` have"
         for one in unmet:
             self._bound.pop(_case(one.op, one.context), None)
+        return unmet
+
+    def _raise_unmet(self) -> None:
+        unmet = self._take_unmet()
+        if not unmet:
+            return
+        ops = list(dict.fromkeys(one.op for one in unmet))
+        named = f"op `{ops[0]}` has" if len(ops) == 1 else f"ops `{'`, `'.join(ops)}` have"
         raise ConfigError(
             f"`--strict-ops`: {named} no kernel for this case",
             why="\n".join(dict.fromkeys(_why_reference(one) for one in unmet)),

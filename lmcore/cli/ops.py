@@ -147,7 +147,8 @@ def _explain(argv: list[str]) -> int:
         table.bind(spec.name, case)
     except LmcoreError as error:
         failure = error
-    resolution = table.resolve(spec.name, case)
+    bound = next(iter(table.resolutions), None)  # none where the kernel could not be loaded
+    resolution = bound or table.resolve(spec.name, case)
     if wanted.json:
         print(json.dumps(_explained_as_dict(resolution, device, table, failure), indent=2))
     else:

@@ -125,6 +125,12 @@ def test_a_supports_that_does_not_answer_is_out_with_a_warning(answer, caplog):
     assert "`odd` of op `root` (chip)" in caplog.text
 
 
+def test_a_reject_is_one_whatever_its_reason():
+    """A kernel that rejects a case without words is not bound."""
+    ops = table(impl("mute", supports=lambda context: Reject(None)))
+    assert ops.bind("root", CONTEXT) is math.sqrt
+
+
 def test_a_supports_that_needs_what_the_case_leaves_open_says_so(caplog):
     """Asking for an attribute that is not given is no fault, and the answer names it."""
 
@@ -255,6 +261,8 @@ def test_bind_all_lets_another_error_pass():
         build()
     with ops.bind_all():
         pass  # nothing was bound here, so there is nothing to raise
+    with pytest.raises(ConfigError, match="`--strict-ops`"):
+        ops.bind("root", CONTEXT)
 
 
 def test_ids_are_unique_and_ops_known():

@@ -29,7 +29,8 @@ class _RMSNorm(torch.autograd.Function):
         norm_BS1 = torch.linalg.vector_norm(wide_BSH, dim=-1, keepdim=True)
         scale_BS1 = norm_BS1.square_().div_(x_BSH.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x_BSH, weight_H, scale_BS1)
-        return (wide_BSH * scale_BS1).mul_(weight_H).to(x_BSH.dtype)
+        out_BSH: Tensor = (wide_BSH * scale_BS1).mul_(weight_H)
+        return out_BSH.to(x_BSH.dtype)
 
     @staticmethod
     @once_differentiable
