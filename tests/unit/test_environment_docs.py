@@ -7,7 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/environment.md"
-SOURCES = ("lmcore", "native", "plugins", "plugins_cuda", "plugins_xpu")
+SOURCES = ("lmcore", "native", "plugins/cpu", "plugins_cuda", "plugins_xpu")
+"""What a user of lmcore runs; the kit for plugins' authors documents its own variables."""
+
 _OWN = re.compile(r"\bLMCORE_[A-Z][A-Z_]*[A-Z]\b")
 
 
