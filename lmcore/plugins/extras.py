@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 __all__ = ["device_packages"]
 
 
@@ -16,6 +13,9 @@ def device_packages() -> dict[str, str]:
     Such an extra requires `lmcore-NAME`, NAME being its own.  Run from its sources, lmcore has no
     metadata and knows none.
     """
+    from packaging.requirements import Requirement  # its parser is slow to load
+    from packaging.utils import canonicalize_name
+
     try:
         requires = importlib.metadata.requires("lmcore") or []
         extras = importlib.metadata.metadata("lmcore").get_all("Provides-Extra") or []

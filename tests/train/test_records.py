@@ -15,6 +15,8 @@ from tensorboardX.proto.event_pb2 import Event
 from lmcore.cli.main import main
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
+from lmcore.plugins import discover
+from lmcore.plugins.registrations import plugin_sections
 
 FLAGS = "--train-iters 6 --eval-interval 4 --eval-iters 1 --split 80,20,0 --sample-tokens 8"
 
@@ -64,7 +66,8 @@ def test_summary(run: Any) -> None:
 def test_config_is_the_run(run: Any, tmp_path: Path) -> None:
     """`config.yaml` loads to the same plan, and starts the same run."""
     path = run.directory / "config.yaml"
-    plan = resolve(load_config([str(path)]), world_size=1, vocab_size=257)
+    sections = plugin_sections(discover())
+    plan = resolve(load_config([str(path)], plugins=sections), world_size=1, vocab_size=257)
     manifest = (run.directory / "checkpoints/iter_0000006/manifest.json").read_text()
     kept = json.loads(manifest)["meta"]["config"]
     assert json.loads(json.dumps(plan.to_dict()["config"])) == kept["config"]
