@@ -98,11 +98,12 @@ def _check_request(
             why="missing: " + "\n".join(f"`{name}`" for name in missing[:_SHOWN]) + more,
             hint=suggestion(missing[0], manifest.tensors),
         )
-    differing = []
+    differing, same_shapes = [], True
     for name, tensor in tensors.items():
         entry = manifest.tensors[name]
         dtype = str(tensor.dtype).removeprefix("torch.")
         if (entry.dtype, entry.shape) != (dtype, tuple(tensor.shape)):
+            same_shapes = same_shapes and entry.shape == tuple(tensor.shape)
             differing.append(
                 f"{name}: checkpoint {entry.dtype} {list(entry.shape)}, "
                 f"wanted {dtype} {list(tensor.shape)}"
@@ -112,7 +113,9 @@ def _check_request(
         raise CheckpointError(
             f"checkpoint `{checkpoint}` holds tensors of another shape or dtype",
             why="\n".join(differing[:_SHOWN]) + more,
-            hint="give the model options that the checkpoint was trained with",
+            hint="give the `--precision` that it was trained with"
+            if same_shapes
+            else "give the model options that the checkpoint was trained with",
         )
 
 

@@ -153,6 +153,8 @@ def test_other_shapes_and_dtypes_are_listed(saved: Path):
     )
     assert "model.bf16: checkpoint bfloat16 [7, 5], wanted bfloat16 [5, 7]" in error.why
     assert "model.fp16: checkpoint float16 [33], wanted float32 [33]" in error.why
+    assert error.hint == "give the model options that the checkpoint was trained with"
+    assert "--precision" in refused(saved, {"model.fp16": torch.zeros(33)}).hint
 
 
 class Bomb:
