@@ -137,19 +137,26 @@ class Device:
         return tracker
 
     @classmethod
-    def from_torch(cls, device_type: str, index: int, **overrides: Any) -> Device:
+    def from_torch(cls, device_type: str, index: int | None = None, **overrides: Any) -> Device:
         """Return a device with what torch itself knows of *device_type*.
 
         Args:
             device_type: A type that torch has a device module for.
-            index: Ordinal on this host.
+            index: Ordinal on this host; default: that of this process, its local rank.
             **overrides: Attributes that the plugin knows better; `missing` is merged.
-        """
-        from lmcore.accelerator.torch_device import defaults
 
-        values = defaults(device_type, index)
+        Raises:
+            DeviceError: torch does not know the type, or has fewer devices than this host has
+                processes.
+            PluginError: torch's module lacks something that every device has, and the plugin does
+                not bring it.
+        """
+        from lmcore.accelerator.torch_device import defaults, own_index, require_complete
+
+        values = defaults(device_type, own_index(device_type) if index is None else index)
         missing = {**values.pop("missing"), **overrides.pop("missing", {})}
         values.update(overrides)
+        require_complete(device_type, values)
         given = {name for name in _OPTIONAL if values.get(name) is not None}
         values["missing"] = {name: why for name, why in missing.items() if name not in given}
         return cls(**values)

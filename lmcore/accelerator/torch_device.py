@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from lmcore.accelerator.device import MemoryStats
-from lmcore.errors import DeviceError
+from lmcore.errors import DeviceError, PluginError
 
-__all__ = ["defaults", "own_index"]
+__all__ = ["defaults", "own_index", "require_complete"]
+
+_HOST = "cpu"
 
 
 def own_index(device_type: str) -> int:
     """Return the ordinal of the device that is this process's: its local rank's.
 
     Raises:
-        DeviceError: There are more processes on this host than torch sees devices.
+        DeviceError: torch does not know the type, or there are more processes on this host than
+            torch sees devices.
     """
+    module = _module(device_type)
+    if device_type == _HOST:
+        return 0  # all processes are on the one host
     index = int(os.environ.get("LOCAL_RANK", "0"))
-    count = torch.get_device_module(device_type).device_count()
+    count = module.device_count()
     if index >= count:
         raise DeviceError(
             f"process {index} of this host has no `{device_type}` device of its own",
@@ -33,32 +40,101 @@ def own_index(device_type: str) -> int:
 def defaults(device_type: str, index: int) -> dict[str, Any]:
     """Return constructor arguments of `Device` for a type that torch has a module for.
 
-    Each ability is taken from `torch.get_device_module(device_type)` where that has it; where it
-    has not, the ability stays out and `missing` names the attribute that was looked for.
+    Each function is taken from `torch.get_device_module(device_type)` where that has it.  Where it
+    has not, it stays out; of what a device may lack, `missing` names the attribute looked for.
+
+    Raises:
+        DeviceError: torch does not know the type.
     """
-    module = torch.get_device_module(device_type)
+    module = _module(device_type)
     device = torch.device(device_type, index)
     values: dict[str, Any] = {
         "type": device_type,
         "index": index,
         "name": _name(module, index, device_type),
         "dtypes": frozenset({"float32"}),
-        "synchronize": lambda: module.synchronize(device),
-        "set_current": lambda: module.set_device(device),
-        "seed": module.manual_seed,
-        "get_rng_state": lambda: module.get_rng_state(device),
-        "set_rng_state": lambda state: module.set_rng_state(state, device),
     }
     missing: dict[str, str] = {}
+    if device_type == _HOST:
+        values |= _host_functions()
+        missing |= _HOST_MISSING
+    else:
+        for function, (attribute, make) in _FUNCTIONS.items():
+            if hasattr(module, attribute):
+                values[function] = make(module, device)
     for ability, attributes, make in _ABILITIES:
         lacking = [name for name in attributes if not hasattr(module, name)]
         if lacking:
             missing[ability] = f"torch's module of `{device_type}` has no `{'`, `'.join(lacking)}`"
-        else:
+        elif ability not in missing:
             values[ability] = make(module, device)
     missing["peak_flops"] = "the plugin does not know this device's peak"
     values["missing"] = missing
     return values
+
+
+def require_complete(device_type: str, values: Collection[str]) -> None:
+    """Raise where a function that every device has is neither torch's nor the plugin's.
+
+    Raises:
+        PluginError: It names the function, and what torch's module would have to have.
+    """
+    for function, (attribute, _) in _FUNCTIONS.items():
+        if function not in values:
+            raise PluginError(
+                f"device `{device_type}` has no `{function}`",
+                why=f"torch's module of `{device_type}` has no `{attribute}`",
+                hint=f"pass `{function}=` to `Device.from_torch`, or mend torch's module",
+            )
+
+
+def _module(device_type: str) -> Any:
+    try:
+        return torch.get_device_module(device_type)
+    except (RuntimeError, AttributeError) as cause:
+        raise DeviceError(
+            f"torch {torch.__version__} does not know a device type `{device_type}`",
+            why=str(cause).splitlines()[0],
+            hint="import the package that brings it to torch before the device is created",
+        ) from cause
+
+
+def _host_functions() -> dict[str, Any]:
+    # torch's module of the host has neither a generator nor anything to wait for.
+    generator = torch.default_generator
+
+    def seed(number: int) -> None:
+        generator.manual_seed(number)
+
+    def set_state(state: torch.Tensor) -> None:
+        generator.set_state(state)
+
+    return {
+        "synchronize": lambda: None,
+        "set_current": lambda: None,
+        "seed": seed,
+        "get_rng_state": generator.get_state,
+        "set_rng_state": set_state,
+    }
+
+
+_HOST_MISSING = {
+    "pin_memory": "the device is the host itself",
+    "new_stream": "work on the host is done when its call returns; there are no queues",
+    "new_event": "work on the host is done when its call returns; nothing can be waited for",
+}
+
+_FUNCTIONS: dict[str, tuple[str, Any]] = {
+    "synchronize": ("synchronize", lambda module, device: lambda: module.synchronize(device)),
+    "set_current": ("set_device", lambda module, device: lambda: module.set_device(device)),
+    "seed": ("manual_seed", lambda module, device: module.manual_seed),
+    "get_rng_state": ("get_rng_state", lambda module, device: lambda: module.get_rng_state(device)),
+    "set_rng_state": (
+        "set_rng_state",
+        lambda module, device: lambda state: module.set_rng_state(state, device),
+    ),
+}
+"""What every device has: by `Device`'s attribute, that of torch's module, and the function."""
 
 
 def _name(module: Any, index: int, device_type: str) -> str:

@@ -138,3 +138,47 @@ def test_a_process_without_a_device_of_its_own_is_told(chip_module, monkeypatch,
     assert hint in error.value.hint
     monkeypatch.setattr(module, "device_count", lambda: 3, raising=False)
     assert own_index("meta") == 2
+
+
+def test_the_index_is_the_local_rank_by_default(chip_module, monkeypatch):
+    """A plugin need not know how processes share a host's devices."""
+    module, _ = chip_module
+    monkeypatch.setattr(module, "device_count", lambda: 3, raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert Device.from_torch("meta").index == 2
+
+
+def test_the_host_can_be_a_device_by_defaults(monkeypatch):
+    """It has a generator and nothing to wait for; all processes of a host have it as one."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    device = Device.from_torch("cpu")
+    assert (device.torch_device, device.index) == (torch.device("cpu"), 0)
+    before = device.get_rng_state()
+    device.seed(5)
+    first = torch.rand(3)
+    device.seed(5)
+    assert torch.equal(torch.rand(3), first)
+    device.set_rng_state(before)
+    assert torch.equal(device.get_rng_state(), before)
+    device.synchronize()
+    device.set_current()
+    assert {"pin_memory", "new_stream", "new_event", "memory_stats"} <= set(device.missing)
+
+
+def test_a_function_that_every_device_has_is_asked_for_by_name(chip_module):
+    """Where torch's module lacks it the plugin brings it, or is told which one."""
+    module, _ = chip_module
+    del module.get_rng_state
+    with pytest.raises(PluginError, match="has no `get_rng_state`") as error:
+        Device.from_torch("meta", 0)
+    assert "`get_rng_state=`" in error.value.hint
+    own = Device.from_torch("meta", 0, get_rng_state=lambda: "mine")
+    assert own.get_rng_state() == "mine"
+
+
+@pytest.mark.parametrize("index", [None, 0])
+def test_a_type_that_torch_does_not_know_is_an_error_in_words(index):
+    """The message says that a package may have to be imported first."""
+    with pytest.raises(DeviceError, match="does not know a device type `nosuch`") as error:
+        Device.from_torch("nosuch", index)
+    assert "import the package" in error.value.hint
