@@ -28,14 +28,7 @@ from lmcore.plugins.contract import (
 from lmcore.plugins.discovery import ALLOW_LIST, GROUP, discover
 from lmcore.plugins.extras import device_packages
 from lmcore.plugins.record import PluginRecord, PluginSet, PluginState
-from lmcore.plugins.selection import (
-    HANDED_DOWN,
-    REQUEST,
-    Selection,
-    chosen_plugin,
-    select,
-    verify,
-)
+from lmcore.plugins.selection import HANDED_DOWN, REQUEST, Selection, select, verify
 
 __all__ = [
     "ALLOW_LIST",

@@ -153,7 +153,7 @@ def test_the_text_is_one_aligned_line_for_each_check(clinic):
     assert [line.split()[0] for line in lines[start + 1 : start + 4]] == ["ok", "ok", "failed"]
     assert lines[start + 4].strip() == "fix: see a smith"
     assert lines[start + 4].index("fix:") == lines[start + 3].index("broken: seen")
-    assert lines[-1].split(", ")[-1] == "3 failed"  # the choice, the device, the plugin's checks
+    assert ", 3 failed" in lines[-1]  # the choice, the device, the plugin's checks
     assert not any(line.endswith(" ") for line in lines)
 
 
