@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,10 +80,16 @@ def test_buffers_are_pinned_where_the_device_can(pinning: Any, live: Tensors) ->
         pinned.append(tensor)
         return tensor.clone()
 
-    stager = buffer_stager(pinning(pin))
+    waits: list[bool] = []
+
+    def synchronize() -> None:
+        waits.append(torch.equal(stager.stage.buffers["weight"], live["weight"]))  # type: ignore[attr-defined]
+
+    stager = buffer_stager(replace(pinning(pin), synchronize=synchronize))
     stage_tensors(stager, live)
     stage_tensors(stager, live)
     assert len(pinned) == len(live)
+    assert waits == [True, True]  # after the copies
 
 
 def drop(tensors: Tensors) -> Tensors:
