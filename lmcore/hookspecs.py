@@ -75,7 +75,8 @@ def lmcore_add_options(registry: OptionRegistry) -> None:
     When: before the command line and files are read.
     Ranks: the launcher and every worker.
     Return: nothing; the section is a frozen dataclass of `lmcore.config.option` fields, whose
-    values stand in `config.plugins[NAME]` afterwards, NAME being the plugin's.
+    values stand in `config.plugins[NAME]` afterwards, NAME being the plugin's.  Field `depth` of
+    plugin `mine` is the flag `--mine-depth`.
     """
 
 

@@ -117,7 +117,7 @@ def _reason(record: PluginRecord, selection: Selection | None) -> str:
     if selection is not None and selection.plugin == record.name:
         return f"used: {selection.reason}"
     if record.probe is None:
-        return "brings no device; adds to every device's kernels and policies"
+        return "brings no device; what it adds serves every device"
     if selection is None and record.probe.state == "present":
         return "ready: its device is present"
     return f"not used: its device is {record.probe.state}" + (

@@ -15,6 +15,7 @@ import json
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pluggy
@@ -35,6 +36,9 @@ ALLOW_LIST = "LMCORE_PLUGINS"
 
 OFF = "LMCORE_PLUGIN_OFF"
 """Environment variable: names of the plugins to leave out, separated by commas."""
+
+_REGISTERING = tuple(name for name in vars(hookspecs) if name.startswith("lmcore_add_"))
+"""Hooks that are called in the launcher, where a crash would take the command down."""
 
 _TRIAL_SECONDS = 60.0
 """Until a plugin's import, or its probe, counts as hung: a cold driver may take many seconds."""
@@ -115,6 +119,13 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+class _Unheard:
+    """A registry that takes everything and keeps nothing."""
+
+    def add(self, *_: Any, **__: Any) -> None:
+        """Take what a plugin adds."""
+
+
 def _first_in_a_copy(
     points: Sequence[importlib.metadata.EntryPoint], env: Mapping[str, str], *, probe: bool
 ) -> dict[str, PluginRecord | Mapping[str, Any]]:
@@ -131,7 +142,13 @@ def _first_in_a_copy(
         def load_and_probe(at: Callable[[str], None]) -> Mapping[str, Any]:
             at(f"import of `{point.value}`")
             record = _load(point)
-            if not probe or record.state is not PluginState.USABLE:
+            if record.state is not PluginState.USABLE:
+                return {}
+            for hook in filter(record.implements, _REGISTERING):
+                at(f"`{hook}`")
+                with suppress(Exception, SystemExit):  # told where it is called in earnest
+                    record.call(hook, registry=_Unheard())
+            if not probe:
                 return {}
             at("`lmcore_probe`")
             return _probe_in_words(record, env)

@@ -37,6 +37,7 @@ class Point:
     def __init__(self, name, at_import=None, probe=None):
         self.name, self.value, self.dist = name, f"{name}.plugin", None
         self.at_import, self.probe = at_import, probe
+        self.more = {}
 
     def load(self):
         if self.at_import:
@@ -45,6 +46,8 @@ class Point:
         plugin.lmcore_plugin_info = hookimpl(lambda: PluginInfo(self.name, ">=1,<2"))
         if self.probe:
             plugin.lmcore_probe = hookimpl(self.probe)
+        for hook, function in self.more.items():
+            setattr(plugin, hook, hookimpl(function))
         return plugin
 
 
@@ -76,6 +79,16 @@ def test_a_crash_in_a_probe_names_the_hook():
     found = by_name([Point("bad", probe=crash)])
     assert found["bad"].state is PluginState.FAILED
     assert found["bad"].reason.startswith("`lmcore_probe`: the process was killed by SIGSEGV")
+
+
+def test_a_crash_while_it_registers_names_the_hook():
+    """The hooks that add to the command line are tried too, and what they raise is not lost."""
+    bad, good = Point("bad"), Point("good")
+    bad.more = {"lmcore_add_options": lambda registry: crash()}
+    good.more = {"lmcore_add_commands": lambda registry: registry.add("x", "y:z", "does")}
+    found = by_name([bad, good])
+    assert found["bad"].reason.startswith("`lmcore_add_options`: the process was killed by SIGSEGV")
+    assert found["good"].state is PluginState.USABLE
 
 
 def test_a_hang_ends_after_the_time_limit(monkeypatch):
