@@ -13,6 +13,7 @@ import pytest
 
 from lmcore.accelerator import (
     Check,
+    CheckpointStager,
     CheckStatus,
     CommBackend,
     Device,
@@ -35,6 +36,7 @@ from lmcore.plugins import (
     PluginState,
     Selection,
     build_op_table,
+    checkpoint_stagers,
     choose_comm_backend,
     choose_precision,
     choose_recompute,
@@ -621,6 +623,7 @@ LISTS = {
     "lmcore_op_impls": (op_impls, OpImpl("attention", "fast", "x:y")),
     "lmcore_precision_policies": (precision_policies, full_precision_policy()),
     "lmcore_recompute_policies": (recompute_policies, none_policy()),
+    "lmcore_checkpoint_stagers": (checkpoint_stagers, CheckpointStager("spool", dict)),
     "lmcore_validate_config": (validate_config, Problem("too big")),
 }
 
