@@ -16,6 +16,8 @@ mkdir -p "$run-plugin"
 site=$(cd "$run-plugin" && pwd)
 cp -r "$examples/plugin_extension" "$site/source"
 isolation=$(python -c 'import setuptools' 2>/dev/null && echo --no-build-isolation || true)
+# Pins for what a build installs cannot be given where it installs nothing.
+[ -z "$isolation" ] || unset PIP_BUILD_CONSTRAINT
 python -m pip install --quiet --disable-pip-version-check --no-deps $isolation \
     --target "$site/site" "$site/source"
 export PYTHONPATH=$site/site${PYTHONPATH:+:$PYTHONPATH}
