@@ -1,0 +1,17 @@
+// Memory of the devices: host memory that is counted per device and limited.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/StorageImpl.h>
+
+namespace lmcore_sim {
+
+c10::DeviceAllocator* device_allocator();
+
+// Give a storage of a device another size; what fits of its content stays.
+void resize_storage(c10::StorageImpl* storage, size_t num_bytes);
+
+// The device that `pointer` is memory of; raises if it is of none.
+c10::Device device_of_pointer(const void* pointer);
+
+}  // namespace lmcore_sim

@@ -1,0 +1,325 @@
+// Every op that the device has no kernel for runs as the CPU's, on the same memory.
+//
+// Arguments are seen as tensors of the CPU without a copy; what the kernel makes new is copied to
+// the device's memory, so that it is counted and limited there; what it returns of its arguments is
+// the argument itself, or a view of it.  A device's generator becomes an engine of the CPU.
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <cstring>
+#include <unordered_set>
+
+#include "allocator.h"
+#include "device.h"
+#include "fault.h"
+#include "generator.h"
+#include "host_view.h"
+#include "stream.h"
+
+namespace lmcore_sim {
+namespace {
+
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+bool is_sim(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_privateuseone();
+}
+
+// Ops that may mix a device's tensors with the CPU's: indices, and counts of steps.
+bool takes_host_tensors(const std::string& name) {
+  for (const char* prefix : {"aten::index", "aten::_index", "aten::_unsafe_index", "aten::_foreach",
+                             "aten::_fused", "aten::_amp", "aten::repeat_interleave"}) {
+    if (name.rfind(prefix, 0) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// One call of a kernel: its arguments there and back.
+class Call {
+ public:
+  Call(const OperatorHandle& op, Stack* stack)
+      : op_(op), stack_(stack), num_arguments_(op.schema().arguments().size()) {}
+
+  void run() {
+    const auto& name = op_.operator_name().name;
+    find_device();
+    const auto stream = current_stream(device_.index());
+    wait_stream(stream);
+    const double factor = before_op(name);
+    const auto begin = stack_->size() - num_arguments_;
+    for (size_t place = begin; place < stack_->size(); ++place) {
+      stack_->at(place) = to_host(stack_->at(place));
+    }
+    const auto generator = generator_for(begin);
+    call(generator);
+    if (factor != 1) {
+      spoil(factor);
+    }
+    take_back_resized();
+    const auto results = op_.schema().returns().size();
+    for (size_t place = stack_->size() - results; place < stack_->size(); ++place) {
+      stack_->at(place) = from_host(stack_->at(place));
+    }
+  }
+
+ private:
+  struct Argument {
+    at::Tensor device;
+    at::Tensor host;
+    c10::Storage storage;  // the host view's, before the kernel might give it another
+  };
+
+  // The device is that of the tensors; factories have it as an argument.
+  void find_device() {
+    std::optional<c10::Device> found;
+    const bool mixes = takes_host_tensors(op_.operator_name().name);
+    const auto look = [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || (tensor.is_cpu() && (mixes || tensor.dim() == 0))) {
+        return;
+      }
+      TORCH_CHECK(
+          !found || *found == tensor.device(), "Expected all tensors to be on the same device, but ",
+          op_.operator_name(), " got some on ", *found, " and some on ", tensor.device());
+      found = tensor.device();
+    };
+    for (const auto& value : torch::jit::last(*stack_, num_arguments_)) {
+      if (value.isTensor()) {
+        look(value.toTensor());
+      } else if (value.isTensorList()) {
+        for (const at::Tensor& tensor : value.toTensorList()) {
+          look(tensor);
+        }
+      } else if (value.isDevice() && value.toDevice().type() == kSim) {
+        found = found ? found : value.toDevice();
+      }
+    }
+    device_ = c10::Device(kSim, device_or_current(found ? found->index() : -1));
+  }
+
+  IValue to_host(const IValue& value) {
+    if (value.isTensor()) {
+      return host_of(value.toTensor());
+    }
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> hosts;
+      for (const at::Tensor& tensor : value.toTensorList()) {
+        hosts.push_back(host_of(tensor));
+      }
+      return hosts;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> hosts;
+      for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+        hosts.push_back(tensor ? std::optional<at::Tensor>(host_of(*tensor)) : std::nullopt);
+      }
+      return hosts;
+    }
+    if (value.isDevice() && value.toDevice().type() == kSim) {
+      return c10::Device(c10::DeviceType::CPU);
+    }
+    return value;
+  }
+
+  at::Tensor host_of(const at::Tensor& tensor) {
+    if (!is_sim(tensor)) {
+      return tensor;
+    }
+    const auto count = static_cast<uint64_t>(tensor.numel());
+    most_elements_ = std::max(most_elements_, count);
+    for (const auto& known : arguments_) {
+      if (known.device.is_same(tensor)) {
+        return known.host;
+      }
+    }
+    auto storage = storage_of(tensor);
+    auto host = host_view(tensor, storage);
+    arguments_.push_back({tensor, host, storage});
+    return host;
+  }
+
+  // Views of one storage stay views of one storage.
+  c10::Storage storage_of(const at::Tensor& tensor) {
+    for (const auto& known : arguments_) {
+      if (known.device.storage().is_alias_of(tensor.storage())) {
+        return known.storage;
+      }
+    }
+    return host_storage(tensor.storage());
+  }
+
+  // The engine to draw from, in the place of the op's generator or, where it takes none, alone.
+  at::Generator generator_for(size_t begin) {
+    const auto& arguments = op_.schema().arguments();
+    for (size_t place = 0; place < num_arguments_; ++place) {
+      const auto type = arguments[place].type()->str();
+      if (type != "Generator" && type != "Generator?") {
+        continue;
+      }
+      auto& value = stack_->at(begin + place);
+      const auto given = value.isNone() ? default_generator(device_.index()) : value.toGenerator();
+      TORCH_CHECK(
+          given.device().type() == kSim, "Expected a 'sim' device type for generator but found '",
+          given.device(), "'");
+      value = host_generator(given, most_elements_);
+      return {};
+    }
+    if (op_.hasTag(at::Tag::nondeterministic_seeded)) {
+      return host_generator(default_generator(device_.index()), most_elements_);
+    }
+    return {};
+  }
+
+  void call(const at::Generator& generator) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const auto run = [this] {
+      const auto& name = op_.operator_name().name;
+      if (name == "aten::convolution_overrideable") {
+        replace("aten::convolution").callBoxed(stack_);
+      } else if (name == "aten::convolution_backward_overrideable") {
+        // The gradient of the bias has a channel for each of the output's.
+        const int64_t channels = stack_->at(stack_->size() - num_arguments_).toTensor().size(1);
+        stack_->insert(stack_->end() - 7, IValue(std::vector<int64_t>{channels}));
+        replace("aten::convolution_backward").callBoxed(stack_);
+      } else {
+        op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+      }
+    };
+    if (generator.defined()) {
+      with_default_generator(generator, run);
+    } else {
+      run();
+    }
+  }
+
+  static OperatorHandle replace(const char* name) {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  }
+
+  // Make the results wrong: those returned and those written into arguments.
+  void spoil(double factor) {
+    std::unordered_set<const void*> spoilt;
+    const auto one = [&](const at::Tensor& tensor) {
+      if (tensor.defined() && tensor.is_floating_point() &&
+          spoilt.insert(tensor.unsafeGetTensorImpl()).second) {
+        tensor.mul_(factor);
+      }
+    };
+    const auto each = [&](const IValue& value) {
+      if (value.isTensor()) {
+        one(value.toTensor());
+      } else if (value.isTensorList()) {
+        for (const at::Tensor& tensor : value.toTensorList()) {
+          one(tensor);
+        }
+      }
+    };
+    const auto results = op_.schema().returns().size();
+    for (const auto& value : torch::jit::last(*stack_, results)) {
+      each(value);
+    }
+    if (results == 0) {  // a list of tensors, changed in place
+      for (const auto& argument : arguments_) {
+        one(argument.host);
+      }
+    }
+  }
+
+  // A kernel may resize what it writes its result to.
+  void take_back_resized() {
+    for (const auto& argument : arguments_) {
+      auto* host = argument.host.unsafeGetTensorImpl();
+      auto* device = argument.device.unsafeGetTensorImpl();
+      const auto& before = argument.device.storage();
+      const auto& now = argument.host.storage();
+      if (now.data() != before.data()) {
+        resize_storage(before.unsafeGetStorageImpl(), now.nbytes());
+        std::memcpy(before.mutable_data(), now.data(), now.nbytes());
+      }
+      if (host->sizes() != device->sizes() || host->strides() != device->strides()) {
+        device->set_sizes_and_strides(host->sizes(), host->strides(), host->storage_offset());
+      }
+    }
+  }
+
+  IValue from_host(const IValue& value) {
+    if (value.isTensor()) {
+      return device_of(value.toTensor());
+    }
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> tensors;
+      for (const at::Tensor& tensor : value.toTensorList()) {
+        tensors.push_back(device_of(tensor));
+      }
+      return tensors;
+    }
+    return value;
+  }
+
+  at::Tensor device_of(const at::Tensor& host) {
+    if (!host.defined() || !host.is_cpu()) {
+      return host;
+    }
+    for (const auto& argument : arguments_) {
+      if (argument.host.is_same(host)) {
+        return argument.device;
+      }
+    }
+    for (const auto& argument : arguments_) {
+      if (argument.storage.is_alias_of(host.storage())) {
+        return view_of(argument.device, host);
+      }
+    }
+    return copy_of(host);
+  }
+
+  static at::Tensor view_of(const at::Tensor& base, const at::Tensor& host) {
+    auto view = at::detail::make_tensor<c10::TensorImpl>(
+        c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), host.dtype());
+    view.unsafeGetTensorImpl()->set_sizes_and_strides(
+        host.sizes(), host.strides(), host.storage_offset());
+    return view;
+  }
+
+  at::Tensor copy_of(const at::Tensor& host) {
+    const auto dense = host.is_non_overlapping_and_dense() ? host : host.contiguous();
+    const auto tensor = at::empty_strided(
+        dense.sizes(), dense.strides(), dense.options().device(device_).pinned_memory(false));
+    if (dense.nbytes() > 0) {
+      std::memcpy(tensor.mutable_data_ptr(), dense.const_data_ptr(), dense.nbytes());
+    }
+    return tensor;
+  }
+
+  const OperatorHandle& op_;
+  Stack* stack_;
+  size_t num_arguments_;
+  c10::Device device_{kSim, 0};
+  std::vector<Argument> arguments_;
+  uint64_t most_elements_ = 0;
+};
+
+void run_on_host(const OperatorHandle& op, Stack* stack) {
+  Call(op, stack).run();
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+}
+
+// torch's own kernel for every backend says that there is none; so the fallback is not asked.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+  }
+}
+
+}  // namespace lmcore_sim

@@ -1,0 +1,177 @@
+// Making tensors of a device, looking at them differently, copying them: what no CPU kernel does.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_copy_from.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include "allocator.h"
+#include "device.h"
+#include "fault.h"
+#include "host_view.h"
+#include "pinned.h"
+#include "stream.h"
+
+namespace lmcore_sim {
+namespace {
+
+constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+
+c10::OptionalDeviceGuard guard_of(std::optional<c10::Device> device, std::optional<bool> pin) {
+  TORCH_CHECK(!pin.value_or(false), "only tensors of the CPU can be pinned");
+  if (device && device->has_index()) {
+    check_device(device->index());
+    return c10::OptionalDeviceGuard(device);
+  }
+  return c10::OptionalDeviceGuard();
+}
+
+at::Tensor empty(
+    at::IntArrayRef size,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> /*layout*/,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory,
+    std::optional<at::MemoryFormat> format) {
+  const auto guard = guard_of(device, pin_memory);
+  return at::detail::empty_generic(
+      size, device_allocator(), kKeys, c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(
+    at::IntArrayRef size,
+    at::IntArrayRef stride,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> /*layout*/,
+    std::optional<at::Device> device,
+    std::optional<bool> pin_memory) {
+  const auto guard = guard_of(device, pin_memory);
+  return at::detail::empty_strided_generic(
+      size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype));
+}
+
+// Give a tensor's storage the bytes that its new shape needs.
+void grow(const at::Tensor& tensor, size_t num_bytes) {
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  if (tensor.numel() > 0 && num_bytes > storage->nbytes()) {
+    resize_storage(storage, num_bytes);
+  }
+}
+
+const at::Tensor& resize(
+    const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
+  auto* impl = self.unsafeGetTensorImpl();
+  at::native::resize_impl_cpu_(impl, size, std::nullopt, /*resize_storage=*/false);
+  if (format) {
+    impl->empty_tensor_restride(*format);
+  }
+  grow(self, at::detail::computeStorageNbytes(
+                 impl->sizes(), impl->strides(), impl->itemsize(), impl->storage_offset()));
+  return self;
+}
+
+at::Tensor& set_storage(
+    at::Tensor& self,
+    at::Storage source,
+    int64_t offset,
+    at::IntArrayRef size,
+    at::IntArrayRef stride) {
+  at::native::checkSetStorage(self, source, offset, size, stride);
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_offset(offset);
+  const at::OptionalIntArrayRef given =
+      stride.data() == nullptr ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(stride);
+  at::native::resize_impl_cpu_(impl, size, given, /*resize_storage=*/false);
+  grow(self, at::detail::computeStorageNbytes(
+                 impl->sizes(), impl->strides(), impl->itemsize(), offset));
+  return self;
+}
+
+at::Tensor& set_whole_storage(at::Tensor& self, at::Storage source) {
+  const auto count =
+      static_cast<int64_t>(source.nbytes() / self.unsafeGetTensorImpl()->itemsize());
+  return set_storage(self, std::move(source), 0, {count}, {});
+}
+
+at::Tensor& set_nothing(at::Tensor& self) {
+  const c10::DeviceGuard guard(self.device());
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t(), 0, device_allocator()->allocate(0), device_allocator(),
+      /*resizable=*/true);
+  return set_storage(self, std::move(storage), 0, {0}, {});
+}
+
+at::Tensor on_host(const at::Tensor& tensor) {
+  return tensor.is_cpu() ? tensor : host_view(tensor);
+}
+
+// Whether a copy may be late: it was allowed, and both ends are memory that a device can reach.
+bool may_be_late(const at::Tensor& one, const at::Tensor& other, bool non_blocking) {
+  const auto reachable = [](const at::Tensor& tensor) {
+    return !tensor.is_cpu() || is_pinned(tensor.const_data_ptr());
+  };
+  return non_blocking && one.is_cpu() != other.is_cpu() && reachable(one) && reachable(other);
+}
+
+at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
+  const auto device = target.is_cpu() ? source.device() : target.device();
+  const auto stream = current_stream(device.index());
+  if (source.numel() == 0 && target.numel() == 0) {
+    return target;
+  }
+  const auto copy = [from = on_host(source), to = on_host(target)] {
+    const double factor = before_op("copy");
+    to.copy_(from);
+    if (factor != 1 && to.is_floating_point()) {
+      to.mul_(factor);
+    }
+  };
+  if (may_be_late(source, target, non_blocking)) {
+    enqueue(stream, copy, {source.storage(), target.storage()});
+    return target;
+  }
+  wait_stream(stream);
+  if (!source.is_cpu() && !target.is_cpu() && source.device() != target.device()) {
+    wait_stream(current_stream(source.device().index()));
+  }
+  copy();
+  return target;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& target) {
+  if (source.sizes() != target.sizes()) {
+    target.resize_(source.sizes());
+  }
+  return copy_from(source, target, /*non_blocking=*/false);
+}
+
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  if (!is_idle(stream)) {
+    enqueue(stream, [] {}, {self.storage()});
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("resize_", &resize);
+  library.impl("set_.source_Storage_storage_offset", &set_storage);
+  library.impl("set_.source_Storage", &set_whole_storage);
+  library.impl("set_.source_Tensor", &at::native::set_tensor_);
+  library.impl("set_", &set_nothing);
+  library.impl("as_strided", &at::native::as_strided_tensorimpl);
+  library.impl("view", &at::native::view);
+  library.impl("_reshape_alias", &at::native::_reshape_alias);
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("record_stream", &record_stream);
+}
+
+}  // namespace lmcore_sim

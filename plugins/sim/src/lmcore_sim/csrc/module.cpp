@@ -1,0 +1,45 @@
+// What Python calls: lmcore_sim._C.
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/utils/pybind.h>
+
+#include "autocast.h"
+#include "autograd.h"
+#include "device.h"
+#include "fault.h"
+#include "generator.h"
+#include "simccl.h"
+#include "stream.h"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_C, module) {
+  using namespace lmcore_sim;
+
+  module.def("configure", &configure_devices, py::arg("count"), py::arg("memory_bytes"));
+  module.def("device_count", &device_count);
+  module.def("register_autocast", &register_autocast);
+  module.def(
+      "start_autograd_threads", &start_autograd_threads,
+      py::call_guard<py::gil_scoped_release>());
+  module.def("in_forked_process", &in_forked_process);
+  module.def("lose_devices", &lose_devices, py::arg("reason"));
+  module.def("restore_devices", &restore_devices);
+  module.def("default_generator", &default_generator, py::arg("index"));
+  module.def("num_ops", &num_ops);
+  module.def("set_rng_restore_denied", &set_rng_restore_denied, py::arg("denied"));
+
+  py::class_<Fault>(module, "Fault")
+      .def(
+          py::init([](std::string kind, std::string target, int64_t at, double value) {
+            return Fault{std::move(kind), std::move(target), at, value};
+          }),
+          py::arg("kind"), py::arg("target"), py::arg("at"), py::arg("value"));
+  module.def("set_faults", &set_faults, py::arg("faults"));
+
+  py::class_<SimBackend, c10d::Backend, c10::intrusive_ptr<SimBackend>>(module, "SimBackend")
+      .def(
+          py::init<c10::intrusive_ptr<c10d::Backend>, int, int>(), py::arg("carrier"),
+          py::arg("rank"), py::arg("size"));
+}

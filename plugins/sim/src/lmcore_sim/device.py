@@ -1,0 +1,33 @@
+"""One simulated device as a `Device`: torch's own functions, which the library answers."""
+
+from __future__ import annotations
+
+import torch
+
+from lmcore.accelerator import Device
+from lmcore.accelerator.torch_device import own_index
+from lmcore_sim import torch_backend  # makes the device known to torch  # noqa: F401
+
+__all__ = ["create_device"]
+
+
+def create_device() -> Device:
+    """Return the device of this process: the one that its local rank names.
+
+    Raises:
+        DeviceError: There are more processes on this host than devices.
+    """
+    index = own_index("sim")
+    free, total = torch.accelerator.get_memory_info(index)
+    return Device.from_torch(
+        "sim",
+        index,
+        dtypes=frozenset({"float32", "float64", "bfloat16"}),
+        missing={"peak_flops": "a simulated device has no peak; it is as fast as the host"},
+        facts={
+            "devices": torch.accelerator.device_count(),
+            "memory_bytes": total,
+            "free_bytes": free,
+            "torch": str(torch.__version__),
+        },
+    )

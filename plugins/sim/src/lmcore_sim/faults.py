@@ -1,0 +1,146 @@
+"""How the simulated devices misbehave when they are told to; torch-free.
+
+`LMCORE_SIM_FAULTS` is a list of rules, separated by semicolons:
+
+    KIND[:TARGET][@COUNT][=VALUE][#RANK]
+
+| kind | what happens | target | value |
+|---|---|---|---|
+| `fail` | the call raises `RuntimeError` | an op or a collective; any op | |
+| `wrong` | its result is multiplied by the value | an op or a collective; any op | 1.01 |
+| `slow` | it takes longer | an op or a collective; any op | `1ms` |
+| `lose` | the devices are lost: every call from there on raises | an op or a collective; any op | |
+| `hang` | it never returns | a collective; any | |
+| `no-rng-restore` | a state put back is ignored | | |
+| `no-autocast` | `torch.autocast` is accepted and casts nothing | | |
+
+TARGET is the name of an op without namespace, overload and trailing underscore (`mm`, `gelu`,
+`native_layer_norm_backward`, `copy`), or `all_reduce`, `all_gather`, `reduce_scatter`,
+`all_to_all`, `broadcast`, `reduce`, `gather`, `scatter`, `send`, `recv`, `barrier`.  COUNT is the
+how manieth call that the target matches, from 1; without it, every one.  RANK is the process that
+misbehaves, by the variable `RANK`; without it, all do.  `fail:mm@3`, `wrong:gelu=1.5`,
+`slow:copy=5ms`, `lose@200#1`, `hang:all_reduce@2#0`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lmcore.errors import ConfigError, suggestion
+
+__all__ = ["COLLECTIVES", "VARIABLE", "FaultRule", "Faults", "parse_faults"]
+
+VARIABLE = "LMCORE_SIM_FAULTS"
+COLLECTIVES = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"),
+    *("gather", "scatter", "send", "recv", "barrier"),
+)
+_CALLS = ("fail", "wrong", "slow", "lose", "hang")
+_SWITCHES = ("no-rng-restore", "no-autocast")
+_DEFAULTS = {"wrong": "1.01", "slow": "1ms"}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_RULE = re.compile(
+    r"(?P<kind>[a-z-]+)(:(?P<target>\w+))?(@(?P<count>[1-9]\d*))?"
+    r"(=(?P<value>[^#]+))?(#(?P<rank>\d+))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class FaultRule:
+    """A call that goes wrong.
+
+    Attributes:
+        kind: "fail", "wrong", "slow", "lose" or "hang".
+        target: Op or collective; empty: any.
+        at: The how manieth matching call; 0: every one.
+        value: Factor of a wrong result, or seconds.
+        rank: Process that misbehaves; None: all.
+    """
+
+    kind: str
+    target: str = ""
+    at: int = 0
+    value: float = 0.0
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Faults:
+    """All that goes wrong in this process.
+
+    Attributes:
+        rules: Calls.
+        no_rng_restore: Whether states of the generator that are put back are ignored.
+        no_autocast: Whether autocast is silently off.
+    """
+
+    rules: tuple[FaultRule, ...] = ()
+    no_rng_restore: bool = False
+    no_autocast: bool = False
+
+    @property
+    def any(self) -> bool:
+        """Whether anything goes wrong."""
+        return self != Faults()
+
+    def of_rank(self, env: Mapping[str, str]) -> tuple[FaultRule, ...]:
+        """Return the rules for the process whose `RANK` is in *env*."""
+        rank = int(env.get("RANK", "0"))
+        return tuple(rule for rule in self.rules if rule.rank in {None, rank})
+
+
+def parse_faults(text: str) -> Faults:
+    """Return the faults of `LMCORE_SIM_FAULTS`.
+
+    Raises:
+        ConfigError: A rule is malformed.
+    """
+    rules: list[FaultRule] = []
+    switches: set[str] = set()
+    for entry in filter(None, (part.strip() for part in text.split(";"))):
+        found = _RULE.fullmatch(entry)
+        if found is None:
+            raise _error(entry, "a rule is written KIND[:TARGET][@COUNT][=VALUE][#RANK]")
+        if found["kind"] in _SWITCHES:
+            if entry != found["kind"]:
+                raise _error(entry, f"`{found['kind']}` takes no target, count, value or rank")
+            switches.add(entry)
+        elif found["kind"] in _CALLS:
+            rules.append(_rule(entry, found))
+        else:
+            raise _error(entry, suggestion(found["kind"], [*_CALLS, *_SWITCHES]))
+    return Faults(tuple(rules), "no-rng-restore" in switches, "no-autocast" in switches)
+
+
+def _rule(entry: str, found: re.Match[str]) -> FaultRule:
+    kind, target, value = found["kind"], found["target"] or "", found["value"]
+    if kind == "hang" and target and target not in COLLECTIVES:
+        raise _error(entry, "a collective hangs: " + suggestion(target, COLLECTIVES))
+    if value is not None and kind not in _DEFAULTS:
+        raise _error(entry, f"`{kind}` takes no value")
+    return FaultRule(
+        kind,
+        target,
+        int(found["count"] or 0),
+        _value(entry, kind, value or _DEFAULTS.get(kind, "0")),
+        None if found["rank"] is None else int(found["rank"]),
+    )
+
+
+def _value(entry: str, kind: str, text: str) -> float:
+    if kind == "slow":
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text, re.ASCII)
+        if found is None:
+            raise _error(entry, "a time is written `500us`, `5ms` or `1s`")
+        return float(found[1]) * _SECONDS[found[2]]
+    try:
+        return float(text)
+    except ValueError:
+        raise _error(entry, f"`{text}` is not a number") from None
+
+
+def _error(entry: str, hint: str) -> ConfigError:
+    return ConfigError(f"`{VARIABLE}`: `{entry}` is not a rule", hint=hint)

@@ -1,0 +1,134 @@
+"""The hooks of the simulated device; torch-free until a device is created."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lmcore.accelerator import (
+    Check,
+    CheckpointStager,
+    CommBackend,
+    Device,
+    OpImpl,
+    PluginInfo,
+    PrecisionPolicy,
+    Probe,
+    Problem,
+    RecomputePolicy,
+    autocast_policy,
+    buffer_stager,
+    double_precision_policy,
+    full_precision_policy,
+    host_copy_stager,
+    standard_recompute_policies,
+)
+from lmcore.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from lmcore.config.section import Config
+
+_KERNELS = "lmcore_sim.kernels"
+_DETERMINISTIC = frozenset({"deterministic"})
+_FUSED = frozenset({"deterministic", "fused"})
+
+
+@hookimpl
+def lmcore_plugin_info() -> PluginInfo:
+    """Say what this plugin is and works with."""
+    return PluginInfo(
+        name="sim",
+        api=">=1,<2",
+        torch=">=2.11",
+        provides=("sim",),
+        summary="simulated devices, to test without hardware",
+    )
+
+
+@hookimpl
+def lmcore_probe(env: Mapping[str, str]) -> Probe:
+    """Read the environment and what the library was compiled for; loads neither it nor torch."""
+    from lmcore_sim.detect import probe
+
+    return probe(env)
+
+
+@hookimpl
+def lmcore_launch_env(rank_info: Mapping[str, Any]) -> dict[str, str]:
+    """Share the host's cores, which compute for the devices, out among its workers."""
+    workers = int(rank_info.get("local_world_size", 1))
+    if workers <= 1:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // workers))}
+
+
+@hookimpl
+def lmcore_create_device() -> Device:
+    """Return the device of this process."""
+    from lmcore_sim.device import create_device
+
+    return create_device()
+
+
+@hookimpl
+def lmcore_comm_backends() -> list[CommBackend]:
+    """Offer simccl."""
+    from lmcore_sim.communication import simccl
+
+    return [simccl()]
+
+
+@hookimpl
+def lmcore_op_impls() -> list[OpImpl]:
+    """Offer torch's functions for four ops; the others are the core's references."""
+    return [
+        OpImpl("layer_norm", "torch", f"{_KERNELS}:layer_norm", traits=_FUSED),
+        OpImpl("bias_gelu", "torch", f"{_KERNELS}:bias_gelu", traits=_DETERMINISTIC),
+        OpImpl("cross_entropy", "torch", f"{_KERNELS}:cross_entropy", traits=_FUSED),
+        OpImpl("grad_norm", "norms", f"{_KERNELS}:grad_norm", traits=_DETERMINISTIC),
+    ]
+
+
+@hookimpl
+def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
+    """Offer float32, bfloat16 products by autocast, and float64."""
+    return [
+        full_precision_policy(),
+        autocast_policy(device, name="bf16", compute="bfloat16"),
+        double_precision_policy(),
+    ]
+
+
+@hookimpl
+def lmcore_recompute_policies(device: Device) -> list[RecomputePolicy]:
+    """Offer the core's policies, offloading to pinned memory among them."""
+    return standard_recompute_policies(device)
+
+
+@hookimpl
+def lmcore_checkpoint_stagers(device: Device) -> list[CheckpointStager]:
+    """Offer pinned buffers, and new tensors."""
+    return [buffer_stager(device, priority=10), host_copy_stager()]
+
+
+@hookimpl
+def lmcore_validate_config(config: Config) -> list[Problem]:
+    """Refuse to compile: torch's compiler writes no code for a device that it does not know."""
+    if not config.training.compile:
+        return []
+    return [
+        Problem(
+            "`--compile` does not work on the simulated device",
+            why="torch's compiler has no code generator for it",
+            hint="leave `--compile` out, or use `--device cpu`",
+        )
+    ]
+
+
+@hookimpl
+def lmcore_doctor(probe: Probe) -> list[Check]:
+    """Check the library, memory and the carrier of simccl."""
+    from lmcore_sim.doctor import checks
+
+    return checks(probe)

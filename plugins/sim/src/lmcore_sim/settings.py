@@ -1,0 +1,65 @@
+"""What the environment says of the simulated devices; torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lmcore.errors import ConfigError
+from lmcore_sim.faults import VARIABLE as FAULTS
+from lmcore_sim.faults import Faults, parse_faults
+
+__all__ = ["DEVICES", "FAULTS", "MEMORY", "Settings", "read_settings"]
+
+DEVICES = "LMCORE_SIM_DEVICES"
+MEMORY = "LMCORE_SIM_MEMORY"
+_MOST_DEVICES = 64  # as many as csrc/ has room for
+_DEFAULT_DEVICES = "2"
+_DEFAULT_MEMORY = "16GiB"
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The devices of a process.
+
+    Attributes:
+        num_devices: How many there are; 0: none.
+        memory_bytes: Memory of each.
+        faults: How they misbehave.
+    """
+
+    num_devices: int
+    memory_bytes: int
+    faults: Faults
+
+
+def read_settings(env: Mapping[str, str]) -> Settings:
+    """Return what `LMCORE_SIM_DEVICES`, `LMCORE_SIM_MEMORY` and `LMCORE_SIM_FAULTS` say.
+
+    Raises:
+        ConfigError: One of them is malformed.
+    """
+    count = env.get(DEVICES, "").strip() or _DEFAULT_DEVICES
+    if not (count.isascii() and count.isdigit() and int(count) <= _MOST_DEVICES):
+        raise ConfigError(
+            f"`{DEVICES}={count}` is no number of devices",
+            hint=f"use a number from 0, which means that there are none, to {_MOST_DEVICES}",
+        )
+    return Settings(
+        int(count),
+        _memory(env.get(MEMORY, "").strip() or _DEFAULT_MEMORY),
+        parse_faults(env.get(FAULTS, "")),
+    )
+
+
+def _memory(text: str) -> int:
+    """Return the bytes of "64MiB", "1.5GiB" or "1000000"."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB|B)?", text, re.ASCII)
+    if found is None:
+        raise ConfigError(
+            f"`{MEMORY}={text}` is no amount of memory",
+            hint="write `64MiB`, `16GiB` or a number of bytes",
+        )
+    return int(float(found[1]) * _UNITS[found[2] or "B"])

@@ -1,0 +1,69 @@
+"""Make the simulated devices known to torch; importing this module does it, once per process.
+
+torch has one device type that is not its own, PrivateUse1; we take it and call it "sim".  Whoever
+wants the device without lmcore imports this module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+from torch.utils import backend_registration
+
+from lmcore.errors import DeviceError
+from lmcore_sim.detect import REBUILD, library_problem
+from lmcore_sim.faults import Faults
+from lmcore_sim.settings import read_settings
+
+__all__ = ["apply_faults"]
+
+_UNNAMED = "privateuseone"
+
+
+def _register(env: Mapping[str, str]) -> None:
+    settings = read_settings(env)
+    problem = library_problem()
+    if problem is not None:
+        raise DeviceError(
+            "the simulated device cannot be loaded", why=problem, hint=f"run `{REBUILD}`"
+        )
+    taken = torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - it has no public name
+    if taken not in {_UNNAMED, "sim"}:
+        raise DeviceError(
+            f"the simulated device and `{taken}` cannot be in one process",
+            why="torch has one place for a device type that is not its own, and it is taken",
+            hint="use `--plugin-off` for one of the two",
+        )
+    from lmcore_sim import _C
+
+    _C.configure(settings.num_devices, settings.memory_bytes)
+    if not settings.faults.no_autocast:
+        _C.register_autocast()
+    apply_faults(settings.faults, env)
+    if taken == _UNNAMED:
+        torch.utils.rename_privateuse1_backend("sim")
+    from lmcore_sim import torch_sim
+    from lmcore_sim.communication import register
+
+    torch_sim.install()
+    backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
+    _C.start_autograd_threads()
+    register()
+
+
+def apply_faults(faults: Faults, env: Mapping[str, str] = os.environ) -> None:
+    """Misbehave as told from here on, and no more as told before; counts begin anew.
+
+    `no-autocast` is the exception: it is decided when the device is registered.
+    """
+    from lmcore_sim import _C
+
+    _C.set_faults(
+        [_C.Fault(rule.kind, rule.target, rule.at, rule.value) for rule in faults.of_rank(env)]
+    )
+    _C.set_rng_restore_denied(faults.no_rng_restore)
+
+
+_register(os.environ)
