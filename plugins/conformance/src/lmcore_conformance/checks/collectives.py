@@ -1,0 +1,352 @@
+"""Level 4: collectives of the plugin's backend between two real processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed
+
+from lmcore_conformance.registry import Failure, NotRun, check
+
+if TYPE_CHECKING:
+    from lmcore_conformance.ranks import RankBench
+
+_GROUP = "distributed"
+_DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+_REASON = "Parallel training is made of these; a wrong one trains another model."
+
+
+def _own(bench: RankBench, dtype: torch.dtype = torch.float32, count: int = 1001) -> Tensor:
+    """Return this rank's numbers: whole ones, that differ by place and rank."""
+    return _of(bench.rank, dtype, count).to(bench.where)
+
+
+def _of(rank: int, dtype: torch.dtype = torch.float32, count: int = 1001) -> Tensor:
+    return ((torch.arange(count) % 13) + 1 + 16 * rank).to(dtype)
+
+
+def _expect(bench: RankBench, what: str, found: Tensor, right: Tensor) -> None:
+    bench.device.synchronize()
+    if not torch.equal(found.cpu(), right):
+        wrong = int((found.cpu() != right).sum())
+        raise Failure(f"{what}: {wrong} of {right.numel()} numbers are wrong")
+
+
+@check(
+    "distributed.start",
+    "L4",
+    "Two processes connect over the backend that the plugin offers, each with its own device.",
+    reason="A run of several processes begins so.",
+    group=_GROUP,
+    requires=["distributed"],
+)
+def start(bench: RankBench) -> str:
+    """Look at the group that the core made."""
+    if distributed.get_world_size() != bench.size or distributed.get_rank() != bench.rank:
+        raise Failure("the group has another size or rank than the run")
+    told = bench.processes.gather([bench.device.type, bench.device.index])
+    if not bench.is_host and len({tuple(one) for one in told}) < len(told):
+        raise Failure(f"two processes use one device: {told}")
+    return f"{bench.size} processes over `{bench.processes.backend.name}`"
+
+
+@check(
+    "distributed.all-reduce",
+    "L4",
+    "`all_reduce` sums, and finds the largest and smallest, in float32, bfloat16 and int64.",
+    reason=_REASON,
+    group=_GROUP,
+    requires=["distributed"],
+)
+def all_reduce(bench: RankBench) -> str:
+    """Reduce numbers whose sums are exact in every dtype."""
+    operations: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
+        "sum": (distributed.ReduceOp.SUM, lambda values: values.sum(0)),
+        "max": (distributed.ReduceOp.MAX, lambda values: values.amax(0)),
+        "min": (distributed.ReduceOp.MIN, lambda values: values.amin(0)),
+    }
+    for dtype in _DTYPES:
+        every = torch.stack([_of(rank, dtype) for rank in range(bench.size)])
+        for name, (operation, right) in operations.items():
+            tensor = _own(bench, dtype)
+            distributed.all_reduce(tensor, operation)
+            _expect(bench, f"{name} of {dtype}", tensor, right(every).to(dtype))
+    return ", ".join(operations)
+
+
+@check(
+    "distributed.average",
+    "L4",
+    "`all_reduce` averages, where the backend says that it can.",
+    reason="Gradients are averaged; without it the core sums and divides.",
+    group=_GROUP,
+    requires=["distributed", "average"],
+)
+def average(bench: RankBench) -> str:
+    """Average numbers whose mean is exact."""
+    if not bench.processes.backend.supports_average:
+        raise Failure("the backend says that it cannot (`supports_average`)")
+    tensor = _own(bench)
+    distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
+    every = torch.stack([_of(rank) for rank in range(bench.size)])
+    _expect(bench, "average", tensor, every.mean(0))
+    return f"over {bench.size}"
+
+
+@check(
+    "distributed.broadcast",
+    "L4",
+    "`broadcast` gives every rank the numbers of each rank in turn, of any layout and size.",
+    reason=_REASON,
+    group=_GROUP,
+    requires=["distributed"],
+)
+def broadcast(bench: RankBench) -> str:
+    """Broadcast from each rank, a scalar, nothing, and a large tensor."""
+    for source in range(bench.size):
+        for count in (0, 1, 1001, 300_000):
+            tensor = _own(bench, count=count)
+            distributed.broadcast(tensor, source)
+            _expect(bench, f"{count} numbers from {source}", tensor, _of(source, count=count))
+    flag = torch.tensor([bench.rank == 1], device=bench.where)
+    distributed.broadcast(flag, 1)
+    _expect(bench, "a truth value", flag, torch.tensor([True]))
+    return "from each rank"
+
+
+@check(
+    "distributed.all-gather",
+    "L4",
+    "`all_gather` and `all_gather_into_tensor` put the ranks' numbers in their order.",
+    reason=_REASON,
+    group=_GROUP,
+    requires=["distributed"],
+)
+def all_gather(bench: RankBench) -> str:
+    """Gather into a list and into one tensor."""
+    right = torch.cat([_of(rank) for rank in range(bench.size)])
+    parts = [torch.empty_like(_own(bench)) for _ in range(bench.size)]
+    distributed.all_gather(parts, _own(bench))
+    _expect(bench, "a list", torch.cat(parts), right)
+    whole = torch.empty(right.numel(), device=bench.where)
+    distributed.all_gather_into_tensor(whole, _own(bench))
+    _expect(bench, "one tensor", whole, right)
+    return "both forms"
+
+
+@check(
+    "distributed.reduce-scatter",
+    "L4",
+    "`reduce_scatter_tensor` leaves each rank the sum of its part.",
+    reason="Sharded data parallelism reduces gradients so.",
+    group=_GROUP,
+    requires=["distributed", "reduce_scatter"],
+)
+def reduce_scatter(bench: RankBench) -> str:
+    """Reduce and scatter."""
+    count = 500
+    every = [_of(rank, count=count * bench.size) for rank in range(bench.size)]
+    part = torch.empty(count, device=bench.where)
+    distributed.reduce_scatter_tensor(part, every[bench.rank].to(bench.where))
+    right = torch.stack(every).sum(0).chunk(bench.size)[bench.rank]
+    _expect(bench, "sum", part, right)
+    return f"{count} numbers each"
+
+
+@check(
+    "distributed.all-to-all",
+    "L4",
+    "`all_to_all_single` exchanges parts, equal and unequal ones.",
+    reason="Experts and sequence parallelism exchange tokens so.",
+    group=_GROUP,
+    requires=["distributed", "all_to_all"],
+)
+def all_to_all(bench: RankBench) -> str:
+    """Exchange equal parts, then parts of sizes that differ."""
+    size, rank = bench.size, bench.rank
+    every = [_of(one, count=7 * size) for one in range(size)]
+    found = torch.empty(7 * size, device=bench.where)
+    distributed.all_to_all_single(found, every[rank].to(bench.where))
+    right = torch.cat([one.chunk(size)[rank] for one in every])
+    _expect(bench, "equal parts", found, right)
+    sizes = [[3 * a + b + 1 for b in range(size)] for a in range(size)]
+    given = [_of(one, count=sum(sizes[one])) for one in range(size)]
+    takes = [sizes[one][rank] for one in range(size)]
+    found = torch.empty(sum(takes), device=bench.where)
+    distributed.all_to_all_single(found, given[rank].to(bench.where), takes, sizes[rank])
+    right = torch.cat([given[one].split(sizes[one])[rank] for one in range(size)])
+    _expect(bench, "unequal parts", found, right)
+    return "equal and unequal parts"
+
+
+@check(
+    "distributed.gather-scatter",
+    "L4",
+    "`gather`, `scatter` and `reduce` do so at one rank.",
+    reason="Checkpoints and metrics are collected so.",
+    group=_GROUP,
+    requires=["distributed", "gather_scatter"],
+)
+def gather_scatter(bench: RankBench) -> str:
+    """Do each at each rank."""
+    for root in range(bench.size):
+        here = bench.rank == root
+        parts = [torch.empty_like(_own(bench)) for _ in range(bench.size)] if here else None
+        distributed.gather(_own(bench), parts, root)
+        if parts:
+            right = torch.cat([_of(rank) for rank in range(bench.size)])
+            _expect(bench, f"gather at {root}", torch.cat(parts), right)
+        mine = torch.empty(1001, device=bench.where)
+        rows = [_of(5 + rank).to(bench.where) for rank in range(bench.size)] if here else None
+        distributed.scatter(mine, rows, root)
+        _expect(bench, f"scatter from {root}", mine, _of(5 + bench.rank))
+        total = _own(bench)
+        distributed.reduce(total, root)
+        if here:
+            right = torch.stack([_of(rank) for rank in range(bench.size)]).sum(0)
+            _expect(bench, f"reduce at {root}", total, right)
+    return "at each rank"
+
+
+@check(
+    "distributed.send-recv",
+    "L4",
+    "`send` and `recv` carry tensors in order, also both ways at once.",
+    reason="Pipeline stages pass activations so.",
+    group=_GROUP,
+    requires=["distributed", "send_recv"],
+)
+def send_recv(bench: RankBench) -> str:
+    """Send one way, then exchange with `batch_isend_irecv`."""
+    other = (bench.rank + 1) % bench.size
+    if bench.rank == 0:
+        for number in range(3):
+            distributed.send(_of(20 + number).to(bench.where), 1)
+    if bench.rank == 1:
+        for number in range(3):
+            tensor = torch.empty(1001, device=bench.where)
+            distributed.recv(tensor, 0)
+            _expect(bench, f"message {number}", tensor, _of(20 + number))
+    found = torch.empty(1001, device=bench.where)
+    works = distributed.batch_isend_irecv(
+        [
+            distributed.P2POp(distributed.isend, _own(bench), other),
+            distributed.P2POp(distributed.irecv, found, (bench.rank - 1) % bench.size),
+        ]
+    )
+    for work in works:
+        work.wait()
+    _expect(bench, "both ways", found, _of((bench.rank - 1) % bench.size))
+    return "one way and both ways"
+
+
+@check(
+    "distributed.async",
+    "L4",
+    "Collectives that are not waited for at once end in order, with the right numbers.",
+    reason="Gradients are reduced while the backward pass goes on.",
+    group=_GROUP,
+    requires=["distributed"],
+)
+def asynchronous(bench: RankBench) -> str:
+    """Begin eight reductions, compute, then wait."""
+    tensors = [_own(bench) + number for number in range(8)]
+    works = [distributed.all_reduce(one, async_op=True) for one in tensors]
+    square = torch.eye(128, device=bench.where)
+    for _ in range(20):
+        square = square @ square
+    for work in works:
+        work.wait()
+    every = torch.stack([_of(rank) for rank in range(bench.size)]).sum(0)
+    for number, tensor in enumerate(tensors):
+        _expect(bench, f"reduction {number}", tensor, every + number * bench.size)
+    return "eight at once"
+
+
+@check(
+    "distributed.groups",
+    "L4",
+    "A group of some ranks reduces among them alone.",
+    reason="Each axis of a parallel run has groups of its own.",
+    group=_GROUP,
+    requires=["distributed"],
+)
+def groups(bench: RankBench) -> str:
+    """Reduce in a group of all, and in one of each rank."""
+    everyone = bench.processes.new_group(range(bench.size))
+    alone = [bench.processes.new_group([rank]) for rank in range(bench.size)]
+    tensor = _own(bench)
+    distributed.all_reduce(tensor, group=alone[bench.rank])
+    _expect(bench, "a group of one", tensor, _of(bench.rank))
+    distributed.all_reduce(tensor, group=everyone)
+    right = torch.stack([_of(rank) for rank in range(bench.size)]).sum(0)
+    _expect(bench, "a group of all", tensor, right)
+    return f"{bench.size + 1} groups"
+
+
+@check(
+    "distributed.leaves-alone",
+    "L4",
+    "A collective changes no other tensor, and not its input where the output is another.",
+    reason="Buffers that are reused too early are read by the next layer.",
+    group=_GROUP,
+    requires=["distributed"],
+)
+def leaves_alone(bench: RankBench) -> str:
+    """Compare neighbours of a reduced slice, and the input of a gather."""
+    buffer = torch.full((3000,), 7.0, device=bench.where)
+    buffer[1000:2000] = _own(bench, count=1000)
+    distributed.all_reduce(buffer[1000:2000])
+    right = torch.full((3000,), 7.0)
+    right[1000:2000] = torch.stack([_of(rank, count=1000) for rank in range(bench.size)]).sum(0)
+    _expect(bench, "the neighbours of a slice", buffer, right)
+    given = _own(bench)
+    whole = torch.empty(1001 * bench.size, device=bench.where)
+    distributed.all_gather_into_tensor(whole, given)
+    _expect(bench, "the input of a gather", given, _of(bench.rank))
+    return "a slice, a gather"
+
+
+@check(
+    "distributed.missed",
+    "L4",
+    "A collective that one rank misses ends with an error within the timeout; nobody hangs.",
+    reason="A job that hangs for half an hour after a failure costs its whole allocation.",
+    group="distributed-timeout",
+    requires=["distributed"],
+    seconds=40,
+)
+def missed(bench: RankBench) -> str:
+    """Let rank 1 stay away from a reduction."""
+    seconds = bench.processes.timeout
+    if bench.rank == 1:
+        time.sleep(2 * seconds)
+        return "stayed away"
+    begin = time.monotonic()
+    waited = _raised(lambda: _waiting(bench))
+    took = time.monotonic() - begin
+    if not waited:
+        raise Failure(f"it ended without an error after {took:.1f} s")
+    if took > 5 * seconds:
+        raise Failure(f"the error came after {took:.1f} s, the timeout is {seconds:g} s")
+    return f"{waited} after {took:.1f} s"
+
+
+def _waiting(bench: RankBench) -> None:
+    tensor = _own(bench)
+    distributed.all_reduce(tensor)
+    bench.device.synchronize()
+    tensor.cpu()
+
+
+def _raised(function: Callable[[], None]) -> str:
+    try:
+        function()
+    except NotRun:
+        raise
+    except RuntimeError as error:
+        return type(error).__name__
+    return ""

@@ -1,0 +1,335 @@
+"""Level 0: the plugin keeps the contract, and finding it out costs nothing.
+
+What `lmcore plugin check` says of the plugin is sorted into checks; the others watch the plugin
+being imported and probed in a fresh process.  Nothing here loads torch into the process of a check.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+import threading
+import time
+from functools import cached_property
+from typing import Any
+
+from lmcore.accelerator.probe import API_VERSION, CheckStatus
+from lmcore.accelerator.probe import Check as Line
+from lmcore.cli.isolated import call_isolated
+from lmcore.plugins.check import read_steps
+from lmcore.plugins.discovery import ALLOW_LIST, GROUP
+from lmcore_conformance.registry import Failure, NotRun, check
+
+__all__ = ["ContractBench", "watch_import", "watch_probe", "watch_registration"]
+
+_GROUP = "contract"
+_IMPORT_SECONDS = 0.5
+_PROBE_SECONDS = 5.0
+_HARMLESS = ("/dev/null", "/dev/pts/", "/dev/tty", "/dev/urandom", "/dev/random", "/dev/shm/")  # noqa: S108
+_SELF = "lmcore_conformance.checks.contract"
+_RECORDS = ("import", "source", "hooks", "lmcore_plugin_info", "lmcore_probe")
+
+
+class ContractBench:
+    """The plugin by its entry point, and what `lmcore plugin check` finds."""
+
+    @property
+    def entry_point(self) -> str:
+        """Its name."""
+        return os.environ[ALLOW_LIST]
+
+    @cached_property
+    def point(self) -> importlib.metadata.EntryPoint:
+        """The entry point itself."""
+        return next(iter(importlib.metadata.entry_points(group=GROUP, name=self.entry_point)))
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """What the check of the contract says, with what it did not come to."""
+        assert self.point.dist is not None
+        arguments = (self.point.name, self.point.dist.name, API_VERSION, _names_of_the_core())
+        outcome = call_isolated("lmcore.plugins.check:check_plugin", *arguments, timeout=100.0)
+        return read_steps(outcome.values, outcome.fault)
+
+    def judge(self, names: tuple[str, ...] | None, *, prefix: str = "") -> str:
+        """Return what the lines of these names say.
+
+        Args:
+            names: Of steps; None: all that no other check judges.
+            prefix: Of names that count, too.
+
+        Raises:
+            Failure: Some of them say that something is wrong.
+            NotRun: All were skipped.
+        """
+        mine = [one for one in self.lines if self._belongs(one.name, names, prefix)]
+        wrong = [one for one in mine if one.status is CheckStatus.FAILED]
+        if wrong:
+            raise Failure(*(f"{one.name}: {one.detail}" for one in wrong))
+        if mine and all(one.status is CheckStatus.SKIPPED for one in mine):
+            raise NotRun(mine[0].detail)
+        warned = [f"{one.name}: {one.detail}" for one in mine if one.status is CheckStatus.WARNING]
+        return "; ".join(warned) or f"{len(mine)} lines of `lmcore plugin check`"
+
+    def _belongs(self, name: str, names: tuple[str, ...] | None, prefix: str) -> bool:
+        if names is not None:
+            return name in names or (bool(prefix) and name.startswith(prefix))
+        return name not in _RECORDS and not name.startswith("lmcore_add_")
+
+    def watched(self, function: str) -> Any:
+        """Return what a function of this module says in a fresh process.
+
+        Raises:
+            Failure: It crashed, hung or raised.
+        """
+        outcome = call_isolated(f"{_SELF}:{function}", self.entry_point, timeout=30.0)
+        if not outcome.complete:
+            raise Failure(outcome.fault)
+        return outcome.value
+
+
+@check(
+    "contract.import",
+    "L0",
+    "The plugin's module can be imported, without torch.",
+    reason="`lmcore plugins` and every launcher import it; torch takes seconds.",
+    group=_GROUP,
+    seconds=120,
+)
+def import_(bench: ContractBench) -> str:
+    """Judge the import."""
+    return bench.judge(("import",))
+
+
+@check(
+    "contract.source",
+    "L0",
+    "It imports nothing of lmcore but the contract.",
+    reason="Everything else may change in any release.",
+    group=_GROUP,
+    seconds=120,
+)
+def source(bench: ContractBench) -> str:
+    """Judge the imports of the source files."""
+    return bench.judge(("source",))
+
+
+@check(
+    "contract.hooks",
+    "L0",
+    "Its hooks are those of the contract: names, marks, arguments; what belongs together is there.",
+    reason="A hook with another name or argument is never called as its author meant.",
+    group=_GROUP,
+    seconds=120,
+)
+def hooks(bench: ContractBench) -> str:
+    """Judge the hooks' signatures."""
+    return bench.judge(("hooks", "lmcore_plugin_info"), prefix="")
+
+
+@check(
+    "contract.probe",
+    "L0",
+    "`lmcore_probe` answers with a valid `Probe`, and imports no torch.",
+    reason="It runs in the launcher of every command, for every installed plugin.",
+    group=_GROUP,
+    seconds=120,
+)
+def probe(bench: ContractBench) -> str:
+    """Judge the probe."""
+    return bench.judge(("lmcore_probe",))
+
+
+@check(
+    "contract.registrations",
+    "L0",
+    "What it registers (settings, commands, texts, tokenizers) can be registered and found.",
+    reason="A name that is taken, or a file that is missing, fails the user's command.",
+    group=_GROUP,
+    seconds=120,
+)
+def registrations(bench: ContractBench) -> str:
+    """Judge what is registered."""
+    return bench.judge((), prefix="lmcore_add_")
+
+
+@check(
+    "contract.offers",
+    "L0",
+    "The device can be created, and what the other hooks return is what the contract says.",
+    reason="Kernels, policies and backends are taken at their word when a run begins.",
+    group=_GROUP,
+    seconds=120,
+)
+def offers(bench: ContractBench) -> str:
+    """Judge the hooks that are about a device."""
+    return bench.judge(None)
+
+
+@check(
+    "contract.import-time",
+    "L0",
+    f"Importing the plugin takes less than {_IMPORT_SECONDS:g} s of processor time.",
+    reason="Every command of lmcore pays for it, also those that do not use the device.",
+    group=_GROUP,
+)
+def import_time(bench: ContractBench) -> str:
+    """Measure the import in a process that has lmcore's contract loaded."""
+    found = bench.watched("watch_import")
+    heavy = f", with {', '.join(found['heavy'])}" if found["heavy"] else ""
+    if found["seconds"] > _IMPORT_SECONDS:
+        raise Failure(f"it takes {found['seconds']:.2f} s{heavy}")
+    return f"{found['seconds'] * 1e3:.0f} ms, {found['modules']} modules{heavy}"
+
+
+@check(
+    "contract.probe-initialises-nothing",
+    "L0",
+    "The probe leaves the process as it was: no torch, no device opened, no thread, no variable.",
+    reason="A context that the launcher holds takes the device from the workers, and a process "
+    "that has initialised a driver cannot be copied.",
+    group=_GROUP,
+)
+def probe_initialises_nothing(bench: ContractBench) -> str:
+    """Compare a fresh process before and after two probes."""
+    found = bench.watched("watch_probe")
+    faults = []
+    if found["torch"]:
+        faults.append("torch is imported")
+    faults += [f"`{path}` stays open" for path in found["opened"]]
+    faults += [f"the environment variable `{name}` is changed" for name in found["variables"]]
+    if found["threads"] > 0:
+        faults.append(f"{found['threads']} threads stay")
+    if found["seconds"] > _PROBE_SECONDS:
+        faults.append(f"it takes {found['seconds']:.1f} s")
+    if not found["same"]:
+        faults.append("asked twice, it says something else of the device")
+    if faults:
+        raise Failure(*faults)
+    return f"{found['seconds'] * 1e3:.0f} ms"
+
+
+@check(
+    "contract.idempotent",
+    "L0",
+    "Discovered and asked twice in a process, the plugin registers and answers the same.",
+    reason="A launcher discovers plugins for its flags, for its choice and for its workers.",
+    group=_GROUP,
+)
+def idempotent(bench: ContractBench) -> str:
+    """Compare two discoveries in one fresh process."""
+    found = bench.watched("watch_registration")
+    if found["problem"]:
+        raise Failure(found["problem"])
+    differing = [name for name, (one, other) in found["pairs"].items() if one != other]
+    if differing:
+        raise Failure(*(f"{name} differs the second time" for name in differing))
+    return ", ".join(found["pairs"])
+
+
+def _names_of_the_core() -> dict[str, list[str]]:
+    """Return the names that no plugin can register."""
+    from lmcore.cli.main import COMMANDS
+    from lmcore.cli.plugin_command import RESERVED
+    from lmcore.data.corpora import BUNDLED
+    from lmcore.data.tokenizer import tokenizer_types
+
+    return {
+        "commands": [*(name for group in COMMANDS.values() for name in group), *RESERVED],
+        "corpora": [BUNDLED],
+        "tokenizers": list(tokenizer_types()),
+    }
+
+
+def _load(entry_point: str) -> Any:
+    (point,) = importlib.metadata.entry_points(group=GROUP, name=entry_point)
+    return point.load()
+
+
+def watch_import(entry_point: str) -> dict[str, Any]:
+    """Return processor time and modules of a plugin's import; in a fresh process."""
+    import lmcore.accelerator
+    import lmcore.hookspecs  # noqa: F401  # what every plugin needs is not its own cost
+
+    before, begin = set(sys.modules), time.process_time()
+    _load(entry_point)
+    seconds = time.process_time() - begin
+    new = set(sys.modules) - before
+    heavy = sorted({name.partition(".")[0] for name in new} & {"numpy", "pandas", "scipy", "torch"})
+    return {"seconds": seconds, "modules": len(new), "heavy": heavy}
+
+
+def watch_probe(entry_point: str) -> dict[str, Any]:
+    """Return what a probe leaves behind in a fresh process."""
+    from lmcore.plugins.discovery import new_hook_caller
+
+    caller = new_hook_caller()
+    caller.register(_load(entry_point), entry_point)
+    opened, variables, threads = _opened(), dict(os.environ), _threads()
+    begin = time.perf_counter()
+    (first,) = caller.hook.lmcore_probe(env=dict(os.environ))
+    seconds = time.perf_counter() - begin
+    (second,) = caller.hook.lmcore_probe(env=dict(os.environ))
+    now = dict(os.environ)
+    return {
+        "torch": "torch" in sys.modules,
+        "opened": sorted(_opened() - opened),
+        "variables": sorted(
+            name for name in variables.keys() | now if variables.get(name) != now.get(name)
+        ),
+        "threads": _threads() - threads,
+        "seconds": seconds,
+        "same": (first.device_type, first.state, first.count, first.priority)
+        == (second.device_type, second.state, second.count, second.priority),
+    }
+
+
+def watch_registration(entry_point: str) -> dict[str, Any]:
+    """Return what a plugin registers when it is discovered twice in a fresh process."""
+    from lmcore.plugins import discover
+    from lmcore.plugins.registrations import (
+        plugin_commands,
+        plugin_corpora,
+        plugin_sections,
+        registered_types,
+    )
+
+    found = []
+    for _ in range(2):
+        plugins = discover()
+        record = next(one for one in plugins if one.entry_point == entry_point)
+        if record.info is None or record.reason:
+            return {"problem": record.reason, "pairs": {}}
+        assert record.probe is not None
+        found.append(
+            {
+                "info": repr(record.info),
+                "settings": list(plugin_sections(plugins).options),
+                "commands": list(plugin_commands(plugins, {})),
+                "texts": list(plugin_corpora(plugins, {})),
+                "tokenizers": list(registered_types(plugins)),
+                "probe": json.dumps([record.probe.device_type, str(record.probe.state)]),
+            }
+        )
+    pairs = {name: (found[0][name], found[1][name]) for name in found[0]}
+    return {"problem": "", "pairs": pairs}
+
+
+def _opened() -> set[str]:
+    """Return the devices that this process has open."""
+    links = set()
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the folder's own descriptor vanishes
+        try:
+            links.add(os.readlink(f"/proc/self/fd/{name}"))  # noqa: PTH115 - the same
+        except OSError:
+            continue
+    return {link for link in links if link.startswith("/dev/") and not link.startswith(_HARMLESS)}
+
+
+def _threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - only counted
+    except OSError:
+        return threading.active_count()

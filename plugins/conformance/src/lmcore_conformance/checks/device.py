@@ -1,0 +1,337 @@
+"""Level 1: the device exists, holds tensors, and computes in the dtypes that it claims."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lmcore.accelerator import OP_SPECS
+from lmcore.accelerator.staging import stage_tensors
+from lmcore.errors import LmcoreError
+from lmcore_conformance.registry import Failure, NotRun, check
+from lmcore_conformance.requirements import REQUIREMENTS
+
+if TYPE_CHECKING:
+    from lmcore_conformance.bench import Bench
+
+_LINEAR = next(spec for spec in OP_SPECS if spec.name == "linear")
+_STORED = (
+    *(torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.uint8, torch.bool),
+)
+
+
+@check(
+    "device.create",
+    "L1",
+    "The device can be created, has the type that its probe promised, and can be described.",
+    reason="A run begins so; `environment.json` keeps the description.",
+    group="create",
+    seconds=120,
+)
+def create(bench: Bench) -> str:
+    """Create it, use its plain functions, and add two numbers on it."""
+    device = bench.device
+    described = device.describe()
+    if json.loads(json.dumps(described)) != described:
+        raise Failure("its `facts` or `missing` are no JSON values")
+    if not device.name.strip():
+        raise Failure("its `name` is empty")
+    total = torch.ones(3, device=bench.where) + torch.ones(3, device=bench.where)
+    device.synchronize()
+    if total.device.type != device.type or total.tolist() != [2.0, 2.0, 2.0]:
+        raise Failure(f"1 + 1 on `{bench.where}` is {total.tolist()} on `{total.device}`")
+    return f"{device.name}: {', '.join(sorted(device.dtypes))}"
+
+
+@check(
+    "device.declaration",
+    "L1",
+    "What the device does not offer by its own record it also gives a reason for.",
+    reason="`lmcore doctor` and errors show that reason to users.",
+    group="device",
+)
+def declaration(bench: Bench) -> str:
+    """Judge the reasons in `missing`."""
+    empty = [name for name, reason in bench.device.missing.items() if len(reason.split()) < 2]
+    if empty:
+        raise Failure(*(f"`{name}` has no reason that says anything" for name in empty))
+    return f"{len(bench.device.missing)} reasons"
+
+
+@check(
+    "device.offers-twice",
+    "L1",
+    "Asked twice, the plugin offers the same kernels, policies, stagers and backends.",
+    reason="The ranks of a run, and a run that is continued, choose among them by name.",
+    group="device",
+)
+def offers_twice(bench: Bench) -> str:
+    """Compare names of two rounds of offers."""
+    from lmcore import plugins as contract
+
+    arguments = (bench.plugins, bench.selection, bench.device)
+    counts = []
+    for kind, ask in {
+        "kernels": contract.op_impls,
+        "precision policies": contract.precision_policies,
+        "recompute policies": contract.recompute_policies,
+        "checkpoint stagers": contract.checkpoint_stagers,
+        "communication backends": contract.comm_backends,
+    }.items():
+        first, second = ([_name(one) for one in ask(*arguments)] for _ in range(2))
+        if first != second:
+            raise Failure(f"{kind}: first {first}, then {second}")
+        counts.append(f"{len(first)} {kind}")
+    return ", ".join(counts)
+
+
+def _name(offer: object) -> str:
+    kernel = getattr(offer, "op", "")
+    return f"{kernel}={getattr(offer, 'id', '')}" if kernel else str(getattr(offer, "name", ""))
+
+
+@check(
+    "device.transfer",
+    "L1",
+    "Tensors come to the device and back with the same bits: dtypes, strides, empty ones, views.",
+    reason="Batches, weights and checkpoints travel so.",
+    group="device",
+)
+def transfer(bench: Bench) -> str:
+    """Send tensors of all dtypes and layouts there and back."""
+    faults = []
+    for dtype in (*_STORED, *(torch.float64,) * ("float64" in bench.device.dtypes)):
+        base = (bench.values(5, 7) * 50).to(dtype)
+        layouts = {
+            "contiguous": base,
+            "transposed": base.t(),
+            "every second column": base[:, ::2],
+            "a view behind the first row": base[1:],
+            "empty": base[:0],
+            "a scalar": base[2, 3],
+            "large": base.repeat(300, 41),
+        }
+        for layout, tensor in layouts.items():
+            sent = tensor.to(bench.where)
+            back = sent.to("cpu")
+            bench.device.synchronize()
+            if sent.device.type != bench.device.type or back.dtype != dtype:
+                faults.append(f"{dtype}, {layout}: it is {back.dtype} on `{sent.device}`")
+            elif not torch.equal(back, tensor):
+                faults.append(f"{dtype}, {layout}: other numbers come back")
+    _raise(faults)
+    return f"{len(_STORED)} dtypes"
+
+
+@check(
+    "device.copies",
+    "L1",
+    "Copies on the device keep their numbers: clones, strided copies, casts, concatenations.",
+    reason="Optimizers, checkpoints and views rely on them.",
+    group="device",
+)
+def copies(bench: Bench) -> str:
+    """Copy in several ways and compare with the host."""
+    base = bench.values(6, 8).float()
+    there = base.to(bench.where)
+    found = {
+        "clone": (there.t().clone(), base.t()),
+        "contiguous": (there[:, 1::3].contiguous(), base[:, 1::3]),
+        "cast to int64": (there.mul(100).to(torch.int64), base.mul(100).to(torch.int64)),
+        "copy_ into a strided view": (
+            torch.zeros(8, 6, device=bench.where).t().copy_(there),
+            base,
+        ),
+        "cat": (torch.cat([there, there[:2]]), torch.cat([base, base[:2]])),
+        "index": (
+            there[torch.tensor([3, 0, 3], device=bench.where)],
+            base[torch.tensor([3, 0, 3])],
+        ),
+        "fill": (torch.empty(3, 3, device=bench.where).fill_(2.5), torch.full((3, 3), 2.5)),
+    }
+    bench.device.synchronize()
+    _raise(
+        f"{name}: other numbers"
+        for name, (one, right) in found.items()
+        if not torch.equal(one.cpu(), right)
+    )
+    return ", ".join(found)
+
+
+@check(
+    "device.synchronize",
+    "L1",
+    "After `synchronize` all work that was queued is done.",
+    reason="Step times and host copies are taken after it.",
+    group="device",
+)
+def synchronize(bench: Bench) -> str:
+    """Queue many products and read the result of the last without another wait."""
+    steps = 60
+    matrix = torch.eye(256).roll(1, 0).to(bench.where)
+    landed = torch.zeros(256, 256)
+    x = matrix
+    for _ in range(steps):
+        x = x @ matrix
+    landed.copy_(x, non_blocking=True)
+    bench.device.synchronize()
+    if not torch.equal(landed, torch.eye(256).roll(steps + 1, 0)):
+        raise Failure(f"after it, the result of {steps} products is not there yet, or wrong")
+    return f"{steps} products of 256 x 256"
+
+
+def _product(bench: Bench, name: str) -> str:
+    """Compare products in a dtype, forward and backward, with float64 on the host."""
+    if name not in bench.device.dtypes:
+        # A declaration that it depends on the hardware turns this into a declared gap.
+        raise Failure(f"`Device.dtypes` has no `{name}`, and nothing says why")
+    dtype = getattr(torch, name)
+    allowed = _LINEAR.tolerances[name]
+    worst = 0.0
+    for rows, inner, columns in ((33, 65, 17), (128, 256, 64), (1, 7, 3)):
+        left, right, grad = (
+            bench.values(*shape, seed=seed).to(dtype)
+            for seed, shape in enumerate(((rows, inner), (inner, columns), (rows, columns)))
+        )
+        x, w = (one.to(bench.where).requires_grad_() for one in (left, right))
+        out = x @ w
+        grads = torch.autograd.grad(out, (x, w), grad.to(bench.where))
+        wide = [one.double() for one in (left, right, grad)]
+        right_ones = (wide[0] @ wide[1], wide[2] @ wide[1].T, wide[0].T @ wide[2])
+        for what, one, exact in zip(
+            ("products", "gradients", "gradients"), (out, *grads), right_ones, strict=True
+        ):
+            if one.dtype != dtype:
+                raise Failure(f"{what} of {name} are {one.dtype}")
+            error = (bench.host(one) - exact).abs()
+            scale = max(1.0, exact.abs().max().item())
+            limit = allowed.absolute * scale + allowed.relative * exact.abs()
+            share = (error / limit).max().item()
+            if not share <= 1:
+                raise Failure(
+                    f"{what} of {rows} x {inner} by {inner} x {columns} are off by "
+                    f"{error.max().item():.1e}, {share:.1f} times what is allowed"
+                )
+            worst = max(worst, share)
+    return f"largest error {worst:.0%} of what is allowed"
+
+
+def _dtype_check(name: str, requires: tuple[str, ...]) -> None:
+    def run(bench: Bench) -> str:
+        return _product(bench, name)
+
+    check(
+        f"device.dtype.{name}",
+        "L1",
+        f"Matrix products in {name} are right, forward and backward, against float64 on the host.",
+        reason="`Device.dtypes` claims it, and `--precision` is offered by that claim.",
+        group="device",
+        requires=requires,
+    )(run)
+
+
+for _name_of_dtype in ("float32", "float64", "bfloat16", "float16"):
+    _dtype_check(_name_of_dtype, (_name_of_dtype,) if _name_of_dtype in REQUIREMENTS else ())
+
+
+@check(
+    "device.peak-flops",
+    "L1",
+    "`peak_flops` gives a positive rate, or None, for each dtype, and None for unknown ones.",
+    reason="A run's utilisation (MFU) is measured against it.",
+    group="device",
+    requires=["peak_flops"],
+)
+def peak_flops(bench: Bench) -> str:
+    """Ask for all dtypes that it computes in."""
+    ask = bench.device.require("peak_flops")
+    rates = {name: ask(name) for name in sorted(bench.device.dtypes)}
+    bad = [
+        f"{name}: {rate!r:.40}"
+        for name, rate in rates.items()
+        if rate is not None and not (isinstance(rate, int | float) and 1e6 < rate < 1e19)
+    ]
+    if ask("float3") is not None:
+        bad.append("it knows a dtype `float3`")
+    _raise(bad)
+    return ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in rates.items() if rate)
+
+
+@check(
+    "device.stagers",
+    "L1",
+    "Each checkpoint stager brings tensors to the host with the same bits; copies stay so.",
+    reason="What a checkpoint holds is what the stager returned.",
+    group="device",
+)
+def stagers(bench: Bench) -> str:
+    """Stage tensors twice, changing them in between."""
+    faults, names = [], []
+    for stager in bench.stagers:
+        if stager.available() is not None:
+            continue
+        names.append(stager.name)
+        live = {
+            "weight": bench.values(40, 30).float().to(bench.where),
+            "strided": bench.values(6, 9).bfloat16().to(bench.where).t(),
+            "step": torch.tensor(3.0),
+            "state": torch.arange(7, dtype=torch.uint8),
+            "empty": torch.empty(0, 4, device=bench.where),
+        }
+        for factor in (1.0, 3.0):
+            live["weight"].mul_(factor)
+            before = {name: one.cpu().clone() for name, one in live.items()}
+            try:
+                staged = stage_tensors(stager, live)
+            except LmcoreError as error:
+                faults.append(f"`{stager.name}`: {error.why or error.what}")
+                break
+            if stager.copies:
+                live["weight"].add_(1.0)
+            bench.device.synchronize()
+            faults += [
+                f"`{stager.name}`: `{name}` has other numbers"
+                for name, one in staged.items()
+                if not torch.equal(one, before[name])
+            ]
+    _raise(faults)
+    if not names:
+        raise NotRun("it offers none that can be used here; the core's own copies are used")
+    return ", ".join(names)
+
+
+@check(
+    "device.serialization",
+    "L1",
+    "`torch.save` and `torch.load` take the device's tensors, also to and from the host.",
+    reason="Other libraries' checkpoints are read so.",
+    group="device",
+)
+def serialization(bench: Bench) -> str:
+    """Save there, load there and on the host."""
+    import io
+
+    tensor: Tensor = bench.values(4, 5).float().to(bench.where)
+    file = io.BytesIO()
+    torch.save({"weight": tensor}, file)
+    faults = []
+    for target in (bench.where, torch.device("cpu")):
+        file.seek(0)
+        found = torch.load(file, map_location=target, weights_only=True)["weight"]
+        if found.device.type != target.type:
+            faults.append(f"loaded for `{target}`, it is on `{found.device}`")
+        elif not torch.equal(found.cpu(), tensor.cpu()):
+            faults.append(f"loaded for `{target}`, it has other numbers")
+    _raise(faults)
+    return "both ways"
+
+
+def _raise(faults: Iterator[str] | list[str]) -> None:
+    found = list(faults)
+    if found:
+        raise Failure(*found)

@@ -1,0 +1,194 @@
+"""Level 2: what ops drop: as much as asked for, independently, and again from the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lmcore_conformance.op_call import Kernel, kernels_of
+from lmcore_conformance.registry import Failure, check
+
+if TYPE_CHECKING:
+    from lmcore_conformance.bench import Bench
+
+_GROUP = "ops"
+_SIZE = (7, 41, 701)
+
+
+def _able(bench: Bench, op: str, **attributes: object) -> list[Kernel]:
+    kernels = kernels_of(bench, op)
+    return [one for one in kernels if one.does(bench.device.type, "float32", attributes)]
+
+
+def _weights(like: Tensor) -> Tensor:
+    """Return 1, 2, 4, 8 in turn: products with them are exact."""
+    places = torch.arange(like.numel(), device=like.device).view(like.shape)
+    return (2.0 ** (places % 4)).to(like.dtype)
+
+
+def _added(
+    bench: Bench, kernel: Kernel, dropout: float, size: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Add a branch of ones to a residual of zeros; return the sum and all gradients."""
+    x = torch.full(size, 0.75, device=bench.where, requires_grad=True)
+    bias = torch.full(size[-1:], 0.25, device=bench.where, requires_grad=True)
+    residual = torch.zeros(size, device=bench.where, requires_grad=True)
+    out = kernel.function(x, bias, residual, dropout=dropout, training=True)
+    of_x, of_bias, of_residual = torch.autograd.grad(out, [x, bias, residual], _weights(out))
+    return bench.host(out), bench.host(of_x), bench.host(of_bias), bench.host(of_residual)
+
+
+def _over_kernels(
+    bench: Bench, op: str, judge: Callable[[Kernel], list[str]], **attributes: object
+) -> str:
+    faults, names = [], []
+    for kernel in _able(bench, op, **attributes):
+        names.append(kernel.id)
+        try:
+            faults += [f"`{kernel.id}`: {text}" for text in judge(kernel)]
+        except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+            faults.append(f"`{kernel.id}`: it raised {type(error).__name__}: {error}")
+    if faults:
+        raise Failure(*faults)
+    return ", ".join(names)
+
+
+@check(
+    "ops.bias_dropout_add.share",
+    "L2",
+    "It drops the share that it is asked for, scales up the rest, and gradients pass where "
+    "values did.",
+    reason="Training with another share, or with masks that differ in backward, is biased.",
+    group=_GROUP,
+)
+def share(bench: Bench) -> str:
+    """Count what is dropped of 200,000 channels at several probabilities."""
+
+    def judge(kernel: Kernel) -> list[str]:
+        faults = []
+        count = _SIZE[0] * _SIZE[1] * _SIZE[2]
+        for dropout in (0.002, 0.1, 0.5, 0.9):
+            bench.device.seed(3)
+            out, grad_x, grad_bias, grad_residual = _added(bench, kernel, dropout, _SIZE)
+            kept = out != 0
+            deviation = (dropout * (1 - dropout) / count) ** 0.5
+            found = kept.double().mean().item()
+            if not abs(found - (1 - dropout)) < 5 * deviation + 1 / 65536:
+                faults.append(f"at {dropout:g} it keeps {found:.4f}")
+            if (out[kept] * (1 - dropout) - 1).abs().max() > 2e-3:
+                faults.append(f"at {dropout:g} survivors are {out[kept].mean():.4f}")
+            weights = _weights(out)
+            if not torch.allclose(grad_x, out * weights, rtol=1e-6):
+                faults.append(f"at {dropout:g} gradients pass elsewhere than values did")
+            if not torch.equal(grad_residual, weights):
+                faults.append(f"at {dropout:g} the residual's gradient is changed")
+            if not torch.allclose(grad_bias, grad_x.sum((0, 1)), rtol=1e-4):
+                faults.append(f"at {dropout:g} the bias's gradient is not the sum of the branch's")
+        return faults
+
+    return _over_kernels(bench, "bias_dropout_add", judge, dropout=0.1, bias=True)
+
+
+@check(
+    "ops.bias_dropout_add.independent",
+    "L2",
+    "Channels are dropped independently of their neighbours, at every distance.",
+    reason="A kernel that shares draws among channels drops whole patterns.",
+    group=_GROUP,
+)
+def independent(bench: Bench) -> str:
+    """Correlate the mask with itself, moved."""
+
+    def judge(kernel: Kernel) -> list[str]:
+        bench.device.seed(4)
+        kept = (_added(bench, kernel, 0.5, (8, 64, 512))[0] != 0).double().flatten() - 0.5
+        faults = []
+        for distance in (1, 2, 3, 4, 5, 7, 8, 16, 32, 64, 512, 32768):
+            together = (kept[:-distance] * kept[distance:]).mean().item() * 4
+            if not abs(together) < 5 / (kept.numel() - distance) ** 0.5:
+                faults.append(f"at distance {distance} the correlation is {together:.4f}")
+        return faults
+
+    return _over_kernels(bench, "bias_dropout_add", judge, dropout=0.5, bias=True)
+
+
+@check(
+    "ops.bias_dropout_add.state",
+    "L2",
+    "The same random state drops the same channels, the next call others.",
+    reason="Recomputation puts the state back and relies on it.",
+    group=_GROUP,
+)
+def state(bench: Bench) -> str:
+    """Draw twice, put the state back, draw again."""
+
+    def judge(kernel: Kernel) -> list[str]:
+        bench.device.seed(5)
+        before = bench.device.get_rng_state().clone()
+        first, second = (_added(bench, kernel, 0.3, (2, 3, 101))[0] for _ in range(2))
+        bench.device.set_rng_state(before)
+        again = _added(bench, kernel, 0.3, (2, 3, 101))[0]
+        faults = [] if torch.equal(first, again) else ["a state put back drops other channels"]
+        return faults + (["two calls drop the same"] if torch.equal(first, second) else [])
+
+    return _over_kernels(bench, "bias_dropout_add", judge, dropout=0.3, bias=True)
+
+
+@check(
+    "ops.bias_dropout_add.all",
+    "L2",
+    "A probability of 1 leaves the residual, without NaN.",
+    reason="It is the end of every sweep, and 0 times infinity in a careless kernel.",
+    group=_GROUP,
+)
+def everything(bench: Bench) -> str:
+    """Drop everything."""
+
+    def judge(kernel: Kernel) -> list[str]:
+        out, grad_x, _, _ = _added(bench, kernel, 1.0, (2, 3, 5))
+        return [] if not out.any() and not grad_x.any() else ["something is left, or NaN"]
+
+    return _over_kernels(bench, "bias_dropout_add", judge, dropout=1.0, bias=True)
+
+
+@check(
+    "ops.attention.dropout",
+    "L2",
+    "With dropout the mean over many draws stays, single draws differ, and a state put back "
+    "repeats output and gradients.",
+    reason="It is random inside a fused kernel, where nothing else shows it.",
+    group=_GROUP,
+)
+def attention_dropout(bench: Bench) -> str:
+    """Average 400 draws over values of one."""
+    shape = (1, 1, 4, 8)
+    q, k = (bench.values(*shape, seed=one).float().to(bench.where) for one in (1, 2))
+    ones = torch.ones(shape, device=bench.where)
+
+    def judge(kernel: Kernel) -> list[str]:
+        bench.device.seed(0)
+        draws = torch.stack(
+            [bench.host(kernel.function(q, k, ones, causal=True, dropout=0.5)) for _ in range(400)]
+        )
+        faults = []
+        if not draws.std(0).max() > 0.1:
+            faults.append("all draws are the same")
+        if not (draws.mean(0) - 1).abs().max() < 0.25:
+            faults.append(f"the mean is {draws.mean():.3f}, not 1")
+        before = bench.device.get_rng_state().clone()
+        runs = []
+        for _ in range(2):
+            bench.device.set_rng_state(before)
+            leaves = [one.clone().requires_grad_() for one in (q, k, ones)]
+            out = kernel.function(*leaves, causal=True, dropout=0.5)
+            runs.append([out, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
+        if not all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(*runs, strict=True)):
+            faults.append("a state put back gives other outputs or gradients")
+        return faults
+
+    attributes = {"head_dim": 8, "num_attention_heads": 1, "num_query_groups": 1}
+    more = {"seq_length": 4, "causal": True, "masked": False, "dropout": 0.5}
+    return _over_kernels(bench, "attention", judge, **attributes, **more)

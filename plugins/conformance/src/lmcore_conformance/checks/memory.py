@@ -1,0 +1,220 @@
+"""Level 1: what the device says of its memory, and that it survives a request that is too large."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import torch
+
+from lmcore.accelerator import MemoryStats
+from lmcore_conformance.registry import Failure, check
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lmcore_conformance.bench import Bench
+
+_MIB = 2**20
+_BLOCK = 64 * _MIB
+_SLACK = 8 * _MIB
+"""What else a process may take or give back meanwhile."""
+
+_TOO_MUCH = 2**50
+
+
+def _filled(bench: Bench, size: int) -> Tensor:
+    """Return a tensor of so many bytes, each of them written."""
+    block = torch.ones(size, dtype=torch.uint8, device=bench.where)
+    bench.device.synchronize()
+    return block
+
+
+def _settle(bench: Bench) -> None:
+    gc.collect()
+    bench.device.synchronize()
+    if bench.device.empty_cache is not None:
+        bench.device.empty_cache()
+
+
+def _now(bench: Bench) -> MemoryStats:
+    found: object = bench.device.require("memory_stats")()
+    if not isinstance(found, MemoryStats):
+        raise Failure(f"`memory_stats` returned {found!r:.80}")
+    return found
+
+
+def _mib(count: int) -> str:
+    return f"{count / _MIB:.1f} MiB"
+
+
+@check(
+    "device.memory-rises-and-falls",
+    "L1",
+    "Bytes in use rise by a tensor's size when it is made and fall when it is gone.",
+    reason="Memory reports, and the search for what fills the memory, rest on them.",
+    group="memory",
+    requires=["memory_stats"],
+)
+def rises_and_falls(bench: Bench) -> str:
+    """Make and drop a tensor of 64 MiB, three times."""
+    _filled(bench, _MIB)
+    _settle(bench)
+    start = _now(bench).allocated
+    faults = []
+    for _ in range(3):
+        block = _filled(bench, _BLOCK)
+        high = _now(bench).allocated
+        if high - start < _BLOCK - _SLACK:
+            faults.append(f"a tensor of {_mib(_BLOCK)} raises it by {_mib(high - start)}")
+        if high - start > _BLOCK + _BLOCK // 2:
+            faults.append(f"a tensor of {_mib(_BLOCK)} raises it by {_mib(high - start)}")
+        del block
+        _settle(bench)
+        low = _now(bench).allocated
+        if low - start > _SLACK:
+            faults.append(f"{_mib(low - start)} stay in use when the tensor is gone")
+    if faults:
+        raise Failure(*dict.fromkeys(faults))
+    return f"{_mib(start)} in use without it"
+
+
+@check(
+    "device.memory-peak",
+    "L1",
+    "The peak keeps what is gone, and `reset_peak_memory` begins a new one.",
+    reason="`peak_memory_bytes` in a run's summary is this figure.",
+    group="memory",
+    requires=["memory_stats", "peak_memory"],
+)
+def peak(bench: Bench) -> str:
+    """Reset, make and drop a tensor, look, reset again."""
+    _settle(bench)
+    reset = bench.device.require("reset_peak_memory")
+    reset()
+    start = _now(bench)
+    block = _filled(bench, _BLOCK)
+    del block
+    _settle(bench)
+    high = _now(bench)
+    if high.peak_allocated - start.allocated < _BLOCK - _SLACK:
+        risen = _mib(high.peak_allocated - start.allocated)
+        raise Failure(f"a tensor of {_mib(_BLOCK)} raised the peak by {risen}")
+    reset()
+    again = _now(bench)
+    if again.peak_allocated - again.allocated > _SLACK + _BLOCK // 2:
+        raise Failure(f"after the reset the peak is {_mib(again.peak_allocated)}, as it was before")
+    return f"peak {_mib(high.peak_allocated)}"
+
+
+@check(
+    "device.memory-consistent",
+    "L1",
+    "In use, peak, reserved and total are in this order, and none is negative.",
+    reason="A share of the total is shown to users.",
+    group="memory",
+    requires=["memory_stats"],
+)
+def consistent(bench: Bench) -> str:
+    """Compare the four figures with each other."""
+    block = _filled(bench, _BLOCK)
+    found = _now(bench)
+    faults = []
+    if found.allocated < block.numel():
+        faults.append(f"in use {_mib(found.allocated)}, and one tensor has {_mib(block.numel())}")
+    if found.peak_allocated < found.allocated:
+        faults.append("the peak is below what is in use")
+    if found.reserved < found.allocated:
+        faults.append("less is reserved than is in use")
+    if found.total is not None and found.total < found.allocated:
+        faults.append("more is in use than there is")
+    if faults:
+        raise Failure(*faults)
+    total = "unknown" if found.total is None else _mib(found.total)
+    return f"total {total}"
+
+
+@check(
+    "device.memory-cache",
+    "L1",
+    "`empty_cache` lowers what is reserved or in use, and live tensors keep their numbers.",
+    reason="It is called where another phase of a run needs the memory.",
+    group="memory",
+    requires=["empty_cache"],
+)
+def cache(bench: Bench) -> str:
+    """Empty the cache beside a live tensor."""
+    live = bench.values(100, 100).float().to(bench.where)
+    block = _filled(bench, _BLOCK)
+    before = bench.device.memory_stats() if bench.device.memory_stats else None
+    del block
+    _settle(bench)
+    after = bench.device.memory_stats() if bench.device.memory_stats else None
+    if not torch.equal(live.cpu(), bench.values(100, 100).float()):
+        raise Failure("a tensor that is in use has other numbers afterwards")
+    if before and after and after.reserved >= before.reserved + _SLACK:
+        raise Failure("it raises what is reserved")
+    return "a live tensor is as it was"
+
+
+@check(
+    "device.memory-leak",
+    "L1",
+    "Forward and backward passes in a row leave no memory behind.",
+    reason="A run takes hundreds of thousands of them.",
+    group="memory",
+    requires=["memory_stats"],
+)
+def leak(bench: Bench) -> str:
+    """Repeat a pass of some MiB and compare what is in use."""
+
+    def passes(count: int) -> None:
+        for _ in range(count):
+            x = torch.ones(512, 1024, device=bench.where, requires_grad=True)
+            w = torch.ones(1024, 1024, device=bench.where, requires_grad=True)
+            torch.tanh(x @ w).sum().backward()
+
+    passes(4)
+    _settle(bench)
+    start = _now(bench).allocated
+    passes(20)
+    _settle(bench)
+    left = _now(bench).allocated - start
+    if left > _SLACK:
+        raise Failure(f"20 passes leave {_mib(left)} in use")
+    return f"{_mib(max(0, left))} after 20 passes"
+
+
+@check(
+    "device.out-of-memory",
+    "L1",
+    "A request that is too large raises, and the device works on as before.",
+    reason="The run ends with a message and its last checkpoint, not with a crash.",
+    group="memory",
+    requires=["out_of_memory"],
+)
+def out_of_memory(bench: Bench) -> str:
+    """Ask for a pebibyte, several times, and compute afterwards."""
+    _settle(bench)
+    before = _now(bench).allocated if bench.device.memory_stats else 0
+    raised = ""
+    for _ in range(3):
+        try:
+            block = torch.empty(_TOO_MUCH, dtype=torch.uint8, device=bench.where)
+        except RuntimeError as error:
+            kind = type(error).__name__
+            raised = f"{kind}: {str(error).strip().splitlines()[0]:.120}"
+        else:
+            del block
+            raise Failure(f"a tensor of {_TOO_MUCH // 2**40} TiB can be made")
+    x = bench.values(64, 64).float()
+    found = x.to(bench.where) @ x.to(bench.where)
+    bench.device.synchronize()
+    if not torch.allclose(found.cpu(), x @ x, rtol=1e-4, atol=1e-3):
+        raise Failure("products are wrong afterwards")
+    if bench.device.memory_stats is not None:
+        _settle(bench)
+        left = _now(bench).allocated - before
+        if left > _SLACK:
+            raise Failure(f"{_mib(left)} more are in use afterwards")
+    return raised

@@ -1,0 +1,340 @@
+"""Level 2: every op, by every kernel of the plugin and by its reference on the device.
+
+A check is an op and a property; it goes through all kernels, dtypes and cases, and says of each
+kernel that is wrong where it first is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lmcore.accelerator.op import REFERENCE, missing_packages
+from lmcore_conformance.op_call import (
+    LAYOUTS,
+    Kernel,
+    Outcome,
+    call,
+    difference,
+    dtypes_of,
+    kernels_of,
+    oracle,
+    rounded,
+    with_nan,
+)
+from lmcore_conformance.op_case import CALLED_OPS, CASES, Case
+from lmcore_conformance.registry import Failure, check
+
+if TYPE_CHECKING:
+    from lmcore_conformance.bench import Bench
+
+__all__: list[str] = []
+
+_SECONDS = 90.0
+_LOSSES = {"cross_entropy", "linear_cross_entropy"}
+
+
+class _Findings:
+    """What is wrong: for each kernel the first finding, and how many there are."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, str] = {}
+        self.counts: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
+
+    @contextmanager
+    def of(self, kernel: Kernel, what: str) -> Iterator[Callable[[str | None], None]]:
+        """Take findings about one use of a kernel; an exception is one, too."""
+
+        def add(text: str | None) -> None:
+            if text:
+                self.first.setdefault(kernel.id, f"{what}: {text}")
+                self.counts[kernel.id] = self.counts.get(kernel.id, 0) + 1
+
+        self.calls[kernel.id] = self.calls.get(kernel.id, 0) + 1
+        try:
+            yield add
+        except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+            first = str(error).strip().partition("\n")[0]
+            add(f"it raised {type(error).__name__}: {first:.200}")
+
+    def conclude(self) -> str:
+        """Return a line on what was called.
+
+        Raises:
+            Failure: Something is wrong.
+        """
+        if self.first:
+            lines = []
+            for name, text in self.first.items():
+                more = self.counts[name] - 1
+                lines.append(f"`{name}`: {text}" + (f" (and {more} more)" if more else ""))
+            raise Failure(*lines)
+        return ", ".join(f"{name}: {count} calls" for name, count in self.calls.items())
+
+
+def _each(
+    bench: Bench, op: str, kind: str, dtypes: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Case, Outcome, list[Kernel]]]:
+    """Yield cases of a kind in each dtype, what is right, and the kernels that do them."""
+    kernels = kernels_of(bench, op)
+    for dtype in dtypes or dtypes_of(bench):
+        for case in CASES[op]:
+            if case.kind != kind:
+                continue
+            held = rounded(case if case.nan is None else with_nan(case), getattr(torch, dtype))
+            able = [one for one in kernels if one.does(bench.device.type, dtype, case.attributes)]
+            yield dtype, held, oracle(held, getattr(torch, dtype)), able
+
+
+def _differences(
+    bench: Bench, found: Outcome, wanted: Outcome, op: str, dtype: str, parts: str
+) -> Iterator[str]:
+    """Yield how results differ; *parts* is "output", "gradients" or both."""
+    if "output" in parts:
+        wrong = difference(bench.host(found.out), wanted.out, op, dtype)
+        if wrong:
+            yield f"the output {wrong}"
+    for place, grad in wanted.grads.items() if "gradients" in parts else ():
+        wrong = difference(bench.host(found.grads[place]), grad, op, dtype)
+        if wrong:
+            yield f"the gradient of argument {place + 1} {wrong}"
+
+
+def _compare(bench: Bench, op: str, kind: str, parts: str) -> str:
+    findings = _Findings()
+    for dtype, case, wanted, kernels in _each(bench, op, kind):
+        for kernel in kernels:
+            with findings.of(kernel, f"{case.label}, {dtype}") as add:
+                found = call(kernel.function, case, getattr(torch, dtype), bench.where)
+                for wrong in _differences(bench, found, wanted, op, dtype, parts):
+                    add(wrong)
+    return findings.conclude()
+
+
+def _forward(bench: Bench, op: str) -> str:
+    return _compare(bench, op, "value", "output")
+
+
+def _backward(bench: Bench, op: str) -> str:
+    return _compare(bench, op, "value", "gradients")
+
+
+def _empty(bench: Bench, op: str) -> str:
+    return _compare(bench, op, "empty", "output and gradients")
+
+
+def _layouts(bench: Bench, op: str) -> str:
+    """Compare each memory layout with float64's results, for regular and odd cases."""
+    findings = _Findings()
+    for dtype, case, wanted, kernels in _each(bench, op, "value"):
+        if not case.label.startswith(("regular", "odd")):
+            continue
+        for kernel in kernels:
+            for name, layout in LAYOUTS.items():
+                with findings.of(kernel, f"{case.label}, {dtype}, {name}") as add:
+                    own = getattr(torch, dtype)
+                    found = call(kernel.function, case, own, bench.where, layout=layout)
+                    both = "output and gradients"
+                    for wrong in _differences(bench, found, wanted, op, dtype, both):
+                        add(wrong)
+    return findings.conclude()
+
+
+def _nan(bench: Bench, op: str) -> str:
+    """Put a NaN into one element and see which results it reaches."""
+    findings = _Findings()
+    for dtype, case, wanted, kernels in _each(bench, op, "nan"):
+        assert case.nan is not None
+        place = case.nan[0]
+        for kernel in kernels:
+            with findings.of(kernel, dtype) as add:
+                found = call(kernel.function, case, getattr(torch, dtype), bench.where)
+                here, there = bench.host(found.out).isnan(), wanted.out.isnan()
+                if (there & ~here).any():
+                    add("a NaN vanishes from the output")
+                elif (here & ~there).any():
+                    add("a NaN reaches results of other rows")
+                grad = bench.host(found.grads[place])
+                if wanted.grads[place].isnan().any() and not grad.isnan().any():
+                    add("a NaN vanishes from the gradient")
+    return findings.conclude()
+
+
+def _repeatable(bench: Bench, op: str) -> str:
+    """Call again what claims the trait `deterministic`, and compare bits."""
+    findings = _Findings()
+    for dtype, case, _, kernels in _each(bench, op, "value"):
+        for kernel in (one for one in kernels if one.is_deterministic):
+            with findings.of(kernel, f"{case.label}, {dtype}") as add:
+                runs = [
+                    call(kernel.function, case, getattr(torch, dtype), bench.where)
+                    for _ in range(3)
+                ]
+                bench.device.synchronize()
+                for other in runs[1:]:
+                    pairs = [(runs[0].out, other.out)]
+                    pairs += [(runs[0].grads[p], other.grads[p]) for p in other.grads]
+                    if not all(_same(one, two) for one, two in pairs):
+                        add("a second call gives other bits")
+    return findings.conclude()
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(7.0), two.nan_to_num(7.0))
+
+
+def _pure(bench: Bench, op: str) -> str:
+    """Compare arguments before and after, and a second backward pass with the first."""
+    findings = _Findings()
+    for _, case, _, kernels in _each(bench, op, "value", ("float32",)):
+        for kernel in kernels:
+            with findings.of(kernel, case.label) as add:
+                for wrong in _changes(bench, kernel, case):
+                    add(wrong)
+    return findings.conclude()
+
+
+def _changes(bench: Bench, kernel: Kernel, case: Case) -> Iterator[str]:
+    """Yield what a kernel changes that is not its own."""
+
+    def sent(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        floating = value.is_floating_point()
+        return value.to(bench.where, torch.float32 if floating else None).clone()
+
+    arguments = {place: sent(value) for place, value in {**case.others, **case.tensors}.items()}
+    before = {p: v.clone() for p, v in arguments.items() if isinstance(v, Tensor)}
+    leaves = [arguments[place].requires_grad_() for place in case.tensors]
+    kwargs = {name: sent(value) for name, value in case.kwargs.items()}
+    out = kernel.function(*(arguments[place] for place in sorted(arguments)), **kwargs)
+    kept, grad = out.detach().clone(), torch.ones_like(out)
+    first = torch.autograd.grad(out, leaves, grad, retain_graph=True)
+    second = torch.autograd.grad(out, leaves, grad)
+    bench.device.synchronize()
+    for place, value in before.items():
+        if not _same(arguments[place].detach(), value):
+            yield f"argument {place + 1} is changed"
+    if not torch.equal(grad, torch.ones_like(grad)):
+        yield "the incoming gradient is changed"
+    if not _same(out.detach(), kept):
+        yield "backward changes the output"
+    close = (torch.allclose(a, b, 1e-4, 1e-5, True) for a, b in zip(first, second, strict=True))  # noqa: FBT003
+    if not all(close):
+        yield "a second backward pass gives other gradients"
+
+
+def _dtypes(bench: Bench, op: str) -> str:
+    """Look at the dtypes of outputs and gradients."""
+    findings = _Findings()
+    for dtype, case, _, kernels in _each(bench, op, "value"):
+        own = getattr(torch, dtype)
+        right = torch.promote_types(own, torch.float32) if op in _LOSSES else own
+        for kernel in kernels:
+            with findings.of(kernel, f"{case.label}, {dtype}") as add:
+                found = call(kernel.function, case, own, bench.where)
+                if found.out.dtype != right:
+                    add(f"the output is {found.out.dtype}")
+                for place, grad in found.grads.items():
+                    if grad.dtype != own:
+                        add(f"the gradient of argument {place + 1} is {grad.dtype}")
+    return findings.conclude()
+
+
+_PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
+    "forward": (
+        _forward,
+        "`{op}` gives what its reference gives in float64, for regular and odd shapes.",
+        "A kernel that is off trains another model.",
+    ),
+    "backward": (
+        _backward,
+        "The gradients of `{op}` are those of its reference in float64.",
+        "A term that is missing in a gradient spoils training without an error.",
+    ),
+    "layouts": (
+        _layouts,
+        "`{op}` and its gradients do not depend on how arguments lie in memory.",
+        "Models pass views, transposed and sliced; a kernel that ignores strides reads others.",
+    ),
+    "empty": (
+        _empty,
+        "`{op}` of nothing is nothing, and its weights' gradients are zero.",
+        "A rank may have no tokens.",
+    ),
+    "nan": (
+        _nan,
+        "A NaN in an argument of `{op}` reaches the results that it should, and no others.",
+        "A run stops at a NaN loss; a kernel that hides NaN lets it go on with spoilt weights.",
+    ),
+    "dtypes": (
+        _dtypes,
+        "Output and gradients of `{op}` have the dtypes of the reference's.",
+        "A wider or narrower dtype changes memory and numbers of everything behind it.",
+    ),
+    "repeatable": (
+        _repeatable,
+        "Where `{op}` claims to be deterministic, repeated calls give the same bits.",
+        "`--deterministic` binds kernels by that claim.",
+    ),
+    "pure": (
+        _pure,
+        "`{op}` changes neither its arguments nor the incoming gradient.",
+        "Recomputation and residual connections read them again.",
+    ),
+}
+
+
+def _register(op: str, name: str) -> None:
+    make, title, reason = _PROPERTIES[name]
+
+    def run(bench: Bench) -> str:
+        return make(bench, op)
+
+    check(
+        f"ops.{op}.{name}",
+        "L2",
+        title.format(op=op),
+        reason=reason,
+        group="ops",
+        seconds=_SECONDS,
+    )(run)
+
+
+for _op in CALLED_OPS:
+    for _property in _PROPERTIES:
+        _register(_op, _property)
+
+
+@check(
+    "ops.reached",
+    "L2",
+    "Each kernel of the plugin does at least one case of this suite, so that none is unchecked.",
+    reason="A kernel that refuses every case has passed nothing.",
+    group="ops",
+)
+def reached(bench: Bench) -> str:
+    """Ask every kernel about every case."""
+    faults, absent = [], []
+    for impl in bench.kernels:
+        name = f"{impl.op}={impl.id}"
+        if missing_packages(impl):
+            absent.append(name)
+            continue
+        attributes = [case.attributes for case in CASES.get(impl.op, ())] or [{}]
+        kernel = next(one for one in kernels_of(bench, impl.op) if one.id == impl.id)
+        if not any(
+            kernel.does(bench.device.type, dtype, one)
+            for dtype in dtypes_of(bench)
+            for one in attributes
+        ):
+            faults.append(f"`{name}` does none of {len(attributes)} cases in any dtype")
+    if faults:
+        raise Failure(*faults)
+    missing = f"; not loaded, a package is missing: {', '.join(absent)}" if absent else ""
+    return f"{len(bench.kernels) - len(absent)} kernels beside the {REFERENCE}s{missing}"

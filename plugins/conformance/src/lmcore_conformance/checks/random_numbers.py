@@ -1,0 +1,195 @@
+"""Level 1: the device's random numbers: seeds, states, streams, and the host's left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lmcore.errors import LmcoreError
+from lmcore_conformance.registry import Failure, check
+
+if TYPE_CHECKING:
+    from lmcore_conformance.bench import Bench
+
+
+def _draws(bench: Bench) -> dict[str, Callable[[], Tensor]]:
+    """Return ways to draw, of odd sizes, so that a state may stand in the middle of a block."""
+    where = bench.where
+    return {
+        "rand": lambda: torch.rand(37, device=where),
+        "randn": lambda: torch.randn(5, 3, device=where),
+        "randint": lambda: torch.randint(1000, (11,), device=where),
+        "bernoulli_": lambda: torch.empty(129, device=where).bernoulli_(0.3),
+        "dropout": lambda: torch.nn.functional.dropout(torch.ones(77, device=where), 0.5),
+        "normal_": lambda: torch.empty(1025, device=where).normal_(),
+        "uniform_": lambda: torch.empty(3, device=where).uniform_(-1.0, 1.0),
+    }
+
+
+@check(
+    "device.seed",
+    "L1",
+    "A seed decides all numbers that are drawn; another seed gives others.",
+    reason="Equal runs are equal, and ranks that must differ do.",
+    group="device",
+)
+def seed(bench: Bench) -> str:
+    """Draw in several ways after equal and different seeds."""
+    faults = []
+    for name, draw in _draws(bench).items():
+        rounds = []
+        for number in (1234, 1234, 1235):
+            bench.device.seed(number)
+            rounds.append([draw().cpu(), draw().cpu()])
+        if not all(torch.equal(a, b) for a, b in zip(rounds[0], rounds[1], strict=True)):
+            faults.append(f"`{name}`: one seed gives two sequences")
+        if all(torch.equal(a, b) for a, b in zip(rounds[0], rounds[2], strict=True)):
+            faults.append(f"`{name}`: another seed gives the same sequence")
+        if torch.equal(*rounds[0]):
+            faults.append(f"`{name}`: the same numbers come again")
+    bench.device.seed(2**63 - 1)
+    if faults:
+        raise Failure(*faults)
+    return ", ".join(_draws(bench))
+
+
+@check(
+    "device.rng-state",
+    "L1",
+    "A state that is put back repeats the numbers; it is a uint8 tensor on the host, and a copy.",
+    reason="Recomputation and `--load` put states back.",
+    group="device",
+)
+def rng_state(bench: Bench) -> str:
+    """Save, draw, put back, draw again: for each way to draw, after an odd number of draws."""
+    faults = []
+    size = 0
+    for name, draw in _draws(bench).items():
+        bench.device.seed(7)
+        draw()
+        state = bench.device.get_rng_state()
+        size = state.numel()
+        if state.dtype != torch.uint8 or state.device.type != "cpu":
+            raise Failure(f"the state is {state.dtype} on `{state.device}`, not uint8 on the host")
+        kept = state.clone()
+        first = [draw().cpu() for _ in range(3)]
+        if not torch.equal(state, kept):
+            faults.append("the state that was returned changes while numbers are drawn")
+        bench.device.seed(99)
+        draw()
+        bench.device.set_rng_state(kept)
+        if not torch.equal(bench.device.get_rng_state(), kept):
+            faults.append(f"`{name}`: the state that was put back is not the one that is got")
+        again = [draw().cpu() for _ in range(3)]
+        if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+            faults.append(f"`{name}`: a state put back gives other numbers")
+    if faults:
+        raise Failure(*dict.fromkeys(faults))
+    return f"{size} bytes"
+
+
+@check(
+    "device.rng-apart-from-host",
+    "L1",
+    "Seeding and drawing on the device leaves the host's generator alone, and the other way round.",
+    reason="The order of the data is drawn on the host, dropout on the device.",
+    group="device",
+    requires=["host_apart"],
+)
+def rng_apart(bench: Bench) -> str:
+    """Watch one generator while the other is used."""
+    faults = []
+    bench.device.seed(3)
+    torch.default_generator.manual_seed(5)
+    host = torch.get_rng_state()
+    bench.device.seed(4)
+    for draw in _draws(bench).values():
+        draw()
+    if not torch.equal(torch.get_rng_state(), host):
+        faults.append("drawing or seeding on the device moves the host's generator")
+    device = bench.device.get_rng_state().clone()
+    torch.default_generator.manual_seed(6)
+    torch.rand(9)
+    if not torch.equal(bench.device.get_rng_state(), device):
+        faults.append("drawing or seeding on the host moves the device's generator")
+    if faults:
+        raise Failure(*faults)
+    return "both ways"
+
+
+@check(
+    "device.rng-streams",
+    "L1",
+    "The tracker's streams are independent of each other and go on where they stopped.",
+    reason="Dropout draws from streams, so that it can be recomputed and shared among devices.",
+    group="device",
+)
+def rng_streams(bench: Bench) -> str:
+    """Draw from two streams in turns and compare with each drawn alone."""
+    tracker = bench.device.rng_tracker()
+    try:
+        tracker.verify()
+    except LmcoreError as error:
+        raise Failure(error.why or error.what) from error
+    tracker.add("one", 1)
+    tracker.add("other", 2)
+    start = tracker.states()
+
+    def draw(name: str) -> Tensor:
+        with tracker.fork(name):
+            return torch.rand(13, device=bench.where).cpu()
+
+    mixed = [draw("one"), draw("other"), draw("one"), draw("other")]
+    tracker.set_states(start)
+    alone = [draw("one"), draw("one"), draw("other"), draw("other")]
+    if not all(torch.equal(mixed[a], alone[b]) for a, b in ((0, 0), (2, 1), (1, 2), (3, 3))):
+        raise Failure("a stream's numbers depend on what another one draws")
+    if torch.equal(mixed[0], mixed[1]):
+        raise Failure("streams of different seeds draw the same numbers")
+    outside = bench.device.get_rng_state().clone()
+    draw("one")
+    if not torch.equal(bench.device.get_rng_state(), outside):
+        raise Failure("drawing from a stream moves the device's own state")
+    return "two streams"
+
+
+@check(
+    "device.distributions",
+    "L1",
+    "Uniform, normal and Bernoulli numbers have the mean, spread and range that they should.",
+    reason="Initial weights and dropout would be off by a factor otherwise.",
+    group="device",
+)
+def distributions(bench: Bench) -> str:
+    """Compare moments of 200,000 numbers with their exact values, at five deviations."""
+    count = 200_000
+    bench.device.seed(11)
+    uniform = bench.host(torch.rand(count, device=bench.where))
+    normal = bench.host(torch.randn(count, device=bench.where))
+    coins = bench.host(torch.empty(count, device=bench.where).bernoulli_(0.3))
+    figures = {
+        "mean of uniform numbers": (uniform.mean(), 0.5, (1 / 12) ** 0.5),
+        "spread of uniform numbers": (uniform.var(), 1 / 12, (1 / 180) ** 0.5),
+        "mean of normal numbers": (normal.mean(), 0.0, 1.0),
+        "spread of normal numbers": (normal.var(), 1.0, 2**0.5),
+        "fourth moment of normal numbers": (normal.pow(4).mean(), 3.0, 96**0.5),
+        "share of ones at 0.3": (coins.mean(), 0.3, 0.21**0.5),
+        "neighbours of uniform numbers": (
+            ((uniform[1:] - 0.5) * (uniform[:-1] - 0.5)).mean(),
+            0.0,
+            1 / 12,
+        ),
+    }
+    faults = [
+        f"{name}: {float(found):.5f}, not {right:.5f}"
+        for name, (found, right, deviation) in figures.items()
+        if not abs(float(found) - right) < 5 * deviation / count**0.5
+    ]
+    if not (uniform.min() >= 0 and uniform.max() < 1):
+        faults.append("uniform numbers lie outside [0, 1)")
+    if faults:
+        raise Failure(*faults)
+    return f"{len(figures)} figures of {count:,} numbers"

@@ -1,0 +1,339 @@
+"""Level 3: a tiny GPT trains on the device as it does on the host, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from lmcore.accelerator.recompute import none_policy
+from lmcore.cli.isolated import call_isolated
+from lmcore.errors import LmcoreError
+from lmcore.plugins import choose_precision
+from lmcore_conformance.registry import Failure, NotRun, check
+from lmcore_conformance.tiny_run import DROPOUT, REFERENCES, Trained, shape_flags, tiny_runs
+
+if TYPE_CHECKING:
+    from lmcore_conformance.bench import Bench
+
+_GROUP = "training"
+_STEPS = 20
+_CURVE = 2e-5
+"""Largest difference of a float32 loss from the host's in float64, at losses of about 5."""
+
+_LOWER = 0.05
+"""Largest relative difference of the loss in another precision."""
+
+
+def _distance(found: Trained, wanted: Trained) -> float:
+    return max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True))
+
+
+@check(
+    "train.curve",
+    "L3",
+    f"{_STEPS} steps in float32 have the losses of the host in float64, and they fall.",
+    reason="It is the sum of everything below it: kernels, optimizer, data, initial weights.",
+    group=_GROUP,
+    seconds=120,
+)
+def curve(bench: Bench) -> str:
+    """Train on both; the host uses the references."""
+    with tiny_runs(bench) as runs:
+        right = runs.train(f"--precision fp64 {REFERENCES}", steps=_STEPS, host=True)
+        found = runs.train("--precision fp32", steps=_STEPS)
+    off = _distance(found, right)
+    first = next(
+        (at for at, (a, b) in enumerate(zip(found.losses, right.losses, strict=True), start=1)
+         if not abs(a - b) <= _CURVE),
+        None,
+    )  # fmt: skip
+    if first is not None:
+        raise Failure(
+            f"the loss of step {first} is {found.losses[first - 1]:.7f}, the host's "
+            f"{right.losses[first - 1]:.7f}; the largest difference is {off:.1e}"
+        )
+    norms = max(abs(a / b - 1) for a, b in zip(found.norms, right.norms, strict=True))
+    if not norms < 1e-3:
+        raise Failure(f"gradient norms are off by {norms:.1e} of them")
+    if not found.losses[-1] < found.losses[0] - 0.5:
+        raise Failure(f"the loss goes from {found.losses[0]:.3f} to {found.losses[-1]:.3f}")
+    own = sum(not name.startswith("lmcore:") for name in found.kernels.values())
+    return f"off by {off:.1e} at most; {own} of {len(found.kernels)} ops by the plugin's kernels"
+
+
+@check(
+    "train.references",
+    "L3",
+    "So it is with the references on the device in place of the plugin's kernels.",
+    reason="`--ops X=reference` is how a user goes on without a kernel.",
+    group=_GROUP,
+    seconds=120,
+)
+def references(bench: Bench) -> str:
+    """Train with every op by its reference."""
+    with tiny_runs(bench) as runs:
+        right = runs.train(f"--precision fp64 {REFERENCES}", host=True)
+        found = runs.train(f"--precision fp32 {REFERENCES}")
+    off = _distance(found, right)
+    if not off <= _CURVE:
+        raise Failure(f"losses are off by {off:.1e}")
+    return f"off by {off:.1e} at most"
+
+
+@check(
+    "train.micro-batches",
+    "L3",
+    "A batch in four parts gives the losses and weights of the batch in one.",
+    reason="Gradients of micro-batches are added up on the device.",
+    group=_GROUP,
+    seconds=120,
+)
+def micro_batches(bench: Bench) -> str:
+    """Compare one micro-batch of four with four of one."""
+    with tiny_runs(bench) as runs:
+        whole = runs.train("--precision fp32")
+        parts = runs.train("--precision fp32 --micro-batch-size 1")
+    off = _distance(parts, whole)
+    if not off <= _CURVE:
+        raise Failure(f"losses are off by {off:.1e}")
+    return f"off by {off:.1e} at most"
+
+
+@check(
+    "train.repeat",
+    "L3",
+    "Under `--deterministic`, equal runs with dropout are equal bit for bit; another seed is not.",
+    reason="A run that cannot be repeated cannot be examined.",
+    group=_GROUP,
+    requires=["deterministic"],
+    seconds=120,
+)
+def repeat(bench: Bench) -> str:
+    """Train twice alike, and once otherwise."""
+    with tiny_runs(bench) as runs:
+        first, second = (runs.train(f"--deterministic {DROPOUT}") for _ in range(2))
+        other = runs.train(f"--deterministic {DROPOUT} --seed 7")
+    differing = first.differing(second)
+    if differing:
+        raise Failure(f"{len(differing)} differ: {', '.join(differing[:4])}")
+    if other.losses == first.losses:
+        raise Failure("another seed gives the same run")
+    return f"{len(first.tensors)} tensors"
+
+
+@check(
+    "train.resume",
+    "L3",
+    "A run in two parts is the run in one, bit for bit: weights, moments, random states, losses.",
+    reason="Long runs are continued many times.",
+    group=_GROUP,
+    requires=["deterministic"],
+    seconds=120,
+)
+def resume(bench: Bench) -> str:
+    """Train eight steps; and four, a checkpoint, and four more."""
+    return _resumed(bench, "")
+
+
+@check(
+    "train.async-save",
+    "L3",
+    "So it is where the checkpoint is written while training goes on.",
+    reason="`--async-save`: the copy must be one moment of the run.",
+    group=_GROUP,
+    requires=["deterministic"],
+    seconds=120,
+)
+def async_save(bench: Bench) -> str:
+    """The same, with steps between the copy and its end."""
+    return _resumed(bench, "--async-save")
+
+
+def _resumed(bench: Bench, more: str) -> str:
+    with tiny_runs(bench) as runs:
+        flags = f"--deterministic {DROPOUT} {more}"
+        save = f"{flags} --save {runs.folder / 'run'} --save-interval 4"
+        whole = runs.train(flags, steps=8)
+        first = runs.train(save, steps=7)
+        rest = runs.train(f"{flags} --load {runs.folder / 'run'}", steps=8)
+    if first.losses != whole.losses[:7]:
+        raise Failure("saving changes the run")
+    if rest.losses != whole.losses[4:]:
+        raise Failure(f"losses after it: {rest.losses}, of the whole run: {whole.losses[4:]}")
+    differing = [name for name in whole.differing(rest) if name not in {"losses", "norms"}]
+    if differing:
+        raise Failure(f"{len(differing)} differ: {', '.join(differing[:4])}")
+    return f"{len(whole.tensors)} tensors"
+
+
+@check(
+    "train.recompute",
+    "L3",
+    "`--recompute selective` and `full` change nothing but memory, bit for bit, with dropout.",
+    reason="Random numbers and precision have to be those of the first pass.",
+    group=_GROUP,
+    requires=["recompute", "deterministic"],
+    seconds=120,
+)
+def recompute(bench: Bench) -> str:
+    """Compare with a run without."""
+    return _recomputed(bench, ("selective", "full"))
+
+
+@check(
+    "train.offload",
+    "L3",
+    "So do `--recompute offload` and `full-offload`.",
+    reason="Activations wait on the host and come back on a stream of their own.",
+    group=_GROUP,
+    requires=["offload", "deterministic"],
+    seconds=120,
+)
+def offload(bench: Bench) -> str:
+    """Compare with a run without."""
+    return _recomputed(bench, ("offload", "full-offload"))
+
+
+@check(
+    "train.recompute-own",
+    "L3",
+    "So does every further recompute policy that the plugin offers.",
+    reason="A policy of a plugin is chosen by name like the core's.",
+    group=_GROUP,
+    requires=["deterministic"],
+    seconds=120,
+)
+def recompute_own(bench: Bench) -> str:
+    """Find the plugin's own and compare each with a run without."""
+    core = {none_policy().name, "selective", "full", "offload", "full-offload"}
+    own = tuple(
+        one.name
+        for one in bench.recompute_policies
+        if one.name not in core and one.available() is None
+    )
+    if not own:
+        return "the plugin offers none beside the core's"
+    return _recomputed(bench, own)
+
+
+def _recomputed(bench: Bench, names: tuple[str, ...]) -> str:
+    offered = {one.name: one for one in bench.recompute_policies}
+    faults, done = [], []
+    with tiny_runs(bench) as runs:
+        flags = f"--deterministic {DROPOUT}"
+        plain = runs.train(flags, steps=4)
+        for name in names:
+            if name not in offered:
+                faults.append(f"`{name}` is not offered")
+                continue
+            reason = offered[name].available()
+            if reason is not None:
+                faults.append(f"`{name}` cannot be used: {reason}")
+                continue
+            done.append(name)
+            differing = plain.differing(runs.train(f"{flags} --recompute {name}", steps=4))
+            if differing:
+                faults.append(f"`{name}`: {len(differing)} differ: {', '.join(differing[:4])}")
+    if faults:
+        raise Failure(*faults)
+    return ", ".join(done)
+
+
+@check(
+    "train.precision-in-force",
+    "L3",
+    "Every precision that is offered is in force: dtypes of products, weights and gradients.",
+    reason="A policy that silently computes in another dtype is slow, or wrong.",
+    group=_GROUP,
+)
+def precision_in_force(bench: Bench) -> str:
+    """Have each policy prove itself on the device, and look for the default."""
+    faults, done = [], []
+    for policy in bench.precision_policies:
+        if policy.available() is not None:
+            continue
+        done.append(policy.name)
+        try:
+            policy.verify(bench.device)
+        except LmcoreError as error:
+            faults.append(f"`{policy.name}`: {error.what}: {error.why}")
+    try:
+        default = choose_precision(bench.precision_policies, None).name
+    except LmcoreError as error:
+        faults.append(f"{error.what}: {error.why}")
+        default = "none"
+    if faults:
+        raise Failure(*faults)
+    return f"{', '.join(done)}; default {default}"
+
+
+@check(
+    "train.mixed-precision",
+    "L3",
+    "Training in every other precision keeps to the losses of float32, and is not float32.",
+    reason="Half precision that diverges in ten steps is of no use.",
+    group=_GROUP,
+    requires=["mixed_precision"],
+    seconds=120,
+)
+def mixed_precision(bench: Bench) -> str:
+    """Compare six steps of each with float32's."""
+    faults, done = [], []
+    names = [
+        one.name
+        for one in bench.precision_policies
+        if one.available() is None and one.name != "fp32" and not one.loss_scaling
+    ]
+    with tiny_runs(bench) as runs:
+        plain = runs.train("--precision fp32")
+        for name in names:
+            found = runs.train(f"--precision {name}")
+            off = max(abs(a / b - 1) for a, b in zip(found.losses, plain.losses, strict=True))
+            done.append(f"{name} {off:.1e}")
+            if not off < _LOWER:
+                faults.append(f"`{name}`: losses are off by {off:.1%}")
+            if found.losses == plain.losses:
+                faults.append(f"`{name}`: the losses are those of fp32, bit for bit")
+    if faults:
+        raise Failure(*faults)
+    if not done:
+        raise NotRun("those that are offered need a loss scale, which this lmcore does not have")
+    return ", ".join(done)
+
+
+@check(
+    "train.command",
+    "L3",
+    "`lmcore train` on the device ends well, says so in its run directory, and `lmcore generate` "
+    "reads it.",
+    reason="It is what users do.",
+    group="command",
+    seconds=150,
+)
+def command(bench: Bench) -> str:
+    """Run both commands, each in a process of its own."""
+    device = bench.selection.plugin
+    with TemporaryDirectory(prefix="lmcore-conformance-") as folder:
+        run = Path(folder) / "run"
+        words = ["train", "--device", device, "--save", str(run), "--train-iters", "4"]
+        words += ["--progress", "plain", "--sample-tokens", "0", "--log-interval", "1"]
+        _succeed([*words, *shape_flags().split()])
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+        used = environment["selection"]["plugin"]
+        if summary["status"] != "completed" or used != device:
+            raise Failure(f"the run is {summary['status']}, on plugin `{used}`")
+        words = ["generate", "--load", str(run), "--prompt", "To be", "--device", device]
+        _succeed([*words, "--tokens", "4"])
+    return f"loss {summary['loss']:.3f} after {summary['iteration']} steps"
+
+
+def _succeed(words: list[str]) -> None:
+    outcome = call_isolated("lmcore.cli.main:main", words, timeout=70.0)
+    if outcome.complete and outcome.value == 0:
+        return
+    lines = [line for line in outcome.log.splitlines() if "error:" in line] or [outcome.log[-300:]]
+    ended = outcome.fault or f"exit status {outcome.value}"
+    raise Failure(f"`lmcore {words[0]}`: {ended}: {lines[-1]}")

@@ -1,0 +1,233 @@
+"""Level 2: the ops that have no gradient: the optimizer's step and the norm of gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lmcore.accelerator.op import load_target
+from lmcore_conformance.op_call import SPECS, Kernel, difference, kernels_of
+from lmcore_conformance.registry import Failure, check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lmcore_conformance.bench import Bench
+
+_GROUP = "ops"
+_SETTINGS = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+_OTHERS = {"lr": 0.3, "beta1": 0.5, "beta2": 0.7, "epsilon": 0.2, "weight_decay": 0.9}
+_SHAPES = ((5,), (3, 7), (1,), (2, 3, 4), (64, 129))
+_PARTS = ("weights", "gradients", "first moments", "second moments", "steps")
+_KEPT = ("float32", "float64")
+
+
+def _state(bench: Bench, dtype: torch.dtype, *, transposed: bool = False) -> list[list[Tensor]]:
+    """Return weights, gradients, moments and step counts."""
+
+    def draw(seed: int, *shape: int) -> Tensor:
+        return bench.values(*shape, seed=seed).to(dtype).to(bench.where)
+
+    params = [draw(1, *shape) for shape in _SHAPES]
+    grads = [draw(2, *shape) for shape in _SHAPES]
+    averages = [draw(3, *shape) for shape in _SHAPES]
+    squares = [draw(4, *shape).square() for shape in _SHAPES]
+    if transposed:
+        params[1], grads[4] = draw(5, 7, 3).t(), draw(6, 129, 64).t()
+    counts = [torch.tensor(float(count), device=bench.where) for count in (0, 1, 5, 100, 7)]
+    return [params, grads, averages, squares, counts]
+
+
+def _able(bench: Bench, op: str, dtype: str) -> list[Kernel]:
+    return [one for one in kernels_of(bench, op) if one.does(bench.device.type, dtype, {})]
+
+
+def _dtypes(bench: Bench) -> Iterator[str]:
+    yield from (name for name in _KEPT if name in bench.device.dtypes)
+
+
+def _stepped(
+    bench: Bench, kernel: Kernel, dtype: str, settings: dict[str, float], *, transposed: bool
+) -> Iterator[str]:
+    """Yield how three steps differ from the reference's in float64."""
+    state = _state(bench, getattr(torch, dtype), transposed=transposed)
+    right = [[bench.host(one) for one in part] for part in state]
+    for _ in range(3):
+        kernel.function(*state, **settings)
+        load_target(SPECS["adamw"].reference)(*right, **settings)
+    for name, found, wanted in zip(_PARTS, state, right, strict=True):
+        for at, (one, exact) in enumerate(zip(found, wanted, strict=True)):
+            wrong = difference(bench.host(one), exact, "adamw", dtype)
+            if wrong:
+                yield f"`{kernel.id}`, {dtype}: {name} {at} {wrong}"
+                return
+    if any(step.dtype != torch.float32 for step in state[4]):
+        yield f"`{kernel.id}`: the step counts are {state[4][0].dtype} afterwards"
+
+
+def _each_kernel(bench: Bench, settings: dict[str, float], *, transposed: bool = False) -> str:
+    faults: list[str] = []
+    names = []
+    for dtype in _dtypes(bench):
+        for kernel in _able(bench, "adamw", dtype):
+            names.append(f"{kernel.id} {dtype}")
+            try:
+                faults += _stepped(bench, kernel, dtype, settings, transposed=transposed)
+            except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+                faults.append(f"`{kernel.id}`, {dtype}: it raised {type(error).__name__}: {error}")
+    if faults:
+        raise Failure(*faults)
+    return ", ".join(names)
+
+
+@check(
+    "ops.adamw.update",
+    "L2",
+    "Three AdamW steps change weights, moments and counts as float64 does.",
+    reason="Each term that is off (a decay, a bias correction) trains otherwise.",
+    group=_GROUP,
+)
+def adamw_update(bench: Bench) -> str:
+    """Compare with usual settings."""
+    return _each_kernel(bench, _SETTINGS)
+
+
+@check(
+    "ops.adamw.settings",
+    "L2",
+    "So they do with settings under which every term counts, epsilon and decay among them.",
+    reason="With usual settings an error in epsilon or decay hides below the tolerance.",
+    group=_GROUP,
+)
+def adamw_settings(bench: Bench) -> str:
+    """Compare with extreme settings."""
+    return _each_kernel(bench, _OTHERS)
+
+
+@check(
+    "ops.adamw.layouts",
+    "L2",
+    "So they do where weight and gradient lie differently in memory.",
+    reason="Tied and transposed weights have gradients of another layout.",
+    group=_GROUP,
+)
+def adamw_layouts(bench: Bench) -> str:
+    """Compare with transposed weights and gradients."""
+    return _each_kernel(bench, _SETTINGS, transposed=True)
+
+
+@check(
+    "ops.adamw.empty",
+    "L2",
+    "A step without weights does nothing; one of an empty weight neither.",
+    reason="A rank may own none.",
+    group=_GROUP,
+)
+def adamw_empty(bench: Bench) -> str:
+    """Call with empty lists, and with a weight without elements."""
+    faults = []
+    for kernel in _able(bench, "adamw", "float32"):
+        nothing = torch.empty(0, 3, device=bench.where)
+        for tensors in ([], [nothing]):
+            state = [[one.clone() for one in tensors] for _ in range(4)]
+            counts = [torch.tensor(0.0, device=bench.where) for _ in tensors]
+            try:
+                kernel.function(*state, counts, **_SETTINGS)
+            except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+                faults.append(f"`{kernel.id}`: it raised {type(error).__name__}: {error}")
+    if faults:
+        raise Failure(*faults)
+    return "no weights, and a weight without elements"
+
+
+@check(
+    "ops.adamw.nan",
+    "L2",
+    "A NaN in a gradient reaches its weight, and no other one.",
+    reason="A step that hides NaN goes on with spoilt moments.",
+    group=_GROUP,
+)
+def adamw_nan(bench: Bench) -> str:
+    """Step with one NaN."""
+    faults = []
+    for kernel in _able(bench, "adamw", "float32"):
+        state = _state(bench, torch.float32)
+        state[1][1][2, 3] = float("nan")
+        kernel.function(*state, **_SETTINGS)
+        for part in (0, 2, 3):
+            spoilt = [int(bench.host(one).isnan().sum()) for one in state[part]]
+            if spoilt != [0, 1, 0, 0, 0]:
+                faults.append(f"`{kernel.id}`: NaNs in the {_PARTS[part]}: {spoilt}")
+    if faults:
+        raise Failure(*faults)
+    return "one NaN stays one NaN"
+
+
+def _norm_inputs(bench: Bench, dtype: torch.dtype) -> list[Tensor]:
+    values = [
+        bench.values(1000),
+        bench.values(3, 7, seed=1).t(),
+        torch.zeros(5),
+        bench.values(1, seed=2).sum() * 30,
+        torch.empty(0),
+        bench.values(40, 50, seed=3)[:, ::2],
+    ]
+    return [one.to(dtype).to(bench.where) for one in values]
+
+
+@check(
+    "ops.grad_norm.value",
+    "L2",
+    "The norm over tensors of any shape and layout is float64's, in float32 at least.",
+    reason="Clipping scales every gradient by it.",
+    group=_GROUP,
+)
+def grad_norm_value(bench: Bench) -> str:
+    """Compare in every dtype that the device computes in."""
+    faults = []
+    for dtype in ("float32", "float64", "bfloat16", "float16"):
+        if dtype not in bench.device.dtypes:
+            continue
+        grads = _norm_inputs(bench, getattr(torch, dtype))
+        exact = torch.cat([bench.host(one).flatten() for one in grads]).norm()
+        wide = torch.float64 if dtype == "float64" else torch.float32
+        for kernel in _able(bench, "grad_norm", dtype):
+            found = kernel.function(grads)
+            if found.dtype != wide or found.dim():
+                faults.append(f"`{kernel.id}`, {dtype}: it is {found.dtype}, {found.dim()} dims")
+            error = abs(float(bench.host(found)) / float(exact) - 1)
+            if not error < (1e-12 if dtype == "float64" else 2e-6):
+                faults.append(f"`{kernel.id}`, {dtype}: off by {error:.1e} of it")
+    if faults:
+        raise Failure(*faults)
+    return "six tensors"
+
+
+@check(
+    "ops.grad_norm.edges",
+    "L2",
+    "Of no tensors it is 0; a NaN or an infinity reaches it; large values do not overflow.",
+    reason="A step is refused by this figure where gradients are not finite.",
+    group=_GROUP,
+)
+def grad_norm_edges(bench: Bench) -> str:
+    """Call with nothing, and with hard values."""
+    faults = []
+    for kernel in _able(bench, "grad_norm", "float32"):
+        if float(kernel.function([])) != 0.0:
+            faults.append(f"`{kernel.id}`: of nothing it is {float(kernel.function([]))}")
+        for value in (float("nan"), float("inf")):
+            grads = [torch.ones(3), torch.tensor([1.0, value, 2.0])]
+            found = float(kernel.function([one.to(bench.where) for one in grads]))
+            if found != float("inf") and found == found:  # noqa: PLR0124 - NaN is not itself
+                faults.append(f"`{kernel.id}`: with {value} among them it is {found}")
+        large = [torch.full((4,), 1e18, device=bench.where)]
+        if abs(float(kernel.function(large)) / 2e18 - 1) > 1e-5:
+            faults.append(
+                f"`{kernel.id}`: of four times 1e18 it is {float(kernel.function(large))}"
+            )
+    if faults:
+        raise Failure(*faults)
+    return "nothing, NaN, infinity, 1e18"

@@ -1,0 +1,87 @@
+"""The process in which the checks of a group are made, one after the other.
+
+Each check is announced before it begins, so that a crash is the crash of that check, and a watchdog
+in C ends the process where one takes too long, also in native code that holds the interpreter.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lmcore.cli.isolated import in_one_line
+from lmcore_conformance.bench import Bench
+from lmcore_conformance.registry import Check, Failure, Gap, NotRun, all_checks
+from lmcore_conformance.requirements import REQUIREMENTS
+from lmcore_conformance.result import Result, Status
+
+__all__ = ["SETUP_SECONDS", "Told", "make_check", "run_group"]
+
+SETUP_SECONDS = 120.0
+"""Until importing torch and creating the device counts as hung."""
+
+Told = dict[str, Any]
+"""{"ready": True}, {"begins": id} or {"ends": result}."""
+
+
+def run_group(group: str, ids: Sequence[str]) -> Iterator[Told]:
+    """Make checks of a group and yield what becomes of them.
+
+    Args:
+        group: Decides what the process is set up with.
+        ids: The checks, in order.
+    """
+    faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)
+    wanted = [one for one in all_checks() if one.id in ids]
+    if group == "contract":
+        from lmcore_conformance.checks.contract import ContractBench
+
+        bench: Any = ContractBench()
+    else:
+        bench = Bench()
+        if group != "create":
+            _ = bench.device
+    yield {"ready": True}
+    for check in wanted:
+        yield {"begins": check.id}
+        faulthandler.dump_traceback_later(check.seconds, exit=True)
+        result = make_check(check, bench)
+        faulthandler.cancel_dump_traceback_later()
+        yield {"ends": result.to_dict()}
+
+
+def make_check(check: Check, bench: Any) -> Result:
+    """Return what becomes of a check in this process; its time limit is the caller's."""
+    begin = time.perf_counter()
+    lacking = [] if check.group == "contract" else _lacking(check, bench)
+    try:
+        result = Result(check.id, Status.PASSED, "" if lacking else check.run(bench) or "")
+    except Exception as error:  # noqa: BLE001 - a device may raise anything
+        result = _ended(check, error)
+    if lacking:
+        result = Result(check.id, Status.GAP, "; ".join(lacking))
+    seconds = round(time.perf_counter() - begin, 3)
+    return Result(result.id, result.status, result.detail, result.findings, seconds)
+
+
+def _lacking(check: Check, bench: Bench) -> list[str]:
+    """Return why the device does not offer what *check* is about; empty where it does."""
+    found = [REQUIREMENTS[name].why_missing(bench) for name in check.requires]
+    return [reason for reason in found if reason is not None]
+
+
+def _ended(check: Check, error: Exception) -> Result:
+    """Return the result of a check that raised."""
+    if isinstance(error, Gap):
+        return Result(check.id, Status.GAP, str(error))
+    if isinstance(error, NotRun):
+        return Result(check.id, Status.NOT_RUN, str(error))
+    if isinstance(error, Failure):
+        return Result(check.id, Status.FAILED, error.findings[0], tuple(error.findings))
+    text = in_one_line(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    return Result(check.id, Status.FAILED, f"it raised {text}", (f"it raised {text}", place))

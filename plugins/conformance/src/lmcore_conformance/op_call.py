@@ -1,0 +1,221 @@
+"""Call a kernel as a model does, in any dtype and memory layout, and compare with float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lmcore.accelerator import OP_SPECS, OpImpl, OpSpec
+from lmcore.accelerator.op import REFERENCE, load_target, missing_packages
+from lmcore.accelerator.op_context import op_context
+from lmcore_conformance.op_case import Case
+
+if TYPE_CHECKING:
+    from lmcore_conformance.bench import Bench
+
+__all__ = [
+    "LAYOUTS",
+    "SPECS",
+    "Kernel",
+    "Outcome",
+    "call",
+    "difference",
+    "dtypes_of",
+    "kernels_of",
+    "oracle",
+    "rounded",
+    "with_nan",
+]
+
+SPECS: Mapping[str, OpSpec] = {spec.name: spec for spec in OP_SPECS}
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A way to compute an op on the device: a kernel of the plugin, or the core's reference."""
+
+    op: str
+    id: str
+    function: Function
+    impl: OpImpl | None
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether it claims to be; references count as such."""
+        return self.impl is None or "deterministic" in self.impl.traits
+
+    def does(self, device_type: str, dtype: str, attributes: Mapping[str, Any]) -> bool:
+        """Say whether it does a case, be it inside compiled blocks only."""
+        if self.impl is None or self.impl.supports is None:
+            return True
+        return any(
+            self.impl.supports(
+                op_context(SPECS[self.op], device_type, dtype, {**attributes, "compile": compiled})
+            )
+            is None
+            for compiled in (False, True)
+        )
+
+
+def kernels_of(bench: Bench, op: str) -> list[Kernel]:
+    """Return the reference and the plugin's kernels for *op* whose packages are installed."""
+    found = [Kernel(op, REFERENCE, load_target(SPECS[op].reference), None)]
+    found += [
+        Kernel(op, impl.id, load_target(impl.load), impl)
+        for impl in bench.kernels
+        if impl.op == op and not missing_packages(impl)
+    ]
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call gave: the output, and the gradients of those arguments that have one."""
+
+    out: Tensor
+    grads: Mapping[int, Tensor]
+
+
+def _gapped(tensor: Tensor) -> Tensor:
+    """Return the values in every second place of a larger buffer."""
+    buffer = tensor.new_zeros(*tensor.shape[:-1], 2 * tensor.shape[-1])
+    buffer[..., ::2] = tensor
+    return buffer[..., ::2]
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    if tensor.dim() < 2:
+        return tensor
+    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _outermost_last(tensor: Tensor) -> Tensor:
+    """Return the values with the first dim innermost in memory."""
+    return tensor.movedim(0, -1).contiguous().movedim(-1, 0)
+
+
+def _offset(tensor: Tensor) -> Tensor:
+    """Return the values one element behind the beginning of their memory."""
+    buffer = tensor.new_zeros(tensor.numel() + 1)
+    view = buffer[1:].view(tensor.shape)
+    view.copy_(tensor)
+    return view
+
+
+LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "transposed": _transposed,
+    "every second element of a buffer": _gapped,
+    "first dim innermost": _outermost_last,
+    "behind the start of its memory": _offset,
+}
+"""Ways in which a tensor's values may lie in memory."""
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def rounded(case: Case, dtype: torch.dtype) -> Case:
+    """Return the case with numbers that *dtype* can hold, so that only arithmetic differs."""
+
+    def through(value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype).double() if floating else value
+
+    return replace(
+        case,
+        tensors={place: through(value) for place, value in case.tensors.items()},
+        others={place: through(value) for place, value in case.others.items()},
+    )
+
+
+def with_nan(case: Case) -> Case:
+    """Return the case with its NaN in place."""
+    assert case.nan is not None
+    place, index = case.nan
+    tensor = case.tensors[place].clone()
+    tensor[index] = float("nan")
+    return replace(case, tensors={**case.tensors, place: tensor})
+
+
+def call(
+    function: Function,
+    case: Case,
+    dtype: torch.dtype,
+    where: torch.device,
+    *,
+    layout: Callable[[Tensor], Tensor] = _plain,
+    incoming: torch.dtype | None = None,
+) -> Outcome:
+    """Call an op and return output and gradients, for a fixed incoming gradient.
+
+    Args:
+        function: The kernel.
+        case: Its numbers.
+        dtype: Of its floating arguments.
+        where: Device.
+        layout: How arguments and incoming gradient lie in memory.
+        incoming: Dtype through which the incoming gradient is rounded; default: *dtype*.
+    """
+
+    def sent(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(where, dtype if value.is_floating_point() else None)
+
+    arguments = {place: sent(value) for place, value in case.others.items()}
+    leaves = {}
+    for place, values in case.tensors.items():
+        leaf = layout(sent(values).clone()).detach()
+        leaves[place] = leaf.requires_grad_()
+    arguments |= leaves
+    kwargs = {name: sent(value) for name, value in case.kwargs.items()}
+    out = function(*(arguments[place] for place in sorted(arguments)), **kwargs)
+    generator = torch.Generator().manual_seed(5)
+    grad = torch.randn(out.shape, dtype=torch.float64, generator=generator)
+    grad = grad.to(incoming or dtype).to(where, out.dtype)
+    grad = layout(grad) if grad.dim() else grad
+    grads = torch.autograd.grad(out, list(leaves.values()), grad)
+    return Outcome(out.detach(), dict(zip(leaves, grads, strict=True)))
+
+
+def oracle(case: Case, incoming: torch.dtype) -> Outcome:
+    """Return what the reference gives in float64 on the host."""
+    reference = load_target(SPECS[case.op].reference)
+    return call(reference, case, torch.float64, torch.device("cpu"), incoming=incoming)
+
+
+def difference(found: Tensor, wanted: Tensor, op: str, dtype: str) -> str | None:
+    """Return how a result on the host differs from float64's; None where it is close enough.
+
+    The absolute part of the tolerance scales with the largest value: sums have its error.
+    """
+    if found.shape != wanted.shape:
+        return f"has the shape {tuple(found.shape)}, not {tuple(wanted.shape)}"
+    if not wanted.numel():
+        return None
+    tolerance = SPECS[op].tolerances[dtype]
+    if not torch.equal(torch.isfinite(found), torch.isfinite(wanted)):
+        count = int((torch.isfinite(found) != torch.isfinite(wanted)).sum())
+        return f"is finite where it should not be, or not where it should, in {count} places"
+    scale = max(1.0, wanted.nan_to_num(0.0, 0.0, 0.0).abs().max().item())
+    allowed = tolerance.absolute * scale + tolerance.relative * wanted.abs()
+    share = ((found - wanted).abs() / allowed).nan_to_num(0.0, 0.0, 0.0)
+    worst = int(share.argmax())
+    if share.flatten()[worst] <= 1:
+        return None
+    one, right = found.flatten()[worst].item(), wanted.flatten()[worst].item()
+    return f"has {one:.7g} where {right:.7g} is right, {share.max().item():.3g} times the tolerance"
+
+
+def dtypes_of(bench: Bench) -> Iterator[str]:
+    """Yield the dtypes that the device computes in and that the ops have tolerances for."""
+    for name in ("float32", "float64", "bfloat16", "float16"):
+        if name in bench.device.dtypes:
+            yield name

@@ -1,0 +1,89 @@
+"""One of several processes in which the checks of a distributed group are made, all in step."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from lmcore.runtime.agreement import agree_on_device
+from lmcore.runtime.processes import Processes, start_processes
+from lmcore.runtime.rank import rank_info
+from lmcore.runtime.rendezvous import join_processes
+from lmcore_conformance.bench import Bench
+from lmcore_conformance.child import SETUP_SECONDS, Told, make_check
+from lmcore_conformance.registry import Check, all_checks
+from lmcore_conformance.result import Result, Status
+
+__all__ = ["RankBench", "run_group"]
+
+_COLLECTIVE_SECONDS = 30.0
+"""Until a collective that some rank misses fails by itself."""
+
+_SHORT_SECONDS = 3.0
+"""The same, where a check lets a rank miss one."""
+
+
+class RankBench(Bench):
+    """A process with its device and a process group."""
+
+    processes: Processes
+
+    @property
+    def rank(self) -> int:
+        """This process's place."""
+        return self.processes.rank.rank
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return self.processes.rank.world_size
+
+
+def run_group(group: str, ids: Sequence[str]) -> Iterator[Told]:
+    """Join the others, make checks, and yield what becomes of them on this rank.
+
+    Args:
+        group: Where it is for processes that miss each other, collectives fail after seconds.
+        ids: The checks, in order; the same on every rank.
+    """
+    faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)
+    wanted = [one for one in all_checks() if one.id in ids]
+    bench = RankBench()
+    place = rank_info(os.environ)
+    seconds = _SHORT_SECONDS if group.endswith("timeout") else _COLLECTIVE_SECONDS
+    with join_processes(place, timeout=SETUP_SECONDS / 2) as rendezvous:
+        agree_on_device(rendezvous, bench.selection, bench.plugins)
+        arguments = (bench.plugins, bench.selection, bench.device, rendezvous)
+        backends = [one for one in bench.backends if one.available() is None]
+        if not backends:
+            for check in wanted:
+                yield {"ends": _no_backend(check, bench).to_dict()}
+            return
+        with start_processes(*arguments, timeout=seconds) as processes:
+            bench.processes = replace(
+                processes, rendezvous=replace(rendezvous, timeout=_COLLECTIVE_SECONDS)
+            )
+            yield {"ready": True}
+            for check in wanted:
+                yield {"begins": check.id}
+                faulthandler.dump_traceback_later(check.seconds, exit=True)
+                result = _made(check, bench)
+                yield {"ends": result.to_dict()}
+                states = bench.processes.gather(str(result.status), f"`{check.id}`")
+                faulthandler.cancel_dump_traceback_later()
+                if Status.FAILED in states:
+                    return  # nobody knows what the others still wait for
+
+
+def _no_backend(check: Check, bench: Bench) -> Result:
+    reasons = [f"`{one.name}`: {one.available()}" for one in bench.backends]
+    why = "; ".join(reasons) or "its plugin brings no communication backend"
+    return Result(check.id, Status.GAP, f"processes cannot exchange tensors: {why}")
+
+
+def _made(check: Check, bench: RankBench) -> Result:
+    result = make_check(check, bench)
+    findings = tuple(f"rank {bench.rank}: {line}" for line in result.findings)
+    return replace(result, findings=findings)

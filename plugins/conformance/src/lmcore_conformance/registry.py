@@ -1,0 +1,123 @@
+"""Every check of the suite: its level, what it holds a plugin to, and why a run needs that.
+
+The functions stand in `lmcore_conformance.checks`, each below a `check(...)` that registers it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["LEVELS", "Check", "Failure", "Gap", "NotRun", "all_checks", "check", "register"]
+
+LEVELS = MappingProxyType(
+    {
+        "L0": "contract",
+        "L1": "device",
+        "L2": "ops",
+        "L3": "training",
+        "L4": "distributed",
+        "L5": "extras",
+    }
+)
+"""What each level is about."""
+
+_MODULES = (
+    "contract",
+    "device",
+    "memory",
+    "random_numbers",
+    "streams",
+    "ops",
+    "updates",
+    "dropout",
+    "training",
+    "collectives",
+    "sharding",
+    "extras",
+)
+
+
+class Failure(Exception):  # noqa: N818 - how a check ends, not what went wrong here
+    """What a check demands does not hold; one finding or several."""
+
+    def __init__(self, *findings: str) -> None:
+        super().__init__("; ".join(findings))
+        self.findings = findings
+
+
+class Gap(Exception):  # noqa: N818 - how a check ends, not what went wrong here
+    """The device does not offer what a check is about, and says so itself."""
+
+
+class NotRun(Exception):  # noqa: N818 - how a check ends, not what went wrong here
+    """The check says nothing on this machine."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One demand of the suite.
+
+    Attributes:
+        id: "device.memory-falls"; what a declaration and a report call it.
+        level: "L1".
+        title: What holds, in a sentence.
+        reason: Why a run needs it.
+        group: Checks of a group share a process, in the order in which they are registered.
+        requires: Requirements without which there is nothing to check.
+        seconds: Time limit.
+        run: Does it: returns a line on what was found, or raises.  Gets the group's bench.
+    """
+
+    id: str
+    level: str
+    title: str
+    reason: str
+    group: str
+    requires: tuple[str, ...]
+    seconds: float
+    run: Callable[[Any], str | None]
+
+
+_REGISTERED: dict[str, Check] = {}
+
+
+def register(one: Check) -> None:
+    """Add a check.
+
+    Raises:
+        ValueError: Its id is taken.
+    """
+    if one.id in _REGISTERED:
+        raise ValueError(f"two checks are called `{one.id}`")
+    _REGISTERED[one.id] = one
+
+
+def check(
+    name: str,
+    level: str,
+    title: str,
+    *,
+    reason: str,
+    group: str,
+    requires: Sequence[str] = (),
+    seconds: float = 60.0,
+) -> Callable[[Callable[[Any], str | None]], Callable[[Any], str | None]]:
+    """Register the decorated function as a check; see `Check` for the arguments."""
+
+    def add(function: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+        register(Check(name, level, title, reason, group, tuple(requires), seconds, function))
+        return function
+
+    return add
+
+
+def all_checks() -> tuple[Check, ...]:
+    """Return every check, in the order of the levels; loads torch."""
+    for module in _MODULES:
+        importlib.import_module(f"lmcore_conformance.checks.{module}")
+    order = list(LEVELS)
+    return tuple(sorted(_REGISTERED.values(), key=lambda one: order.index(one.level)))

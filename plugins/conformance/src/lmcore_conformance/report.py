@@ -1,0 +1,216 @@
+"""The levels that a plugin reaches, from the results of its checks: table, JSON and badge."""
+
+from __future__ import annotations
+
+import datetime as dt
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from lmcore.accelerator import API_VERSION
+from lmcore_conformance import SUITE_VERSION
+from lmcore_conformance.declaration import Declaration
+from lmcore_conformance.registry import LEVELS, Check
+from lmcore_conformance.result import Result, Status
+from lmcore_conformance.target import Target
+
+__all__ = ["LevelReport", "Report", "make_report", "render"]
+
+
+@dataclass(frozen=True)
+class LevelReport:
+    """How a level went.
+
+    Attributes:
+        level, name: "L1", "device".
+        checks: How many the suite has.
+        passed, failed, gaps, not_run: How many ended so; those that were not selected were not run.
+        verdict: "reached" where every check that no requirement excuses has passed, none has
+            failed and none was not run; "failed", "incomplete", "in part" or "not claimed" else.
+    """
+
+    level: str
+    name: str
+    checks: int
+    passed: int
+    failed: int
+    gaps: int
+    not_run: int
+    verdict: str
+
+    @property
+    def claimed(self) -> float:
+        """Share of its checks that the plugin does not declare to be gaps."""
+        return 1 - self.gaps / self.checks if self.checks else 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run of the suite found.
+
+    Attributes:
+        plugin: Name, distribution, version.
+        versions: Of suite, contract, lmcore, torch and Python.
+        date: Of the run.
+        machine: What it ran on.
+        levels: In order.
+        checks: Every check, with its result.
+        gaps: What is declared, by requirement or check: the reason.
+    """
+
+    plugin: Mapping[str, str]
+    versions: Mapping[str, str]
+    date: str
+    machine: str
+    levels: tuple[LevelReport, ...]
+    checks: tuple[Mapping[str, Any], ...]
+    gaps: Mapping[str, str]
+
+    @property
+    def reached(self) -> list[str]:
+        """Levels that are reached, from the first one without a gap between them."""
+        found = []
+        for one in self.levels:
+            if one.verdict != "reached":
+                break
+            found.append(one.level)
+        return found
+
+    @property
+    def claimed(self) -> float:
+        """Share of all checks that the plugin does not declare to be gaps."""
+        total = sum(one.checks for one in self.levels)
+        return 1 - sum(one.gaps for one in self.levels) / total if total else 0.0
+
+    @property
+    def badge(self) -> str:
+        """One line for a badge."""
+        levels = self.reached
+        further = [
+            one.level for one in self.levels if one.verdict == "reached" and one.level not in levels
+        ]
+        span = "none"
+        if levels:
+            span = levels[0] if len(levels) == 1 else f"{levels[0]}-{levels[-1]}"
+        more = f" and {', '.join(further)}" if further and levels else ", ".join(further)
+        span = f"{span}{more}" if levels or not further else more
+        passed = sum(one.passed for one in self.levels)
+        total = sum(one.checks for one in self.levels)
+        return (
+            f"lmcore conformance {self.versions['suite']}: {span} | {passed} of {total} checks, "
+            f"{self.claimed:.0%} claimed"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        values = asdict(self)
+        for one, level in zip(values["levels"], self.levels, strict=True):
+            one["claimed"] = round(level.claimed, 4)
+        return values | {"reached": self.reached, "claimed": self.claimed, "badge": self.badge}
+
+
+def make_report(
+    target: Target,
+    declaration: Declaration,
+    checks: Sequence[Check],
+    results: Mapping[str, Result],
+) -> Report:
+    """Return the report on *target*.
+
+    Args:
+        target: The plugin.
+        declaration: What it is said to lack.
+        checks: All of the suite.
+        results: By id; a check without one was not run.
+    """
+    complete = {
+        one.id: results.get(one.id, Result(one.id, Status.NOT_RUN, "not selected"))
+        for one in checks
+    }
+    described = tuple(
+        {"level": one.level, "title": one.title, **complete[one.id].to_dict()} for one in checks
+    )
+    return Report(
+        plugin={
+            "name": target.name,
+            "distribution": target.record.distribution,
+            "version": target.record.version,
+        },
+        versions={
+            "suite": SUITE_VERSION,
+            "contract": API_VERSION,
+            "lmcore": _version("lmcore"),
+            "torch": _version("torch"),
+            "python": platform.python_version(),
+        },
+        date=dt.datetime.now(dt.UTC).date().isoformat(),
+        machine=complete["device.create"].detail or platform.machine(),
+        levels=tuple(_level(level, checks, complete) for level in LEVELS),
+        checks=described,
+        gaps={**declaration.closed, **declaration.depends},
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _level(level: str, checks: Sequence[Check], results: Mapping[str, Result]) -> LevelReport:
+    own = [one for one in checks if one.level == level]
+    count = {status: sum(results[one.id].status is status for one in own) for status in Status}
+    excused = all(one.requires for one in own if results[one.id].status is Status.GAP)
+    if count[Status.FAILED]:
+        verdict = "failed"
+    elif count[Status.NOT_RUN] == len(own):
+        verdict = "not run"
+    elif count[Status.NOT_RUN]:
+        verdict = "incomplete"
+    elif not count[Status.PASSED]:
+        verdict = "not claimed"
+    else:
+        verdict = "reached" if excused else "in part"
+    return LevelReport(
+        level,
+        LEVELS[level],
+        len(own),
+        count[Status.PASSED],
+        count[Status.FAILED],
+        count[Status.GAP],
+        count[Status.NOT_RUN],
+        verdict,
+    )
+
+
+def render(report: Report) -> list[str]:
+    """Return the lines of the table, and of what is claimed and declared."""
+    plugin, versions = report.plugin, report.versions
+    software = ", ".join(f"{name} {versions[name]}" for name in ("contract", "lmcore", "torch"))
+    head = ("checks", "passed", "failed", "gaps", "not run", "claimed")
+    lines = [
+        f"`{plugin['name']}` ({plugin['distribution']} {plugin['version']}), {software}",
+        report.machine,
+        "",
+        f"{'level':<16}{''.join(f'{name:>9}' for name in head)}  verdict",
+    ]
+    for one in report.levels:
+        claimed = f"{one.claimed:.0%}" if one.passed + one.failed + one.gaps else ""
+        lines.append(
+            f"{one.level + ' ' + one.name:<16}{one.checks:>9}{one.passed:>9}{one.failed:>9}"
+            f"{one.gaps:>9}{one.not_run:>9}{claimed:>9}  {one.verdict}"
+        )
+    offers = next((one for one in report.checks if one["id"] == "device.offers-twice"), None)
+    if offers is not None and offers["status"] == Status.PASSED:
+        lines += ["", f"offers: {offers['detail']}"]
+    if report.gaps:
+        lines += ["", "declared gaps:", *(f"  {gap}" for gap in _listed(report.gaps))]
+    return [*lines, "", report.badge]
+
+
+def _listed(gaps: Mapping[str, str]) -> Iterable[str]:
+    width = max(len(name) for name in gaps)
+    return [f"{name:<{width}}  {reason}" for name, reason in sorted(gaps.items())]

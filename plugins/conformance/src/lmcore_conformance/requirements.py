@@ -1,0 +1,101 @@
+"""What a device may lack and still be one: the requirements that a declaration opens or closes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmcore_conformance.bench import Bench
+
+__all__ = ["REQUIREMENTS", "Requirement"]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Something that checks need of a device.
+
+    Attributes:
+        summary: What it is.
+        offered: Whether the device's records offer it; None where only its checks can tell.
+        ability: The attribute of `Device` that it is, if it is one.
+    """
+
+    summary: str
+    offered: Callable[[Bench], bool] | None = None
+    ability: str = ""
+
+    def why_missing(self, bench: Bench) -> str | None:
+        """Return why the device does not offer it; None where it does, or nobody can tell."""
+        if self.offered is None or self.offered(bench):
+            return None
+        said = bench.device.missing.get(self.ability, "")
+        return f"the device does not offer {self.summary}" + (f" ({said})" if said else "")
+
+
+def _ability(summary: str, name: str) -> Requirement:
+    return Requirement(f"{summary}, by `{name}`", lambda bench: _has(bench, name), name)
+
+
+def _has(bench: Bench, name: str) -> bool:
+    return getattr(bench.device, name) is not None
+
+
+def _dtype(name: str) -> Callable[[Bench], bool]:
+    return lambda bench: name in bench.device.dtypes
+
+
+def _recompute(*names: str) -> Callable[[Bench], bool]:
+    return lambda bench: any(
+        one.name in names and one.available() is None for one in bench.recompute_policies
+    )
+
+
+def _mixed(bench: Bench) -> bool:
+    return any(
+        one.compute != one.keep and one.available() is None for one in bench.precision_policies
+    )
+
+
+REQUIREMENTS = MappingProxyType(
+    {
+        "memory_stats": _ability("bytes in use", "memory_stats"),
+        "peak_memory": _ability("a peak that can be begun anew", "reset_peak_memory"),
+        "empty_cache": _ability("a way to give cached memory back", "empty_cache"),
+        "out_of_memory": Requirement("a request that is too large is refused by an exception"),
+        "pin_memory": _ability("pinned host memory", "pin_memory"),
+        "streams": _ability("queues of work", "new_stream"),
+        "events": _ability("marks in queues", "new_event"),
+        "peak_flops": _ability("the peak rate of products", "peak_flops"),
+        "host_apart": Requirement("memory and generator of its own, apart from the host's"),
+        "float64": Requirement("products in float64", _dtype("float64")),
+        "bfloat16": Requirement("products in bfloat16", _dtype("bfloat16")),
+        "float16": Requirement("products in float16", _dtype("float16")),
+        "mixed_precision": Requirement(
+            "a precision policy that computes in another dtype than it keeps", _mixed
+        ),
+        "recompute": Requirement(
+            "the recompute policies `selective` and `full`", _recompute("selective", "full")
+        ),
+        "offload": Requirement(
+            "the recompute policies `offload` and `full-offload`",
+            _recompute("offload", "full-offload"),
+        ),
+        "deterministic": Requirement("training that repeats its bits under `--deterministic`"),
+        "distributed": Requirement("a communication backend"),
+        "all_to_all": Requirement("the collective `all_to_all`"),
+        "reduce_scatter": Requirement("the collective `reduce_scatter`"),
+        "gather_scatter": Requirement("the collectives `gather`, `scatter` and `reduce`"),
+        "send_recv": Requirement("sends from one process to another"),
+        "average": Requirement("collectives that average"),
+        "ddp": Requirement("torch's `DistributedDataParallel`"),
+        "fsdp": Requirement("torch's `fully_shard`"),
+        "compile": Requirement("`torch.compile`"),
+        "graph_capture": Requirement("graph capture, by `torch.accelerator.Graph`"),
+        "profiler": Requirement("events of the device in torch's profiler"),
+        "autocast": Requirement("torch's autocast"),
+    }
+)
+"""By the name that `conformance.toml` uses."""

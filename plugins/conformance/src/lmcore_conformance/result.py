@@ -1,0 +1,47 @@
+"""How a check ended."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Result", "Status"]
+
+
+class Status(StrEnum):
+    """Of a check."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    GAP = "declared gap"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one check.
+
+    Attributes:
+        id: The check's.
+        status: How it ended.
+        detail: What was found, or why it was not made, in one line.
+        findings: What is wrong, a line each.
+        seconds: How long it took.
+    """
+
+    id: str
+    status: Status
+    detail: str = ""
+    findings: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Result:
+        """Return what `to_dict` gave."""
+        read = {"status": Status(values["status"]), "findings": tuple(values["findings"])}
+        return cls(**(values | read))

@@ -1,0 +1,218 @@
+"""Runs checks in processes of their own, and goes on where one of them crashes or hangs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lmcore.cli.isolated import Call, Outcome, call_together
+from lmcore.errors import LmcoreError
+from lmcore.runtime.rank import RankInfo
+from lmcore_conformance.child import SETUP_SECONDS
+from lmcore_conformance.declaration import Declaration
+from lmcore_conformance.registry import Check
+from lmcore_conformance.result import Result, Status
+from lmcore_conformance.target import Target
+
+__all__ = ["CREATE", "DISTRIBUTED", "Runner"]
+
+CREATE = "device.create"
+"""The check without which nothing of the device is checked."""
+
+DISTRIBUTED = "distributed"
+"""Groups of this name, or beginning with it, run in several processes at once."""
+
+_RANKS = 2
+
+
+class Runner:
+    """The checks that are to be made of one plugin, and their results so far."""
+
+    def __init__(self, target: Target, declaration: Declaration, checks: Sequence[Check]) -> None:
+        """Begin without results.
+
+        Args:
+            target: The plugin.
+            declaration: What it is said to lack.
+            checks: All of the suite; only groups that are asked for are made.
+        """
+        self.target = target
+        self.declaration = declaration
+        self.checks = {check.id: check for check in checks}
+        self.results: dict[str, Result] = {}
+        self.logs: dict[str, str] = {}
+        self._wanted = set(self.checks)
+
+    def choose(self, ids: Iterable[str]) -> None:
+        """Make only these checks when their group is run."""
+        self._wanted = set(ids)
+
+    def result(self, name: str) -> Result:
+        """Return what became of a check; its group is run at the first of them."""
+        if name not in self.results:
+            group = self.checks[name].group
+            members = [
+                check
+                for check in self.checks.values()
+                if check.group == group
+                and check.id not in self.results
+                and (check.id in self._wanted or check.id == name)
+            ]
+            self._run(group, members)
+        return self.results[name]
+
+    def _run(self, group: str, checks: Sequence[Check]) -> None:
+        closed = {check.id: self.declaration.why_closed(check) for check in checks}
+        for name, reason in closed.items():
+            if reason is not None:
+                self.results[name] = Result(name, Status.GAP, reason)
+        pending = [check for check in checks if closed[check.id] is None]
+        obstacle = self._obstacle(group) if pending else ""
+        if obstacle:
+            for check in pending:
+                self.results[check.id] = Result(check.id, Status.NOT_RUN, obstacle)
+            return
+        while pending:
+            try:
+                outcomes = self._call(group, pending)
+            except LmcoreError as error:
+                for check in pending:
+                    self.results[check.id] = _failure(check.id, f"no process for it: {error.what}")
+                return
+            self._take(pending, outcomes)
+            pending = [check for check in pending if check.id not in self.results]
+
+    def _obstacle(self, group: str) -> str:
+        """Return why the checks of a group cannot be made; empty where they can."""
+        if group == "contract":
+            return ""
+        if self.target.selection is None:
+            return f"nothing can be done with the device: {self.target.obstacle}"
+        if group != "create" and self.result(CREATE).status is not Status.PASSED:
+            return f"not reached: `{CREATE}` {self.result(CREATE).status}"
+        if group.startswith(DISTRIBUTED) and self._ranks() < _RANKS:
+            return f"needs {_RANKS} devices, and there is {self.target.device_count}"
+        return ""
+
+    def _ranks(self) -> int:
+        selection = self.target.selection
+        # The host can be shared.
+        if selection is not None and selection.probe.device_type == "cpu":
+            return _RANKS
+        return min(_RANKS, self.target.device_count)
+
+    def _call(self, group: str, checks: Sequence[Check]) -> Sequence[Outcome]:
+        ids = [check.id for check in checks]
+        timeout = SETUP_SECONDS + sum(check.seconds for check in checks) + 10.0
+        if not group.startswith(DISTRIBUTED):
+            target, arguments = "lmcore_conformance.child:run_group", (group, ids)
+            calls = [Call(target, arguments, self.target.environment())]
+            return call_together(calls, timeout=timeout)
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        places = [RankInfo(rank, rank, _RANKS, _RANKS) for rank in range(_RANKS)]
+        calls = [
+            Call(
+                "lmcore_conformance.ranks:run_group",
+                (group, ids),
+                self.target.environment(place) | address,
+            )
+            for place in places
+        ]
+        return call_together(calls, timeout=timeout, grace=15.0)
+
+    def _take(self, pending: Sequence[Check], outcomes: Sequence[Outcome]) -> None:
+        """Keep the results of one round; the check at which it broke off has failed."""
+        told = [_told(outcome) for outcome in outcomes]
+        many = len(outcomes) > 1
+        for check in pending:
+            found = [one["ends"].get(check.id) for one in told]
+            known = [one for one in found if one is not None]
+            if len(known) == len(outcomes) or any(one.status is Status.FAILED for one in known):
+                self.results[check.id] = self._permitted(check, _joined(known, many=many))
+                if many and self.results[check.id].status is Status.FAILED:
+                    return  # what the processes did afterwards says nothing
+            elif any(one["at"] == check.id for one in told):
+                detail = "; ".join(_faults(outcomes, told, check.id, many=many))
+                self._keep(check.id, outcomes)
+                self.results[check.id] = _failure(check.id, detail)
+                return
+        if all(check.id not in self.results for check in pending):
+            faults = _faults(outcomes, told, None, many=many) or ["the process ended"]
+            for check in pending:
+                self._keep(check.id, outcomes)
+                detail = f"its process could not be set up: {'; '.join(faults)}"
+                self.results[check.id] = _failure(check.id, detail)
+
+    def _permitted(self, check: Check, result: Result) -> Result:
+        """Return the result; a gap that the device has and nobody declared is a failure."""
+        if result.status is not Status.GAP:
+            return result
+        reason = self.declaration.why_it_may_lack(check)
+        if reason:
+            return replace(result, detail=f"{result.detail}; it depends: {reason}")
+        names = " or ".join(f"`{name}`" for name in check.requires)
+        fix = f"offer it, or close {names} in conformance.toml with the reason"
+        return replace(
+            result,
+            status=Status.FAILED,
+            findings=(f"undeclared gap: {result.detail}", fix),
+            detail=f"undeclared gap: {result.detail}",
+        )
+
+    def _keep(self, name: str, outcomes: Sequence[Outcome]) -> None:
+        self.logs[name] = "\n".join(one.log.strip() for one in outcomes if one.fault)
+
+
+def _told(outcome: Outcome) -> dict[str, Any]:
+    """Return the results of a process by id, and the check at which it ended."""
+    ends: dict[str, Result] = {}
+    at = None
+    for value in outcome.values:
+        if "begins" in value:
+            at = value["begins"]
+        if "ends" in value:
+            result = Result.from_dict(value["ends"])
+            ends[result.id] = result
+            at = None
+    return {"ends": ends, "at": at}
+
+
+def _joined(results: Sequence[Result], *, many: bool) -> Result:
+    """Return one result of a check that several processes made: the worst."""
+    order = [Status.FAILED, Status.GAP, Status.NOT_RUN, Status.PASSED]
+    worst = min(results, key=lambda one: order.index(one.status))
+    if not many or worst.status is not Status.FAILED:
+        return worst
+    findings = list(dict.fromkeys(line for one in results for line in one.findings))
+    return Result(worst.id, worst.status, worst.detail, tuple(findings), worst.seconds)
+
+
+def _faults(
+    outcomes: Sequence[Outcome], told: Sequence[Mapping[str, Any]], at: str | None, *, many: bool
+) -> list[str]:
+    """Return how the processes ended that ended otherwise than they should."""
+    found = []
+    for rank, (outcome, one) in enumerate(zip(outcomes, told, strict=True)):
+        if outcome.fault and (at is None or one["at"] == at):
+            found.append((f"rank {rank}: " if many else "") + _ending(outcome))
+    return found
+
+
+def _ending(outcome: Outcome) -> str:
+    """Return how a process ended; the watchdog's exit in the words of a time limit."""
+    if "Timeout (" in outcome.log and "ended with status 1" in outcome.fault:
+        return outcome.fault.replace("the process ended with status 1", "no answer in time")
+    return outcome.fault
+
+
+def _failure(name: str, detail: str) -> Result:
+    return Result(name, Status.FAILED, detail, (detail,))
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

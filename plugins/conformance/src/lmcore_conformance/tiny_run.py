@@ -1,0 +1,250 @@
+"""Training runs of a tiny GPT in this process, by the core's own parts, on one device.
+
+A plugin's device is created once in a process, so runs that differ in policies or kernels share it:
+each gets a `Runtime` of its own around the same device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lmcore.accelerator.op import parse_preferences
+from lmcore.accelerator.op_spec import OP_SPECS
+from lmcore.config.load import load_config
+from lmcore.config.resolve import resolve
+from lmcore.data.loader import BatchLoader
+from lmcore.data.plain_text import prepare_text
+from lmcore.data.tokenizer import build_tokenizer
+from lmcore.model.build import build_model
+from lmcore.model.shape import ModelShape
+from lmcore.plugins import build_op_table, create_device
+from lmcore.plugins.registrations import plugin_sections
+from lmcore.plugins.selection import chosen_plugin
+from lmcore.runtime.policies import start_policies
+from lmcore.runtime.rank import RankInfo
+from lmcore.runtime.runtime import Runtime
+from lmcore.train.corpus import open_corpus
+from lmcore.train.saver import Saver
+from lmcore.train.saving import Snapshot, data_order, restore, take_snapshot
+from lmcore.train.state import TrainState, random_states, seed_everything
+from lmcore.train.step import TrainStep
+
+if TYPE_CHECKING:
+    from lmcore.accelerator import Device
+    from lmcore.config.plan import RunPlan
+    from lmcore.data.tokenizer import Tokenizer
+    from lmcore.plugins import PluginSet, Selection
+    from lmcore_conformance.bench import Bench
+
+__all__ = ["DROPOUT", "REFERENCES", "TinyRuns", "Trained", "shape_flags", "tiny_runs"]
+
+_FLAGS = (
+    "--num-layers 2 --hidden-size 24 --num-attention-heads 3 --seq-length 20 --micro-batch-size 4"
+    " --global-batch-size 4 --make-vocab-size-divisible-by 8 --eval-iters 0 --lr 5e-3"
+    " --lr-decay-style constant --num-prefetch 1"
+)
+DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"
+REFERENCES = "--ops " + " ".join(f"{spec.name}=reference" for spec in OP_SPECS)
+"""The flags that bind the core's reference for every op."""
+
+_CHARACTERS = 6_000
+
+
+def shape_flags() -> str:
+    """Return the flags of the tiny model, for a run by the command line."""
+    return _FLAGS
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run came to.
+
+    Attributes:
+        losses, norms: Of each step.
+        tensors: Weights, optimizer state and random states at the end, on the host.
+        kernels: What was bound, by op.
+    """
+
+    losses: list[float]
+    norms: list[float]
+    tensors: dict[str, Tensor]
+    kernels: dict[str, str]
+
+    def differing(self, other: Trained) -> list[str]:
+        """Return what is not equal in both, bit for bit."""
+        found = [
+            name
+            for name in sorted(self.tensors.keys() | other.tensors.keys())
+            if name not in self.tensors
+            or name not in other.tensors
+            or not torch.equal(self.tensors[name], other.tensors[name])
+        ]
+        pairs = {"losses": (self.losses, other.losses), "norms": (self.norms, other.norms)}
+        return [name for name, (one, two) in pairs.items() if one != two] + found
+
+
+class TinyRuns:
+    """Runs on the plugin's device, and on the host for comparison; data is prepared once."""
+
+    def __init__(self, bench: Bench, folder: Path) -> None:
+        """Write below *folder*."""
+        self.bench = bench
+        self.folder = folder
+        self._host: tuple[Selection, Device] | None = None
+
+    @cached_property
+    def prefix(self) -> str:
+        """The data set: some thousand characters of the bundled text."""
+        text = (resources.files("lmcore.data") / "bundled/shakespeare.txt").read_text("utf-8")
+        file = self.folder / "text.txt"
+        file.write_text(text[:_CHARACTERS], "utf-8")
+        prepare_text(file, self.tokenizer, self.folder / "text", document_characters=256)
+        return str(self.folder / "text_text_document")
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Bytes."""
+        return build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
+
+    def train(self, flags: str = "", *, steps: int = 6, host: bool = False) -> Trained:
+        """Train and return what it came to.
+
+        Args:
+            flags: As for `lmcore train`, beside those of the tiny model.
+            steps: Until this one; a run that is continued begins where its checkpoint is.
+            host: Whether to train on the CPU, by its own plugin.
+        """
+        plan = self._plan(flags)
+        plugins, selection, device = self._place(host=host)
+        with _deterministic(plan):
+            runtime = _runtime(plan, plugins, selection, device)
+            return self._trained(plan, runtime, steps)
+
+    def _plan(self, flags: str) -> RunPlan:
+        words = [*_FLAGS.split(), "--data-path", self.prefix, *flags.split()]
+        words = _last_of_each(words)
+        if "--train-iters" not in words:
+            words += ["--train-iters", "20"]
+        loaded = load_config(words, plugins=plugin_sections(self.bench.plugins))
+        return resolve(loaded, world_size=1, vocab_size=self.tokenizer.vocab_size)
+
+    def _place(self, *, host: bool) -> tuple[PluginSet, Selection, Device]:
+        bench = self.bench
+        if not host or bench.selection.plugin == "cpu":
+            return bench.plugins, bench.selection, bench.device
+        if self._host is None:
+            record = bench.plugins.usable_record("cpu")
+            selection = chosen_plugin(bench.plugins, record, "it is compared with")
+            self._host = selection, create_device(bench.plugins, selection, bench.config)
+        return bench.plugins, *self._host
+
+    def _trained(self, plan: RunPlan, runtime: Runtime, steps: int) -> Trained:
+        where = Path(plan.config.checkpoint.save or self.folder / "unused")
+        corpus = open_corpus(plan, self.tokenizer, where)
+        order = data_order(corpus.train)
+        seed_everything(plan.config.training.seed, runtime)
+        with runtime.ops.bind_all():
+            model = build_model(
+                ModelShape.from_plan(plan),
+                runtime,
+                seed=None if plan.config.checkpoint.load else plan.config.training.seed,
+                compile_blocks=plan.config.training.compile,
+            )
+            state = TrainState.create(model, plan, runtime)
+            step = TrainStep(plan, runtime)
+        restore(state, plan, runtime, order=order)
+        state.model.train()
+
+        def snapshot() -> Snapshot:
+            return take_snapshot(
+                state, plan, runtime, self.tokenizer, directory=where / "checkpoints", order=order
+            )
+
+        losses, norms = [], []
+        with (
+            Saver(snapshot, background=plan.config.checkpoint.async_save) as saver,
+            BatchLoader(
+                corpus.train,
+                micro_batch_size=plan.config.training.micro_batch_size,
+                consumed_samples=state.consumed_samples,
+                prefetch=plan.config.data.num_prefetch,
+                pin=runtime.device.pin_memory,
+                vocab_size=plan.vocab_size,
+            ) as batches,
+        ):
+            while state.iteration < steps:
+                result = step(state, batches)
+                losses.append(result.loss)
+                norms.append(result.grad_norm)
+                interval = plan.config.checkpoint.save_interval
+                if interval and state.iteration % interval == 0:
+                    saver.save()
+        runtime.device.synchronize()
+        tensors = {
+            name: one.detach().to("cpu").clone()
+            for name, one in (state.tensors() | random_states(runtime)).items()
+        }
+        bound = {one.op: f"{one.plugin}:{one.chosen}" for one in runtime.ops.resolutions}
+        return Trained(losses, norms, tensors, bound)
+
+
+@contextlib.contextmanager
+def tiny_runs(bench: Bench) -> Iterator[TinyRuns]:
+    """Return runs that write into a folder of their own, which is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="lmcore-conformance-") as folder:
+        yield TinyRuns(bench, Path(folder))
+
+
+def _runtime(plan: RunPlan, plugins: PluginSet, selection: Selection, device: Device) -> Runtime:
+    asked = plan.config.accelerator
+    policies = start_policies(plan.config, plugins, selection, device)
+    return Runtime(
+        rank=RankInfo(),
+        selection=selection,
+        device=device,
+        rng=device.rng_tracker(),
+        precision=policies.precision,
+        recompute=policies.recompute,
+        placement=policies.placement,
+        stager=policies.stager,
+        ops=build_op_table(
+            plugins,
+            selection,
+            device,
+            preferences=parse_preferences(asked.ops),
+            strict=asked.strict_ops,
+            deterministic=asked.deterministic,
+        ),
+    )
+
+
+@contextlib.contextmanager
+def _deterministic(plan: RunPlan) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(mode=plan.config.accelerator.deterministic)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(mode=before)
+
+
+def _last_of_each(words: list[str]) -> list[str]:
+    """Return the words with the last use of each flag alone."""
+    uses: dict[str, list[str]] = {}
+    flag: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            uses[word] = flag = [word]
+        else:
+            flag.append(word)
+    return [word for use in uses.values() for word in use]
