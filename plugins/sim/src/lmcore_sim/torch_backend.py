@@ -6,6 +6,7 @@ wants the device without lmcore imports this module.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping
 
@@ -49,7 +50,7 @@ def _register(env: Mapping[str, str]) -> None:
 
     torch_sim.install()
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-    _C.start_autograd_threads()
+    atexit.register(_C.stop_autograd_threads)
     register()
 
 

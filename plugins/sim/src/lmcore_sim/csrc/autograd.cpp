@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <thread>
+#include <vector>
 
 #include "device.h"
 
@@ -19,16 +20,36 @@ struct Inside : Engine {
   }
 };
 
+// Never destroyed: a process that ends without a word to us must not end in `terminate`.
+std::vector<std::thread>& threads() {
+  static auto* all = new std::vector<std::thread>();
+  return *all;
+}
+
 }  // namespace
+
+void start_other_autograd_threads() {
+  Engine::get_default_engine().initialize_device_threads_pool();
+}
 
 void start_autograd_threads() {
   auto& engine = Engine::get_default_engine();
-  engine.initialize_device_threads_pool();
   auto& queues = Inside::queues(engine);
   for (auto index = static_cast<int>(queues.size()); index < device_count(); ++index) {
     queues.push_back(std::make_shared<ReadyQueue>());
-    std::thread(&Engine::thread_init, &engine, index, queues.back(), true).detach();
+    threads().emplace_back(&Engine::thread_init, &engine, index, queues.back(), true);
   }
+}
+
+void stop_autograd_threads() {
+  if (in_forked_process()) {
+    return;  // the threads are the parent's
+  }
+  Engine::get_default_engine().stop();
+  for (auto& thread : threads()) {
+    thread.join();
+  }
+  threads().clear();
 }
 
 }  // namespace lmcore_sim

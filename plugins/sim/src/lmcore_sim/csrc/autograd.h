@@ -1,10 +1,19 @@
 // Threads for the backward pass.
+//
+// torch starts a thread for each device at the process's first backward pass, and never again; and
+// it does not wait for them at the end, so that one that still lets go of a Python object while
+// Python ends aborts the process.  Ours are started whenever the devices come, and joined.
 #pragma once
 
 namespace lmcore_sim {
 
-// torch starts a thread for each device at the process's first backward pass, and never again; see
-// that there is one for each of ours, also where that pass was before they were there.
+// Have torch start its threads now, while there are no devices of ours.
+void start_other_autograd_threads();
+
+// Start a thread for each of our devices.
 void start_autograd_threads();
+
+// End them; to be called once, before Python ends.
+void stop_autograd_threads();
 
 }  // namespace lmcore_sim

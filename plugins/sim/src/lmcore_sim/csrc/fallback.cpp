@@ -32,13 +32,11 @@ bool is_sim(const at::Tensor& tensor) {
 
 // Ops that may mix a device's tensors with the CPU's: indices, and counts of steps.
 bool takes_host_tensors(const std::string& name) {
-  for (const char* prefix : {"aten::index", "aten::_index", "aten::_unsafe_index", "aten::_foreach",
-                             "aten::_fused", "aten::_amp", "aten::repeat_interleave"}) {
-    if (name.rfind(prefix, 0) == 0) {
-      return true;
-    }
-  }
-  return false;
+  static const std::unordered_set<std::string> indexing{
+      "aten::index",         "aten::index_put",     "aten::index_put_",
+      "aten::_index_put_impl_", "aten::_unsafe_index", "aten::_unsafe_index_put"};
+  return indexing.count(name) > 0 || name.rfind("aten::_foreach_", 0) == 0 ||
+      name.rfind("aten::_fused_", 0) == 0;
 }
 
 // One call of a kernel: its arguments there and back.
@@ -57,8 +55,8 @@ class Call {
     for (size_t place = begin; place < stack_->size(); ++place) {
       stack_->at(place) = to_host(stack_->at(place));
     }
-    const auto generator = generator_for(begin);
-    call(generator);
+    replace_generator(begin);
+    call();
     if (factor != 1) {
       spoil(factor);
     }
@@ -154,8 +152,8 @@ class Call {
     return host_storage(tensor.storage());
   }
 
-  // The engine to draw from, in the place of the op's generator or, where it takes none, alone.
-  at::Generator generator_for(size_t begin) {
+  // A device's generator becomes an engine of the CPU; where none is given, the default one's does.
+  void replace_generator(size_t begin) {
     const auto& arguments = op_.schema().arguments();
     for (size_t place = 0; place < num_arguments_; ++place) {
       const auto type = arguments[place].type()->str();
@@ -168,33 +166,27 @@ class Call {
           given.device().type() == kSim, "Expected a 'sim' device type for generator but found '",
           given.device(), "'");
       value = host_generator(given, most_elements_);
-      return {};
+      return;
     }
-    if (op_.hasTag(at::Tag::nondeterministic_seeded)) {
-      return host_generator(default_generator(device_.index()), most_elements_);
-    }
-    return {};
+    TORCH_CHECK(
+        !op_.hasTag(at::Tag::nondeterministic_seeded) ||
+            op_.operator_name().name == "aten::_fused_sdp_choice",  // draws nothing
+        op_.operator_name(),
+        " draws random numbers, takes no generator, and has no kernel for the sim device");
   }
 
-  void call(const at::Generator& generator) {
+  void call() {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const auto run = [this] {
-      const auto& name = op_.operator_name().name;
-      if (name == "aten::convolution_overrideable") {
-        replace("aten::convolution").callBoxed(stack_);
-      } else if (name == "aten::convolution_backward_overrideable") {
-        // The gradient of the bias has a channel for each of the output's.
-        const int64_t channels = stack_->at(stack_->size() - num_arguments_).toTensor().size(1);
-        stack_->insert(stack_->end() - 7, IValue(std::vector<int64_t>{channels}));
-        replace("aten::convolution_backward").callBoxed(stack_);
-      } else {
-        op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
-      }
-    };
-    if (generator.defined()) {
-      with_default_generator(generator, run);
+    const auto& name = op_.operator_name().name;
+    if (name == "aten::convolution_overrideable") {
+      replace("aten::convolution").callBoxed(stack_);
+    } else if (name == "aten::convolution_backward_overrideable") {
+      // The gradient of the bias has a channel for each of the output's.
+      const int64_t channels = stack_->at(stack_->size() - num_arguments_).toTensor().size(1);
+      stack_->insert(stack_->end() - 7, IValue(std::vector<int64_t>{channels}));
+      replace("aten::convolution_backward").callBoxed(stack_);
     } else {
-      run();
+      op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
     }
   }
 
@@ -284,6 +276,8 @@ class Call {
         c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), host.dtype());
     view.unsafeGetTensorImpl()->set_sizes_and_strides(
         host.sizes(), host.strides(), host.storage_offset());
+    view._set_conj(host.is_conj());
+    view._set_neg(host.is_neg());
     return view;
   }
 
@@ -315,9 +309,12 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
 
-// torch's own kernel for every backend says that there is none; so the fallback is not asked.
+// For these the fallback is not asked, because torch has a kernel for every backend: one that says
+// that there is none, or one of smaller ops where the CPU's is a single one and keeps other dtypes.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
-  for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable"}) {
+  for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable",
+                           "native_layer_norm", "native_group_norm", "silu_backward",
+                           "mish_backward", "native_channel_shuffle", "addr", "addr.out"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   }
 }

@@ -14,10 +14,4 @@ at::Generator new_generator(c10::DeviceIndex device);
 // A generator of the CPU for one op that draws up to `draws` numbers from `generator` (of sim).
 at::Generator host_generator(const at::Generator& generator, uint64_t draws);
 
-// Runs `op` with the CPU's default generator in the state of `host`, for ops that take none.
-template <typename Op>
-void with_default_generator(const at::Generator& host, Op op);
-
 }  // namespace lmcore_sim
-
-#include "generator_inl.h"

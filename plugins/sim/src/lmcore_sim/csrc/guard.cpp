@@ -33,6 +33,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return device_count();
   }
 
+  // Every dtype that the CPU has.
+  c10::DeviceCapability getDeviceCapability(c10::Device /*device*/) const override {
+    return {};
+  }
+
   c10::Stream getStream(c10::Device device) const override {
     return current_stream(device.index());
   }

@@ -28,6 +28,8 @@ at::Tensor host_view(const at::Tensor& tensor, const c10::Storage& storage) {
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     impl->set_wrapped_number(true);
   }
+  view._set_conj(tensor.is_conj());
+  view._set_neg(tensor.is_neg());
   return view;
 }
 

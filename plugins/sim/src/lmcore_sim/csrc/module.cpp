@@ -17,12 +17,18 @@ namespace py = pybind11;
 PYBIND11_MODULE(_C, module) {
   using namespace lmcore_sim;
 
-  module.def("configure", &configure_devices, py::arg("count"), py::arg("memory_bytes"));
+  module.def(
+      "configure",
+      [](int64_t count, int64_t memory_bytes) {
+        start_other_autograd_threads();
+        configure_devices(count, memory_bytes);
+        start_autograd_threads();
+      },
+      py::arg("count"), py::arg("memory_bytes"), py::call_guard<py::gil_scoped_release>());
   module.def("device_count", &device_count);
   module.def("register_autocast", &register_autocast);
   module.def(
-      "start_autograd_threads", &start_autograd_threads,
-      py::call_guard<py::gil_scoped_release>());
+      "stop_autograd_threads", &stop_autograd_threads, py::call_guard<py::gil_scoped_release>());
   module.def("in_forked_process", &in_forked_process);
   module.def("lose_devices", &lose_devices, py::arg("reason"));
   module.def("restore_devices", &restore_devices);
