@@ -57,7 +57,7 @@ refuses those of the third with the hint shown. Underscores count as dashes."""
 _INNER = {
     "data": ("prepare", "inspect", "corpora"),
     "config": ("show",),
-    "plugin": ("check",),
+    "plugin": ("new", "check"),
     "ops": ("list", "explain"),
 }
 

@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "List the ops and their kernels, and explain which kernel a case gets.",
         ),
         "doctor": ("lmcore.cli.doctor", "Check this installation and name the fixes."),
-        "plugin": ("lmcore.cli.plugin", "Check a plugin against the contract."),
+        "plugin": ("lmcore.cli.plugin", "Write a new plugin, check one against the contract."),
     },
 }
 """Module and summary of every command, under the title that the help groups it by."""

@@ -1,4 +1,4 @@
-"""`lmcore plugin check`: what of a plugin does not work with a version of the contract, and why.
+"""`lmcore plugin ...`; here `check`: what of a plugin does not work with the contract, and why.
 
 The plugin is loaded and called in a process of its own (`lmcore.plugins.check`) with a time limit,
 so that a crash in its native code, or a hang, is a finding like any other.
@@ -26,13 +26,14 @@ from lmcore.plugins.discovery import GROUP
 
 __all__ = ["SUMMARY", "CheckSection", "run"]
 
-SUMMARY = "Check a plugin against the contract."
+SUMMARY = "Write a new plugin, check one against the contract."
 
 _HELP = f"""{SUMMARY}
 
 usage: lmcore plugin COMMAND [arguments]
 
 commands:
+  new         Write a new plugin: a distribution with tests, to be filled in.
   check       Say what of a plugin does not work, and why.
 
 `lmcore plugin COMMAND --help` explains a command."""
@@ -73,7 +74,7 @@ class _Plugin:
 
 def run(argv: list[str]) -> int:
     """Run `lmcore plugin ...` and return the exit status."""
-    commands = {"check": _check}
+    commands = {"new": _new, "check": _check}
     if not argv or argv[0] in {"-h", "--help"}:
         print(_HELP)
         return 0
@@ -81,6 +82,12 @@ def run(argv: list[str]) -> int:
         what = f"unknown command `lmcore plugin {argv[0]}`"
         raise ConfigError(what, hint=suggestion(argv[0], commands))
     return commands[argv[0]](argv[1:])
+
+
+def _new(argv: list[str]) -> int:
+    from lmcore.cli.plugin_new import run as write_new
+
+    return write_new(argv)
 
 
 def _check(argv: list[str]) -> int:

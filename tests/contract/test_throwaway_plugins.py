@@ -8,12 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
-import site
-import subprocess
-import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
@@ -59,53 +53,10 @@ def digest(text: str) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
-class Environment:
-    """An environment, and lmcore's command in it."""
-
-    def __init__(self, home: Path) -> None:
-        """Make it; it has this environment's packages, and those that `install` adds."""
-        venv.create(home, with_pip=False)
-        self.python = home / "bin" / "python"
-        mine = [*site.getsitepackages(), sysconfig.get_path("purelib")]
-        packages = next((home / "lib").glob("python*")) / "site-packages"
-        lines = [f"import site; site.addsitedir({path!r})" for path in dict.fromkeys(mine)]
-        (packages / "zz_outer.pth").write_text("\n".join(lines) + "\n")
-        self.work = home / "work"
-        self.work.mkdir()
-
-    def install(self, wheel: Path) -> None:
-        """Install a wheel as a user does, from the file alone."""
-        pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
-        subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True, timeout=120)
-
-    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run `lmcore WORDS`."""
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("LMCORE_", "GOODCHIP")) and name != "PYTHONPATH"
-        }
-        return subprocess.run(
-            [str(self.python), "-P", "-m", "lmcore.cli.main", *words],
-            cwd=self.work,
-            env={**inherited, "OMP_NUM_THREADS": "1", **env},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-
-    def plugins(self, **env: str) -> dict[str, dict]:
-        """Return what `lmcore plugins --json` says of each plugin, by name."""
-        found = self.run("plugins", "--json", **env)
-        assert found.returncode == 0, found.stderr
-        return {one["name"]: one for one in json.loads(found.stdout)["plugins"]}
-
-
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def environment(new_environment):
     """An environment with a good plugin, a broken one, a stale one, and one that crashes."""
-    made = Environment(tmp_path_factory.mktemp("environment"))
+    made = new_environment()
     for name in ("goodchip", "broken", "stale", "crashing"):
         made.install(build_wheel(name, made.work))
     return made
