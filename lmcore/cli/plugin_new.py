@@ -59,7 +59,7 @@ class NewSection:
     without_device: bool = option(
         False, "Write a plugin that brings no device and adds to every other one's."
     )
-    licence: str = option("Apache-2.0", f"One of {', '.join(LICENCES)}.", metavar="ID")
+    licence: str = option("Apache-2.0", f"One of {', '.join(LICENCES)} (or none).", metavar="ID")
     author: str | None = option(
         None, 'As in "Ada Lovelace <ada@example.org>"; default: The lmcore-NAME authors.'
     )
@@ -100,7 +100,8 @@ def _checked(wanted: NewSection) -> NewPlugin:
     if module is not None and not _is_module(module):
         hint = "give the name that Python imports, such as `torch_mychip`"
         problems.append(ConfigError(f"`{module}` is no name of a Python package", hint=hint))
-    licence = {one.lower(): one for one in LICENCES}.get(wanted.licence.lower())
+    lowered = {"none": "proprietary"} | {one.lower(): one for one in LICENCES}
+    licence = lowered.get(wanted.licence.lower())
     if licence is None:
         problems.append(_unknown_licence(wanted.licence))
     if problems:

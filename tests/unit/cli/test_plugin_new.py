@@ -233,6 +233,14 @@ def test_the_folder_is_readable_as_others_are(new, folder):
     assert (folder / "lmcore-chip").stat().st_mode == (folder / "other").stat().st_mode
 
 
+def test_no_licence_is_all_rights_reserved(new, folder):
+    """`none` writes no licence, says so, and keeps the package from a public index."""
+    assert new("chip", "--licence", "none")[0] == 0
+    assert not (folder / "lmcore-chip" / "LICENSE").exists()
+    assert "All rights reserved." in (folder / "lmcore-chip" / "README.md").read_text()
+    assert "Private :: Do Not Upload" in (folder / "lmcore-chip" / "pyproject.toml").read_text()
+
+
 @pytest.mark.parametrize(
     "given, meant",
     [("apache", "Apache-2.0"), ("BSD", "BSD-3-Clause"), ("MTI", "MIT"), ("GPL-3.0", None)],
@@ -270,7 +278,7 @@ def test_flags_that_make_no_sense_are_refused(new, folder, flags, said):
 
 def test_all_problems_are_told_at_once(new):
     """Name, device and licence in one message."""
-    _, _, err = new("Bad", "--torch-device", "A:0", "--licence", "none")
+    _, _, err = new("Bad", "--torch-device", "A:0", "--licence", "nobody")
     assert err.count("error:") == 3
 
 
