@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,15 @@ __all__ = ["Bench"]
 
 
 class Bench:
-    """A process with the plugin's device, as a worker of a run has it."""
+    """A process with the plugin's device, as a worker of a run has it.
+
+    Attributes:
+        closed: What the plugin's author declares as not there.
+    """
+
+    def __init__(self, closed: Sequence[str] = ()) -> None:
+        """Begin without a device."""
+        self.closed = tuple(closed)
 
     @cached_property
     def plugins(self) -> PluginSet:

@@ -27,12 +27,16 @@ Told = dict[str, Any]
 """{"ready": True}, {"begins": id} or {"ends": result}."""
 
 
-def run_group(group: str, ids: Sequence[str]) -> Iterator[Told]:
+def run_group(
+    group: str, ids: Sequence[str], closed: Sequence[str], patience: float
+) -> Iterator[Told]:
     """Make checks of a group and yield what becomes of them.
 
     Args:
         group: Decides what the process is set up with.
         ids: The checks, in order.
+        closed: What the author declares as not there.
+        patience: Factor on the time limits of checks.
     """
     faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)
     wanted = [one for one in all_checks() if one.id in ids]
@@ -41,13 +45,13 @@ def run_group(group: str, ids: Sequence[str]) -> Iterator[Told]:
 
         bench: Any = ContractBench()
     else:
-        bench = Bench()
+        bench = Bench(closed)
         if group != "create":
             _ = bench.device
     yield {"ready": True}
     for check in wanted:
         yield {"begins": check.id}
-        faulthandler.dump_traceback_later(check.seconds, exit=True)
+        faulthandler.dump_traceback_later(patience * check.seconds, exit=True)
         result = make_check(check, bench)
         faulthandler.cancel_dump_traceback_later()
         yield {"ends": result.to_dict()}

@@ -81,6 +81,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="what the device lacks, and why; default: conformance.toml in the plugin's package",
     )
+    group.addoption(
+        "--patience",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="multiply the time limits of checks, for a slow device; default: 1",
+    )
     group.addoption("--conformance-json", metavar="FILE", help="write the report there")
 
 
@@ -125,7 +132,8 @@ def _start(config: pytest.Config, named: str) -> Conformance:
     given = config.getoption("--requirements")
     path = Path(given) if given else find_declaration(target.module)
     declaration = read_declaration(path, checks)
-    return Conformance(target, declaration, checks, levels, Runner(target, declaration, checks))
+    runner = Runner(target, declaration, checks, patience=config.getoption("--patience"))
+    return Conformance(target, declaration, checks, levels, runner)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -217,7 +225,7 @@ def pytest_terminal_summary(
         return
     from lmcore_conformance.report import make_report, render
 
-    results = config.stash[_RECORDER].results
+    results = {**state.runner.results, **config.stash[_RECORDER].results}
     report = make_report(state.target, state.declaration, state.checks, results)
     terminalreporter.section("lmcore conformance")
     for line in render(report):

@@ -41,16 +41,20 @@ class RankBench(Bench):
         return self.processes.rank.world_size
 
 
-def run_group(group: str, ids: Sequence[str]) -> Iterator[Told]:
+def run_group(
+    group: str, ids: Sequence[str], closed: Sequence[str], patience: float
+) -> Iterator[Told]:
     """Join the others, make checks, and yield what becomes of them on this rank.
 
     Args:
         group: Where it is for processes that miss each other, collectives fail after seconds.
         ids: The checks, in order; the same on every rank.
+        closed: What the author declares as not there.
+        patience: Factor on the time limits of checks.
     """
     faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)
     wanted = [one for one in all_checks() if one.id in ids]
-    bench = RankBench()
+    bench = RankBench(closed)
     place = rank_info(os.environ)
     seconds = _SHORT_SECONDS if group.endswith("timeout") else _COLLECTIVE_SECONDS
     with join_processes(place, timeout=SETUP_SECONDS / 2) as rendezvous:
@@ -68,7 +72,7 @@ def run_group(group: str, ids: Sequence[str]) -> Iterator[Told]:
             yield {"ready": True}
             for check in wanted:
                 yield {"begins": check.id}
-                faulthandler.dump_traceback_later(check.seconds, exit=True)
+                faulthandler.dump_traceback_later(patience * check.seconds, exit=True)
                 result = _made(check, bench)
                 yield {"ends": result.to_dict()}
                 states = bench.processes.gather(str(result.status), f"`{check.id}`")

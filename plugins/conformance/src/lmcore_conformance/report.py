@@ -146,11 +146,16 @@ def make_report(
             "python": platform.python_version(),
         },
         date=dt.datetime.now(dt.UTC).date().isoformat(),
-        machine=complete["device.create"].detail or platform.machine(),
+        machine=_machine(complete["device.create"]),
         levels=tuple(_level(level, checks, complete) for level in LEVELS),
         checks=described,
         gaps={**declaration.closed, **declaration.depends},
     )
+
+
+def _machine(created: Result) -> str:
+    """Return the device as its own check describes it; else the host's kind."""
+    return created.detail if created.status is Status.PASSED else platform.machine()
 
 
 def _version(distribution: str) -> str:
@@ -206,6 +211,9 @@ def render(report: Report) -> list[str]:
     offers = next((one for one in report.checks if one["id"] == "device.offers-twice"), None)
     if offers is not None and offers["status"] == Status.PASSED:
         lines += ["", f"offers: {offers['detail']}"]
+    failed = [one for one in report.checks if one["status"] == Status.FAILED]
+    if failed:
+        lines += ["", "failed:", *(f"  {one['id']}: {one['detail']:.160}" for one in failed)]
     if report.gaps:
         lines += ["", "declared gaps:", *(f"  {gap}" for gap in _listed(report.gaps))]
     return [*lines, "", report.badge]

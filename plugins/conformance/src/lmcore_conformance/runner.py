@@ -30,16 +30,25 @@ _RANKS = 2
 class Runner:
     """The checks that are to be made of one plugin, and their results so far."""
 
-    def __init__(self, target: Target, declaration: Declaration, checks: Sequence[Check]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        declaration: Declaration,
+        checks: Sequence[Check],
+        *,
+        patience: float = 1.0,
+    ) -> None:
         """Begin without results.
 
         Args:
             target: The plugin.
             declaration: What it is said to lack.
             checks: All of the suite; only groups that are asked for are made.
+            patience: Factor on the time limits, for a slow device.
         """
         self.target = target
         self.declaration = declaration
+        self.patience = patience
         self.checks = {check.id: check for check in checks}
         self.results: dict[str, Result] = {}
         self.logs: dict[str, str] = {}
@@ -105,9 +114,10 @@ class Runner:
 
     def _call(self, group: str, checks: Sequence[Check]) -> Sequence[Outcome]:
         ids = [check.id for check in checks]
-        timeout = SETUP_SECONDS + sum(check.seconds for check in checks) + 10.0
+        timeout = SETUP_SECONDS + sum(check.seconds for check in checks) * self.patience + 10.0
+        arguments = (group, ids, list(self.declaration.closed), self.patience)
         if not group.startswith(DISTRIBUTED):
-            target, arguments = "lmcore_conformance.child:run_group", (group, ids)
+            target = "lmcore_conformance.child:run_group"
             calls = [Call(target, arguments, self.target.environment())]
             return call_together(calls, timeout=timeout)
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
@@ -115,7 +125,7 @@ class Runner:
         calls = [
             Call(
                 "lmcore_conformance.ranks:run_group",
-                (group, ids),
+                arguments,
                 self.target.environment(place) | address,
             )
             for place in places

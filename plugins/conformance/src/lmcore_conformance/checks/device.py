@@ -51,15 +51,29 @@ def create(bench: Bench) -> str:
 @check(
     "device.declaration",
     "L1",
-    "What the device does not offer by its own record it also gives a reason for.",
-    reason="`lmcore doctor` and errors show that reason to users.",
+    "What is declared as closed is not offered, and what the device does not offer has a reason.",
+    reason="`lmcore doctor` and errors show that reason to users; a device that offers what its "
+    "author calls closed is used there, unchecked.",
     group="device",
 )
 def declaration(bench: Bench) -> str:
-    """Judge the reasons in `missing`."""
-    empty = [name for name, reason in bench.device.missing.items() if len(reason.split()) < 2]
-    if empty:
-        raise Failure(*(f"`{name}` has no reason that says anything" for name in empty))
+    """Compare the declaration and the reasons in `missing` with the device's record."""
+    faults = [
+        f"`{name}` has no reason that says anything"
+        for name, reason in bench.device.missing.items()
+        if len(reason.split()) < 2
+    ]
+    faults += [
+        f"`{name}` is closed, and the device offers {one.summary}"
+        for name, one in REQUIREMENTS.items()
+        if name in bench.closed and one.offered is not None and one.offered(bench)
+    ]
+    faults += [
+        f"`Device.dtypes` has `{name}`, which torch does not know"
+        for name in sorted(bench.device.dtypes)
+        if not isinstance(getattr(torch, name, None), torch.dtype)
+    ]
+    _raise(faults)
     return f"{len(bench.device.missing)} reasons"
 
 

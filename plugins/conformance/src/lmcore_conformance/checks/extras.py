@@ -12,7 +12,7 @@ from lmcore_conformance.tiny_run import tiny_runs
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
 
-_GROUP = "extras"
+_GROUP = "training"
 
 
 @check(

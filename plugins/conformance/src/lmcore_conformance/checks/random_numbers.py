@@ -76,6 +76,7 @@ def rng_state(bench: Bench) -> str:
             raise Failure(f"the state is {state.dtype} on `{state.device}`, not uint8 on the host")
         kept = state.clone()
         first = [draw().cpu() for _ in range(3)]
+        bench.device.get_rng_state()
         if not torch.equal(state, kept):
             faults.append("the state that was returned changes while numbers are drawn")
         bench.device.seed(99)

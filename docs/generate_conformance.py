@@ -1,0 +1,151 @@
+"""Generate the reference of the conformance suite: its checks, and our plugins' levels.
+
+    python docs/generate_conformance.py                  # writes docs/reference/conformance.md
+    python docs/generate_conformance.py --record FILE    # first keeps a report, as JSON
+
+`plugins/conformance/tests/test_reference_page.py` compares what this makes with the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmcore_conformance import SUITE_VERSION
+from lmcore_conformance.registry import LEVELS, Check, all_checks
+from lmcore_conformance.requirements import REQUIREMENTS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/reference/conformance.md"
+RESULTS = ROOT / "plugins/conformance/results"
+PLUGINS = ("cpu", "sim", "cuda", "xpu")
+_NOTE = "<!-- Made by `python docs/generate_conformance.py`; do not edit. -->"
+
+_ABOUT = f"""\
+`lmcore-conformance` holds an accelerator plugin to what a run needs of it. This page is of version
+{SUITE_VERSION}.
+
+```sh
+pytest --pyargs lmcore_conformance --accelerator mychip
+```
+
+Every check belongs to a level. A level is reached where each of its checks has passed or is a
+declared gap that a requirement excuses, in part where an author closes a check itself.
+A level whose checks are all gaps is not claimed. The report says how much is claimed, so that a
+plugin that passes by claiming nothing is seen to.
+
+A check that crashes or hangs fails with the place where it was, and the rest goes on in another
+process. [The suite's README](../../plugins/conformance/README.md) has the options, the exit status
+and how a plugin's own tests use the suite."""
+
+_ABOUT_REQUIREMENTS = """\
+What a device may lack and still be one. An author names it in `conformance.toml`, with the reason,
+as `[closed]` (not there) or `[depends]` (there or not, as the hardware is). What is neither offered
+nor declared is a failure, and so is what is closed and yet offered."""
+
+_ABOUT_LEVELS = {
+    "L0": "In processes of their own, without torch; `--levels L0` needs no device.",
+    "L1": "The device by itself.",
+    "L2": "Each op by every kernel that the plugin offers and by its reference on the device, in "
+    "every dtype that the device computes in, against the reference in float64 on the host, at the "
+    "op's [tolerances](ops.md).",
+    "L3": "A GPT of two layers, by the core's own parts.",
+    "L4": "Two processes, each with a device of its own (the host can be shared). Tensor and "
+    "pipeline parallelism are not in this version: lmcore has none yet.",
+    "L5": "What a run can do without.",
+}
+
+_ABOUT_PLUGINS = """\
+As last run, with the versions of that time. What was not run is not claimed."""
+
+
+def page() -> str:
+    """Return the whole reference."""
+    checks = all_checks()
+    parts = ["# Conformance", _NOTE, _ABOUT, "## Levels of our plugins", _ABOUT_PLUGINS]
+    parts += [_plugin(name) for name in PLUGINS]
+    parts += ["## Requirements", _ABOUT_REQUIREMENTS, _requirements(checks)]
+    for level, name in LEVELS.items():
+        own = [one for one in checks if one.level == level]
+        parts.append(f"## {level} {name}\n\n{_ABOUT_LEVELS[level]} {len(own)} checks.")
+        rows = [
+            (f"`{one.id}`", one.title, one.reason, ", ".join(f"`{r}`" for r in one.requires))
+            for one in own
+        ]
+        parts.append(_table(("check", "what holds", "why", "requires"), rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def _plugin(name: str) -> str:
+    file = RESULTS / f"{name}.json"
+    if not file.is_file():
+        reasons = tomllib.loads((RESULTS / "not_run.toml").read_text(encoding="utf-8"))
+        return f"### `{name}`\n\nNot run: {reasons[name]}."
+    found = json.loads(file.read_text(encoding="utf-8"))
+    versions, plugin = found["versions"], found["plugin"]
+    about = (
+        f"{found['date']}, {found['machine']}; {plugin['distribution']} {plugin['version']}, suite "
+        f"{versions['suite']}, lmcore {versions['lmcore']}, torch {versions['torch']}, "
+        f"Python {versions['python']}."
+    )
+    rows = []
+    for one in found["levels"]:
+        figures = (one[part] for part in ("checks", "passed", "failed", "gaps", "not_run"))
+        level = f"{one['level']} {one['name']}"
+        rows.append((level, *map(str, figures), f"{one['claimed']:.0%}", one["verdict"]))
+    head = ("level", "checks", "passed", "failed", "gaps", "not run", "claimed", "verdict")
+    parts = [f"### `{name}`", about, _table(head, rows)]
+    if found["gaps"]:
+        rows = [(f"`{gap}`", reason) for gap, reason in sorted(found["gaps"].items())]
+        parts.append(_table(("declared", "reason"), rows))
+    if found["failed"]:
+        rows = [(f"`{check}`", detail) for check, detail in found["failed"].items()]
+        parts.append(_table(("failed", "what was found"), rows))
+    parts.append(f"> {found['badge']}")
+    return "\n\n".join(parts)
+
+
+def _requirements(checks: Sequence[Check]) -> str:
+    rows = []
+    for name, one in REQUIREMENTS.items():
+        count = sum(name in check.requires for check in checks)
+        rows.append((f"`{name}`", one.summary, str(count)))
+    return _table(("requirement", "what it is", "checks"), rows)
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, tuple("-" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def trimmed(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of a report what the page shows."""
+    kept = {name: report[name] for name in ("plugin", "versions", "date", "machine", "levels")}
+    failed = {one["id"]: one["detail"] for one in report["checks"] if one["status"] == "failed"}
+    return {**kept, "gaps": report["gaps"], "failed": failed, "badge": report["badge"]}
+
+
+def main() -> None:
+    """Record a report, if one is given, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    if given.record:
+        report = json.loads(given.record.read_text(encoding="utf-8"))
+        file = RESULTS / f"{report['plugin']['name']}.json"
+        file.write_text(json.dumps(trimmed(report), indent=2) + "\n", encoding="utf-8")
+        print(f"wrote {file.relative_to(ROOT)}")
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""A plugin that misbehaves as it is told, and the suite run on it without pytest around it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FAKE = Path(__file__).parent / "fake"
+
+
+@pytest.fixture(scope="session")
+def fake_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for `sys.path` in which the distribution `lmcore-fake` is installed."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "lmcore_fake").symlink_to(FAKE / "lmcore_fake")
+    info = site / "lmcore_fake-1.0.dist-info"
+    info.mkdir()
+    metadata = "Metadata-Version: 2.1\nName: lmcore-fake\nVersion: 1.0\n"
+    (info / "METADATA").write_text(metadata, encoding="utf-8")
+    points = "[lmcore.plugins]\nfake = lmcore_fake.plugin\n"
+    (info / "entry_points.txt").write_text(points, encoding="utf-8")
+    return site
+
+
+@pytest.fixture
+def fake(fake_site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Return a function that installs the fake, with a way to misbehave."""
+
+    def install(mode: str = "") -> None:
+        monkeypatch.syspath_prepend(fake_site)
+        monkeypatch.setenv("FAKE", mode)
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        _forget()
+
+    yield install
+    _forget()
+
+
+def _forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lmcore_fake"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def run(fake: Callable[..., None]) -> Callable[..., Mapping[str, Any]]:
+    """Return a function that makes checks of the fake and returns their results by id."""
+
+    def make(mode: str, *ids: str, patience: float = 1.0, declaration: Any = None) -> Any:
+        from lmcore_conformance.declaration import find_declaration, read_declaration
+        from lmcore_conformance.registry import all_checks
+        from lmcore_conformance.runner import Runner
+        from lmcore_conformance.target import find_target
+
+        fake(mode)
+        checks = all_checks()
+        target = find_target("fake")
+        if declaration is None:
+            declaration = read_declaration(find_declaration(target.module), checks)
+        runner = Runner(target, declaration, checks, patience=patience)
+        wanted = [
+            one.id
+            for one in checks
+            if any(one.id == name or (name.endswith("*") and one.id.startswith(name[:-1]))
+                   for name in ids)
+        ]  # fmt: skip
+        assert wanted
+        runner.choose(wanted)
+        return {name: runner.result(name) for name in wanted}
+
+    return make

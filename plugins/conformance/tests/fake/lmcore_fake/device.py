@@ -1,0 +1,147 @@
+"""The fake's device, backend and policies."""
+
+import dataclasses
+import time
+from contextlib import nullcontext
+
+import torch
+from torch import distributed
+
+from lmcore.accelerator import (
+    CheckpointStager,
+    CommBackend,
+    PrecisionPolicy,
+    autocast_policy,
+    double_precision_policy,
+    full_precision_policy,
+)
+from lmcore_cpu.device import create_device
+
+LIBRARIES = []
+
+
+def create(fake):
+    if fake == "crash-create":
+        import ctypes
+
+        ctypes.string_at(0)
+    device = create_device()
+    change = globals().get(fake.replace("-", "_"))
+    return dataclasses.replace(device, **change(device)) if callable(change) else device
+
+
+def forgets_rng(device):
+    return {"set_rng_state": lambda state: None}
+
+
+def live_state(device):
+    """Give a state that changes as numbers are drawn."""
+    live = torch.default_generator.get_state()
+
+    def get():
+        live.copy_(torch.default_generator.get_state())
+        return live
+
+    return {"get_rng_state": get}
+
+
+def ignores_seed(device):
+    return {"seed": lambda seed: None}
+
+
+def never_falls(device):
+    highest = []
+
+    def stats():
+        found = device.memory_stats()
+        highest.append(found.allocated)
+        return dataclasses.replace(found, allocated=max(highest), peak_allocated=max(highest))
+
+    return {"memory_stats": stats}
+
+
+def stale_peak(device):
+    return {"reset_peak_memory": lambda: None}
+
+
+def no_memory(device):
+    return {"memory_stats": None, "missing": {**device.missing, "memory_stats": "not yet written"}}
+
+
+def offers_closed(device):
+    return {"dtypes": device.dtypes | {"float16"}}
+
+
+def no_bfloat16(device):
+    """Claim bfloat16, and have products that refuse it."""
+    library = torch.library.Library("aten", "IMPL")
+    LIBRARIES.append(library)
+
+    def mm(left, right):
+        if left.dtype == torch.bfloat16:
+            raise NotImplementedError("no bfloat16 here")
+        return torch.einsum("ij,jk->ik", left.double(), right.double()).to(left.dtype)
+
+    library.impl("mm", mm, "CPU")
+    return {}
+
+
+def no_double(device):
+    return {"dtypes": device.dtypes - {"float64"}}
+
+
+def kills_large(device):
+    """End the process where too much memory is asked for."""
+    import os
+
+    plain = torch.empty
+
+    def empty(*size, **more):
+        if size and isinstance(size[0], int) and size[0] > 2**40:
+            os.abort()
+        return plain(*size, **more)
+
+    torch.empty = empty
+    return {}
+
+
+def precisions(device, fake):
+    bf16 = autocast_policy(device, name="bf16", compute="bfloat16")
+    if fake == "false-bf16":
+        bf16 = PrecisionPolicy("bf16", "bfloat16", "float32", "float32", nullcontext)
+    return [full_precision_policy(), bf16, double_precision_policy()]
+
+
+def stale_stager():
+    """Return what was staged first, for ever."""
+    kept = {}
+
+    def stage(tensors):
+        for name, live in tensors.items():
+            kept.setdefault(name, live.detach().clone())
+        return dict(kept)
+
+    return CheckpointStager("stale", stage, priority=50)
+
+
+def backend(fake):
+    def register():
+        plain = distributed.all_reduce
+        broadcast = distributed.broadcast
+
+        def all_reduce(tensor, *arguments, **more):
+            work = plain(tensor, *arguments, **more)
+            if fake == "wrong-reduce" and distributed.get_rank() == 1:
+                tensor[-1] += 1
+            return work
+
+        def hanging(*arguments, **more):
+            if distributed.get_rank() == 1:
+                time.sleep(1000)
+            return broadcast(*arguments, **more)
+
+        distributed.all_reduce = all_reduce
+        if fake == "hang-broadcast":
+            distributed.broadcast = hanging
+
+    return CommBackend("gloo", "cpu", register=register, supports_average=False)

@@ -1,0 +1,417 @@
+"""Kernels that are the references with one thing wrong each."""
+
+import functools
+import inspect
+import math
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as f
+
+from lmcore.accelerator import OP_SPECS, reference
+
+MUTANTS = {}
+"""By op and id, the attribute of this module: what L2's values and gradients must catch."""
+
+MISFITS = {}
+"""The same, for what other checks must catch."""
+
+
+def _add(table, op, name, function):
+    target = f"k_{op}_{name}".replace("-", "_")
+    globals()[target] = functools.wraps(getattr(reference, op))(function)
+    table[op, name] = target
+
+
+def mutant(op, name):
+    return lambda function: _add(MUTANTS, op, name, function)
+
+
+def misfit(op, name):
+    return lambda function: _add(MISFITS, op, name, function)
+
+
+class _Spoil(torch.autograd.Function):
+    """The identity, whose gradient is changed."""
+
+    @staticmethod
+    def forward(ctx, x, change):
+        ctx.change = change
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.change(grad), None
+
+
+def _first_dropped(grad):
+    changed = grad.clone()
+    changed.flatten()[:1] = 0
+    return changed
+
+
+_CHANGES = {
+    "scaled": lambda grad: grad * 0.999,
+    "negated": lambda grad: -grad,
+    "element-dropped": _first_dropped,
+}
+
+
+def _spoilt(op, place, change):
+    plain = getattr(reference, op)
+
+    def function(*arguments, **named):
+        changed = list(arguments)
+        if changed[place] is not None:
+            changed[place] = _Spoil.apply(changed[place], change)
+        return plain(*changed, **named)
+
+    return function
+
+
+# Every gradient of every op, changed a little, in sign, and in one element.
+for _spec in OP_SPECS:
+    _names = list(inspect.signature(getattr(reference, _spec.name)).parameters)
+    for _argument in _spec.gradients:
+        for _change, _changed in _CHANGES.items():
+            _place = _names.index(_argument)
+            _add(
+                MUTANTS,
+                _spec.name,
+                f"grad-{_argument}-{_change}",
+                _spoilt(_spec.name, _place, _changed),
+            )
+
+
+@mutant("attention", "value-scale")
+def _(q, k, v, *, causal, dropout=0.0, mask=None):
+    wider = math.sqrt(q.shape[-1] / (q.shape[-1] + 0.1))
+    return reference.attention(q * wider, k, v, causal=causal, dropout=dropout, mask=mask)
+
+
+@mutant("attention", "value-upper-left-triangle")
+def _(q, k, v, *, causal, dropout=0.0, mask=None):
+    if causal:
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(diagonal=1)
+        mask = later if mask is None else mask | later
+    return reference.attention(q, k, v, causal=False, dropout=dropout, mask=mask)
+
+
+@mutant("attention", "value-groups-interleaved")
+def _(q, k, v, *, causal, dropout=0.0, mask=None):
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat(1, groups, 1, 1), v.repeat(1, groups, 1, 1)
+    return reference.attention(q, k, v, causal=causal, dropout=dropout, mask=mask)
+
+
+@mutant("layer_norm", "value-epsilon")
+def _(x, weight, bias, epsilon):
+    return reference.layer_norm(x, weight, bias, 2 * epsilon)
+
+
+@mutant("layer_norm", "value-unbiased")
+def _(x, weight, bias, epsilon):
+    centred = x - x.mean(-1, keepdim=True)
+    scale = torch.rsqrt(x.var(-1, keepdim=True, unbiased=x.shape[-1] > 1) + epsilon)
+    return centred * scale * weight + bias
+
+
+@mutant("layer_norm", "value-one-pass-variance")
+def _(x, weight, bias, epsilon):
+    mean = x.mean(-1, keepdim=True)
+    variance = x.square().mean(-1, keepdim=True) - mean.square()
+    return (x - mean) * torch.rsqrt(variance.clamp(min=0) + epsilon) * weight + bias
+
+
+@mutant("layer_norm", "grad-without-the-mean")
+def _(x, weight, bias, epsilon):
+    centred = x - x.mean(-1, keepdim=True).detach()
+    variance = centred.square().mean(-1, keepdim=True)
+    return centred * torch.rsqrt(variance + epsilon) * weight + bias
+
+
+@mutant("layer_norm", "grad-without-the-variance")
+def _(x, weight, bias, epsilon):
+    centred = x - x.mean(-1, keepdim=True)
+    variance = centred.square().mean(-1, keepdim=True).detach()
+    return centred * torch.rsqrt(variance + epsilon) * weight + bias
+
+
+@mutant("rms_norm", "value-epsilon-outside")
+def _(x, weight, epsilon):
+    return x / (x.square().mean(-1, keepdim=True).sqrt() + epsilon) * weight
+
+
+@mutant("rms_norm", "value-weight-plus-one")
+def _(x, weight, epsilon):
+    return reference.rms_norm(x, weight + 1, epsilon)
+
+
+@mutant("rms_norm", "grad-without-the-norm")
+def _(x, weight, epsilon):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon).detach() * weight
+
+
+@mutant("linear", "value-bias-of-half")
+def _(x, weight, bias):
+    return f.linear(x, weight, None if bias is None else bias * 0.999)
+
+
+@mutant("linear", "value-low-precision")
+def _(x, weight, bias):
+    # As a matrix unit with 10 bits of mantissa would.
+    x, weight = ((one.view(torch.int32) & ~0x1FFF).view(torch.float32) for one in (x, weight))
+    return f.linear(x, weight, bias)
+
+
+@mutant("bias_gelu", "value-constant")
+def _(x, bias):
+    y = x + bias
+    return 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.0447 * y.pow(3))))
+
+
+@mutant("bias_gelu", "value-erf-form")
+def _(x, bias):
+    return f.gelu(x + bias)
+
+
+@mutant("bias_gelu", "grad-without-the-tanh")
+def _(x, bias):
+    y = x + bias
+    inner = math.sqrt(2 / math.pi) * (y + 0.044715 * y.pow(3))
+    return 0.5 * y * (1 + torch.tanh(inner).detach())
+
+
+@mutant("swiglu", "value-halves-exchanged")
+def _(x):
+    gate, up = x.chunk(2, -1)
+    return up * torch.sigmoid(up) * gate
+
+
+@mutant("swiglu", "value-sigmoid-constant")
+def _(x):
+    gate, up = x.chunk(2, -1)
+    return gate * torch.sigmoid(1.001 * gate) * up
+
+
+@mutant("swiglu", "grad-without-the-sigmoid")
+def _(x):
+    gate, up = x.chunk(2, -1)
+    return gate * torch.sigmoid(gate).detach() * up
+
+
+@mutant("bias_dropout_add", "value-bias-after-dropout-twice")
+def _(x, bias, residual, *, dropout, training):
+    bias = None if bias is None else 1.001 * bias
+    return reference.bias_dropout_add(x, bias, residual, dropout=dropout, training=training)
+
+
+@mutant("bias_dropout_add", "value-drops-in-evaluation")
+def _(x, bias, residual, *, dropout, training):
+    return reference.bias_dropout_add(x, bias, residual, dropout=dropout, training=True)
+
+
+@mutant("scaled_masked_softmax", "value-scale")
+def _(x, mask, scale):
+    return reference.scaled_masked_softmax(x, mask, scale * 1.001)
+
+
+@mutant("scaled_masked_softmax", "value-hidden-row-is-uniform")
+def _(x, mask, scale):
+    scores = x * scale if mask is None else (x * scale).masked_fill(mask, -1e4)
+    return torch.softmax(scores, -1)
+
+
+@mutant("scaled_masked_softmax", "grad-without-the-sum")
+def _(x, mask, scale):
+    right = reference.scaled_masked_softmax(x, mask, scale)
+    # The diagonal of the Jacobian alone.
+    part = (right * (1 - right)).detach() * scale * torch.nan_to_num(x)
+    return right.detach() + part - part.detach()
+
+
+@mutant("rotary_embedding", "value-other-way-round")
+def _(x, cos, sin):
+    return reference.rotary_embedding(x, cos, -sin)
+
+
+@mutant("rotary_embedding", "value-interleaved")
+def _(x, cos, sin):
+    rotated = 2 * cos.shape[-1]
+    pairs = torch.cat([x[..., 0:rotated:2], x[..., 1:rotated:2], x[..., rotated:]], -1)
+    return reference.rotary_embedding(pairs, cos, sin)
+
+
+@mutant("rotary_embedding", "grad-of-the-rest-dropped")
+def _(x, cos, sin):
+    rotated = 2 * cos.shape[-1]
+    whole = torch.cat([x[..., :rotated], x[..., rotated:].detach()], -1)
+    return reference.rotary_embedding(whole, cos, sin)
+
+
+@mutant("cross_entropy", "value-smoothed")
+def _(logits, target):
+    return f.cross_entropy(logits, target, reduction="none", label_smoothing=1e-3)
+
+
+@mutant("cross_entropy", "value-without-the-maximum")
+def _(logits, target):
+    chosen = logits.gather(-1, target[:, None]).squeeze(-1)
+    return logits.exp().sum(-1).log() - chosen
+
+
+@mutant("cross_entropy", "grad-without-the-softmax")
+def _(logits, target):
+    chosen = logits.gather(-1, target[:, None]).squeeze(-1)
+    return torch.logsumexp(logits, -1).detach() - chosen
+
+
+@mutant("linear_cross_entropy", "value-mean")
+def _(hidden, weight, target, loss_weight):
+    right = reference.linear_cross_entropy(hidden, weight, target, loss_weight)
+    return right / max(1, len(target))
+
+
+@mutant("linear_cross_entropy", "value-weights-of-one")
+def _(hidden, weight, target, loss_weight):
+    ones = (loss_weight != 0).to(loss_weight.dtype)
+    return reference.linear_cross_entropy(hidden, weight, target, ones)
+
+
+@mutant("linear_cross_entropy", "grad-last-block-dropped")
+def _(hidden, weight, target, loss_weight):
+    head = hidden.clone()
+    head[64:] = hidden[64:].detach()
+    return reference.linear_cross_entropy(head, weight, target, loss_weight)
+
+
+def _adamw(**changes):
+    """Return AdamW with parts of its formula changed."""
+
+    def step(params, grads, exp_avgs, exp_avg_sqs, steps, *, lr, beta1, beta2, epsilon,
+             weight_decay):  # fmt: skip
+        parts = zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True)
+        for p, given, m, v, count in parts:
+            count.add_(1)
+            t = count.item()
+            g = given + weight_decay * p if "coupled" in changes else given
+            if "coupled" not in changes:
+                p.mul_(1 - (1 if "decay-without-rate" in changes else lr) * weight_decay)
+            m.mul_(beta1).add_(g, alpha=1 - beta1)
+            v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+            first = 1 if "first" in changes else 1 - beta1**t
+            second = 1 if "second" in changes else 1 - beta2**t
+            if "inside" in changes:
+                root = (v / second + epsilon).sqrt()
+            else:
+                root = (v / second).sqrt() + (0 if "no-epsilon" in changes else epsilon)
+            p.addcdiv_(m, root, value=-lr / first)
+
+    return step
+
+
+for _name in ("coupled", "decay-without-rate", "first", "second", "inside", "no-epsilon"):
+    _add(MUTANTS, "adamw", f"value-{_name}", _adamw(**{_name: True}))
+
+
+@mutant("grad_norm", "value-without-the-last")
+def _(grads):
+    return reference.grad_norm(grads[:-1])
+
+
+@mutant("grad_norm", "value-norm-of-largest")
+def _(grads):
+    return torch.stack([one.abs().max() if one.numel() else one.sum() for one in grads]).norm()
+
+
+@misfit("swiglu", "layouts")
+def _(x):
+    dense = torch.as_strided(x, x.shape, torch.empty(x.shape).stride(), x.storage_offset())
+    return reference.swiglu(dense)
+
+
+@misfit("linear", "empty")
+def _(x, weight, bias):
+    if not x.numel():
+        raise RuntimeError("cannot launch on nothing")
+    return reference.linear(x, weight, bias)
+
+
+@misfit("layer_norm", "nan")
+def _(x, weight, bias, epsilon):
+    return reference.layer_norm(torch.nan_to_num(x), weight, bias, epsilon)
+
+
+@misfit("cross_entropy", "dtypes")
+def _(logits, target):
+    return reference.cross_entropy(logits, target).double()
+
+
+@misfit("rms_norm", "repeatable")
+def _(x, weight, epsilon):
+    return reference.rms_norm(x, weight, epsilon) + torch.rand(()) * 1e-7
+
+
+@misfit("bias_gelu", "pure")
+def _(x, bias):
+    out = reference.bias_gelu(x, bias)
+    with torch.no_grad():
+        bias.data.mul_(1.0001)
+    return out
+
+
+@misfit("bias_dropout_add", "share")
+def _(x, bias, residual, *, dropout, training):
+    return reference.bias_dropout_add(x, bias, residual, dropout=dropout**1.05, training=training)
+
+
+@misfit("bias_dropout_add", "independent")
+def _(x, bias, residual, *, dropout, training):
+    y = x if bias is None else x + bias
+    if not training or dropout == 0:
+        return residual + y
+    blocks = nn.functional.dropout(torch.ones(-(-y.numel() // 4), device=y.device), dropout)
+    return residual + y * blocks.repeat_interleave(4)[: y.numel()].view(y.shape)
+
+
+@misfit("bias_dropout_add", "state")
+def _(x, bias, residual, *, dropout, training):
+    y = x if bias is None else x + bias
+    if not training or dropout == 0:
+        return residual + y
+    generator = torch.Generator().manual_seed(time.perf_counter_ns())
+    kept = torch.rand(y.shape, generator=generator) >= dropout
+    return residual + torch.where(kept, y / max(1e-9, 1 - dropout), y * 0)
+
+
+@misfit("attention", "dropout")
+def _(q, k, v, *, causal, dropout=0.0, mask=None):
+    return reference.attention(q, k, v, causal=causal, dropout=0.0, mask=mask)
+
+
+@misfit("adamw", "nan")
+def _(params, grads, exp_avgs, exp_avg_sqs, steps, **settings):
+    grads = [torch.nan_to_num(grad) for grad in grads]
+    reference.adamw(params, grads, exp_avgs, exp_avg_sqs, steps, **settings)
+
+
+@misfit("adamw", "layouts")
+def _(params, grads, exp_avgs, exp_avg_sqs, steps, **settings):
+    grads = [torch.as_strided(g, g.shape, torch.empty(g.shape).stride()) for g in grads]
+    reference.adamw(params, grads, exp_avgs, exp_avg_sqs, steps, **settings)
+
+
+@misfit("grad_norm", "edges")
+def _(grads):
+    return torch.nan_to_num(reference.grad_norm(grads))
+
+
+def hang_op(x):
+    time.sleep(1000)
+
+
+def crash_op(x):
+    import ctypes
+
+    ctypes.string_at(0)

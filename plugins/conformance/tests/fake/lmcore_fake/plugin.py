@@ -1,0 +1,89 @@
+"""The hooks: the CPU plugin's, but for what `FAKE` names."""
+
+import os
+
+from lmcore.accelerator import OpImpl, PluginInfo, Probe, ProbeState, Reject
+from lmcore.hookspecs import hookimpl
+from lmcore_cpu import plugin as cpu
+from lmcore_cpu.plugin import lmcore_recompute_policies  # noqa: F401  # a hook of this plugin, too
+
+FAKE = os.environ.get("FAKE", "")
+
+if FAKE == "slow-import":
+    total = sum(number * number for number in range(25_000_000))
+
+
+@hookimpl
+def lmcore_plugin_info():
+    api = ">=9" if FAKE == "api" else ">=1,<2"
+    if FAKE == "not-twice":
+        COUNT.append(0)
+        return PluginInfo("fake", api, provides=("cpu",), summary=f"asked {len(COUNT)} times")
+    return PluginInfo("fake", api, provides=("cpu",))
+
+
+COUNT = []
+KEPT = []
+
+
+@hookimpl
+def lmcore_probe():
+    if FAKE == "opens":
+        KEPT.append(os.open("/dev/zero", os.O_RDONLY))
+        os.environ["FAKE_WAS_HERE"] = "1"
+    if FAKE == "crash-probe":
+        os.abort()
+    state = {"absent": ProbeState.ABSENT, "broken": ProbeState.BROKEN}.get(FAKE, ProbeState.PRESENT)
+    fix = "plug it in" if FAKE == "broken" else None
+    count = 0 if FAKE == "absent" else 1
+    return Probe("cpu", state, count, 10, ("a fake on the bus",), fix)
+
+
+@hookimpl
+def lmcore_create_device():
+    from lmcore_fake.device import create
+
+    return create(FAKE)
+
+
+@hookimpl
+def lmcore_comm_backends():
+    from lmcore_fake.device import backend
+
+    return [backend(FAKE)]
+
+
+@hookimpl
+def lmcore_precision_policies(device):
+    from lmcore_fake.device import precisions
+
+    return precisions(device, FAKE)
+
+
+@hookimpl
+def lmcore_checkpoint_stagers(device):
+    if FAKE == "stager":
+        from lmcore_fake.device import stale_stager
+
+        return [stale_stager()]
+    return cpu.lmcore_checkpoint_stagers(device)
+
+
+@hookimpl
+def lmcore_op_impls():
+    if FAKE not in {"mutants", "misfits", "hang-op", "crash-op"}:
+        return []
+    from lmcore_fake import kernels
+
+    table = {"mutants": kernels.MUTANTS, "misfits": kernels.MISFITS}.get(FAKE, {})
+    if FAKE in {"hang-op", "crash-op"}:
+        return [OpImpl("swiglu", FAKE, f"lmcore_fake.kernels:{FAKE.replace('-', '_')}")]
+
+    def float32(context):
+        return None if context.dtype == "float32" else Reject("is for float32")
+
+    traits = frozenset({"deterministic"})
+    return [
+        OpImpl(op, name, f"lmcore_fake.kernels:{target}", supports=float32, traits=traits)
+        for (op, name), target in table.items()
+    ]

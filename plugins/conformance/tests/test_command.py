@@ -1,0 +1,202 @@
+"""The suite as users start it: pytest in a process of its own, its output and exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def suite(tmp_path: Path, fake_site: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs pytest with the suite and the fake in an empty folder."""
+
+    def start(*words: str, mode: str = "", pyargs: bool = True) -> Any:
+        from importlib.metadata import entry_points
+
+        installed = any(one.name == "lmcore_conformance" for one in entry_points(group="pytest11"))
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
+        command += [] if installed else ["-p", "lmcore_conformance.plugin"]
+        command += ["--pyargs", "lmcore_conformance"] if pyargs else []
+        inherited = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+        path = os.pathsep.join([str(fake_site), *inherited])
+        (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+        return subprocess.run(
+            [*command, *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path, "FAKE": mode, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return start
+
+
+@pytest.mark.parametrize(
+    "words, mode, status, expected",
+    [
+        (
+            "--accelerator fake",
+            "absent",
+            2,
+            "is absent here; nothing was tested\nwhy: a fake on the bus",
+        ),
+        ("--accelerator fake", "broken", 2, "is broken here; nothing was tested"),
+        ("--accelerator fake", "broken", 2, "hint: plug it in"),
+        (
+            "--accelerator fake",
+            "api",
+            2,
+            "why: it is built for the plugin API >=9, and this lmcore has 1.0",
+        ),
+        ("--accelerator fke", "", 2, "error: `--accelerator fke`: no installed plugin has"),
+        ("--accelerator fke", "", 2, "did you mean `fake`?"),
+        ("--accelerator fake --levels L9", "", 2, "error: `--levels L9`: no such level"),
+        ("", "", 4, "the conformance suite needs `--accelerator NAME`"),
+    ],
+)
+def test_nothing_can_be_tested(
+    suite: Any, words: str, mode: str, status: int, expected: str
+) -> None:
+    """The message has the evidence and what to do; the exit status is 2."""
+    done = suite(*words.split(), mode=mode)
+    assert done.returncode == status, done.stdout
+    assert expected in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ('suite = ">=2"', "is for the suite >=2, and this is 1.0"),
+        ("", "it does not say which versions of the suite it is for"),
+        ('suite = ">=1"\n[closed]\nstreems = "no queues"', "did you mean `streams`?"),
+        ('suite = ">=1"\n[closed]\nstreams = ""', "`closed` gives no reason for `streams`"),
+        ('suite = ">=1"\n[open]\nstreams = "x"', "it has the unknown part `open`"),
+        ('suite = ">=1', "cannot be read"),
+        (
+            'suite = ">=1"\n[closed]\nstreams = "not there"\n[depends]\nstreams = "on the chip"',
+            "`streams` is closed and depends",
+        ),
+    ],
+)
+def test_a_wrong_declaration(suite: Any, tmp_path: Path, text: str, expected: str) -> None:
+    """The file is named with what is wrong, and nothing is tested."""
+    file = tmp_path / "mine.toml"
+    file.write_text(text, encoding="utf-8")
+    done = suite("--accelerator", "fake", "--requirements", str(file))
+    assert done.returncode == 2, done.stdout
+    assert expected in done.stdout
+    assert "mine.toml" in done.stdout
+
+
+def test_a_report(suite: Any, tmp_path: Path) -> None:
+    """Table, badge and JSON agree; a gap shows its reason, a failure its findings."""
+    file = tmp_path / "report.json"
+    done = suite(
+        *("--accelerator", "fake", "--levels", "L0,L1", "--conformance-json", str(file), "-rs"),
+        mode="forgets-rng",
+    )
+    assert done.returncode == 1, done.stdout
+    report = json.loads(file.read_text(encoding="utf-8"))
+    failed = {one["id"] for one in report["checks"] if one["status"] == "failed"}
+    assert failed == {"device.rng-state", "device.rng-streams"}
+    verdicts = {one["level"]: one["verdict"] for one in report["levels"]}
+    assert verdicts == {
+        "L0": "reached",
+        "L1": "failed",
+        **dict.fromkeys(("L2", "L3", "L4", "L5"), "not run"),
+    }
+    assert report["reached"] == ["L0"]
+    assert report["plugin"] == {"name": "fake", "distribution": "lmcore-fake", "version": "1.0"}
+    assert report["badge"] in done.stdout
+    assert report["badge"].startswith("lmcore conformance 1.0: L0 | ")
+    assert "`rand`: a state put back gives other numbers" in done.stdout
+    assert "why it matters: Recomputation and `--load` put states back." in done.stdout
+    assert "declared gap: `streams` is closed: there are no queues here" in done.stdout
+    (level,) = (one for one in report["levels"] if one["level"] == "L1")
+    assert level["gaps"] == 5
+    assert level["claimed"] == pytest.approx(1 - 5 / level["checks"], abs=1e-3)
+
+
+def test_claiming_nothing_is_seen(suite: Any, tmp_path: Path) -> None:
+    """A level whose checks are all closed is not claimed, one whose core is closed not reached."""
+    file = tmp_path / "closed.toml"
+    ids = [f"device.{name}" for name in ("transfer", "copies", "distributions", "synchronize")]
+    names = ("bfloat16", "float64", "float16", "memory_stats", "distributed", "host_apart")
+    lines = ['suite = ">=1"', "[closed]", *(f'"{name}" = "not yet done"' for name in ids)]
+    lines += [f'{name} = "not yet done"' for name in names]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    words = ("--accelerator", "fake", "--requirements", str(file), "--levels", "L4")
+    done = suite(*words)
+    assert done.returncode == 0, done.stdout
+    assert (
+        "L4 distributed         16        0        0       16        0       0%  not claimed"
+        in (done.stdout)
+    )
+    assert "lmcore conformance 1.0: none | 0 of " in done.stdout
+
+
+def test_an_absent_device_keeps_the_contract(suite: Any) -> None:
+    """`--levels L0` needs no device; what does is not run."""
+    done = suite("--accelerator", "fake", "--levels", "L0", "-rs", mode="absent")
+    assert done.returncode == 0, done.stdout
+    assert "8 passed, 1 skipped" in done.stdout
+    assert "not called: its device is absent here" in done.stdout
+
+
+def test_in_an_authors_own_tests(suite: Any, tmp_path: Path) -> None:
+    """A subclass in a file of tests runs its level; without the option it fails and says so."""
+    (tmp_path / "test_mine.py").write_text(
+        "from lmcore_conformance.suite import TestContract\n"
+        "class TestMine(TestContract):\n"
+        "    def test_more(self):\n"
+        "        assert self.level == 'L0'\n",
+        encoding="utf-8",
+    )
+    words = ("test_mine.py", "-k", "TestMine and (hooks or more)")
+    done = suite("--accelerator", "fake", *words, pyargs=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+    done = suite("test_mine.py", "-k", "TestMine and not more", pyargs=False)
+    assert done.returncode == 1
+    assert "name the plugin under test: `--accelerator NAME`" in done.stdout
+
+
+def test_only_what_is_selected_is_made(suite: Any, tmp_path: Path) -> None:
+    """`-k` chooses checks; the device is created for them, and the rest is not run."""
+    file = tmp_path / "report.json"
+    words = ("--accelerator", "fake", "-k", "device.seed", "--conformance-json", str(file))
+    done = suite(*words)
+    assert done.returncode == 0, done.stdout
+    report = json.loads(file.read_text(encoding="utf-8"))
+    made = [one["id"] for one in report["checks"] if one["status"] == "passed"]
+    assert made == ["device.create", "device.seed"]
+    done = suite("--accelerator", "fake", "-k", "device.seed", mode="crash-create")
+    assert done.returncode == 1, done.stdout
+    assert "device.create: the process was killed by SIGSEGV" in done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_the_cpu_reaches_every_level(suite: Any, tmp_path: Path) -> None:
+    """The CPU's own plugin passes all that it claims, within four minutes."""
+    file = tmp_path / "report.json"
+    done = suite("--accelerator", "cpu", "--conformance-json", str(file), "--durations=5")
+    assert done.returncode == 0, done.stdout
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report["reached"] == ["L0", "L1", "L2", "L3", "L4", "L5"]
+    assert report["claimed"] > 0.9
+    assert sum(one["seconds"] for one in report["checks"]) < 240

@@ -1,0 +1,88 @@
+"""Level 2 catches every kernel that is wrong in one thing, and no kernel that is right."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def kernels(fake: Any) -> Any:
+    """The tables of the fake's kernels."""
+    sys.path.insert(0, str(Path(__file__).parent / "fake"))
+    try:
+        from lmcore_fake import kernels
+    finally:
+        del sys.path[0]
+    return kernels
+
+
+def caught(results: Any) -> dict[str, set[str]]:
+    """Return by check the ids of kernels that it has a finding about."""
+    found = defaultdict(set)
+    for name, result in results.items():
+        for line in result.findings:
+            found[name].add(line.split("`")[1])
+    return found
+
+
+def test_every_mutation_is_caught(kernels: Any, run: Any) -> None:
+    """A wrong constant fails the values, a dropped or changed gradient the gradients, nothing else.
+
+    The kernels are for float32 only, as many a device's are.
+    """
+    names = ("ops.adamw.update", "ops.adamw.settings", "ops.grad_norm.value")
+    ops = {op for op, _ in kernels.MUTANTS} - {"adamw", "grad_norm"}
+    sides = [f"ops.{op}.{side}" for op in sorted(ops) for side in ("forward", "backward")]
+    found = caught(run("mutants", *sides, *names))
+    missed = []
+    for op, name in kernels.MUTANTS:
+        if op in {"adamw", "grad_norm"}:
+            if not any(name in found[check] for check in names if f".{op}." in check):
+                missed.append((op, name))
+            continue
+        side = "forward" if name.startswith("value-") else "backward"
+        if name not in found[f"ops.{op}.{side}"]:
+            missed.append((op, name))
+        if side == "backward":
+            assert name not in found[f"ops.{op}.forward"], (op, name)
+    assert not missed
+    assert {op for op, _ in kernels.MUTANTS} == {
+        *("adamw", "attention", "bias_dropout_add", "bias_gelu", "cross_entropy", "grad_norm"),
+        *("layer_norm", "linear", "linear_cross_entropy", "rms_norm", "rotary_embedding"),
+        *("scaled_masked_softmax", "swiglu"),
+    }
+    assert len(kernels.MUTANTS) > 80
+    for result in found.values():
+        assert "reference" not in result
+
+
+def test_every_other_fault_of_a_kernel_is_caught(kernels: Any, run: Any) -> None:
+    """Strides ignored, nothing refused, NaN hidden, and so on: each by the check of that name."""
+    results = run("misfits", *(f"ops.{op}.{name}" for op, name in kernels.MISFITS))
+    found = caught(results)
+    for op, name in kernels.MISFITS:
+        assert name in found[f"ops.{op}.{name}"], (op, name, results[f"ops.{op}.{name}"])
+        assert "reference" not in found[f"ops.{op}.{name}"]
+
+
+def test_a_kernel_that_crashes_or_hangs_loses_only_its_check(run: Any) -> None:
+    """The check says how its process ended and where; those after it are made."""
+    for mode, patience, words in (
+        ("crash-op", 1.0, "was killed by SIGSEGV; it was in `string_at`"),
+        ("hang-op", 0.05, "no answer in time; it was in `hang_op` (kernels.py"),
+    ):
+        names = ("ops.bias_gelu.dtypes", "ops.swiglu.forward", "ops.cross_entropy.dtypes")
+        results = run(mode, *names, patience=patience)
+        first, broken, last = (results[name] for name in names)
+        assert (first.status, last.status) == ("passed", "passed"), results
+        assert broken.status == "failed"
+        assert words in broken.detail

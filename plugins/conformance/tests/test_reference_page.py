@@ -1,0 +1,66 @@
+"""The reference page says what the suite does, and what was run."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
+
+from lmcore_conformance.registry import LEVELS, all_checks
+from lmcore_conformance.requirements import REQUIREMENTS
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    path = ROOT / "docs/generate_conformance.py"
+    spec = importlib.util.spec_from_file_location("docs_generate_conformance", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_page_is_up_to_date(generator: ModuleType) -> None:
+    """The page is what the registry and the recorded reports make now."""
+    made = generator.page()
+    found = generator.PAGE.read_text(encoding="utf-8")
+    assert made == found, "run `python docs/generate_conformance.py`"
+
+
+def test_every_check_says_what_and_why() -> None:
+    """Each has a level, what holds, a reason, a limit, and requirements that exist."""
+    checks = all_checks()
+    assert len(checks) == len({one.id for one in checks}) > 150
+    for one in checks:
+        assert one.level in LEVELS
+        for text in (one.title, one.reason):
+            assert text.endswith("."), one.id
+            assert len(text.split()) > 3, one.id
+        assert 0 < one.seconds <= 300
+        assert set(one.requires) <= set(REQUIREMENTS), one.id
+    assert {one.level for one in checks} == set(LEVELS)
+
+
+def test_every_requirement_has_a_check() -> None:
+    """What an author can close, some check asks for."""
+    asked = {name for one in all_checks() for name in one.requires}
+    assert asked == set(REQUIREMENTS)
+
+
+def test_every_op_of_the_core_is_checked() -> None:
+    """An op that joins the core joins the suite."""
+    from lmcore.accelerator import OP_SPECS
+
+    ids = {one.id for one in all_checks()}
+    for spec in OP_SPECS:
+        own = {name for name in ids if name.startswith(f"ops.{spec.name}.")}
+        assert own, spec.name
+        if spec.has_backward:
+            assert {f"ops.{spec.name}.forward", f"ops.{spec.name}.backward"} <= own
