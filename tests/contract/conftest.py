@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -30,11 +31,19 @@ class Environment:
         self.work = home / "work"
         self.work.mkdir()
 
-    def see(self, folder: Path) -> None:
-        """Let it import what lies in a folder of this machine."""
+    def see(self, package: str, distribution: str = "") -> None:
+        """Let it import a package that this process can, alone, with its entry points if named."""
+        spec = importlib.util.find_spec(package)
+        assert spec is not None
+        assert spec.origin is not None
+        folders = [Path(spec.origin).parent]
+        if distribution:
+            record = importlib.metadata.distribution(distribution).locate_file("")
+            wanted = f"{distribution.replace('-', '_')}-*.dist-info"
+            folders += Path(str(record)).glob(wanted)
         packages = next((self.python.parents[1] / "lib").glob("python*")) / "site-packages"
-        with (packages / "zz_outer.pth").open("a", encoding="utf-8") as lines:
-            lines.write(f"{folder}\n")
+        for folder in folders:
+            (packages / folder.name).symlink_to(folder)
 
     def install(self, wheel: Path) -> None:
         """Install a wheel as a user does, from the file alone."""
@@ -66,7 +75,7 @@ class Environment:
             env={**inherited, "OMP_NUM_THREADS": "1", **env},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
             check=False,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -22,6 +23,8 @@ SMALL = (
     *("--seq-length", "16", "--train-iters", "3", "--eval-iters", "0", "--sample-tokens", "0"),
     *("--progress", "none", "--no-tensorboard"),
 )
+OWN_TESTS = ("pytest", "-q", "-p", "no:cacheprovider", "--ignore-glob", "*/test_conformance.py")
+SUITE = list(importlib.metadata.distributions(name="lmcore-conformance"))
 PLUGINS = {
     "mychip": ("--torch-device", "cpu", "--licence", "mit", "--author", 'A. "B" C <a@b.example>'),
     "farchip": ("--torch-module", "torch_farchip"),
@@ -29,10 +32,17 @@ PLUGINS = {
 }
 
 
+def with_suite(environment):
+    """Return an environment, in which the conformance suite is if it is here."""
+    if SUITE:
+        environment.see("lmcore_conformance", "lmcore-conformance")
+    return environment
+
+
 @pytest.fixture(scope="module")
 def environment(new_environment):
     """An environment with a plugin of each kind, each written and installed as its author would."""
-    made = new_environment()
+    made = with_suite(new_environment())
     for name, flags in PLUGINS.items():
         written = made.run("plugin", "new", name, *flags)
         assert written.returncode == 0, written.stderr
@@ -72,12 +82,12 @@ def test_a_new_plugin_keeps_to_the_contract(environment, name):
 def test_a_new_plugin_passes_its_own_tests(environment, name):
     """They run as they are, losses against the CPU's among them; what is skipped says why."""
     folder = environment.work / f"lmcore-{name}"
-    found = environment.module("pytest", "-q", "-p", "no:cacheprovider", str(folder))
+    found = environment.module(*OWN_TESTS, str(folder))
     assert found.returncode == 0, found.stdout + found.stderr
     reasons = set(re.findall(r"^SKIPPED .*?: (.*)$", found.stdout, re.MULTILINE))
     absent = {"the device is absent: no /dev/farchip[0-9]*"}
     expected = absent if name == "farchip" else set()
-    assert {one for one in reasons if "`lmcore-conformance`" not in one} == expected
+    assert reasons == expected
 
 
 def test_nobody_gets_the_trial_device_without_asking(environment, tmp_path):
@@ -113,8 +123,8 @@ def own_chip(new_environment):
     library = importlib.util.find_spec("lmcore_sim")
     if library is None or not list(Path(library.origin).parent.glob("_C.*.so")):
         pytest.skip("`lmcore-sim`, whose library makes a device known to torch, is not installed")
-    made = new_environment()
-    made.see(Path(library.origin).parents[1])
+    made = with_suite(new_environment())
+    made.see("lmcore_sim")
     (made.work / "dev").mkdir()
     for number in range(2):
         (made.work / "dev" / f"mychip{number}").touch()
@@ -134,7 +144,7 @@ def test_a_device_that_torch_knows_works_as_it_is_written(own_chip, tmp_path):
     checks = check(own_chip, "mychip")
     assert set(checks.values()) == {"ok"}, checks
     folder = own_chip.work / "lmcore-mychip"
-    found = own_chip.module("pytest", "-q", "-p", "no:cacheprovider", str(folder))
+    found = own_chip.module(*OWN_TESTS, str(folder))
     assert found.returncode == 0, found.stdout + found.stderr
     assert "the device is" not in found.stdout
     found = own_chip.run("doctor", "--json")
@@ -149,15 +159,27 @@ def test_a_device_that_torch_knows_works_as_it_is_written(own_chip, tmp_path):
     assert (record["device"]["type"], record["selection"]["probe"]["count"]) == ("sim", 2)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("lmcore_conformance") is None,
-    reason="`lmcore-conformance` is not installed here",
-)
-def test_a_new_plugin_conforms(environment):
-    """What it claims holds, and what it lacks it has declared."""
-    words = ("--pyargs", "lmcore_conformance", "--accelerator", "mychip", "-p", "no:cacheprovider")
-    found = environment.module("pytest", "-q", *words)
+def conform(environment, name):
+    """Run the conformance suite as the plugin's own tests do."""
+    if not SUITE:
+        pytest.skip("`lmcore-conformance` is not installed here")
+    path = environment.work / f"lmcore-{name}" / "tests" / "test_conformance.py"
+    found = environment.module("pytest", "-q", "-rs", "-p", "no:cacheprovider", str(path))
     assert found.returncode == 0, found.stdout + found.stderr
+    assert "1 passed" in found.stdout
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["mychip", "farchip"])
+def test_a_new_plugin_conforms(environment, name):
+    """What it claims holds, and what it lacks it has declared; without a device, at level 0."""
+    conform(environment, name)
+
+
+@pytest.mark.timeout(600)
+def test_a_device_that_torch_knows_conforms(own_chip):
+    """What is declared at first is all that such a device lacks."""
+    conform(own_chip, "mychip")
 
 
 def code_lines(text):
