@@ -1,18 +1,14 @@
-"""What `csrc/module.cpp` defines."""
+# What `csrc/module.cpp` defines.
 
 from collections.abc import Sequence
 
 import torch
-from torch.distributed import Backend  # type: ignore[attr-defined]
+from torch.distributed import Backend
 
 class Fault:
-    """A rule that `set_faults` takes."""
-
     def __init__(self, kind: str, target: str, at: int, value: float) -> None: ...
 
 class SimBackend(Backend):
-    """simccl over another backend, which carries tensors of the CPU."""
-
     def __init__(self, carrier: object, rank: int, size: int) -> None: ...
 
 def configure(count: int, memory_bytes: int) -> None: ...

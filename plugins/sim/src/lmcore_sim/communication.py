@@ -44,7 +44,7 @@ def register() -> None:
 
 def _create(common: Any, options: Any) -> Any:
     """Return the backend of one process group; torch calls it."""
-    from torch.distributed import ProcessGroupGloo  # type: ignore[attr-defined]  # public
+    from torch.distributed import ProcessGroupGloo
 
     from lmcore_sim import _C
 

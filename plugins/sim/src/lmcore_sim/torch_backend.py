@@ -44,7 +44,7 @@ def _register(env: Mapping[str, str]) -> None:
         _C.register_autocast()
     apply_faults(settings.faults, env)
     if taken == _UNNAMED:
-        torch.utils.rename_privateuse1_backend("sim")
+        backend_registration.rename_privateuse1_backend("sim")
     from lmcore_sim import torch_sim
     from lmcore_sim.communication import register
 

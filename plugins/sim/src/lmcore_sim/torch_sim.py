@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ __all__ = [
     "Stream",
     "current_device",
     "current_stream",
-    "default_generators",
     "default_stream",
     "device",
     "device_count",
@@ -82,7 +81,8 @@ def _index(device: DeviceLike) -> int:
     found = torch.device(device)
     if found.type != "sim":
         raise ValueError(f"a sim device is wanted, not `{found}`")
-    return current_device() if found.index is None else found.index
+    # Annotated as int, and None where the device has no index.
+    return current_device() if found.index is None else found.index  # type: ignore[redundant-expr]
 
 
 def _device(device: DeviceLike) -> torch.device:
@@ -171,19 +171,19 @@ def synchronize(device: DeviceLike = None) -> None:
 class Stream(torch.Stream):
     """A queue of work of a device."""
 
-    def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: Any) -> Stream:
+    def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: Any) -> Self:
         """Make a queue; *priority* has no effect."""
         if "stream_id" in kwargs:
             return super().__new__(cls, priority=priority, **kwargs)
         return super().__new__(cls, _device(device), priority=priority, **kwargs)
 
 
-class Event(torch.Event):
-    """A mark in a stream."""
+def Event(enable_timing: bool = False, **kwargs: Any) -> torch.Event:  # noqa: FBT001, FBT002, N802
+    """Make a mark; it can always measure time.
 
-    def __new__(cls, enable_timing: bool = False, **kwargs: Any) -> Event:  # noqa: FBT001, FBT002
-        """Make a mark; it can always measure time."""
-        return super().__new__(cls, _device(None), enable_timing=enable_timing, **kwargs)
+    A function under a class's name: `torch.Event.elapsed_time` takes no object of a subclass.
+    """
+    return torch.Event(_device(None), enable_timing=enable_timing, **kwargs)
 
 
 def current_stream(device: DeviceLike = None) -> torch.Stream:
@@ -327,5 +327,5 @@ def install() -> ModuleType:
     """Make this module `torch.sim`, once."""
     module = sys.modules[__name__]
     if getattr(torch, "sim", None) is not module:
-        torch._register_device_module("sim", module)
+        torch._register_device_module("sim", module)  # noqa: SLF001 - it has no public name
     return module

@@ -1,0 +1,83 @@
+"""simccl: two processes, each with a device of its own."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("distributed_worker.py")
+pytestmark = pytest.mark.distributed
+
+Start = Callable[..., list["subprocess.Popen[str]"]]
+
+
+@pytest.fixture
+def start(environment: dict[str, str]) -> Iterator[Start]:
+    """Return what starts two processes; those that still run at the test's end are killed."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def go(what: str, **env: str) -> list[subprocess.Popen[str]]:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = str(one.getsockname()[1])
+        for rank in range(2):
+            command = [sys.executable, "-W", "ignore", str(WORKER), what, str(rank), "2", port]
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env=environment | {"RANK": str(rank)} | env,
+                )
+            )
+        return processes
+
+    yield go
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["reductions", "movements", "messages", "groups", "ddp", "fsdp", "tensor_parallel"],
+)
+def test_two_processes(start: Start, what: str) -> None:
+    """Collectives move the right numbers; data, sharded and tensor parallel train as one."""
+    for process in start(what):
+        _, err = process.communicate(timeout=90)
+        assert process.returncode == 0, err
+
+
+def test_a_collective_hangs(start: Start) -> None:
+    """The process that is told to hangs in its second reduction; the other one times out."""
+    first, second = start("faulty", LMCORE_SIM_FAULTS="hang:all_reduce@2#1", SECONDS="5")
+    _, err = first.communicate(timeout=60)
+    assert first.returncode != 0
+    assert "Timed out" in err
+    assert second.poll() is None or second.returncode != 0
+
+
+def test_a_collective_is_wrong(start: Start) -> None:
+    """A wrong reduction is wrong on the process that is told so, by its factor."""
+    outs = []
+    for process in start("faulty", LMCORE_SIM_FAULTS="wrong:all_reduce@2=3#1"):
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        outs.append(out.strip())
+    assert outs == ["[4.0, 4.0]", "[12.0, 12.0]"]
+
+
+def test_a_collective_fails(start: Start) -> None:
+    """A failing collective raises where it is called."""
+    processes = start("faulty", LMCORE_SIM_FAULTS="fail:all_reduce@2")
+    for process in processes:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode != 0
+        assert "all_reduce failed, as LMCORE_SIM_FAULTS told it to" in err

@@ -1,0 +1,127 @@
+"""`lmcore train --device sim`: the CPU's losses, exact resume, policies in force, faults met."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TINY = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --micro-batch-size 4"
+    " --num-threads 1 --sample-tokens 0 --eval-iters 0 --log-interval 1 --progress plain"
+)
+
+
+@pytest.fixture
+def train(run_python: RunPython, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return what trains a tiny model on a device, into the folder of that name."""
+
+    def go(name: str, device: str, flags: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        words = f"train --device {device} {TINY} {flags} --save {tmp_path / name}".split()
+        return run_python("-m", "lmcore.cli.main", *words, **env)
+
+    return go
+
+
+def losses(folder: Path) -> list[float]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+def weights(folder: Path, step: int) -> dict[str, Any]:
+    import torch
+
+    from lmcore.checkpoint import find_checkpoint, load_checkpoint, read_manifest
+
+    checkpoint = find_checkpoint(folder / f"checkpoints/iter_{step:07d}")
+    tensors = {
+        name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+        for name, entry in read_manifest(checkpoint).tensors.items()
+    }
+    load_checkpoint(checkpoint, tensors)
+    return tensors
+
+
+@pytest.mark.slow
+def test_losses_are_those_of_the_cpu(train: Any, tmp_path: Path) -> None:
+    """On the bundled text a run in float32 reaches the CPU's losses to 1e-5."""
+    for device in ("cpu", "sim"):
+        done = train(device, device, "--train-iters 8")
+        assert done.returncode == 0, done.stderr
+    expected, found = losses(tmp_path / "cpu"), losses(tmp_path / "sim")
+    assert len(expected) == 8
+    assert expected[-1] < expected[0]
+    assert found == pytest.approx(expected, abs=1e-5, rel=0)
+    environment = json.loads((tmp_path / "sim" / "environment.json").read_text())
+    assert "simulated device" in json.dumps(environment)
+
+
+@pytest.mark.slow
+def test_a_continued_run_is_the_same_run(train: Any, tmp_path: Path) -> None:
+    """Stopped and continued, with dropout and recomputation, every weight is equal bit for bit."""
+    import torch
+
+    flags = "--hidden-dropout 0.1 --recompute full"
+    assert train("whole", "sim", f"{flags} --train-iters 6").returncode == 0
+    first = train("parts", "sim", f"{flags} --train-iters 6 --exit-interval 3")
+    assert first.returncode == 0, first.stderr
+    more = train("parts", "sim", f"{flags} --train-iters 6 --load {tmp_path / 'parts'}")
+    assert more.returncode == 0, more.stderr
+    one, two = weights(tmp_path / "whole", 6), weights(tmp_path / "parts", 6)
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, two[name]), name
+
+
+@pytest.mark.slow
+def test_recomputation_and_offloading_change_nothing(train: Any, tmp_path: Path) -> None:
+    """With dropout, each recompute policy gives the losses of none, bit for bit."""
+    curves = []
+    for policy in ("none", "full", "selective", "offload"):
+        done = train(policy, "sim", f"--train-iters 3 --hidden-dropout 0.1 --recompute {policy}")
+        assert done.returncode == 0, done.stderr
+        curves.append(losses(tmp_path / policy))
+    assert all(curve == curves[0] for curve in curves)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_speaks(train: Any, run_python: RunPython, tmp_path: Path) -> None:
+    """What was trained in bfloat16 on the device generates there, and the same on the CPU."""
+    done = train("run", "sim", "--train-iters 3 --precision bf16")
+    assert done.returncode == 0, done.stderr
+    texts = []
+    for device in ("sim", "cpu"):
+        words = f"generate --device {device} --load {tmp_path / 'run'} --prompt First --greedy"
+        spoken = run_python("-m", "lmcore.cli.main", *words.split(), "--tokens", "8")
+        assert spoken.returncode == 0, spoken.stderr
+        texts.append(spoken.stdout)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags, env, expected",
+    [
+        ("--precision bf16", {"LMCORE_SIM_FAULTS": "no-autocast"}, "`bf16` is not in force"),
+        ("", {"LMCORE_SIM_FAULTS": "no-rng-restore"}, "does not restore its random numbers"),
+        ("--precision bf16", {"LMCORE_SIM_FAULTS": "wrong:mm=1.1"}, "computes wrong products"),
+        ("", {"LMCORE_SIM_FAULTS": "lose@400"}, "the sim device is lost"),
+        ("", {"LMCORE_SIM_MEMORY": "100KiB"}, "is out of memory"),
+        ("--compile", {}, "`--compile` does not work on the simulated device"),
+        ("", {"LMCORE_SIM_DEVICES": "0"}, "this device is absent"),
+        ("", {"LMCORE_SIM_FAULTS": "nonsense"}, "`nonsense` is not a rule"),
+    ],
+)
+def test_misbehaviour_stops_a_run(
+    train: Any, flags: str, env: dict[str, str], expected: str
+) -> None:
+    """A run on a device that is told to misbehave ends with the reason, and not in success."""
+    done = train("run", "sim", f"--train-iters 3 {flags}", **env)
+    assert done.returncode != 0
+    assert expected in done.stderr
