@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = {
     "lmcore_cpu": "plugins/cpu/src",
     "lmcore_cuda": "plugins_cuda/src",
+    "lmcore_sim": "plugins/sim/src",
     "lmcore_xpu": "plugins_xpu/src",
 }
 LAYERS = [
@@ -93,6 +94,8 @@ def test_empty_skeleton_passes(skeleton: Path) -> None:
         ("lmcore_cuda", "lmcore.model"),
         ("lmcore_xpu", "lmcore.plugins"),
         ("lmcore_xpu", "lmcore_cpu"),
+        ("lmcore_sim", "lmcore.runtime"),
+        ("lmcore/checkpoint", "lmcore_sim"),
     ],
 )
 def test_planted_import_is_refused(skeleton: Path, importer: str, imported: str) -> None:

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-DISTRIBUTIONS = (".", "plugins_cuda", "plugins_xpu")
+DISTRIBUTIONS = (".", "plugins/conformance", "plugins/sim", "plugins_cuda", "plugins_xpu")
 UNTESTED = {"deepspeed"}  # needs a machine with its device's toolkit to be built
 
 
