@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - pip runs it; it is in no package
 """Compiles the device's library while the wheel is built; the rest stands in pyproject.toml."""
 
 from __future__ import annotations

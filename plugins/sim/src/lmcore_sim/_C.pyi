@@ -1,4 +1,5 @@
 # What `csrc/module.cpp` defines.
+# ruff: noqa: N999 - compiled modules are called so
 
 from collections.abc import Sequence
 

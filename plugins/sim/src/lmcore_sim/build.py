@@ -26,7 +26,7 @@ RECORD = "_built.json"
 
 _FLAGS = (
     *("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
-    # g++ 12 sees an overflow in c10::intrusive_ptr's null object that cannot be.
+    # g++ 12 sees an overflow in the null object of c10::intrusive_ptr, which cannot be.
     "-Wno-stringop-overflow",
 )
 
