@@ -82,8 +82,8 @@ def page() -> str:
 
 def _plugin(name: str) -> str:
     file = RESULTS / f"{name}.json"
+    reasons = tomllib.loads((RESULTS / "not_run.toml").read_text(encoding="utf-8"))
     if not file.is_file():
-        reasons = tomllib.loads((RESULTS / "not_run.toml").read_text(encoding="utf-8"))
         return f"### `{name}`\n\nNot run: {reasons[name]}."
     found = json.loads(file.read_text(encoding="utf-8"))
     versions, plugin = found["versions"], found["plugin"]
@@ -96,9 +96,12 @@ def _plugin(name: str) -> str:
     for one in found["levels"]:
         figures = (one[part] for part in ("checks", "passed", "failed", "gaps", "not_run"))
         level = f"{one['level']} {one['name']}"
-        rows.append((level, *map(str, figures), f"{one['claimed']:.0%}", one["verdict"]))
+        claimed = "" if one["not_run"] == one["checks"] else f"{one['claimed']:.0%}"
+        rows.append((level, *map(str, figures), claimed, one["verdict"]))
     head = ("level", "checks", "passed", "failed", "gaps", "not run", "claimed", "verdict")
     parts = [f"### `{name}`", about, _table(head, rows)]
+    if name in reasons:
+        parts.append(f"What was not run: {reasons[name]}.")
     if found["gaps"]:
         rows = [(f"`{gap}`", reason) for gap, reason in sorted(found["gaps"].items())]
         parts.append(_table(("declared", "reason"), rows))

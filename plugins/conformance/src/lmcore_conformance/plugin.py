@@ -93,7 +93,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse to run the suite on nothing."""
-    named = any(str(one).startswith("lmcore_conformance") for one in config.invocation_params.args)
+    words = [str(one).partition("::")[0] for one in config.invocation_params.args]
+    named = {"lmcore_conformance", "lmcore_conformance.suite"} & set(words)
     if named and not config.getoption("--accelerator"):
         raise pytest.UsageError(
             "the conformance suite needs `--accelerator NAME`; `lmcore plugins` lists the names"

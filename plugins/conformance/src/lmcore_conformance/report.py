@@ -98,10 +98,11 @@ class Report:
         span = f"{span}{more}" if levels or not further else more
         passed = sum(one.passed for one in self.levels)
         total = sum(one.checks for one in self.levels)
-        return (
-            f"lmcore conformance {self.versions['suite']}: {span} | {passed} of {total} checks, "
-            f"{self.claimed:.0%} claimed"
-        )
+        left = sum(one.not_run for one in self.levels)
+        # What was not run may be claimed by nobody's objection.
+        share = f"{left} not run" if left else f"{self.claimed:.0%} claimed"
+        suite = self.versions["suite"]
+        return f"lmcore conformance {suite}: {span} | {passed} of {total} checks, {share}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
