@@ -83,13 +83,13 @@ def test_copies_from_pinned_memory_are_late(
     source = torch.ones(4).pin_memory()
     target = torch.zeros(4, device="sim")
     back = torch.zeros(4).pin_memory()
-    misbehave("slow:copy=100ms")
+    misbehave("slow:copy=400ms")
     begin = time.perf_counter()
     target.copy_(source, non_blocking=True)
     back.copy_(target, non_blocking=True)
     event = torch.Event("sim")
     event.record()
-    assert time.perf_counter() - begin < 0.09
+    assert time.perf_counter() - begin < 0.35
     assert back.tolist() == [0, 0, 0, 0]
     assert not event.query()
     event.synchronize()
@@ -111,7 +111,7 @@ def test_streams_are_ordered_by_events(sim: ModuleType, misbehave: Callable[[str
     source = torch.ones(4).pin_memory()
     target = torch.zeros(4, device="sim")
     side = sim.Stream()
-    misbehave("slow:copy@1=100ms")
+    misbehave("slow:copy@1=400ms")
     with sim.stream(side):
         assert sim.current_stream() == side
         target.copy_(source, non_blocking=True)
@@ -134,7 +134,7 @@ def test_events_measure_time(sim: ModuleType, misbehave: Callable[[str], None]) 
     torch.ones(3, device="sim").exp()
     end.record()
     end.synchronize()
-    assert 20 <= begin.elapsed_time(end) < 500
+    assert 20 <= begin.elapsed_time(end) < 5000
 
 
 def test_late_failures_surface_at_the_next_wait(
