@@ -177,7 +177,7 @@ def _words(plugin: NewPlugin) -> dict[str, str]:
         "LICENCE_FILES": "" if owned else '"LICENSE"',
         "LICENCE_WORDS": LICENCES[plugin.licence],
         "LMCORE": version,
-        "LMCORE_PACKAGES": " ".join(packages),
+        "CORE_PACKAGES": " ".join(packages),
         "NAME": plugin.name,
         "PACKAGE": plugin.package,
         "PACKAGE_DATA": '"conformance.toml", "py.typed"' if device else '"py.typed"',

@@ -56,7 +56,9 @@ class Environment:
 
     def _pip(self, *words: str) -> None:
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
-        subprocess.run([*pip, "--no-deps", *words], check=True, timeout=120)
+        # Pins for what a build installs are refused where it is to install nothing.
+        env = {name: value for name, value in os.environ.items() if name != "PIP_BUILD_CONSTRAINT"}
+        subprocess.run([*pip, "--no-deps", *words], check=True, timeout=120, env=env)
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run `lmcore WORDS`."""
