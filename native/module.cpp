@@ -1,0 +1,16 @@
+// lmcore._native: what lmcore.data does in C++ where Python loops and temporary arrays are slow.
+//
+// Everything here has a twin in Python beside its caller that gives the same bytes; the tests
+// compare them.  Input arrays are read in place, never copied or converted; nothing is read or
+// written outside them, whatever they hold; the interpreter is free meanwhile.
+
+#include "registration.hpp"
+
+PYBIND11_MODULE(_native, module) {
+  module.doc() = "Index builders and readers in C++; lmcore.data.native says whether they are used.";
+  lmcore::register_sample_index(module);
+  lmcore::register_blend(module);
+  lmcore::register_shuffle(module);
+  lmcore::register_sentence_mapping(module);
+  lmcore::register_sample_reader(module);
+}

@@ -1,0 +1,15 @@
+// What each file of native/ adds to the module; module.cpp calls them all.
+
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace lmcore {
+
+void register_sample_index(pybind11::module_ &module);
+void register_blend(pybind11::module_ &module);
+void register_shuffle(pybind11::module_ &module);
+void register_sentence_mapping(pybind11::module_ &module);
+void register_sample_reader(pybind11::module_ &module);
+
+}  // namespace lmcore
