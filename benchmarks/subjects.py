@@ -99,7 +99,7 @@ def lmcore_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], f
 
     parts = _Parts(shape, compiled=compiled, threads=threads)
     batches = parts.batches()
-    step = TrainStep(parts.plan, parts.runtime)
+    step = TrainStep(parts.plan, parts.runtime, parts.state.model)
     metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
     reporter = Reporter(parts.plan, parts.runtime, open_display("none"), metrics, None)
 
@@ -125,7 +125,7 @@ def bare_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], flo
 
     def take() -> float:
         optimizer.zero_grad()
-        loss = mean_loss(model, batch, device)
+        loss = mean_loss(model.loss, batch, device)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step(1e-4)

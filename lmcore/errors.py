@@ -17,6 +17,7 @@ __all__ = [
     "DeviceError",
     "LmcoreError",
     "MissingPackageError",
+    "OtherRankError",
     "PluginError",
     "RunError",
     "nearest",
@@ -101,6 +102,10 @@ class DeviceError(LmcoreError):
 
 class RunError(LmcoreError):
     """A training run that had to stop."""
+
+
+class OtherRankError(RunError):
+    """This process stops because another one of its run did; the cause is told there."""
 
 
 class MissingPackageError(LmcoreError):

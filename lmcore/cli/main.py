@@ -39,6 +39,9 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 """Module and summary of every command, under the title that the help groups it by."""
 
+_LAUNCHED = "LMCORE_LAUNCHED"
+"""Set for a process that `lmcore` started as one of several; see `lmcore.runtime.launched`."""
+
 _TERMINATED_BY_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
 _INTERRUPTED = 130  # 128 + SIGINT
 
@@ -59,8 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _TERMINATED_BY_PIPE
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        if not os.environ.get(_LAUNCHED):  # the launcher says it, once
+            sys.stderr.write("interrupted\n")
         return _INTERRUPTED
+    except Exception as error:
+        if os.environ.get(_LAUNCHED):
+            from lmcore.runtime.launched import tell
+
+            return tell(error, os.environ).status
+        raise
     return status
 
 
@@ -87,6 +97,8 @@ def _start(arguments: list[str]) -> int:
         return _run(arguments[0], arguments[1:])
     except LmcoreError as error:
         sys.stdout.flush()
+        if os.environ.get(_LAUNCHED):
+            raise
         sys.stderr.write(error.render() + "\n")
         return error.exit_status
     except SystemExit as exit_:  # help was printed, or a plugin's command ended so

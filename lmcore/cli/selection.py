@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmcore.plugins import PluginSet
     from lmcore.runtime.rank import RankInfo
 
-__all__ = ["choose_device", "find_plugins"]
+__all__ = ["choose_device", "find_plugins", "prepare_environment", "select_device"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,22 @@ def find_plugins(argv: Sequence[str], *, probe: bool = True) -> PluginSet:
 def choose_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> Selection:
     """Return the choice; the environment is ready for torch's import then.
 
+    Args:
+        plugins: What `find_plugins` found.
+        requested: What `--device` says.
+        rank: This process's place.
+
+    Raises:
+        DeviceError: See `select_device`.
+    """
+    selection = select_device(plugins, requested, rank)
+    prepare_environment(plugins, selection, rank)
+    return selection
+
+
+def select_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> Selection:
+    """Return the choice; nothing is changed for it yet.
+
     In a worker whose launcher has chosen, that choice is verified and kept.
 
     Args:
@@ -62,16 +78,25 @@ def choose_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> 
     if handed_down:
         selection = Selection.from_json(handed_down)
         _same_wish(selection, requested)
-        verify(selection, plugins)
+        if rank.world_size == 1:  # several verify it together, when they have found each other
+            verify(selection, plugins)
     else:
         selection = select(plugins, requested=requested)
         for warning in selection.warnings:
             logger.warning("%s", warning)
         if selection.notice:
             logger.info("%s", selection.notice)
+    return selection
+
+
+def prepare_environment(plugins: PluginSet, selection: Selection, rank: RankInfo) -> None:
+    """Set what the plugins want set for this process, before torch is imported.
+
+    Raises:
+        PluginError: They contradict each other.
+    """
     _tell_of_crashes()
     os.environ.update(launch_env(plugins, selection, rank.to_dict(), os.environ))
-    return selection
 
 
 def _tell_of_crashes() -> None:

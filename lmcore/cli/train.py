@@ -7,15 +7,19 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from lmcore.cli.selection import choose_device, find_plugins
+from lmcore import log
+from lmcore.cli.selection import find_plugins, prepare_environment, select_device
 from lmcore.config.command_line import wants_help
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
 from lmcore.config.run_help import render_run_help
 from lmcore.config.validate import problems_of
+from lmcore.errors import ConfigError
 from lmcore.plugins.registrations import plugin_sections
 
 if TYPE_CHECKING:
+    from lmcore.config.load import LoadedConfig
+    from lmcore.plugins import Selection
     from lmcore.train.run import RunResult
 
 __all__ = ["SUMMARY", "run"]
@@ -31,31 +35,72 @@ def run(argv: list[str]) -> int:
         return 0
     from lmcore.data.corpora import named_texts
     from lmcore.data.tokenizer.registry import registered_types
-    from lmcore.runtime.rank import only_process
+    from lmcore.runtime.launched import end_with_launcher
+    from lmcore.runtime.rank import rank_info, started_by_launcher
     from lmcore.train.corpus import choose_text, choose_tokenizer
     from lmcore.train.phases import PhaseClock
 
     clock = PhaseClock()
-    rank = only_process(os.environ)
+    end_with_launcher(os.environ)
+    rank = rank_info(os.environ)
+    log.configure(rank=rank.rank, world_size=rank.world_size)
     plugins = find_plugins(argv)
     loaded = load_config(
         argv,
         plugins=plugin_sections(plugins),
-        check=lambda loaded: problems_of(loaded, world_size=rank.world_size),
+        check=lambda loaded: problems_of(loaded, world_size=_wanted(loaded) or rank.world_size),
     )
     plugins = plugins.without(loaded.config.accelerator.plugin_off)  # a file's, too
-    selection = choose_device(plugins, loaded.config.accelerator.device, rank)
+    selection = select_device(plugins, loaded.config.accelerator.device, rank)
+    world_size = rank.world_size
+    if not started_by_launcher(os.environ):
+        world_size = _wanted(loaded) or max(1, selection.probe.count)
     text = choose_text(loaded.config.data, named_texts(plugins))
     tokenizer = choose_tokenizer(loaded.config.data, registered_types(plugins))
-    plan = resolve(loaded, world_size=rank.world_size, vocab_size=tokenizer.vocab_size)
+    plan = resolve(loaded, world_size=world_size, vocab_size=tokenizer.vocab_size)
+    if world_size > rank.world_size:
+        return _start_processes(argv, world_size, selection)
+    prepare_environment(plugins, selection, rank)
     clock.mark("launcher")
     import torch  # noqa: F401  # timed by itself: everything below needs it
 
     clock.mark("import_torch")
     from lmcore.train.run import run_training
 
-    _report(run_training(plan, tokenizer, plugins, selection, rank, clock, text=text))
+    result = run_training(plan, tokenizer, plugins, selection, rank, clock, text=text)
+    if rank.rank == 0:
+        _report(result)
     return 0
+
+
+def _wanted(loaded: LoadedConfig) -> int | None:
+    """Return the processes that `--nproc-per-node` asks for on this host.
+
+    Raises:
+        ConfigError: A launcher started another number of them.
+    """
+    from lmcore.runtime.rank import rank_info, started_by_launcher
+
+    wanted: int | None = loaded.value("nproc_per_node")
+    if wanted is None or not started_by_launcher(os.environ):
+        return wanted
+    found = rank_info(os.environ)
+    if wanted != found.local_world_size:
+        raise ConfigError(
+            f"{loaded.shown('nproc_per_node')}: a launcher started {found.local_world_size} here",
+            why="LOCAL_WORLD_SIZE says so, and the launcher decides",
+            hint="leave `--nproc-per-node` to the launcher, or start `lmcore train` without one",
+        )
+    return found.world_size
+
+
+def _start_processes(argv: list[str], num_processes: int, selection: Selection) -> int:
+    """Start this command anew, once for each process of the run, with the device chosen here."""
+    from lmcore.plugins import HANDED_DOWN
+    from lmcore.runtime.launch import launch
+
+    command = [sys.executable, "-m", "lmcore.cli.main", "train", *argv]
+    return launch(command, num_processes, {**os.environ, HANDED_DOWN: selection.to_json()})
 
 
 def _report(result: RunResult) -> None:

@@ -68,6 +68,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--warmup": Renamed("--lr-warmup-fraction"),
     "--vocab": Renamed("--vocab-file"),
     "--fine-tune": Renamed("--finetune"),
+    "--num-gpus": Renamed("--nproc-per-node"),
     "--use-checkpoint-opt-params-scheduler": Renamed("--use-checkpoint-opt-param-scheduler"),
     "--bf16": Renamed("--precision bf16"),
     "--norm-epsilon": Renamed("--layernorm-epsilon"),
@@ -120,9 +121,6 @@ FIXED: Mapping[str, Fixed] = {
     "--data-impl": Fixed("data is memory-mapped", ("mmap", "infer"), "prepare the data again"),
     "--lazy-loader": Fixed("data is memory-mapped, never read whole"),
     "--mmap-warmup": Fixed("data is memory-mapped"),
-    "--dataloader-type": Fixed(
-        "samples are drawn in one pass", ("single",), f"the cyclic sampler is {_LATER}"
-    ),
     "--resume-dataloader": Fixed("a resumed run continues with the next sample"),
     "--num-workers": Fixed(
         "batches are cut from mapped files; `--num-prefetch` sets how many", None
@@ -155,7 +153,6 @@ _EVALUATION = f"evaluation tasks are {_LATER}"
 _SHARDING = f"model parallelism and sharding are {_LATER}"
 _CONVERSION = f"converting checkpoints is {_LATER}"
 _RUN_CONFIG = "start from the run's settings: `lmcore train RUN/config.yaml --load RUN`"
-_ONE_DATA_SET = "prepare one data set with `lmcore data prepare`, give `--data-path` and `--split`"
 _RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then give `--data-path`"
 _TRACKING = "metrics.jsonl and TensorBoard in the run directory hold the same figures"
 _FP16 = "use `--precision bf16`, or fp32: dynamic loss scaling is " + _LATER
@@ -186,16 +183,8 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_GPT_ONLY, "--indexer-batch-size", "--indexer-log-interval", "--model-type"),
     **_all("use `--init-method-std`", "--init-method-xavier-uniform"),
     **_all(_TOKENIZER, "--tokenizer-model", "--tokenizer-name-or-path", "--vocab-extra-ids"),
-    **_all(_ONE_DATA_SET, "--train-data", "--valid-data", "--test-data", "--data-file-list"),
-    **_all(_ONE_DATA_SET, "--train-data-path", "--valid-data-path", "--test-data-path"),
-    **_all(_ONE_DATA_SET, "--train-weighted-split-paths", "--valid-weighted-split-paths"),
-    **_all(_ONE_DATA_SET, "--test-weighted-split-paths"),
     **_all(_RAW_TEXT, "--loose-json", "--text-key", "--eval-text-key", "--delim"),
     **_all(_RAW_TEXT, "--presplit-sentences"),
-    **_all(
-        "documents follow each other in a sample, divided by the end-of-document token",
-        *("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"),
-    ),
     **_all(_RUN_CONFIG, "--use-checkpoint-args"),
     **_all("give `--load` one `iter_XXXXXXX` directory", "--load-tag", "--ckpt-step"),
     **_all(_CONVERSION, "--universal-checkpoint", "--load-dir", "--save-dir"),
@@ -208,7 +197,6 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_EVALUATION, "--task", "--strict-lambada", "--eval-only", "--skip-train"),
     **_all(_TRACKING, "--wandb-project", "--wandb-exp-name", "--wandb-save-dir"),
     **_all(_TRACKING, "--codecarbon-dir", "--log-params-norm", "--log-num-zeros-in-grad"),
-    **_all("process groups have torch's default timeout", "--distributed-timeout-minutes"),
     **_all(_PREPARE, "--input", "--output-prefix", "--json-key", "--json-keys", "--append-eod"),
     **_all(_PREPARE, "--workers"),
     **_all(f"sentence splitting is {_LATER}", "--split-sentences", "--keep-newlines", "--lang"),
@@ -217,7 +205,7 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all("`--split` divides the documents", "--input-files", "--output-dir", "--test-percent"),
     **_all(_GENERATE, "--num-samples", "--genfile", "--sample-input-file", "--out-seq-length"),
     **_all(_GENERATE, "--sample-output-file", "--temperature", "--top-p", "--top-k", "--greedy"),
-    **_all(_LAUNCHER, "--nproc-per-node", "--nnodes", "--node-rank", "--num-gpus"),
+    **_all(_LAUNCHER, "--nnodes", "--node-rank"),
     **_all(_LAUNCHER, "--master-addr", "--master-port"),
 }
 

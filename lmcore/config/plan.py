@@ -95,6 +95,12 @@ class RunPlan:
         return {name: getattr(self, name) for name in names}
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its name, and the counts that follow: what all ranks must share."""
+        names = {one.name: one for options in self._sections().values() for one in options}
+        return {name: self.config.value(one) for name, one in names.items()} | self.derived
+
+    @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that agree on all ranks of a run and differ between settings.
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from lmcore.errors import ConfigError
 
-__all__ = ["RankInfo", "only_process", "rank_info"]
+__all__ = ["RankInfo", "only_process", "rank_info", "started_by_launcher"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,11 @@ def rank_info(env: Mapping[str, str]) -> RankInfo:
     return place
 
 
+def started_by_launcher(env: Mapping[str, str]) -> bool:
+    """Return whether a launcher started this process, be it the only one."""
+    return bool(env.get("WORLD_SIZE", "").strip())
+
+
 def only_process(env: Mapping[str, str]) -> RankInfo:
     """Return the place of a process that must be alone.
 
@@ -70,9 +75,9 @@ def only_process(env: Mapping[str, str]) -> RankInfo:
     world = env.get("WORLD_SIZE", "").strip()
     if world not in {"", "1"}:
         raise ConfigError(
-            f"this process is one of {world}, and this version trains on one",
+            f"this process is one of {world}, and this command runs in one",
             why="the environment has WORLD_SIZE, as a launcher such as torchrun sets it",
-            hint="start `lmcore train` by itself, or unset WORLD_SIZE",
+            hint="start it by itself, or unset WORLD_SIZE",
         )
     return rank_info(env)
 

@@ -12,13 +12,15 @@ import itertools
 import json
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import ConfigError, LmcoreError, RunError
+from lmcore.errors import ConfigError, LmcoreError, OtherRankError, RunError
+from lmcore.runtime.launched import launched
 from lmcore.runtime.rank import RankInfo
 
 if TYPE_CHECKING:
@@ -33,6 +35,11 @@ _LEFT = "left"
 _POLL_SECONDS = (0.001, 0.1)  # first and longest pause between two looks at the store
 _VERDICT_SECONDS = 5.0
 """How much longer than rank 0 the others wait: it is the one that can name who is missing."""
+_BEAT_SECONDS = 1.0
+"""Pause between two signs of life of a process that the others wait for."""
+_FAILURE_SECONDS = 2.0
+"""How long a process whose connection broke waits to hear which other one stopped."""
+_SIGNS_OF_A_LOST_PEER = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
 _LAST_SECONDS = 30.0
 _LAST_SECONDS_AFTER_FAILURE = 2.0
 
@@ -84,15 +91,68 @@ class Rendezvous:
         """
         self.gather(None, about)
 
-    def _await(self, keys: Sequence[str], about: str, seconds: float) -> None:
-        """Wait for *keys* in the store, and stop when a rank says that it stopped."""
-        deadline = time.monotonic() + seconds
+    @contextlib.contextmanager
+    def first_process(self, about: str) -> Iterator[None]:
+        """Let rank 0 run the block alone, then the others; all ranks must call it.
+
+        For work whose result the others find: they wait as long as rank 0 shows signs of life,
+        however long that takes.
+
+        Args:
+            about: What rank 0 does, for the message when it falls silent.
+
+        Raises:
+            RunError: Rank 0 stopped, or gave no sign of life within the timeout.
+        """
+        turn = next(self._turns)
+        done, beats = f"{turn}/done", f"{turn}/beats"
+        if self.rank.rank == 0:
+            with _connection(self.rank.world_size), self._signs_of_life(beats):
+                yield
+            self.store.set(done, "")
+            return
+        with _connection(self.rank.world_size):
+            self._await([done], about, self.timeout, beats=lambda: self.store.add(beats, 0))
+        yield
+
+    @contextlib.contextmanager
+    def _signs_of_life(self, beats: str) -> Iterator[None]:
+        over = threading.Event()
+
+        def beat() -> None:
+            with contextlib.suppress(RuntimeError):  # whoever kept the store has gone
+                while not over.wait(_BEAT_SECONDS):
+                    self.store.add(beats, 1)
+
+        thread = threading.Thread(target=beat, name="lmcore-alive", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _await(
+        self,
+        keys: Sequence[str],
+        about: str,
+        seconds: float,
+        *,
+        beats: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Wait for *keys* in the store, and stop when a rank says that it stopped.
+
+        The time begins anew with each sign of life that *beats* counts.
+        """
+        deadline, counted = time.monotonic() + seconds, 0
         pause, longest = _POLL_SECONDS
         while not self.store.check(list(keys)):
             heard = self.heard_failure()
             # Looked at again: who fails because of the notes hands them on before it says so.
             if heard and not self.store.check(list(keys)):
                 raise heard
+            if (count := beats()) != counted:
+                deadline, counted = time.monotonic() + seconds, count
             if time.monotonic() > deadline:
                 missing = [place for place, key in enumerate(keys) if not self.store.check([key])]
                 raise self._late(missing, about)
@@ -114,11 +174,20 @@ class Rendezvous:
         with contextlib.suppress(RuntimeError):  # nobody is there to hear it
             self.store.compare_set(_FAILED, "", json.dumps(said))
 
-    def heard_failure(self) -> RunError | None:
-        """Return what another rank said when it stopped; None while all go on."""
+    def heard_failure(self, *, wait: float = 0.0) -> RunError | None:
+        """Return what another rank said when it stopped; None while all go on.
+
+        Args:
+            wait: Seconds to give it, where the connection has broken already.
+        """
+        deadline = time.monotonic() + wait
         with contextlib.suppress(RuntimeError):  # whoever kept the store has gone
-            if self.store.check([_FAILED]):
-                return _stopped(json.loads(self.store.get(_FAILED)))
+            while True:
+                if self.store.check([_FAILED]):
+                    return _stopped(json.loads(self.store.get(_FAILED)))
+                if time.monotonic() >= deadline:
+                    return None
+                time.sleep(_POLL_SECONDS[1])
         return None
 
     def leave(self, *, failed: bool) -> None:
@@ -156,6 +225,12 @@ def join_processes(
         rendezvous.barrier("all processes of the run to start")
         yield rendezvous
         failed = False
+    except RuntimeError as error:  # not ours: a collective whose other side has gone
+        heard = rendezvous.heard_failure(wait=_FAILURE_SECONDS) or _broken(error)
+        if heard:
+            raise heard from error
+        rendezvous.tell_failure(error)
+        raise
     except BaseException as error:
         rendezvous.tell_failure(error)
         raise
@@ -177,6 +252,7 @@ def _store(rank: RankInfo, timeout: float, env: Mapping[str, str]) -> Store:
             timeout=timedelta(seconds=timeout),
             wait_for_workers=False,  # `barrier` waits, and can say for whom
             multi_tenant=True,
+            master_listen_fd=launched(env).listening_fd if keeps else None,
         )
     except RuntimeError as cause:
         does = "listen" if keeps else "reach rank 0"
@@ -212,18 +288,29 @@ def _connection(world_size: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as cause:  # torch's DistNetworkError and its kin
-        raise RunError(
+        raise OtherRankError(
             "the connection to rank 0 is lost",
             why=_first_line(cause),
             hint=f"rank 0 of {world_size} may have died: look at its last lines",
         ) from cause
 
 
-def _stopped(said: Mapping[str, Any]) -> RunError:
-    return RunError(
+def _stopped(said: Mapping[str, Any]) -> OtherRankError:
+    return OtherRankError(
         f"rank {said['rank']} stopped the run",
         why=f"it says: {said['said']}",
         hint="its own output has the rest",
+    )
+
+
+def _broken(error: RuntimeError) -> OtherRankError | None:
+    """Return what a failed collective means where the other side went without a word."""
+    if not any(sign in str(error) for sign in _SIGNS_OF_A_LOST_PEER):
+        return None
+    return OtherRankError(
+        "another process of this run has gone in the middle of an exchange",
+        why=_first_line(error),
+        hint="it may have died: look for the rank that ended first, and at its last lines",
     )
 
 

@@ -18,7 +18,9 @@ from lmcore.plugins import (
     create_device,
     validate_config,
 )
+from lmcore.runtime.agreement import agree_on_device, agree_on_versions
 from lmcore.runtime.policies import start_policies
+from lmcore.runtime.processes import Processes, start_processes
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from lmcore.config.section import Config
     from lmcore.plugins import PluginSet, Selection
     from lmcore.runtime.rank import RankInfo
+    from lmcore.runtime.rendezvous import Rendezvous
 
 __all__ = ["Runtime", "start_runtime"]
 
@@ -48,6 +51,7 @@ class Runtime:
         placement: Which layers it applies to.
         stager: How tensors come to the host before they are saved.
         ops: The op table; binds happen when the model is built.
+        processes: The connected processes of the run; None where this is the only one.
     """
 
     rank: RankInfo
@@ -59,6 +63,7 @@ class Runtime:
     placement: Placement
     stager: CheckpointStager
     ops: OpTable
+    processes: Processes | None = None
 
     def environment(self) -> dict[str, Any]:
         """Return versions and facts for `environment.json`."""
@@ -76,27 +81,41 @@ class Runtime:
             "recompute": self.recompute.describe(),
             "checkpoint_stager": self.stager.name,
             "rank": self.rank.to_dict(),
+            "comm_backend": self.processes.backend.name if self.processes else None,
         }
 
 
 @contextlib.contextmanager
 def start_runtime(
-    config: Config, plugins: PluginSet, selection: Selection, rank: RankInfo
+    config: Config,
+    plugins: PluginSet,
+    selection: Selection,
+    rank: RankInfo,
+    rendezvous: Rendezvous | None = None,
 ) -> Iterator[Runtime]:
     """Create the device and everything that depends on it; torch is imported here.
+
+    Processes of a run compare device and software first, and are connected at the end.
 
     Args:
         config: The run's settings.
         plugins: The plugins found by the launcher.
         selection: The launcher's decision.
         rank: This process's place.
+        rendezvous: How the processes of the run found each other; None for a single one.
 
     Raises:
         ConfigError: The device cannot run the configuration; all its problems at once.
-        DeviceError: A policy is not in force, or random numbers are not restored.
+        DeviceError: A policy is not in force, or random numbers are not restored; the device has
+            no way to other processes, or not all of them have it.
         PluginError: The plugin broke its contract.
+        RunError: The processes differ, or one of them stopped.
     """
     import torch
+
+    if rendezvous is not None:
+        agree_on_device(rendezvous, selection, plugins)
+        agree_on_versions(rendezvous, selection, plugins)
 
     asked = config.accelerator
     if asked.num_threads is not None:
@@ -112,7 +131,14 @@ def start_runtime(
     rng = device.rng_tracker()
     rng.verify()
     policies = start_policies(config, plugins, selection, device)
-    with _deterministic(wanted=asked.deterministic):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_deterministic(wanted=asked.deterministic))
+        processes = None
+        if rendezvous is not None:
+            timeout = config.parallel.distributed_timeout_minutes * 60
+            processes = stack.enter_context(
+                start_processes(plugins, selection, device, rendezvous, timeout=timeout)
+            )
         yield Runtime(
             rank=rank,
             selection=selection,
@@ -130,6 +156,7 @@ def start_runtime(
                 strict=asked.strict_ops,
                 deterministic=asked.deterministic,
             ),
+            processes=processes,
         )
 
 

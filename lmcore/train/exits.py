@@ -1,4 +1,8 @@
-"""Why a run ends before its last step: a signal, a step, or the clock."""
+"""Why a run ends before its last step: a signal, a step, or the clock.
+
+The processes of a run end at the same step: each one's wishes (`requests`) are summed over all of
+them in every step, and what came out (`hear`) decides.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["ExitConditions"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SAME_SIGNAL_SECONDS = 0.5
+"""A launcher and a terminal may both pass on what the user sent once."""
 
 
 class ExitConditions:
     """Asked after each step; a context manager that listens to SIGTERM and SIGINT meanwhile.
 
-    The first signal asks the run to save and end; a second one is given to the handler that was
-    there before, so that an impatient user gets out.
+    The first signal asks the run to save and end; a second one, half a second later or more, is
+    given to the handler that was there before, so that an impatient user gets out.
     """
 
     def __init__(
@@ -33,7 +39,9 @@ class ExitConditions:
         )
         self.clock = clock
         self.start = clock()
-        self.received: str | None = None
+        self.received: signal.Signals | None = None
+        self._agreed: tuple[float, ...] = ()
+        self._received_at = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -56,21 +64,42 @@ class ExitConditions:
             signal.signal(number, handler)
         self._before.clear()
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
-        self.received = signal.Signals(number).name
-        self._restore()
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.received is None:
+            self.received, self._received_at = signal.Signals(number), now
+        elif now - self._received_at > _SAME_SIGNAL_SECONDS:
+            self._restore()
+            signal.raise_signal(number)
 
     @property
     def told_to_stop(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal came to this process."""
         return self.received is not None
+
+    @property
+    def ending(self) -> bool:
+        """Whether a signal ends the run, as all processes agreed in the last step."""
+        return any((self._agreed or self.requests())[: len(_SIGNALS)])
+
+    def requests(self) -> tuple[float, ...]:
+        """Return this process's wishes to end: for each signal, and for the clock."""
+        told = [float(self.received == number) for number in _SIGNALS]
+        late = self.seconds is not None and self.clock() - self.start >= self.seconds
+        return (*told, float(late))
+
+    def hear(self, requests: tuple[float, ...]) -> None:
+        """Take the wishes of all processes, summed, for this one's."""
+        self._agreed = requests
 
     def reason(self, iteration: int) -> str | None:
         """Return why the run ends after step *iteration*, or None to go on."""
-        if self.received:
-            return f"received {self.received}"
+        *told, late = self._agreed or self.requests()
+        for number, wanted in zip(_SIGNALS, told, strict=True):
+            if wanted:
+                return f"received {number.name}"
         if self.interval and iteration % self.interval == 0:
             return f"step {iteration} is a multiple of --exit-interval {self.interval}"
-        if self.seconds is not None and self.clock() - self.start >= self.seconds:
+        if late and self.seconds is not None:
             return f"{self.seconds / 60:g} minutes have passed (--exit-duration-in-mins)"
         return None

@@ -60,14 +60,15 @@ class Reporter:
         plan: RunPlan,
         runtime: Runtime,
         display: Display,
-        metrics: MetricsFile,
+        metrics: MetricsFile | None,
         tensorboard: TensorBoard | None,
     ) -> None:
-        """Ask the device for its peak once."""
+        """Ask the device for its peak once; without *metrics* no file is written."""
         self.plan, self.display, self.metrics = plan, display, metrics
         self.tensorboard = tensorboard
         device, compute = runtime.device, runtime.precision.compute
-        self.peak = device.peak_flops(compute) if device.peak_flops is not None else None
+        one = device.peak_flops(compute) if device.peak_flops is not None else None
+        self.peak = one * plan.world_size if one else None
         self._rows: list[StepRow] = []
         self._recent: list[float] = []
 
@@ -92,7 +93,8 @@ class Reporter:
         """Write and show a row, with the validation that followed it."""
         if validation is not None:
             row = replace(row, valid_loss=validation.loss, valid_perplexity=validation.perplexity)
-        self.metrics.write(row)
+        if self.metrics is not None:
+            self.metrics.write(row)
         if self.tensorboard is not None:
             self.tensorboard.write(row)
         self._rows.append(row)
@@ -158,13 +160,15 @@ def train(
         corpus.train,
         micro_batch_size=plan.config.training.micro_batch_size,
         consumed_samples=state.consumed_samples,
+        data_parallel_rank=step.data_parallel.rank,
+        data_parallel_size=step.data_parallel.size,
         prefetch=plan.config.data.num_prefetch,
         pin=runtime.device.pin_memory,
         vocab_size=plan.vocab_size,
     ) as batches:
         while state.iteration < plan.train_iters:
             saver.check()
-            row = timed_step(state, step, batches, runtime, reporter)
+            row = timed_step(state, step, batches, runtime, reporter, exits)
             if outcome.row is None:
                 after_first_step()
             outcome.row = row
@@ -173,7 +177,7 @@ def train(
             if validation is not None:
                 outcome.validation = (state.iteration, validation)
             reporter.report(row, validation)
-            if exits.told_to_stop or state.iteration < plan.train_iters:
+            if exits.ending or state.iteration < plan.train_iters:
                 outcome.reason = exits.reason(state.iteration)
             if outcome.reason:
                 break
@@ -190,10 +194,15 @@ def timed_step(
     batches: BatchLoader,
     runtime: Runtime,
     reporter: Reporter,
+    exits: ExitConditions | None = None,
 ) -> StepRow:
-    """Take one step and return its row."""
+    """Take one step and return its row; *exits* hears what other processes wish."""
     waited, began = batches.wait_seconds, time.perf_counter()
-    result = step(state, batches)
+    if exits is None or runtime.processes is None:
+        result = step(state, batches)
+    else:
+        result = step(state, batches, exits.requests)
+        exits.hear(result.requests)
     runtime.device.synchronize()
     seconds = time.perf_counter() - began
     return reporter.row(state, result, seconds, batches.wait_seconds - waited)
@@ -204,7 +213,7 @@ def _validation_due(
 ) -> Validation | None:
     """Validate every `eval_interval` steps and after the last one."""
     training = plan.config.training
-    if corpus.valid is None or exits.told_to_stop:
+    if corpus.valid is None or exits.ending:
         return None
     last = state.iteration >= plan.train_iters
     if not last and state.iteration % training.eval_interval:

@@ -5,11 +5,13 @@ This is the place to see how the framework's parts go together.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import statistics
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,8 @@ from lmcore.errors import RunError
 from lmcore.model.build import build_model
 from lmcore.model.shape import ModelShape
 from lmcore.plugins import run_end, run_start
+from lmcore.runtime.agreement import agree, agree_on_kernels
+from lmcore.runtime.rendezvous import Rendezvous, join_processes
 from lmcore.runtime.runtime import start_runtime
 from lmcore.train.corpus import open_corpus
 from lmcore.train.display import duration, open_display
@@ -92,20 +96,45 @@ def run_training(
             too; before that nothing in the directory is changed.
     """
     config = plan.config
-    run = RunDirectory.create(
-        config.checkpoint.save,
-        config.logging.name,
-        load=None if config.checkpoint.finetune else config.checkpoint.load,
-    )
-    display = open_display(config.logging.progress)
-    try:
-        with start_runtime(config, plugins, selection, rank) as runtime:
+    with contextlib.ExitStack() as stack:
+        rendezvous = _join(plan, rank, stack)
+        run = _run_directory(plan, rank, rendezvous)
+        if rank.rank == 0:
+            stack.callback(run.remove_if_empty)
+        display = open_display(config.logging.progress if rank.rank == 0 else "none")
+        stack.callback(display.close)
+        with start_runtime(config, plugins, selection, rank, rendezvous) as runtime:
             clock = clock or PhaseClock()
             clock.mark("device")
             return _Session(plan, tokenizer, plugins, runtime, run, display, clock, text).run()
-    finally:
-        display.close()
-        run.remove_if_empty()
+
+
+def _join(plan: RunPlan, rank: RankInfo, stack: contextlib.ExitStack) -> Rendezvous | None:
+    """Find the other processes of the run, and stop unless all were given the same settings."""
+    if rank.world_size == 1:
+        return None
+    timeout = plan.config.parallel.distributed_timeout_minutes * 60
+    rendezvous = stack.enter_context(join_processes(rank, timeout=timeout))
+    agree(
+        rendezvous,
+        "their settings",
+        plan.settings,
+        hint="give all processes the same flags and files",
+    )
+    return rendezvous
+
+
+def _run_directory(plan: RunPlan, rank: RankInfo, rendezvous: Rendezvous | None) -> RunDirectory:
+    """Make the directory of the run; rank 0 does, and tells the others its path."""
+    asked, path = plan.config.checkpoint, None
+    if rank.rank == 0:
+        run = RunDirectory.create(
+            asked.save, plan.config.logging.name, load=None if asked.finetune else asked.load
+        )
+        path = str(run.path)
+    if rendezvous is None:
+        return run
+    return RunDirectory(Path(rendezvous.gather(path, "the run directory")[0]))
 
 
 @dataclass(frozen=True)
@@ -122,7 +151,10 @@ class _Session:
     def run(self) -> RunResult:
         plan, runtime, run = self.plan, self.runtime, self.directory
         began = time.monotonic()
-        corpus = open_corpus(plan, self.tokenizer, run.data, self.text)
+        processes = runtime.processes
+        alone = processes.rendezvous.first_process("the data") if processes else nullcontext()
+        with alone:  # what rank 0 has prepared, the others find
+            corpus = open_corpus(plan, self.tokenizer, run.data, self.text)
         order = data_order(corpus.train)
         self.clock.mark("data")
         seed_everything(plan.config.training.seed, runtime)
@@ -134,7 +166,9 @@ class _Session:
                 compile_blocks=plan.config.training.compile,
             )
             state = TrainState.create(model, plan, runtime)
-            step = TrainStep(plan, runtime)
+            step = TrainStep(plan, runtime, model)
+        if processes is not None:
+            agree_on_kernels(processes.rendezvous, runtime.ops)
         loaded = restore(state, plan, runtime, order=order)
         if loaded is None and plan.config.checkpoint.load:
             model.initialize(plan.config.training.seed)
@@ -159,6 +193,8 @@ class _Session:
                 facts | {"status": status, "iteration": state.iteration},
             )
         summary = self._summary(state, outcome, status, time.monotonic() - began)
+        if not self._leads:
+            return RunResult(run.path, status, summary, None)
         run.write_json("summary.json", summary)
         sample = None
         if outcome.reason is None:  # whoever ends a run early wants it to end
@@ -168,7 +204,14 @@ class _Session:
             run.write_json("summary.json", summary)
         return RunResult(run.path, status, summary, sample)
 
+    @property
+    def _leads(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.runtime.rank.rank == 0
+
     def _write_failure(self, state: TrainState, status: str) -> None:
+        if not self._leads:
+            return
         try:
             self.directory.write_json("summary.json", {"status": status, **state.counters()})
         except RunError as error:  # the failure itself matters more
@@ -177,7 +220,7 @@ class _Session:
     def _train(self, state: TrainState, step: TrainStep, corpus: Corpus, order: str) -> Outcome:
         plan, run, settings = self.plan, self.directory, self.plan.config.logging
         tensorboard = None
-        if settings.tensorboard:
+        if settings.tensorboard and self._leads:
             where = Path(settings.tensorboard_dir or run.path / "tensorboard")
             tensorboard = TensorBoard(where, settings)
 
@@ -193,9 +236,11 @@ class _Session:
 
         try:
             with (
-                MetricsFile(run.metrics, after_step=state.iteration) as metrics,
+                self._metrics_file(state) as metrics,
                 ExitConditions(plan.config.training) as exits,
-                Saver(snapshot, background=plan.config.checkpoint.async_save) as saver,
+                Saver(
+                    snapshot, background=plan.config.checkpoint.async_save, writes=self._leads
+                ) as saver,
             ):
                 return train(
                     state,
@@ -212,6 +257,11 @@ class _Session:
             if tensorboard is not None:
                 tensorboard.close()
 
+    def _metrics_file(self, state: TrainState) -> AbstractContextManager[MetricsFile | None]:
+        if not self._leads:
+            return nullcontext()
+        return MetricsFile(self.directory.metrics, after_step=state.iteration)
+
     def _after_first_step(self) -> None:
         """Import what a save needs while the run goes on: it takes about a second.
 
@@ -222,6 +272,8 @@ class _Session:
 
     def _describe_run(self) -> None:
         """Write what is known before the first step."""
+        if not self._leads:
+            return
         run = self.directory
         run.write_text("config.yaml", self.plan.to_yaml())
         run.write_json("environment.json", self.runtime.environment())
@@ -240,7 +292,9 @@ class _Session:
     def _announce(self, corpus: Corpus, state: TrainState, loaded: Path | None) -> None:
         plan, model, say = self.plan, self.plan.config.model, self.display.say
         device = self.runtime.device
-        say(f"device    {device.name} ({device.type})")
+        processes = self.runtime.processes
+        many = f", {plan.world_size} processes over {processes.backend.name}" if processes else ""
+        say(f"device    {device.name} ({device.type}){many}")
         say(f"precision {self.runtime.precision.words}")
         if self.runtime.recompute.name != "none":
             say(f"recompute {self.runtime.recompute.name}: {self.runtime.recompute.summary}")
@@ -264,7 +318,7 @@ class _Session:
             f"{model.seq_length} tokens{start}"
         )
         say(f"writing   {self.directory.path}{os.sep}")
-        if state.iteration >= plan.train_iters:
+        if state.iteration >= plan.train_iters and self._leads:
             logger.warning(
                 "nothing is left to train: the checkpoint is of step %d, the run ends at step %d",
                 state.iteration,

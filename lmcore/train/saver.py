@@ -27,15 +27,19 @@ WRITER_NAME = "lmcore-checkpoint-writer"
 class Saver:
     """A context manager; leaving it waits for the checkpoint that is being written."""
 
-    def __init__(self, take: Callable[[], Snapshot], *, background: bool) -> None:
+    def __init__(
+        self, take: Callable[[], Snapshot], *, background: bool, writes: bool = True
+    ) -> None:
         """Write what *take* returns.
 
         Args:
             take: Brings the run's state to the host; called on the training thread, never while
                 an earlier snapshot is being written.
             background: Whether to write in a thread.
+            writes: Whether to write at all; where processes hold the same state, one of them does.
         """
         self.take = take
+        self.writes = writes
         self.background = background
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -50,14 +54,17 @@ class Saver:
         """
         self.wait()
         snapshot = self.take()
-        if not self.background:
+        if self.writes and not self.background:
             return snapshot.write()
+        where = iteration_path(snapshot.directory, snapshot.iteration)
+        if not self.writes:
+            return where
         # Whoever interrupts the run twice is not made to wait: an unfinished one is then absent.
         self._thread = threading.Thread(
             target=self._write, args=(snapshot,), name=WRITER_NAME, daemon=True
         )
         self._thread.start()
-        return iteration_path(snapshot.directory, snapshot.iteration)
+        return where
 
     def check(self) -> None:
         """Raise what kept the last checkpoint from being written; does not wait.

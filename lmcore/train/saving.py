@@ -26,7 +26,12 @@ from lmcore.checkpoint import (
 )
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.schedule import LearningRateSchedule
-from lmcore.train.state import random_states, set_random_states
+from lmcore.train.state import (
+    all_random_states,
+    random_state_name,
+    random_states,
+    set_random_states,
+)
 from lmcore.train.step import check_weights
 
 if TYPE_CHECKING:
@@ -117,7 +122,9 @@ def take_snapshot(
     directory: Path,
     order: str,
 ) -> Snapshot:
-    """Bring *state* to the host as the run's stager does it.
+    """Bring *state* to the host as the run's stager does it; all processes must call it.
+
+    Only rank 0's has tensors: the others hold the same, but for their random states.
 
     Raises:
         NotFiniteError: A weight is NaN or infinite.
@@ -127,7 +134,9 @@ def take_snapshot(
     check_weights(state)
     tensors = state.tensors(optimizer=asked.save_optim)
     if asked.save_rng:
-        tensors |= random_states(runtime)
+        tensors |= all_random_states(runtime)
+    if runtime.rank.rank != 0:
+        tensors = {}
     meta: dict[str, Any] = {
         "counters": state.counters(),
         "schedule": state.schedule_settings(),
@@ -182,8 +191,12 @@ def restore(state: TrainState, plan: RunPlan, runtime: Runtime, *, order: str) -
     _check_order(manifest, order, plan)
     tensors = state.tensors(optimizer=asked.load_optim)
     states = random_states(runtime) if asked.load_rng else {}
-    _check_presence(manifest, tensors, states)
-    load_checkpoint(checkpoint, tensors | states)
+    saved_as = {name: random_state_name(name, runtime.rank.rank) for name in states}
+    if runtime.rank.rank != 0 and not manifest.tensors.keys() & saved_as.values():
+        states, saved_as = {}, {}  # a process more than there were: it goes on with its seed
+    named = {saved_as[name]: state for name, state in states.items()}
+    _check_presence(manifest, tensors, named)
+    load_checkpoint(checkpoint, tensors | named)
     if states:
         set_random_states(states, runtime)
     counters = manifest.meta["counters"]

@@ -11,15 +11,25 @@ from torch import Tensor
 from lmcore.accelerator.op import OpContext
 from lmcore.optim.adamw import AdamW, parameter_groups
 from lmcore.optim.schedule import LearningRateSchedule
+from lmcore.parallel.data_parallel import DataParallel
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.model.gpt import GPT
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["TrainState", "random_states", "seed_everything", "set_random_states"]
+__all__ = [
+    "TrainState",
+    "all_random_states",
+    "random_state_name",
+    "random_states",
+    "seed_everything",
+    "set_random_states",
+]
 
 _STREAM = "rng.stream."
+_SEED_STEP = 1_000_003
+"""From one process's seed to the next one's."""
 
 
 @dataclass
@@ -82,6 +92,26 @@ def random_states(runtime: Runtime) -> dict[str, Tensor]:
     return states | {_STREAM + name: state for name, state in runtime.rng.states().items()}
 
 
+def random_state_name(name: str, rank: int) -> str:
+    """Return the checkpoint name of a process's random state; rank 0 has the plain one.
+
+    Args:
+        name: As in `random_states`.
+        rank: The process.
+    """
+    return name if rank == 0 else f"rng.rank{rank}.{name.removeprefix('rng.')}"
+
+
+def all_random_states(runtime: Runtime) -> dict[str, Tensor]:
+    """Return the random states of all processes by checkpoint name; all must call it."""
+    gather = DataParallel(runtime).gather
+    found: dict[str, Tensor] = {}
+    for name, own in sorted(random_states(runtime).items()):
+        states = gather(own)
+        found |= {random_state_name(name, rank): state for rank, state in enumerate(states)}
+    return found
+
+
 def set_random_states(states: dict[str, Tensor], runtime: Runtime) -> None:
     """Put back what `random_states` returned."""
     torch.set_rng_state(states["rng.host"])
@@ -96,6 +126,7 @@ def set_random_states(states: dict[str, Tensor], runtime: Runtime) -> None:
 
 
 def seed_everything(seed: int, runtime: Runtime) -> None:
-    """Seed the host's and the device's generator."""
-    torch.default_generator.manual_seed(seed)
-    runtime.device.seed(seed)
+    """Seed the host's and the device's generator; each process gets numbers of its own."""
+    own = (seed + _SEED_STEP * runtime.rank.rank) % 2**63
+    torch.default_generator.manual_seed(own)
+    runtime.device.seed(own)

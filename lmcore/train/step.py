@@ -17,6 +17,7 @@ from torch import Tensor
 from lmcore.accelerator.op import OpContext
 from lmcore.errors import RunError
 from lmcore.optim.clip import clip_by_norm
+from lmcore.parallel.data_parallel import DataParallel, ReplicatedLoss
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -33,29 +34,39 @@ HINT = "lower `--lr`, lengthen the warm-up or set `--clip-grad`; continue from t
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step yields: mean loss, gradient norm before clipping, and the rate it used."""
+    """What one step yields, the same in all processes.
+
+    Attributes:
+        loss: Mean over all micro-batches.
+        grad_norm: Before clipping.
+        learning_rate: The rate that was used.
+        requests: How many processes ask for each of what `TrainStep.__call__` was told to ask.
+    """
 
     loss: float
     grad_norm: float
     learning_rate: float
+    requests: tuple[float, ...] = ()
 
 
 class NotFiniteError(RunError):
     """Loss or gradients became NaN or infinite; the weights are those of the step before."""
 
 
-def mean_loss(model: GPT, batch: Batch, device: torch.device, *, share: float = 1.0) -> Tensor:
+def mean_loss(
+    loss: ReplicatedLoss, batch: Batch, device: torch.device, *, share: float = 1.0
+) -> Tensor:
     """Return *share* times the mean loss over a batch's counted tokens.
 
     Args:
-        model: The model, on *device*.
+        loss: `GPT.loss` of a model on *device*, or what `DataParallel.replicate` made of it.
         batch: Tokens, targets and their weights, on the host.
         device: Where to compute.
         share: Factor, such as 1 / number of micro-batches.
     """
     mask_BS = batch.loss_mask_BS
     weight_BS = mask_BS * (share / mask_BS.sum().clamp(min=1.0))
-    return model.loss(
+    return loss(
         batch.tokens_BS.to(device, non_blocking=True),
         batch.targets_BS.to(device, non_blocking=True),
         weight_BS.to(device, non_blocking=True),
@@ -80,49 +91,67 @@ def check_weights(state: TrainState) -> None:
 class TrainStep:
     """The step of a run; its kernels are bound when it is made."""
 
-    def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
-        """Bind the gradient norm and keep what every step needs."""
+    def __init__(self, plan: RunPlan, runtime: Runtime, model: GPT) -> None:
+        """Bind the gradient norm, place *model* on all processes, keep what every step needs."""
         self.num_micro_batches = plan.num_micro_batches
         self.samples = plan.global_batch_size
         self.tokens = plan.tokens_per_step
         self.clip = plan.config.optimizer.clip_grad
         self.device = runtime.device.torch_device
         self.context = runtime.precision.context
+        self.data_parallel = DataParallel(runtime)
+        self.loss = self.data_parallel.replicate(model)
         self.norm: Callable[[list[Tensor]], Tensor] = runtime.ops.bind(
             "grad_norm", OpContext(runtime.device.type, runtime.precision.keep)
         )
 
-    def __call__(self, state: TrainState, batches: Iterator[Batch]) -> StepResult:
+    def __call__(
+        self,
+        state: TrainState,
+        batches: Iterator[Batch],
+        requests: Callable[[], tuple[float, ...]] = tuple,
+    ) -> StepResult:
         """Take one step and count it.
+
+        Args:
+            state: Changed in place.
+            batches: This process's micro-batches.
+            requests: Called when backward is done; what it returns is summed over the processes.
 
         Raises:
             NotFiniteError: Loss or gradient norm is NaN or infinite; nothing was updated.
         """
         optimizer = state.optimizer
         optimizer.zero_grad()
-        losses = [self._backward(state.model, next(batches)) for _ in range(self.num_micro_batches)]
+        losses = [
+            self._backward(next(batches), last=number == self.num_micro_batches)
+            for number in range(1, self.num_micro_batches + 1)
+        ]
         gradients = optimizer.gradients()
-        loss = float(torch.stack(losses).sum())
+        own = float(torch.stack(losses).sum())
+        total, *asked = self.data_parallel.total(own, *requests())
+        loss = total / self.data_parallel.size
         norm = float(self.norm(gradients))
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise _not_finite(state, [float(x) for x in losses], norm, self.samples)
+            raise _not_finite(state, [float(x) for x in losses], loss, norm, self.samples)
         clip_by_norm(gradients, norm, self.clip)
         rate = state.schedule(state.consumed_samples + self.samples)
         optimizer.step(rate)
         state.iteration += 1
         state.consumed_samples += self.samples
         state.consumed_tokens += self.tokens
-        return StepResult(loss, norm, rate)
+        return StepResult(loss, norm, rate, tuple(asked))
 
-    def _backward(self, model: GPT, batch: Batch) -> Tensor:
-        with self.context():
-            loss = mean_loss(model, batch, self.device, share=1.0 / self.num_micro_batches)
-        loss.backward()
+    def _backward(self, batch: Batch, *, last: bool) -> Tensor:
+        with self.data_parallel.accumulating(self.loss, last=last):
+            with self.context():
+                loss = mean_loss(self.loss, batch, self.device, share=1.0 / self.num_micro_batches)
+            loss.backward()
         return loss.detach()
 
 
 def _not_finite(
-    state: TrainState, losses: list[float], norm: float, samples: int
+    state: TrainState, losses: list[float], loss: float, norm: float, samples: int
 ) -> NotFiniteError:
     first = state.consumed_samples
     where = f"step {state.iteration + 1}, samples {first} to {first + samples - 1}"
@@ -130,6 +159,9 @@ def _not_finite(
     if bad_losses:
         what = f"the loss is {losses[bad_losses[0]]} at {where}"
         why = f"micro-batch {bad_losses[0] + 1} of {len(losses)} is the first such"
+    elif not math.isfinite(loss):
+        what = f"the loss is {loss} at {where}"
+        why = "that of another process is not finite, this one's is"
     else:
         what = f"the gradient norm is {norm} at {where}"
         why = "the loss is finite, its gradients are not"

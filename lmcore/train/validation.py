@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmcore.data.loader import BatchLoader
+from lmcore.parallel.data_parallel import DataParallel
 from lmcore.train.step import HINT, NotFiniteError, mean_loss
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def validate(
 ) -> Validation | None:
     """Return the mean loss over `eval_iters` global batches, or None if *stop* says so.
 
-    The random numbers of training are afterwards what they were before.
+    All processes must call it; *stop* may say so in one of them alone.  The random numbers of training are afterwards what they were before.
 
     Args:
         model: In training mode before and after.
@@ -68,7 +69,9 @@ def validate(
     """
     micro = plan.config.training.micro_batch_size
     wanted = plan.config.training.eval_iters * plan.global_batch_size
+    data_parallel = DataParallel(runtime)
     losses: list[float] = []
+    stopped = False
     model.eval()
     try:
         with (
@@ -78,26 +81,38 @@ def validate(
                 micro_batch_size=micro,
                 consumed_samples=first_sample,
                 total_samples=first_sample + wanted,
+                data_parallel_rank=data_parallel.rank,
+                data_parallel_size=data_parallel.size,
                 prefetch=plan.config.data.num_prefetch,
                 vocab_size=plan.vocab_size,
             ) as batches,
         ):
             for batch in batches:
-                if stop():
-                    return None
+                stopped = stop()
+                if stopped:
+                    break
                 with runtime.precision.context():
-                    loss = float(mean_loss(model, batch, runtime.device.torch_device))
-                if not math.isfinite(loss):
-                    raise _not_finite(loss, first_sample + len(losses) * micro)
+                    loss = float(mean_loss(model.loss, batch, runtime.device.torch_device))
                 losses.append(loss)
+                if not math.isfinite(loss):
+                    break
     finally:
         model.train()
-    return Validation(sum(losses) / len(losses), len(losses) * micro)
+    # One exchange, after all batches: who stops early, or meets NaN, leaves nobody waiting.
+    total, ended = data_parallel.total(sum(losses), float(stopped))
+    if not math.isfinite(total):
+        each = micro * data_parallel.size
+        raise _not_finite(losses, first_sample + data_parallel.rank * micro, each)
+    if ended:
+        return None
+    return Validation(total / data_parallel.size / len(losses), wanted)
 
 
-def _not_finite(loss: float, sample: int) -> NotFiniteError:
-    return NotFiniteError(
-        f"the validation loss is {loss} at validation sample {sample}",
-        why="the last steps moved the weights too far; they are not saved",
-        hint=HINT,
-    )
+def _not_finite(losses: list[float], first: int, each: int) -> NotFiniteError:
+    """Describe it by this process's *losses*, from sample *first* on, *each* samples apart."""
+    why = "the last steps moved the weights too far; they are not saved"
+    if not losses or math.isfinite(losses[-1]):
+        return NotFiniteError("the validation loss of another process is not finite", why=why)
+    sample = first + (len(losses) - 1) * each
+    what = f"the validation loss is {losses[-1]} at validation sample {sample}"
+    return NotFiniteError(what, why=why, hint=HINT)

@@ -13,6 +13,7 @@ from lmcore.config.section.data import DataSection
 from lmcore.config.section.logging import LoggingSection
 from lmcore.config.section.model import ModelSection
 from lmcore.config.section.optimizer import OptimizerSection
+from lmcore.config.section.parallel import ParallelSection
 from lmcore.config.section.training import TrainingSection
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "LoggingSection",
     "ModelSection",
     "OptimizerSection",
+    "ParallelSection",
     "TrainingSection",
     "run_options",
 ]
@@ -35,6 +37,7 @@ SECTIONS: dict[str, type] = {
     "optimizer": OptimizerSection,
     "checkpoint": CheckpointSection,
     "accelerator": AcceleratorSection,
+    "parallel": ParallelSection,
     "logging": LoggingSection,
 }
 
@@ -52,6 +55,7 @@ class Config:
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     accelerator: AcceleratorSection = field(default_factory=AcceleratorSection)
+    parallel: ParallelSection = field(default_factory=ParallelSection)
     logging: LoggingSection = field(default_factory=LoggingSection)
     plugins: PluginSettings = field(default_factory=PluginSettings)
 

@@ -29,7 +29,7 @@ def trained(
     def make(flags: str = "") -> tuple[TrainState, str, Path]:
         plan = make_plan(f"{BASE} {flags}")
         state, corpus = make_state(plan), make_corpus(plan)
-        step = TrainStep(plan, runtime)
+        step = TrainStep(plan, runtime, state.model)
         with BatchLoader(corpus.train, micro_batch_size=4) as batches:
             for _ in range(3):
                 step(state, batches)

@@ -30,7 +30,7 @@ def one_step(make_plan: Any, make_corpus: Any, make_state: Any, runtime: Any) ->
         state = make_state(plan)
         if change is not None:
             change(state)
-        step = TrainStep(plan, runtime)
+        step = TrainStep(plan, runtime, state.model)
         with loader(plan, make_corpus(plan), state) as batches:
             results = [step(state, batches) for _ in range(steps)]
         grads = {n: p.grad.clone() for n, p in state.model.named_parameters()}
@@ -104,12 +104,12 @@ def test_uncounted_tokens(make_plan: Any, make_corpus: Any, make_state: Any) -> 
     device = torch.device("cpu")
     mask = torch.zeros_like(batch.loss_mask_BS)
     mask[1, 3:7] = 1.0
-    some = mean_loss(state.model, dataclasses.replace(batch, loss_mask_BS=mask), device)
+    some = mean_loss(state.model.loss, dataclasses.replace(batch, loss_mask_BS=mask), device)
     logits = state.model.logits(state.model(batch.tokens_BS))[1, 3:7]
     wanted = torch.nn.functional.cross_entropy(logits, batch.targets_BS[1, 3:7])
     torch.testing.assert_close(some, wanted)
     none = Batch(batch.tokens_BS, batch.targets_BS, torch.zeros_like(mask))
-    assert mean_loss(state.model, none, device).item() == 0.0
+    assert mean_loss(state.model.loss, none, device).item() == 0.0
 
 
 def test_clipping(one_step: Any) -> None:

@@ -161,7 +161,7 @@ class TinyRuns:
                 compile_blocks=plan.config.training.compile,
             )
             state = TrainState.create(model, plan, runtime)
-            step = TrainStep(plan, runtime)
+            step = TrainStep(plan, runtime, state.model)
         restore(state, plan, runtime, order=order)
         state.model.train()
 
