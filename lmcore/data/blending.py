@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,9 +10,31 @@ import numpy.typing as npt
 
 from lmcore.data import native
 
-__all__ = ["build_blend_index", "build_blend_index_python"]
+__all__ = ["build_blend_index", "build_blend_index_python", "normalized", "source_sizes"]
+
+_SURPLUS = 0.005
 
 BlendIndex = tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]
+
+
+def normalized(weights: Sequence[float]) -> list[float]:
+    """Return the weights divided by their sum, with numpy's rounding, as upstream."""
+    values = np.array(weights, dtype=np.float64)
+    return [float(weight) for weight in values / np.sum(values)]
+
+
+def source_sizes(weights: Sequence[float], num_samples: int) -> tuple[int, list[int]]:
+    """Return the size of a blend, and how many samples to build of each source.
+
+    Each source's share is rounded up, so that the blend may be a little longer than asked for;
+    0.5% more of each source is built, as the greedy rule may take a few beyond its share.
+
+    Args:
+        weights: One of each source, summing to 1.
+        num_samples: How many samples the blend is to have at least.
+    """
+    shares = [math.ceil(num_samples * weight) for weight in weights]
+    return sum(shares), [math.ceil(share * (1 + _SURPLUS)) for share in shares]
 
 
 def build_blend_index(weights: Sequence[float], size: int) -> BlendIndex:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.gpt_index import FINAL_EPOCH_THRESHOLD
+from lmcore.data.gpt_index import FINAL_EPOCH_THRESHOLD, plan_epochs
 from lmcore.data.index_cache import IndexRequest, load_or_build
 from lmcore.data.indexed import IndexedDataset
+from lmcore.data.source_key import source_key
 
 __all__ = ["GPTDataset"]
 
@@ -20,7 +23,8 @@ class GPTDataset:
     Args:
         indexed: Where the tokens are.
         document_range: First document to use, and the one after the last (see `split_ranges`).
-        num_samples: Length of the dataset; documents repeat in further epochs as needed.
+        num_samples: Length of the dataset; documents repeat in further epochs as needed.  None:
+            as many as one epoch holds.
         sequence_length: Tokens of a sample, without the one that the last token predicts.
         seed: Of the shuffles.
         cache_dir: Where the index is kept; None for a directory beside the data.
@@ -28,8 +32,12 @@ class GPTDataset:
         final_epoch_threshold: See `build_gpt_index`.
         build: Whether this process may build the index; otherwise it waits for one that does.
 
+    Attributes:
+        key: Tells these documents from others, wherever they lie.
+
     Raises:
         DataError: See `load_or_build` and `build_gpt_index`.
+        ValueError: *num_samples* is None, and the documents do not fill one sample.
     """
 
     def __init__(
@@ -37,7 +45,7 @@ class GPTDataset:
         indexed: IndexedDataset,
         *,
         document_range: tuple[int, int],
-        num_samples: int,
+        num_samples: int | None,
         sequence_length: int,
         seed: int,
         cache_dir: str | Path | None = None,
@@ -48,11 +56,16 @@ class GPTDataset:
         self.indexed = indexed
         self.sequence_length = sequence_length
         self.name = name
-        self._num_samples = num_samples
         first, last = (int(indexed.document_indices[bound]) for bound in document_range)
+        tokens = int(indexed.sizes[first:last].sum(dtype=np.int64))
+        if num_samples is None:
+            num_samples = (tokens - 1) // sequence_length
+        self._num_samples = num_samples
         request = IndexRequest(
             (first, last), num_samples, sequence_length, seed, final_epoch_threshold
         )
+        self.key = source_key(indexed, (first, last))
+        self._order = _order(self.key, request, tokens)
         self.index = load_or_build(indexed, request, cache_dir=cache_dir, name=name, build=build)
 
     def __len__(self) -> int:
@@ -67,6 +80,23 @@ class GPTDataset:
         """
         if not 0 <= i < self._num_samples:
             raise IndexError(f"sample {i} of {self._num_samples}")
+        return self.read(i)
+
+    @property
+    def available(self) -> int:
+        """Number of samples that the index holds; at least as many as were asked for."""
+        return self.index.samples
+
+    @property
+    def order(self) -> str:
+        """Fingerprint of documents and order: equal where the samples come in the same order.
+
+        How many samples were asked for does not count, only how many epochs that took.
+        """
+        return self._order
+
+    def read(self, i: int) -> npt.NDArray[np.int64]:
+        """Return sample *i* of those available, also beyond the number asked for."""
         sample_index, documents = self.index.sample_index, self.index.document_index
         at = int(self.index.shuffle_index[i])
         (first, start), (last, end) = sample_index[at].tolist(), sample_index[at + 1].tolist()
@@ -79,3 +109,17 @@ class GPTDataset:
             tokens[filled : filled + len(piece)] = piece
             filled += len(piece)
         return tokens
+
+
+def _order(key: str, request: IndexRequest, tokens: int) -> str:
+    """Return the fingerprint of an order without reading the index."""
+    if not tokens or request.num_samples < 1:
+        return key  # no index will be built of it
+    epochs = plan_epochs(
+        tokens,
+        num_samples=request.num_samples,
+        sequence_length=request.sequence_length,
+        final_epoch_threshold=request.final_epoch_threshold,
+    )
+    facts = [key, request.sequence_length, request.seed, epochs.epochs, epochs.last_apart]
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()

@@ -21,10 +21,12 @@ from lmcore.errors import DataError
 
 __all__ = [
     "FINAL_EPOCH_THRESHOLD",
+    "EpochPlan",
     "GPTIndex",
     "build_gpt_index",
     "build_sample_index",
     "build_sample_index_python",
+    "plan_epochs",
 ]
 
 # upstream's and Argonne's; BigScience used .95
@@ -54,6 +56,38 @@ class GPTIndex:
     def samples(self) -> int:
         """Number of samples; at least the number asked for."""
         return len(self.shuffle_index)
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """How often the documents are read.
+
+    Attributes:
+        epochs: Passes over all documents.
+        before_last: Samples of all passes but the last.
+        last_apart: Whether the last pass is shuffled apart from the others.
+    """
+
+    epochs: int
+    before_last: int
+    last_apart: bool
+
+
+def plan_epochs(
+    tokens: int,
+    *,
+    num_samples: int,
+    sequence_length: int,
+    final_epoch_threshold: float = FINAL_EPOCH_THRESHOLD,
+) -> EpochPlan:
+    """Return the epochs that *num_samples* take of documents with *tokens* tokens in all."""
+    epochs = -(-(num_samples * sequence_length + 1) // tokens)
+    before_last = ((epochs - 1) * tokens - 1) // sequence_length
+    wanted_of_last = num_samples - before_last
+    apart = epochs > 1 and wanted_of_last < int(
+        final_epoch_threshold * ((tokens - 1) // sequence_length)
+    )
+    return EpochPlan(epochs, before_last, apart)
 
 
 def build_gpt_index(
@@ -88,25 +122,26 @@ def build_gpt_index(
             f"sequences {start} to {end} of the dataset hold no tokens",
             hint="use more data, or another `--split`",
         )
-    epochs = -(-(num_samples * sequence_length + 1) // tokens)
+    planned = plan_epochs(
+        tokens,
+        num_samples=num_samples,
+        sequence_length=sequence_length,
+        final_epoch_threshold=final_epoch_threshold,
+    )
+    epochs, apart = planned.epochs, planned.last_apart
     if epochs * (end - start) > _INT32_MAX:
         raise DataError(
             f"{num_samples} samples take {epochs} epochs of {end - start} documents",
             why=f"the document index counts to {_INT32_MAX}",
             hint="train on more data or for fewer samples",
         )
-    before_last = ((epochs - 1) * tokens - 1) // sequence_length
-    wanted_of_last = num_samples - before_last
-    apart = epochs > 1 and wanted_of_last < int(
-        final_epoch_threshold * ((tokens - 1) // sequence_length)
-    )
     rng = np.random.RandomState(seed)
     documents = _document_index(rng, start, end, epochs=epochs, last_apart=apart)
     samples = (epochs * tokens - 1) // sequence_length
     sample_index = build_sample_index(
         sizes, documents, sequence_length=sequence_length, num_samples=samples
     )
-    shuffle = _shuffle_index(rng, before_last if apart else samples, samples)
+    shuffle = _shuffle_index(rng, planned.before_last if apart else samples, samples)
     return GPTIndex(documents, sample_index, shuffle)
 
 
