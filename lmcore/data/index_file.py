@@ -1,0 +1,341 @@
+"""The `.idx` of an indexed dataset: read and checked in both of Megatron's formats.
+
+`mmap` is today's format; `cached` and `lazy` are two names of the older one, which fairseq has in a
+shorter form without documents.  Which one a file is follows from its first bytes.  `IndexedDataset`
+adds the tokens, `index_writing` writes what is read here, `docs/reference/file-formats.md` shows
+it.  Everything is checked against the file's size before it is used: a header's count is never a
+reason to allocate.
+"""
+
+from __future__ import annotations
+
+import errno
+import resource
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.errors import DataError
+
+__all__ = [
+    "CACHED_HEADER",
+    "CACHED_MAGIC",
+    "HEADER",
+    "MAGIC",
+    "TOKEN_DTYPES",
+    "VERSION",
+    "Format",
+    "Index",
+    "map_file",
+    "read_index",
+]
+
+Format = Literal["mmap", "cached"]
+
+VERSION = 1
+MAGIC = b"MMIDIDX\x00\x00"
+# after the magic: version, dtype code, sequences, entries of the document index
+HEADER = struct.Struct("<QBQQ")
+_HEADER_BYTES = len(MAGIC) + HEADER.size
+CACHED_MAGIC = b"TNTIDX\x00\x00"
+# after the magic: version, dtype code, bytes of a token, items, dimensions, document entries
+CACHED_HEADER = struct.Struct("<QQQQQQ")
+_CACHED_BYTES = len(CACHED_MAGIC) + CACHED_HEADER.size
+_FAIRSEQ_BYTES = _CACHED_BYTES - 8  # without the last
+TOKEN_DTYPES: dict[int, np.dtype[np.integer]] = {
+    1: np.dtype("u1"),
+    2: np.dtype("i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    8: np.dtype("<u2"),
+}
+_FLOAT_CODES = {6: "float64", 7: "float32"}
+_CHUNK = 1 << 20
+_LARGEST_SIZE = int(np.iinfo(np.int32).max)
+SHORT_FILE = "the file is cut short; copy or prepare it again"
+_DAMAGED = "the file is damaged; prepare the data anew, or try `lmcore data repair`"
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an `.idx` says; the arrays lie in the file, read-only.
+
+    Attributes:
+        path: The file.
+        format: `mmap`, or `cached`, which `lazy` is another name of.
+        dtype: Type of a stored token.
+        sizes: Tokens of each sequence, int32.
+        starts: Where each sequence starts in the `.bin`, in units of `start_bytes`.
+        start_bytes: 1 for `mmap`, the size of a token for `cached`.
+        document_indices: The first sequence of each document, and the number of sequences.
+        modes: The mode of each sequence, int8, where the data is multimodal.
+        tokens: Number of tokens.
+    """
+
+    path: Path
+    format: Format
+    dtype: np.dtype[np.integer]
+    sizes: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int64]
+    start_bytes: int
+    document_indices: npt.NDArray[np.int64]
+    modes: npt.NDArray[np.int8] | None
+    tokens: int
+
+    @property
+    def document_count(self) -> int:
+        """Number of documents."""
+        return len(self.document_indices) - 1
+
+    @property
+    def bin_bytes(self) -> int:
+        """Size that the `.bin` must have."""
+        return self.tokens * self.dtype.itemsize
+
+    def start_of(self, sequence: int) -> int:
+        """Return the number of tokens before a sequence; that of all of them for the last + 1."""
+        if sequence == len(self.sizes):
+            return self.tokens
+        return int(self.starts[sequence]) * self.start_bytes // self.dtype.itemsize
+
+
+def read_index(path: str | Path, *, verify: bool = True) -> Index:
+    """Map an `.idx` of either format; its `.bin` is not looked at.
+
+    Args:
+        path: The file.
+        verify: Compare every start with the sizes (reads the whole file once); the size of the
+            file and the ends of its arrays are always checked.
+
+    Raises:
+        DataError: A truncated, inconsistent or foreign file; says what was expected and found.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            head = file.read(max(_HEADER_BYTES, _CACHED_BYTES))
+        found = path.stat().st_size
+    except OSError as error:
+        raise DataError(f"cannot read `{path}`", why=error.strerror or str(error)) from error
+    if head.startswith(CACHED_MAGIC):
+        index = _read_cached(path, head, found, verify=verify)
+    elif head.startswith(MAGIC):
+        index = _read_mmap(path, head[:_HEADER_BYTES], found)
+    else:
+        raise DataError(
+            f"`{path}` is not an index of an indexed dataset",
+            why=f"expected it to begin with {MAGIC!r}, found {head[: len(MAGIC)]!r}",
+        )
+    if verify:
+        _check_starts(index)
+    _check_documents(index, verify=verify)
+    return index
+
+
+def map_file(path: Path, dtype: np.dtype[np.integer]) -> npt.NDArray[np.integer]:
+    """Return a file as a read-only array.
+
+    Each map holds a file descriptor.  Data file lists name thousands of datasets, so that the
+    process's limit is raised, as far as the system lets it be, where it is met.
+
+    Raises:
+        DataError: More files are open than the system allows, or the file cannot be read.
+    """
+    try:
+        try:
+            mapped = np.memmap(path, dtype=dtype, mode="r")
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            _raise_file_limit()
+            mapped = np.memmap(path, dtype=dtype, mode="r")
+    except OSError as error:
+        raise DataError(
+            f"cannot open `{path}`",
+            why=error.strerror or str(error),
+            hint="allow more open files with `ulimit -n`, or merge data sets with "
+            "`lmcore data merge`"
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+            else None,
+        ) from error
+    # A plain array on the map: slicing `np.memmap` itself costs several times as much.
+    return np.asarray(mapped)
+
+
+def _raise_file_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _read_mmap(path: Path, head: bytes, found: int) -> Index:
+    if len(head) < _HEADER_BYTES:
+        raise _short_header(path, _HEADER_BYTES, found)
+    version, code, sequences, entries = HEADER.unpack(head[len(MAGIC) :])
+    _check_version(path, version)
+    dtype = _token_type(path, code)
+    expected = _HEADER_BYTES + 12 * sequences + 8 * entries
+    # A multimodal index ends with one more byte per sequence, its mode.
+    if found not in (expected, expected + sequences):
+        raise _other_size(path, f"{sequences} sequences and {entries}", expected, found)
+    if entries < 1:
+        raise DataError(f"`{path}` has no document index", hint="prepare the data anew")
+    content = map_file(path, np.dtype("u1"))
+    at = _HEADER_BYTES
+    sizes: npt.NDArray[np.int32] = content[at : (at := at + 4 * sequences)].view("<i4")
+    starts: npt.NDArray[np.int64] = content[at : (at := at + 8 * sequences)].view("<i8")
+    documents: npt.NDArray[np.int64] = content[at : (at := at + 8 * entries)].view("<i8")
+    multimodal = sequences > 0 and found > expected
+    tokens = 0
+    if sequences:
+        _check_size(path, sequences - 1, int(sizes[-1]))
+        tokens = int(starts[-1]) // dtype.itemsize + int(sizes[-1])
+    modes: npt.NDArray[np.int8] | None = content[at:].view("i1") if multimodal else None
+    return Index(path, "mmap", dtype, sizes, starts, 1, documents, modes, tokens)
+
+
+def _read_cached(path: Path, head: bytes, found: int, *, verify: bool) -> Index:
+    if len(head) < _FAIRSEQ_BYTES:
+        raise _short_header(path, _FAIRSEQ_BYTES, found)
+    padded = head.ljust(_CACHED_BYTES, b"\0")[len(CACHED_MAGIC) :]
+    version, code, width, items, dimensions, entries = CACHED_HEADER.unpack(padded)
+    _check_version(path, version)
+    dtype = _token_type(path, code)
+    longs = 2 * (items + 1) + dimensions
+    expected = _CACHED_BYTES + 8 * (longs + entries)
+    # Plain fairseq has neither the number of documents nor their index.
+    plain = found == _FAIRSEQ_BYTES + 8 * longs and found != expected
+    if not plain and found != expected:
+        raise _other_size(path, f"{items} sequences and {entries}", expected, found)
+    if width != dtype.itemsize:
+        raise DataError(
+            f"`{path}` says that a token of type {dtype} has {width} bytes", hint=_DAMAGED
+        )
+    if dimensions != items:
+        raise DataError(
+            f"`{path}` holds tensors, not sequences of tokens",
+            why=f"{items} items have {dimensions} dimensions in all; a sequence has one",
+        )
+    if not plain and entries < 1:
+        raise DataError(f"`{path}` has no document index", hint="prepare the data anew")
+    content = map_file(path, np.dtype("u1"))
+    numbers: npt.NDArray[np.int64] = content[_FAIRSEQ_BYTES if plain else _CACHED_BYTES :].view(
+        "<i8"
+    )
+    dims, starts = numbers[: items + 1], numbers[items + 1 : 2 * (items + 1)]
+    _check_dimensions(path, dims, verify=verify)
+    sizes = _as_int32(path, numbers[2 * (items + 1) : longs])
+    documents = np.arange(items + 1, dtype=np.int64) if plain else numbers[longs:]
+    tokens = int(starts[-1])
+    before_end = int(starts[-2]) + int(sizes[-1]) if items else 0
+    if tokens != before_end:
+        raise _wrong_start(path, items, tokens * width, before_end * width)
+    return Index(path, "cached", dtype, sizes, starts[:-1], dtype.itemsize, documents, None, tokens)
+
+
+def _check_dimensions(path: Path, dims: npt.NDArray[np.int64], *, verify: bool) -> None:
+    sound = (int(dims[0]), int(dims[-1])) == (0, len(dims) - 1)
+    for at in range(0, len(dims) if verify else 0, _CHUNK):
+        piece = dims[at : at + _CHUNK]
+        sound = sound and bool((piece == np.arange(at, at + len(piece))).all())
+    if not sound:
+        raise DataError(
+            f"`{path}`: the dimensions of its sequences are not one each", hint=_DAMAGED
+        )
+
+
+def _as_int32(path: Path, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    if sizes.size:
+        for extreme in (int(sizes.argmin()), int(sizes.argmax())):
+            _check_size(path, extreme, int(sizes[extreme]))
+    return sizes.astype(np.int32)
+
+
+def _check_size(path: Path, sequence: int, size: int) -> None:
+    if not 0 <= size <= _LARGEST_SIZE:
+        raise DataError(f"`{path}`: sequence {sequence} has {size} tokens", hint=_DAMAGED)
+
+
+def _check_starts(index: Index) -> None:
+    """Compare each start with the sizes before it."""
+    unit, start = index.dtype.itemsize // index.start_bytes, 0
+    for at in range(0, len(index.sizes), _CHUNK):
+        sizes = index.sizes[at : at + _CHUNK].astype(np.int64)
+        if sizes.min() < 0:
+            bad = int(np.flatnonzero(sizes < 0)[0])
+            _check_size(index.path, at + bad, int(sizes[bad]))
+        expected = (start + np.cumsum(sizes) - sizes) * unit
+        wrong = np.flatnonzero(index.starts[at : at + _CHUNK] != expected)
+        if wrong.size:
+            i = at + int(wrong[0])
+            raise _wrong_start(
+                index.path,
+                i,
+                int(index.starts[i]) * index.start_bytes,
+                int(expected[wrong[0]]) * index.start_bytes,
+            )
+        start += int(sizes.sum())
+
+
+def _check_documents(index: Index, *, verify: bool) -> None:
+    bounds = index.document_indices
+    ends = (int(bounds[0]), int(bounds[-1]))
+    rising = all(
+        bool((np.diff(bounds[at : at + _CHUNK + 1]) >= 0).all())
+        for at in range(0, len(bounds) if verify else 0, _CHUNK)
+    )
+    if ends != (0, len(index.sizes)) or not rising:
+        raise DataError(
+            f"`{index.path}`: the document index is not a partition of the sequences",
+            why=f"it must rise from 0 to {len(index.sizes)}; it goes from {ends[0]} to {ends[1]}"
+            + ("" if rising else " and falls in between"),
+            hint="the index is damaged; prepare the data anew, or try `lmcore data repair`",
+        )
+
+
+def _check_version(path: Path, version: int) -> None:
+    if version != VERSION:
+        raise DataError(f"`{path}` has version {version}", why=f"only version {VERSION} is known")
+
+
+def _token_type(path: Path, code: int) -> np.dtype[np.integer]:
+    if code in _FLOAT_CODES:
+        raise DataError(f"`{path}` holds {_FLOAT_CODES[code]} values, not tokens")
+    if code not in TOKEN_DTYPES:
+        raise DataError(
+            f"`{path}` has the dtype code {code}",
+            why=f"known codes of token types: {', '.join(map(str, TOKEN_DTYPES))}",
+            hint=_DAMAGED,
+        )
+    return TOKEN_DTYPES[code]
+
+
+def _short_header(path: Path, wanted: int, found: int) -> DataError:
+    return DataError(
+        f"`{path}` is cut short",
+        why=f"expected a header of {wanted} bytes, found {found}",
+        hint=SHORT_FILE,
+    )
+
+
+def _other_size(path: Path, counts: str, expected: int, found: int) -> DataError:
+    return DataError(
+        f"`{path}` does not have the size that its header says",
+        why=f"{counts} document entries: expected {expected} bytes, found {found}",
+        hint=SHORT_FILE if found < expected else _DAMAGED,
+    )
+
+
+def _wrong_start(path: Path, sequence: int, found: int, expected: int) -> DataError:
+    return DataError(
+        f"`{path}`: sequence {sequence} starts at byte {found}",
+        why=f"the sizes before it sum to byte {expected}",
+        hint="the index is damaged, or another tool wrote it wrongly; prepare the data anew, or "
+        "try `lmcore data repair`",
+    )
