@@ -70,7 +70,7 @@ class Index:
         path: The file.
         format: `mmap`, or `cached`, which `lazy` is another name of.
         dtype: Type of a stored token.
-        sizes: Tokens of each sequence, int32.
+        sizes: Tokens of each sequence, at most 2**31 - 1; int32, and int64 in `cached`.
         starts: Where each sequence starts in the `.bin`, in units of `start_bytes`.
         start_bytes: 1 for `mmap`, the size of a token for `cached`.
         document_indices: The first sequence of each document, and the number of sequences.
@@ -81,7 +81,7 @@ class Index:
     path: Path
     format: Format
     dtype: np.dtype[np.integer]
-    sizes: npt.NDArray[np.int32]
+    sizes: npt.NDArray[np.integer]
     starts: npt.NDArray[np.int64]
     start_bytes: int
     document_indices: npt.NDArray[np.int64]
@@ -230,7 +230,8 @@ def _read_cached(path: Path, head: bytes, found: int, *, verify: bool) -> Index:
     )
     dims, starts = numbers[: items + 1], numbers[items + 1 : 2 * (items + 1)]
     _check_dimensions(path, dims, verify=verify)
-    sizes = _as_int32(path, numbers[2 * (items + 1) : longs])
+    sizes = numbers[2 * (items + 1) : longs]
+    _check_sizes(path, sizes)
     documents = np.arange(items + 1, dtype=np.int64) if plain else numbers[longs:]
     tokens = int(starts[-1])
     before_end = int(starts[-2]) + int(sizes[-1]) if items else 0
@@ -250,11 +251,10 @@ def _check_dimensions(path: Path, dims: npt.NDArray[np.int64], *, verify: bool) 
         )
 
 
-def _as_int32(path: Path, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+def _check_sizes(path: Path, sizes: npt.NDArray[np.int64]) -> None:
     if sizes.size:
         for extreme in (int(sizes.argmin()), int(sizes.argmax())):
             _check_size(path, extreme, int(sizes[extreme]))
-    return sizes.astype(np.int32)
 
 
 def _check_size(path: Path, sequence: int, size: int) -> None:

@@ -52,7 +52,8 @@ class IndexedDataset:
         self.idx_path, self.bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         _require_files(self.prefix, self.idx_path, self.bin_path)
         self.index = read_index(self.idx_path, verify=verify)
-        self.dtype, self.sizes = self.index.dtype, self.index.sizes
+        self.dtype = self.index.dtype
+        self.sizes: npt.NDArray[np.int32] = self.index.sizes.astype(np.int32, copy=False)
         self.document_indices, self.modes = self.index.document_indices, self.index.modes
         self.tokens = self.index.tokens
         self._starts = self.index.starts
@@ -70,6 +71,11 @@ class IndexedDataset:
     def document_count(self) -> int:
         """Number of documents."""
         return len(self.document_indices) - 1
+
+    @property
+    def stored(self) -> Tokens:
+        """All tokens as they lie in the `.bin`, a read-only view into the file."""
+        return self._tokens
 
     def get(self, i: int, offset: int = 0, length: int | None = None) -> Tokens:
         """Return tokens of sequence *i* as a read-only view into the file.
