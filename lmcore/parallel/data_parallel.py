@@ -50,9 +50,7 @@ class DataParallel:
             return loss
         from torch.nn.parallel import DistributedDataParallel
 
-        return DistributedDataParallel(
-            _Loss(model), broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        return DistributedDataParallel(_Loss(model), gradient_as_bucket_view=True)
 
     @staticmethod
     def accumulating(loss: ReplicatedLoss, *, last: bool) -> AbstractContextManager[None]:

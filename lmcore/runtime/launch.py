@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from lmcore.errors import RunError
 from lmcore.runtime.launched import Launched, Report, report_of
@@ -91,7 +91,7 @@ class _Crew:
         self.workers: list[_Worker] = []
         self.received: signal.Signals | None = None
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> Self:
         try:
             for rank in range(self.size):
                 self.workers.append(self._start(rank))
@@ -142,8 +142,6 @@ class _Crew:
         told = [one for one in self.workers if one.ended is not None]
         self._kill()
         for worker in self.workers:
-            for reader in worker.readers:
-                reader.join(timeout=1.0)
             worker.report = report_of(worker.report_file)
         return self._status(told)
 
@@ -173,8 +171,11 @@ class _Crew:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(one.process.pid, signal.SIGKILL)  # with the processes that it started
             one.process.wait()
-            if one.process.stdin is not None:
-                one.process.stdin.close()
+            for reader in one.readers:
+                reader.join(timeout=1.0)
+            for stream in (one.process.stdin, one.process.stderr):
+                if stream is not None:
+                    stream.close()
 
     def _status(self, ended: Sequence[_Worker]) -> int:
         """Show what failed, and return the exit status."""

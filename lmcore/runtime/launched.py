@@ -90,9 +90,8 @@ def tell(error: BaseException, env: Mapping[str, str]) -> Report:
 
 def report_of(path: Path) -> Report | None:
     """Return what a worker wrote to its *path*; None where it said nothing."""
-    with contextlib.suppress(OSError):
-        with path.open("rb") as stream:
-            return Report(**json.loads(stream.read(_MAX_REPORT_BYTES)))
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        return Report(**json.loads(stream.read(_MAX_REPORT_BYTES)))
     return None
 
 

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["ExitConditions"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_SAME_SIGNAL_SECONDS = 0.5
+_SAME_SIGNAL_SECONDS = 0.05
 """A launcher and a terminal may both pass on what the user sent once."""
 
 
 class ExitConditions:
     """Asked after each step; a context manager that listens to SIGTERM and SIGINT meanwhile.
 
-    The first signal asks the run to save and end; a second one, half a second later or more, is
-    given to the handler that was there before, so that an impatient user gets out.
+    The first signal asks the run to save and end; a second one, some time later, is given to the
+    handler that was there before, so that an impatient user gets out.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ExitConditions:
             signal.signal(number, handler)
         self._before.clear()
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.received is None:
             self.received, self._received_at = signal.Signals(number), now

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.data.loader import BatchLoader
 from lmcore.errors import LmcoreError
+from lmcore.parallel.data_parallel import DataParallel
 from lmcore.train.display import Progress
 from lmcore.train.metrics import StepRow
 from lmcore.train.validation import Validation, validate
@@ -156,12 +157,13 @@ def train(
     saved_at = state.iteration
     interval = plan.config.checkpoint.save_interval
     state.model.train()
+    place = DataParallel(runtime)
     with BatchLoader(
         corpus.train,
         micro_batch_size=plan.config.training.micro_batch_size,
         consumed_samples=state.consumed_samples,
-        data_parallel_rank=step.data_parallel.rank,
-        data_parallel_size=step.data_parallel.size,
+        data_parallel_rank=place.rank,
+        data_parallel_size=place.size,
         prefetch=plan.config.data.num_prefetch,
         pin=runtime.device.pin_memory,
         vocab_size=plan.vocab_size,

@@ -54,7 +54,8 @@ def validate(
 ) -> Validation | None:
     """Return the mean loss over `eval_iters` global batches, or None if *stop* says so.
 
-    All processes must call it; *stop* may say so in one of them alone.  The random numbers of training are afterwards what they were before.
+    All processes must call it; *stop* may say so in one of them alone.  The random numbers of
+    training are afterwards what they were before.
 
     Args:
         model: In training mode before and after.

@@ -111,6 +111,12 @@ def train(data_prefix: str, tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture
+def arguments(data_prefix: str, tmp_path: Path) -> Callable[[str, str], list[str]]:
+    """Returns the arguments of a run in the folder of a name."""
+    return lambda name, flags: argv_of(flags, data_prefix, tmp_path / name)
+
+
+@pytest.fixture
 def start(data_prefix: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Starts `lmcore train` as a process of its own; the process is ended with the test."""
     processes: list[subprocess.Popen[str]] = []

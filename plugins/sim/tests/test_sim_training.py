@@ -13,7 +13,7 @@ import pytest
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 TINY = (
-    "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --micro-batch-size 4"
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 32"
     " --num-threads 1 --sample-tokens 0 --eval-iters 0 --log-interval 1 --progress plain"
 )
 
@@ -23,8 +23,11 @@ def train(run_python: RunPython, tmp_path: Path) -> Callable[..., subprocess.Com
     """Return what trains a tiny model on a device, into the folder of that name."""
 
     def go(name: str, device: str, flags: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-        words = f"train --device {device} {TINY} {flags} --save {tmp_path / name}".split()
-        return run_python("-m", "lmcore.cli.main", *words, **env)
+        many = "" if "--nproc-per-node" in flags else "--nproc-per-node 1"
+        micro = "" if "--micro-batch-size" in flags else "--micro-batch-size 4"
+        words = f"train --device {device} {TINY} {micro} {many} {flags}".split()
+        save = str(tmp_path / name)
+        return run_python("-m", "lmcore.cli.main", *words, "--save", save, **env)
 
     return go
 
@@ -60,6 +63,37 @@ def test_losses_are_those_of_the_cpu(train: Any, tmp_path: Path) -> None:
     assert found == pytest.approx(expected, abs=1e-5, rel=0)
     environment = json.loads((tmp_path / "sim" / "environment.json").read_text())
     assert "simulated device" in json.dumps(environment)
+
+
+@pytest.mark.slow
+def test_two_processes_are_as_good_as_one(train: Any, tmp_path: Path) -> None:
+    """Two devices, each with a process, reach the losses of the CPU in one process to 1e-5.
+
+    One process for each device is what `lmcore train` starts by itself.
+    """
+    batch = "--global-batch-size 8 --train-iters 8"
+    one = train("cpu", "cpu", f"{batch} --micro-batch-size 8")
+    assert one.returncode == 0, one.stderr
+    expected = losses(tmp_path / "cpu")
+    for name, flags in {"whole": "--micro-batch-size 4", "parts": "--micro-batch-size 2"}.items():
+        done = train(name, "sim", f"{batch} {flags} --nproc-per-node 2")
+        assert done.returncode == 0, done.stderr
+        assert losses(tmp_path / name) == pytest.approx(expected, abs=1e-5, rel=0)
+        environment = json.loads((tmp_path / name / "environment.json").read_text())
+        assert environment["comm_backend"] == "simccl"
+        assert environment["rank"]["world_size"] == 2
+
+
+@pytest.mark.slow
+def test_a_process_for_each_device(run_python: RunPython, tmp_path: Path) -> None:
+    """Without being told, `lmcore train` starts as many processes as there are devices."""
+    for count in (1, 3):
+        save = tmp_path / str(count)
+        words = f"train --device sim {TINY} --micro-batch-size 2 --train-iters 2 --save {save}"
+        done = run_python("-m", "lmcore.cli.main", *words.split(), LMCORE_SIM_DEVICES=str(count))
+        assert done.returncode == 0, done.stderr
+        environment = json.loads((save / "environment.json").read_text())
+        assert environment["rank"]["world_size"] == count
 
 
 @pytest.mark.slow

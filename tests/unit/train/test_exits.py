@@ -40,6 +40,13 @@ def test_first_signal_asks(number: signal.Signals) -> None:
         assert exits.reason(3) == f"received {number.name}"
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let signals count that come right after each other."""
+    monkeypatch.setattr("lmcore.train.exits._SAME_SIGNAL_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_second_signal_gets_out() -> None:
     """A second SIGINT is the interpreter's own: KeyboardInterrupt."""
     with pytest.raises(KeyboardInterrupt), ExitConditions(TrainingSection()):  # noqa: PT012 - two signals
@@ -47,8 +54,38 @@ def test_second_signal_gets_out() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_a_signal_passed_on_twice_is_one() -> None:
+    """A terminal and a launcher both pass on what the user sent once; the run ends in order."""
+    with ExitConditions(TrainingSection()) as exits:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert exits.reason(3) == "received SIGINT"
+
+
+def test_all_processes_end_for_one() -> None:
+    """What counts is what was agreed: a signal that came to another process, or the time there."""
+    exits = ExitConditions(TrainingSection(exit_duration_in_mins=1.0))
+    exits.hear((1.0, 0.0, 0.0))
+    assert exits.ending
+    assert exits.reason(2) == "received SIGTERM"
+    exits.hear((0.0, 0.0, 1.0))
+    assert not exits.ending
+    assert exits.reason(2) == "1 minutes have passed (--exit-duration-in-mins)"
+
+
+def test_a_process_alone_waits_for_the_others() -> None:
+    """Before the others know of a signal the run goes on; it is in the next exchange."""
+    with ExitConditions(TrainingSection()) as exits:
+        exits.hear((0.0, 0.0, 0.0))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert exits.told_to_stop
+        assert exits.reason(3) is None
+        assert exits.requests() == (1.0, 0.0, 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_handlers_are_put_back() -> None:
-    """After the run, and after the first signal, the handlers are those from before."""
+    """After the run, and after the second signal, the handlers are those from before."""
     heard: list[int] = []
 
     def mine(number: int, frame: Any) -> None:
@@ -64,7 +101,7 @@ def test_handlers_are_put_back() -> None:
             assert heard == []
             os.kill(os.getpid(), signal.SIGTERM)
             assert heard == [signal.SIGTERM]
-            assert exits.received == "SIGTERM"
+            assert exits.received is signal.SIGTERM
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +63,7 @@ def run_loop(
         saver = SimpleNamespace(save=save, check=check)
         path = tmp_path / "metrics.jsonl"
         with MetricsFile(path) as metrics, ExitConditions(plan.config.training) as exits:
-            step = step_type(plan, runtime)
+            step = step_type(plan, runtime, state.model)
             if during is not None:
                 inner = step
 
@@ -153,7 +154,7 @@ def test_signal(run_loop: Any) -> None:
 
     def signal_at_3(state: Any, exits: Any) -> None:
         if state.iteration == 3:
-            exits.received = "SIGTERM"
+            exits.received = signal.SIGTERM
 
     flags = "--train-iters 9 --eval-interval 3 --eval-iters 1 --split 80,20,0"
     outcome, rows, saved, display = run_loop(flags, during=signal_at_3)
@@ -175,7 +176,7 @@ def test_signal_during_validation(run_loop: Any, monkeypatch: pytest.MonkeyPatch
 
     def mean_loss(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
-        exits_seen[-1].received = "SIGINT"
+        exits_seen[-1].received = signal.SIGINT
         return real(*args, **kwargs)
 
     monkeypatch.setattr(validation, "mean_loss", mean_loss)
@@ -247,7 +248,7 @@ def test_failed_write_stops_the_run(run_loop: Any) -> None:
 class TimedStep:
     """A step of a known loss."""
 
-    def __init__(self, plan: Any, runtime: Any) -> None:
+    def __init__(self, plan: Any, runtime: Any, model: Any) -> None:
         self.plan = plan
         self.losses = itertools.count(1)
 

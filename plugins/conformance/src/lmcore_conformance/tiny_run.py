@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 __all__ = ["DROPOUT", "REFERENCES", "TinyRuns", "Trained", "shape_flags", "tiny_runs"]
 
 _FLAGS = (
-    "--num-layers 2 --hidden-size 24 --num-attention-heads 3 --seq-length 20 --micro-batch-size 4"
-    " --global-batch-size 4 --make-vocab-size-divisible-by 8 --eval-iters 0 --lr 5e-3"
-    " --lr-decay-style constant --num-prefetch 1"
+    "--num-layers 2 --hidden-size 24 --num-attention-heads 3 --seq-length 20"
+    " --make-vocab-size-divisible-by 8 --eval-iters 0 --lr 5e-3 --lr-decay-style constant"
+    " --num-prefetch 1"
 )
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"
 REFERENCES = "--ops " + " ".join(f"{spec.name}=reference" for spec in OP_SPECS)
@@ -60,9 +60,9 @@ REFERENCES = "--ops " + " ".join(f"{spec.name}=reference" for spec in OP_SPECS)
 _CHARACTERS = 6_000
 
 
-def shape_flags() -> str:
-    """Return the flags of the tiny model, for a run by the command line."""
-    return _FLAGS
+def shape_flags(*, micro: int = 4, batch: int = 4) -> str:
+    """Return the flags of the tiny model and its batches, for a run by the command line."""
+    return f"{_FLAGS} --micro-batch-size {micro} --global-batch-size {batch}"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class TinyRuns:
             return self._trained(plan, runtime, steps)
 
     def _plan(self, flags: str) -> RunPlan:
-        words = [*_FLAGS.split(), "--data-path", self.prefix, *flags.split()]
+        words = [*shape_flags().split(), "--data-path", self.prefix, *flags.split()]
         words = _last_of_each(words)
         if "--train-iters" not in words:
             words += ["--train-iters", "20"]

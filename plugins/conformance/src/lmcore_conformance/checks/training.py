@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from lmcore.accelerator.recompute import none_policy
 from lmcore.cli.isolated import call_isolated
 from lmcore.errors import LmcoreError
 from lmcore.plugins import choose_precision
+from lmcore.runtime.rank import RankInfo
 from lmcore_conformance.registry import Failure, NotRun, check
 from lmcore_conformance.tiny_run import DROPOUT, REFERENCES, Trained, shape_flags, tiny_runs
 
@@ -21,6 +23,12 @@ _GROUP = "training"
 _STEPS = 20
 _CURVE = 2e-5
 """Largest difference of a float32 loss from the host's in float64, at losses of about 5."""
+
+_SAME_CURVE = 2e-5
+"""Largest relative difference of losses and gradient norms between layouts in float32."""
+
+_PLACE = RankInfo().to_env().keys()
+"""The variables that make a process one of several."""
 
 _LOWER = 0.05
 """Largest relative difference of the loss in another precision."""
@@ -319,7 +327,7 @@ def command(bench: Bench) -> str:
         run = Path(folder) / "run"
         words = ["train", "--device", device, "--save", str(run), "--train-iters", "4"]
         words += ["--progress", "plain", "--sample-tokens", "0", "--log-interval", "1"]
-        _succeed([*words, *shape_flags().split()])
+        _succeed([*words, "--nproc-per-node", "1", *shape_flags().split()])
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
         used = environment["selection"]["plugin"]
@@ -330,8 +338,47 @@ def command(bench: Bench) -> str:
     return f"loss {summary['loss']:.3f} after {summary['iteration']} steps"
 
 
-def _succeed(words: list[str]) -> None:
-    outcome = call_isolated("lmcore.cli.main:main", words, timeout=70.0)
+@check(
+    "train.processes",
+    "L4",
+    "`lmcore train` on two processes takes the steps that one process takes, with the same losses "
+    "and gradient norms, micro-batches accumulated or not.",
+    reason="A run that grows must stay the same run.",
+    group="command",
+    requires=["distributed"],
+    seconds=240,
+)
+def processes(bench: Bench) -> str:
+    """Train alone, and on two with one and with two micro-batches each; compare the curves."""
+    count = bench.selection.probe.count
+    if count < 2 and bench.selection.probe.device_type != "cpu":
+        raise NotRun(f"needs 2 devices, and there is {count}")
+    layouts = {"1 process": (1, 4), "2 processes": (2, 4), "2, accumulating": (2, 2)}
+    curves: dict[str, list[tuple[float, float]]] = {}
+    with TemporaryDirectory(prefix="lmcore-conformance-") as folder:
+        for number, (name, (size, micro)) in enumerate(layouts.items()):
+            run = Path(folder) / str(number)
+            words = ["train", "--device", bench.selection.plugin, "--save", str(run)]
+            words += ["--train-iters", "5", "--progress", "plain", "--sample-tokens", "0"]
+            words += ["--nproc-per-node", str(size), *shape_flags(micro=micro, batch=8).split()]
+            # This process is one by itself; the command is to start as many as it is told.
+            _succeed(words, env={key: os.environ[key] for key in os.environ.keys() - _PLACE})
+            rows = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            steps = [json.loads(row) for row in rows]
+            curves[name] = [(step["loss"], step["grad_norm"]) for step in steps]
+    alone = curves.pop("1 process")
+    worst = 0.0
+    for name, found in curves.items():
+        for steps in zip(found, alone, strict=True):
+            errors = [abs(one - right) / right for one, right in zip(*steps, strict=True)]
+            worst = max([worst, *errors])
+        if not worst <= _SAME_CURVE:
+            raise Failure(f"{name}: losses or gradient norms differ by {worst:.1e} of their size")
+    return f"largest relative difference {worst:.1e}"
+
+
+def _succeed(words: list[str], env: dict[str, str] | None = None) -> None:
+    outcome = call_isolated("lmcore.cli.main:main", words, timeout=70.0, env=env)
     if outcome.complete and outcome.value == 0:
         return
     lines = [line for line in outcome.log.splitlines() if "error:" in line] or [outcome.log[-300:]]
