@@ -7,12 +7,13 @@ metadata of a data set and the record in a run directory have them as keys.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from lmcore.errors import ConfigError
 
-__all__ = ["TokenizerSettings"]
+__all__ = ["BUILT_IN_TYPES", "TokenizerSettings", "TypeOptions"]
 
 Value = str | int | None
 
@@ -79,29 +80,95 @@ class TokenizerSettings:
         """Return the flags that were given, but for the type, each as it would be typed."""
         flags = {}
         for name, value in list(self.describe().items())[1:]:
-            flag = "--" + name.replace("_", "-")
+            flag = _flag(name)
             if isinstance(value, bool):
                 flags[name] = flag if value else f"--no-{flag[2:]}"
             else:
                 flags[name] = f"{flag} {value}"
         return flags
 
-    def require_only(self, allowed: Iterable[str], *, kind: str) -> None:
-        """Raise `ConfigError` where an option was given that a type does not take.
+    def missing(self, options: TypeOptions) -> list[str]:
+        """Return the flags that a type needs and that were not given; of several, one is enough."""
+        return [
+            " or ".join(f"`{_flag(name)}`" for name in names)
+            for names in options.needs
+            if all(getattr(self, name) is None for name in names)
+        ]
 
-        Args:
-            allowed: Names of the fields that it takes; `vocab_size` may always be there, since
-                it is also the size that a model is padded to.
-            kind: Name of the type.
+    def unwanted(self, options: TypeOptions) -> ConfigError | None:
+        """Return the error where an option was given that the type does not take.
+
+        `vocab_size` may always be there: it is also the size that a model is padded to.
         """
         for name, typed in self.given().items():
-            if name not in {*allowed, "vocab_size"}:
-                raise ConfigError(
-                    f"`{typed}` does not go with `--tokenizer-type {kind}`",
-                    why=_taken(allowed, kind),
-                    hint=f"leave `{typed.split(' ')[0]}` out, or choose another type",
+            if name != "vocab_size" and name not in options.allowed:
+                taken = ", ".join(f"`{_flag(one)}`" for one in options.allowed)
+                return ConfigError(
+                    f"`{typed}` does not go with `--tokenizer-type {self.tokenizer_type}`",
+                    why=f"it takes {taken}" if taken else "it takes no options",
+                    hint=f"leave `{_flag(name)}` out, or choose another type",
                 )
+        return None
 
+
+@dataclass(frozen=True)
+class TypeOptions:
+    """Which options a type takes.
+
+    Attributes:
+        needs: What it cannot be made without; of each group, one.
+        takes: What it takes besides.
+        hint: What to do where something is missing.
+    """
+
+    needs: tuple[tuple[str, ...], ...] = ()
+    takes: tuple[str, ...] = ()
+    hint: str | None = None
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The options that it takes in all."""
+        return (*(name for names in self.needs for name in names), *self.takes)
+
+
+_WORDPIECE = TypeOptions(
+    needs=(("vocab_file",),),
+    takes=("vocab_extra_ids",),
+    hint="give the `vocab.txt` of the tokenizer; `lmcore data train-tokenizer` makes one",
+)
+_MODEL_HINT = "give a `.model` file of SentencePiece; `lmcore data train-tokenizer` makes one"
+_PRETRAINED = TypeOptions(
+    needs=(("tokenizer_name_or_path", "tokenizer_model"),),
+    takes=("vocab_extra_ids", "add_special_tokens", "parse_special_tokens"),
+    hint="give a directory with a `tokenizer.json`",
+)
+
+BUILT_IN_TYPES: Mapping[str, TypeOptions] = MappingProxyType(
+    {
+        "BertWordPieceCase": _WORDPIECE,
+        "BertWordPieceLowerCase": _WORDPIECE,
+        "ByteTokenizer": TypeOptions(),
+        "GPT2BPETokenizer": TypeOptions(
+            needs=(("vocab_file",), ("merge_file",)),
+            hint="give the tokenizer's `vocab.json` and `merges.txt`, or use "
+            "`--tokenizer-type ByteTokenizer`, which needs no files",
+        ),
+        "GPTSentencePieceTokenizer": TypeOptions(needs=(("tokenizer_model",),), hint=_MODEL_HINT),
+        "HFTokenizer": _PRETRAINED,
+        "HuggingFaceTokenizer": _PRETRAINED,
+        "Llama2Tokenizer": TypeOptions(
+            needs=(("tokenizer_model",),), takes=("add_special_tokens",), hint=_MODEL_HINT
+        ),
+        "NullTokenizer": TypeOptions(needs=(("vocab_size",),)),
+        "PretrainedFromHF": _PRETRAINED,
+        "SentencePieceTokenizer": TypeOptions(
+            needs=(("tokenizer_model",),),
+            takes=("vocab_extra_ids", "parse_special_tokens"),
+            hint=_MODEL_HINT,
+        ),
+    }
+)
+"""lmcore's own types, by name."""
 
 _FIELDS = dataclasses.fields(TokenizerSettings)
 _KINDS: Mapping[str, type] = {
@@ -117,6 +184,5 @@ def _fits(value: object, kind: type) -> bool:
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
-def _taken(allowed: Iterable[str], kind: str) -> str:
-    flags = [f"`--{name.replace('_', '-')}`" for name in allowed]
-    return f"`{kind}` takes {', '.join(flags)}" if flags else f"`{kind}` takes no options"
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from lmcore.config.option import option
+from lmcore.config.tokenizer import BUILT_IN_TYPES
 
 __all__ = [
+    "TYPES",
     "add_special_tokens_option",
     "merge_file_option",
     "parse_special_tokens_option",
@@ -15,6 +17,9 @@ __all__ = [
     "vocab_extra_ids_option",
     "vocab_file_option",
 ]
+
+TYPES = f"{', '.join(BUILT_IN_TYPES)}, or a plugin's"
+"""The names of the types, for the help of `tokenizer_type`."""
 
 
 def vocab_file_option() -> Any:
