@@ -34,6 +34,7 @@ commands:
   prepare     Tokenize JSON lines into an indexed data set.
   inspect     Show what an indexed data set holds, and check it.
   merge       Put indexed data sets together into one.
+  weights     Weigh data sets by their tokens, for a data file list.
   corpora     List the texts that `lmcore train --corpus` takes.
 
 `lmcore data COMMAND --help` explains a command."""
@@ -41,6 +42,7 @@ commands:
 _MODULES = {
     "inspect": "lmcore.cli.data_inspect",
     "merge": "lmcore.cli.data_merge",
+    "weights": "lmcore.cli.data_weights",
 }
 """The module of each command that is not in this one."""
 
