@@ -11,22 +11,24 @@ namespace {
 // Keeps the arrays alive, which lie in mapped files; holds no tokens itself.
 class SampleReader {
  public:
-  SampleReader(py::array tokens, const py::array &pointers, const py::array &sizes,
-               const py::array &documents, const py::array &samples, std::int64_t sequence_length)
-      : owners_(py::make_tuple(tokens, pointers, sizes, documents, samples)),
+  SampleReader(py::array tokens, const py::array &starts, std::int64_t unit,
+               const py::array &sizes, const py::array &documents, const py::array &samples,
+               std::int64_t sequence_length)
+      : owners_(py::make_tuple(tokens, starts, sizes, documents, samples)),
         tokens_(static_cast<const char *>(tokens.data())),
         num_tokens_(tokens.size()),
         width_(tokens.itemsize()),
         copy_(copier(tokens)),
-        pointers_(values_of<std::int64_t>(pointers, "pointers")),
+        starts_(values_of<std::int64_t>(starts, "starts")),
+        unit_(unit),
         sizes_(values_of<std::int32_t>(sizes, "sizes")),
         documents_(values_of<std::int32_t>(documents, "document_index")),
         samples_(values_of<std::int32_t>(samples, "sample_index", 2)),
         length_(sequence_length + 1) {
     require(tokens.ndim() == 1 && (tokens.flags() & py::array::c_style) != 0,
             "tokens has the wrong layout or rank");
-    require(samples.shape(1) == 2 && pointers.size() == sizes.size() && sequence_length >= 1 &&
-                sequence_length < std::int64_t{1} << 40,
+    require(samples.shape(1) == 2 && starts.size() == sizes.size() && unit >= 1 &&
+                sequence_length >= 1 && sequence_length < std::int64_t{1} << 40,
             "arrays that do not belong together");
   }
 
@@ -91,7 +93,7 @@ class SampleReader {
       }
       const std::int64_t end = at == last ? std::int64_t{samples_[2 * sample + 3]} + 1
                                           : std::int64_t{sizes_[document]};
-      const std::int64_t start = pointers_[document] / width_;
+      const std::int64_t start = starts_[document] / unit_;
       const std::int64_t count = end - offset;
       if (offset < 0 || count < 0 || end > sizes_[document] || filled + count > length_ ||
           start < 0 || start > num_tokens_ - end) {
@@ -108,7 +110,8 @@ class SampleReader {
   std::int64_t num_tokens_;
   std::int64_t width_;
   Copy copy_;
-  Values<std::int64_t> pointers_;
+  Values<std::int64_t> starts_;  // of each sequence, `unit_` to a token
+  std::int64_t unit_;
   Values<std::int32_t> sizes_;
   Values<std::int32_t> documents_;
   Values<std::int32_t> samples_;
@@ -119,9 +122,10 @@ class SampleReader {
 
 void register_sample_reader(py::module_ &module) {
   py::class_<SampleReader>(module, "SampleReader")
-      .def(py::init<py::array, py::array, py::array, py::array, py::array, std::int64_t>(),
-           py::arg("tokens"), py::arg("pointers"), py::arg("sizes"), py::arg("document_index"),
-           py::arg("sample_index"), py::arg("sequence_length"))
+      .def(py::init<py::array, const py::array &, std::int64_t, const py::array &,
+                    const py::array &, const py::array &, std::int64_t>(),
+           py::arg("tokens"), py::arg("starts"), py::arg("unit"), py::arg("sizes"),
+           py::arg("document_index"), py::arg("sample_index"), py::arg("sequence_length"))
       .def("read", &SampleReader::read, py::arg("sample"));
 }
 

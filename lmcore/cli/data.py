@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmcore.cli.selection import find_plugins
+from lmcore.cli.terminal_text import size_text
+from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.section.accelerator import plugin_off_option
@@ -20,10 +20,9 @@ from lmcore.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
     from lmcore.data.corpora import NamedText
-    from lmcore.data.inspect import InspectReport
     from lmcore.data.prepare import PrepareReport, Progress
 
-__all__ = ["SUMMARY", "CorporaSection", "InspectSection", "PrepareSection", "run"]
+__all__ = ["SUMMARY", "CorporaSection", "PrepareSection", "run"]
 
 SUMMARY = "Prepare and inspect data sets, list texts."
 
@@ -34,9 +33,18 @@ usage: lmcore data COMMAND [arguments]
 commands:
   prepare     Tokenize JSON lines into an indexed data set.
   inspect     Show what an indexed data set holds, and check it.
+  merge       Put indexed data sets together into one.
+  weights     Weigh data sets by their tokens, for a data file list.
   corpora     List the texts that `lmcore train --corpus` takes.
 
 `lmcore data COMMAND --help` explains a command."""
+
+_MODULES = {
+    "inspect": "lmcore.cli.data_inspect",
+    "merge": "lmcore.cli.data_merge",
+    "weights": "lmcore.cli.data_weights",
+}
+"""The module of each command that is not in this one."""
 
 _PREPARE_EPILOG = """\
 Writes PREFIX_KEY_document.bin and .idx for each key; give `lmcore train --data-path` that name.
@@ -84,14 +92,6 @@ class PrepareSection:
 
 
 @dataclass(frozen=True)
-class InspectSection:
-    """Show what an indexed data set holds, and check it."""
-
-    prefix: str = option(REQUIRED, "Path of the data set without .bin or .idx.")
-    json: bool = option(False, "Print JSON.")
-
-
-@dataclass(frozen=True)
 class CorporaSection:
     """List the texts that `lmcore train --corpus` takes."""
 
@@ -101,14 +101,18 @@ class CorporaSection:
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data ...` and return the exit status."""
-    commands = {"prepare": _prepare, "inspect": _inspect, "corpora": _corpora}
+    commands = {"prepare": _prepare, "corpora": _corpora, **dict.fromkeys(_MODULES)}
     if not argv or argv[0] in {"-h", "--help"}:
         print(_HELP)
         return 0
     if argv[0] not in commands:
         what = f"unknown command `lmcore data {argv[0]}`"
         raise ConfigError(what, hint=suggestion(argv[0], commands))
-    return commands[argv[0]](argv[1:])
+    command = commands[argv[0]]
+    if command is None:
+        command = importlib.import_module(_MODULES[argv[0]]).run
+    status: int = command(argv[1:])
+    return status
 
 
 def _prepare(argv: list[str]) -> int:
@@ -145,27 +149,13 @@ def _prepare(argv: list[str]) -> int:
         log_interval=1 if live else wanted.log_interval,
     )
     try:
-        with _clean_termination():
+        with clean_termination():
             report = prepare(request, _LiveProgress() if live else _PlainProgress())
     finally:
         if live:  # what follows starts on a clean line
             print("\x1b[K", end="", file=sys.stderr, flush=True)
     print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report))
     return 0
-
-
-@contextmanager
-def _clean_termination() -> Iterator[None]:
-    """Let SIGTERM end the block as an exception does, so that no temporary file stays."""
-
-    def end(number: int, _frame: object) -> NoReturn:
-        raise SystemExit(128 + number)  # as a shell reports it
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _PlainProgress:
@@ -198,7 +188,7 @@ def _summary(report: PrepareReport) -> str:
     lines = []
     for output in report.outputs:
         counts = f"{output.documents:,} documents, {output.tokens:,} tokens of {output.dtype}"
-        lines += [f"{output.prefix}.bin, .idx", f"  {counts}, {_size(output.bytes)}"]
+        lines += [f"{output.prefix}.bin, .idx", f"  {counts}, {size_text(output.bytes)}"]
         if output.empty:
             lines.append(f"  {output.empty:,} documents without text under `{output.key}` left out")
     if report.skipped:
@@ -206,20 +196,12 @@ def _summary(report: PrepareReport) -> str:
         lines.append(f"lines skipped: {told}")
     documents = f"{report.documents / max(report.seconds, 1e-9):,.0f} documents/s"
     speed = f"{documents}, {report.megabytes_per_second:.1f} MB/s"
-    lines += [f"read {_size(report.json_bytes)} of JSON in {report.seconds:.1f} s ({speed})", ""]
+    lines += [
+        f"read {size_text(report.json_bytes)} of JSON in {report.seconds:.1f} s ({speed})",
+        "",
+    ]
     prefix = shlex.quote(report.outputs[0].prefix)
     return "\n".join([*lines, f"next: lmcore train --data-path {prefix}"])
-
-
-def _inspect(argv: list[str]) -> int:
-    wanted = parse_section(
-        InspectSection, argv, command="lmcore data inspect", positionals=("prefix",)
-    )
-    from lmcore.data.inspect import inspect
-
-    report = inspect(wanted.prefix.removesuffix(".bin").removesuffix(".idx"))
-    print(json.dumps(report.to_json(), indent=2) if wanted.json else _description(report))
-    return 1 if report.problems else 0
 
 
 def _corpora(argv: list[str]) -> int:
@@ -233,7 +215,7 @@ def _corpora(argv: list[str]) -> int:
         return 0
     lines: list[str] = []
     for row in rows:
-        size = "no file" if row["bytes"] is None else _size(row["bytes"])
+        size = "no file" if row["bytes"] is None else size_text(row["bytes"])
         owner = f"plugin {row['plugin']}" if row["plugin"] else "lmcore"
         lines += [row["name"], f"  {row['summary']}", f"  {size}, of {owner}: {row['path']}"]
     print("\n".join([*lines, "", f"next: lmcore train --corpus {rows[-1]['name']}"]))
@@ -249,33 +231,3 @@ def _corpus_row(text: NamedText) -> dict[str, Any]:
         "path": str(text.path),
         "bytes": text.path.stat().st_size if there else None,
     }
-
-
-def _description(report: InspectReport) -> str:
-    counts = {
-        "documents": report.documents,
-        "sequences": report.sequences,
-        "tokens": report.tokens,
-        "empty sequences": report.empty_sequences,
-        "longest sequence": report.max_length,
-    }
-    rows = [(name, f"{count:,}") for name, count in counts.items() if count is not None]
-    if report.mean_length is not None:
-        rows.append(("mean sequence", f"{report.mean_length:,.1f}"))
-    rows += [
-        ("token type", report.dtype or "unknown"),
-        ("tokenizer", report.tokenizer or "not recorded"),
-        ("size", _size(report.bytes)),
-    ]
-    lines = [report.prefix, *(f"  {name:<18}{value}" for name, value in rows)]
-    if not report.problems:
-        return "\n".join([*lines, "  sound: sizes, pointers and documents fit together"])
-    return "\n".join([*lines, *(f"  problem: {text}" for text in report.problems)])
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"

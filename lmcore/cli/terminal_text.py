@@ -1,4 +1,4 @@
-"""Lines of text below each other, wrapped for a terminal so that commands can be copied."""
+"""Text for people: lines wrapped so that commands can be copied, sizes of files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import shutil
 import textwrap
 
-__all__ = ["output_width", "wrapped"]
+__all__ = ["output_width", "size_text", "wrapped"]
 
 _PLAIN_WIDTH = 120  # columns where the output is no terminal
 _NARROWEST = 40
@@ -16,6 +16,15 @@ _GLUE = "\N{NO-BREAK SPACE}"
 def output_width() -> int:
     """Return the columns that a line of standard output should have."""
     return max(_NARROWEST, shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns)
+
+
+def size_text(count: float) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
 
 
 def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> str:

@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
     from lmcore.data.tokenizer.registry import registered_types
     from lmcore.runtime.launched import end_with_launcher
     from lmcore.runtime.rank import rank_info, started_by_launcher
-    from lmcore.train.corpus import choose_text, choose_tokenizer
+    from lmcore.train.corpus import choose_texts, choose_tokenizer
     from lmcore.train.phases import PhaseClock
 
     clock = PhaseClock()
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
     world_size = rank.world_size
     if not started_by_launcher(os.environ):
         world_size = _wanted(loaded) or max(1, selection.probe.count)
-    text = choose_text(loaded.config.data, named_texts(plugins))
+    texts = choose_texts(loaded.config.data, named_texts(plugins))
     tokenizer = choose_tokenizer(loaded.config.data, registered_types(plugins))
     plan = resolve(loaded, world_size=world_size, vocab_size=tokenizer.vocab_size)
     if world_size > rank.world_size:
@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
     clock.mark("import_torch")
     from lmcore.train.run import run_training
 
-    result = run_training(plan, tokenizer, plugins, selection, rank, clock, text=text)
+    result = run_training(plan, tokenizer, plugins, selection, rank, clock, texts=texts)
     if rank.rank == 0:
         _report(result)
     return 0

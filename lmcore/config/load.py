@@ -36,7 +36,16 @@ __all__ = ["EXCLUSIVE", "PRESET_OPTION", "LoadedConfig", "Source", "load_config"
 logger = logging.getLogger(__name__)
 
 EXCLUSIVE: tuple[tuple[str, ...], ...] = (
-    ("corpus", "data_path"),
+    (
+        "corpus",
+        "data_path",
+        "data_file_list",
+        "train_data",
+        "train_data_path",
+        "train_weighted_split_paths",
+    ),
+    ("valid_data", "valid_data_path", "valid_weighted_split_paths"),
+    ("test_data", "test_data_path", "test_weighted_split_paths"),
     ("train_iters", "train_samples"),
     ("lr_decay_iters", "lr_decay_samples"),
     ("lr_warmup_fraction", "lr_warmup_iters", "lr_warmup_samples"),

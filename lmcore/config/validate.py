@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lmcore.config.load import LoadedConfig
-from lmcore.config.split import parse_split
+from lmcore.config.validate_data import DATA_RULES
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["DEFAULT_TRAIN_ITERS", "RULES", "problems_of"]
@@ -126,22 +126,6 @@ def _rates(loaded: LoadedConfig) -> Problems:
         )
 
 
-def _split(loaded: LoadedConfig) -> Problems:
-    try:
-        shares = parse_split(loaded.value("split"))
-    except ConfigError as problem:
-        what = f"{loaded.shown('split')} is not a split"
-        yield ConfigError(what, why=problem.why, hint=problem.hint)
-        return
-    evaluates = loaded.value("eval_interval") and loaded.value("eval_iters")
-    if shares[1] == 0 and evaluates:
-        yield ConfigError(
-            f"{loaded.shown('split')} leaves no validation documents",
-            why=f"validation runs every {loaded.value('eval_interval')} steps",
-            hint="use `--eval-iters 0`, or give validation a share: `--split 969,30,1`",
-        )
-
-
 def _tokenizer(loaded: LoadedConfig) -> Problems:
     kind = loaded.value("tokenizer_type")
     files = {name: loaded.value(name) for name in ("vocab_file", "merge_file")}
@@ -169,58 +153,11 @@ def _tokenizer(loaded: LoadedConfig) -> Problems:
                 yield ConfigError(what, why="it reads no file", hint="leave the file out")
 
 
-def _text(loaded: LoadedConfig) -> Problems:
-    yield from _exclusive(loaded, "corpus", "data_path")
-
-
 def _files(loaded: LoadedConfig) -> Problems:
     for name in ("vocab_file", "merge_file"):
         path = loaded.value(name)
         if path is not None and not Path(path).is_file():
             yield ConfigError(f"{loaded.shown(name)}: no such file", hint="check the path")
-    prefixes = loaded.value("data_path")
-    if len(prefixes) > 1:
-        yield _several_data_sets(loaded, prefixes)
-        return
-    for prefix in prefixes:
-        missing = [suffix for suffix in (".bin", ".idx") if not Path(prefix + suffix).is_file()]
-        if missing:
-            yield _no_data(loaded, prefix, missing)
-        elif loaded.value("tokenizer_type") is None and not Path(prefix + ".meta.json").is_file():
-            yield ConfigError(
-                f"{loaded.shown('data_path')} does not say which tokenizer made it",
-                why=f"there is no `{prefix}.meta.json`, as for data of other programs",
-                hint="add `--tokenizer-type`, with its `--vocab-file` and `--merge-file`",
-            )
-
-
-def _several_data_sets(loaded: LoadedConfig, words: tuple[str, ...]) -> ConfigError:
-    hint = "prepare one data set of all files: `lmcore data prepare --input A B ...`"
-    if len(words) == 2 and _is_number(words[0]):
-        hint = f"leave the weight of a single data set out: `--data-path {words[1]}`"
-    return ConfigError(
-        f"{loaded.shown('data_path')} is not one data set",
-        why="blending data sets by their weights is not in this version",
-        hint=hint,
-    )
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
-def _no_data(loaded: LoadedConfig, prefix: str, missing: list[str]) -> ConfigError:
-    why = "no file " + " and no file ".join(f"`{prefix}{suffix}`" for suffix in missing)
-    hint = "`lmcore data prepare` makes a data set"
-    stem = prefix.removesuffix(".bin").removesuffix(".idx")
-    for candidate in (stem, prefix + "_text_document"):
-        if candidate != prefix and Path(candidate + ".idx").is_file():
-            hint = f"did you mean `--data-path {candidate}`?"
-    return ConfigError(f"{loaded.shown('data_path')}: no such data set", why=why, hint=hint)
 
 
 def _loading(loaded: LoadedConfig) -> Problems:
@@ -242,10 +179,9 @@ RULES: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _schedule_units,
     _warmup,
     _rates,
-    _split,
     _tokenizer,
-    _text,
     _files,
+    *DATA_RULES,
     _loading,
 )
 """The rules that need nothing but the settings."""

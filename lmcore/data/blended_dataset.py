@@ -18,7 +18,14 @@ import numpy.typing as npt
 from lmcore.data.blending import BlendIndex, build_blend_index
 from lmcore.errors import CheckpointError
 
-__all__ = ["BlendRecord", "BlendedDataset", "Samples", "SourceRecord", "SourceStream"]
+__all__ = [
+    "BlendRecord",
+    "BlendedDataset",
+    "Samples",
+    "ShortSourceError",
+    "SourceRecord",
+    "SourceStream",
+]
 
 
 class Samples(Protocol):
@@ -43,6 +50,7 @@ class SourceRecord:
     Attributes:
         name: As the user named it, for messages.
         key: Of its documents (`source_key`).
+        order: Of its samples, as far as indices were made for them.
         requested: Samples asked of each of its indices, in turn; of the first with the run's
             seed, of each further one with the seed after it.
         taken: Samples that were consumed when the blend began.
@@ -51,6 +59,7 @@ class SourceRecord:
 
     name: str
     key: str
+    order: str
     requested: tuple[int, ...]
     taken: int = 0
     consumed: int = 0
@@ -86,6 +95,7 @@ class BlendRecord:
                 SourceRecord(
                     str(one["name"]),
                     str(one["key"]),
+                    str(one["order"]),
                     tuple(int(count) for count in one["requested"]),
                     int(one["taken"]),
                     int(one["consumed"]),
@@ -101,6 +111,14 @@ class BlendRecord:
         if len(record.weights) != len(record.sources):
             raise CheckpointError("the checkpoint's record of its data sources is damaged")
         return record
+
+
+class ShortSourceError(ValueError):
+    """A source has fewer samples than the blend takes of it; `needed` says how many of each."""
+
+    def __init__(self, needed: Sequence[int], available: Sequence[int]) -> None:
+        super().__init__(f"{list(needed)} samples wanted of {list(available)}")
+        self.needed = tuple(needed)
 
 
 class SourceStream:
@@ -155,7 +173,7 @@ class BlendedDataset:
         retired: Sources that the run had once, for the record.
 
     Raises:
-        ValueError: A source does not have the samples that its weight asks for.
+        ShortSourceError: A source does not have the samples that its weight asks for.
     """
 
     def __init__(
@@ -178,11 +196,10 @@ class BlendedDataset:
         )
         if not len(self.sources) == len(self.weights) == len(self.taken):
             raise ValueError("a blend has a weight and a count for each source")
-        for source, needed in zip(self.sources, self.consumed(start + size), strict=True):
-            if needed > source.available:
-                raise ValueError(
-                    f"{needed} samples wanted of {source.available} of `{source.name}`"
-                )
+        needed = self.consumed(start + size)
+        available = [source.available for source in self.sources]
+        if any(count > there for count, there in zip(needed, available, strict=True)):
+            raise ShortSourceError(needed, available)
 
     def __len__(self) -> int:
         """Return the number of positions, those before the blend included."""
@@ -225,7 +242,7 @@ class BlendedDataset:
         """Return what a checkpoint at *position* keeps."""
         now = self.consumed(position)
         sources = [
-            SourceRecord(one.name, one.key, one.requested, base, count)
+            SourceRecord(one.name, one.key, one.order, one.requested, base, count)
             for one, base, count in zip(self.sources, self.taken, now, strict=True)
         ]
         weights = (*self.weights, *(0.0 for _ in self._retired))

@@ -10,7 +10,14 @@ import numpy.typing as npt
 
 from lmcore.data import native
 
-__all__ = ["build_blend_index", "build_blend_index_python", "normalized", "source_sizes"]
+__all__ = [
+    "BlendIndex",
+    "build_blend_index",
+    "build_blend_index_python",
+    "build_exhaustive_index",
+    "normalized",
+    "source_sizes",
+]
 
 _SURPLUS = 0.005
 
@@ -66,6 +73,28 @@ def build_blend_index_python(weights: Sequence[float] | np.ndarray, size: int) -
         n = max(i, 1)
         errors = [share * n - count for share, count in zip(shares, taken, strict=True)]
         chosen = errors.index(max(errors))
+        dataset[i], sample[i] = chosen, taken[chosen]
+        taken[chosen] += 1
+    return dataset, sample
+
+
+def build_exhaustive_index(lengths: Sequence[int]) -> BlendIndex:
+    """Choose as `build_blend_index`, weights being the lengths, until every sample was taken once.
+
+    Args:
+        lengths: Samples of each dataset.
+    """
+    total = sum(lengths)
+    weights = normalized(lengths)
+    dataset, sample = build_blend_index(weights, total)
+    beyond = np.flatnonzero(sample >= np.asarray(lengths, dtype=np.int64)[dataset])
+    # Up to the first sample beyond a dataset's end the two rules choose the same.
+    first = int(beyond[0]) if beyond.size else total
+    taken = np.bincount(dataset[:first], minlength=len(lengths)).tolist()
+    for i in range(first, total):
+        n = max(i, 1)
+        left = [d for d, length in enumerate(lengths) if taken[d] < length]
+        chosen = max(left, key=lambda d: weights[d] * n - taken[d])  # the first of equal ones
         dataset[i], sample[i] = chosen, taken[chosen]
         taken[chosen] += 1
     return dataset, sample

@@ -73,8 +73,8 @@ def named_texts(plugins: PluginSet) -> Registrations[NamedText]:
     return Registrations(texts, found.plugins, found.failures)
 
 
-def find_text(name: str, texts: Mapping[str, NamedText]) -> NamedText:
-    """Return the text that `--corpus` names, whose file is there.
+def find_text(name: str, texts: Mapping[str, NamedText], *, flag: str = "--corpus") -> NamedText:
+    """Return the text that *flag* names, whose file is there.
 
     Raises:
         ConfigError: There is none of this name.
@@ -83,7 +83,7 @@ def find_text(name: str, texts: Mapping[str, NamedText]) -> NamedText:
     text = texts.get(name)
     if text is None:
         raise ConfigError(
-            f"`--corpus {name}`: there is no text of this name",
+            f"`{flag} {name}`: there is no text of this name",
             why=texts.why_missing() if isinstance(texts, Registrations) else None,
             hint=f"{suggestion(name, texts)}; for a text of yours, use `lmcore data prepare` and "
             "`--data-path`",

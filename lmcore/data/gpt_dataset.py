@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.gpt_index import FINAL_EPOCH_THRESHOLD, plan_epochs
-from lmcore.data.index_cache import IndexRequest, load_or_build
+from lmcore.data.index_cache import IndexRequest, default_cache_dir, load_or_build
 from lmcore.data.indexed import IndexedDataset
+from lmcore.data.sample_reader import SampleReader
+from lmcore.data.sequence_facts import sequence_facts
 from lmcore.data.source_key import source_key
 
 __all__ = ["GPTDataset"]
@@ -57,16 +59,18 @@ class GPTDataset:
         self.sequence_length = sequence_length
         self.name = name
         first, last = (int(indexed.document_indices[bound]) for bound in document_range)
-        tokens = int(indexed.sizes[first:last].sum(dtype=np.int64))
+        records = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
+        tokens = sequence_facts(indexed, (first, last), record_dir=records).tokens
         if num_samples is None:
             num_samples = (tokens - 1) // sequence_length
         self._num_samples = num_samples
         request = IndexRequest(
             (first, last), num_samples, sequence_length, seed, final_epoch_threshold
         )
-        self.key = source_key(indexed, (first, last))
+        self.key = source_key(indexed, (first, last), record_dir=records)
         self._order = _order(self.key, request, tokens)
         self.index = load_or_build(indexed, request, cache_dir=cache_dir, name=name, build=build)
+        self._reader = SampleReader(indexed, self.index, sequence_length)
 
     def __len__(self) -> int:
         """Return the number of samples asked for; the index may hold a few more."""
@@ -97,18 +101,7 @@ class GPTDataset:
 
     def read(self, i: int) -> npt.NDArray[np.int64]:
         """Return sample *i* of those available, also beyond the number asked for."""
-        sample_index, documents = self.index.sample_index, self.index.document_index
-        at = int(self.index.shuffle_index[i])
-        (first, start), (last, end) = sample_index[at].tolist(), sample_index[at + 1].tolist()
-        tokens = np.empty(self.sequence_length + 1, dtype=np.int64)
-        filled = 0
-        for position in range(first, last + 1):
-            offset = start if position == first else 0
-            length = end + 1 - offset if position == last else None
-            piece = self.indexed.get(int(documents[position]), offset, length)
-            tokens[filled : filled + len(piece)] = piece
-            filled += len(piece)
-        return tokens
+        return self._reader.read(int(self.index.shuffle_index[i]))
 
 
 def _order(key: str, request: IndexRequest, tokens: int) -> str:

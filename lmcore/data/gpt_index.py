@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data import native
+from lmcore.data.native import Counter
+from lmcore.data.shuffle import shuffle
 from lmcore.errors import DataError
 
 __all__ = [
@@ -72,6 +74,10 @@ class EpochPlan:
     before_last: int
     last_apart: bool
 
+    def work(self, documents: int, samples: int) -> int:
+        """Return what a build of the index counts up to: two passes over documents, a shuffle."""
+        return 2 * self.epochs * documents + samples
+
 
 def plan_epochs(
     tokens: int,
@@ -98,6 +104,7 @@ def build_gpt_index(
     num_samples: int,
     seed: int,
     final_epoch_threshold: float = FINAL_EPOCH_THRESHOLD,
+    progress: Counter | None = None,
 ) -> GPTIndex:
     """Build the indices for at least *num_samples* samples.
 
@@ -109,6 +116,7 @@ def build_gpt_index(
         seed: Of `numpy.random.RandomState`.
         final_epoch_threshold: The last epoch is shuffled apart from the others if less than this
             part of its samples is wanted.
+        progress: Raised up to `EpochPlan.work`.
 
     Raises:
         DataError: No tokens in the range, or an index too large for its type.
@@ -135,18 +143,30 @@ def build_gpt_index(
             why=f"the document index counts to {_INT32_MAX}",
             hint="train on more data or for fewer samples",
         )
+    if 2 * epochs * (end - start) > len(sizes):
+        # Random reads of most sizes: cheaper from memory than from the pages of a mapped file.
+        sizes = np.require(sizes, dtype=np.int32, requirements=["C", "A"])
     rng = np.random.RandomState(seed)
-    documents = _document_index(rng, start, end, epochs=epochs, last_apart=apart)
+    documents = _document_index(rng, (start, end), planned, progress)
     samples = (epochs * tokens - 1) // sequence_length
     sample_index = build_sample_index(
-        sizes, documents, sequence_length=sequence_length, num_samples=samples
+        sizes,
+        documents,
+        sequence_length=sequence_length,
+        num_samples=samples,
+        progress=progress,
     )
-    shuffle = _shuffle_index(rng, planned.before_last if apart else samples, samples)
-    return GPTIndex(documents, sample_index, shuffle)
+    shuffled = _shuffle_index(rng, planned.before_last if apart else samples, samples, progress)
+    return GPTIndex(documents, sample_index, shuffled)
 
 
 def build_sample_index(
-    sizes: npt.NDArray[np.int32], document_index: Int32, *, sequence_length: int, num_samples: int
+    sizes: npt.NDArray[np.int32],
+    document_index: Int32,
+    *,
+    sequence_length: int,
+    num_samples: int,
+    progress: Counter | None = None,
 ) -> Int32:
     """Return where each sample starts in the stream of documents, and where the last one ends.
 
@@ -155,6 +175,7 @@ def build_sample_index(
         document_index: The sequences of the stream, in order.
         sequence_length: Tokens from one start to the next.
         num_samples: Number of samples; the stream must hold one token more than they advance.
+        progress: Raised by the number of documents.
 
     Returns:
         int32 [num_samples + 1, 2]: position in *document_index*, and token in that sequence.
@@ -162,12 +183,16 @@ def build_sample_index(
     Raises:
         ValueError: An argument out of range, or a stream too short.
     """
-    arrays = (_in_place(sizes), _in_place(document_index))
     if native.builders is not None:
-        return native.builders.build_sample_index(*arrays, sequence_length, num_samples)
-    return build_sample_index_python(
-        *arrays, sequence_length=sequence_length, num_samples=num_samples
+        return native.builders.build_sample_index(
+            sizes, document_index, sequence_length, num_samples, native.threads(), progress
+        )
+    index = build_sample_index_python(
+        sizes, document_index, sequence_length=sequence_length, num_samples=num_samples
     )
+    if progress is not None:
+        progress += len(document_index)
+    return index
 
 
 def build_sample_index_python(
@@ -199,25 +224,24 @@ def build_sample_index_python(
     return result
 
 
-def _in_place(values: npt.NDArray[np.int32]) -> Int32:
-    """Return *values* as native code reads them; copies what lies unaligned in a file."""
-    return np.require(values, dtype=np.int32, requirements=["C", "A"])
-
-
 def _document_index(
-    rng: np.random.RandomState, start: int, end: int, *, epochs: int, last_apart: bool
+    rng: np.random.RandomState,
+    sequence_range: tuple[int, int],
+    planned: EpochPlan,
+    progress: Counter | None,
 ) -> Int32:
-    documents = np.arange(start, end, dtype=np.int32)
-    parts = [epochs - 1, 1] if last_apart else [epochs]
-    shuffled = [np.tile(documents, count) for count in parts]
-    for part in shuffled:
-        rng.shuffle(part)
-    return shuffled[0] if len(shuffled) == 1 else np.concatenate(shuffled)
+    index = np.tile(np.arange(*sequence_range, dtype=np.int32), planned.epochs)
+    first = len(index) // planned.epochs * (planned.epochs - planned.last_apart)
+    for part in (index[:first], index[first:]):
+        shuffle(rng, part, progress)  # no draw for none
+    return index
 
 
-def _shuffle_index(rng: np.random.RandomState, first: int, total: int) -> npt.NDArray[np.integer]:
+def _shuffle_index(
+    rng: np.random.RandomState, first: int, total: int, progress: Counter | None
+) -> npt.NDArray[np.integer]:
     dtype: type[np.integer] = np.uint32 if total < _UINT32_MAX - 1 else np.int64
-    shuffled = [np.arange(first, dtype=dtype), np.arange(first, total, dtype=dtype)]
-    for part in shuffled[: 1 if first == total else 2]:
-        rng.shuffle(part)
-    return shuffled[0] if first == total else np.concatenate(shuffled)
+    index = np.arange(total, dtype=dtype)
+    for part in (index[:first], index[first:]):
+        shuffle(rng, part, progress)
+    return index

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lmcore.data.document_mask import DocumentMasks
 from lmcore.errors import DataError
 
 __all__ = ["Batch", "BatchLoader", "SampleSource"]
@@ -43,11 +44,16 @@ class Batch:
         tokens_BS: int64, the input.
         targets_BS: int64, the token after each.
         loss_mask_BS: float32, how much each target counts.
+        positions_BS: int64, the position of each token; None: its place in the sample.
+        documents_BS: int32, which document of the sample a token is in, where tokens attend to
+            their own alone; None: to all before.
     """
 
     tokens_BS: Tensor
     targets_BS: Tensor
     loss_mask_BS: Tensor
+    positions_BS: Tensor | None = None
+    documents_BS: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ class BatchLoader:
         pin: Moves a tensor to memory that the device copies from faster; None to leave it.
         prefetch: Micro-batches held ready.
         vocab_size: A token beyond it stops the run; None checks nothing.
+        masks: What ends with a document inside a sample; None: nothing.
 
     Attributes:
         wait_seconds: Time that the consumer spent waiting for data, in all.
@@ -86,6 +93,7 @@ class BatchLoader:
         pin: Callable[[Tensor], Tensor] | None = None,
         prefetch: int = 4,
         vocab_size: int | None = None,
+        masks: DocumentMasks | None = None,
     ) -> None:
         total = len(dataset) if total_samples is None else total_samples
         if not 0 <= data_parallel_rank < data_parallel_size:
@@ -95,6 +103,7 @@ class BatchLoader:
         if total > len(dataset):
             raise ValueError(f"{total} samples wanted of a dataset of {len(dataset)}")
         self._dataset, self._pin, self._vocab_size = dataset, pin, vocab_size
+        self._masks = masks
         self._micro_batch_size = micro_batch_size
         self._stride = micro_batch_size * data_parallel_size
         self._first = consumed_samples + data_parallel_rank * micro_batch_size
@@ -180,10 +189,19 @@ class BatchLoader:
         if self._vocab_size is not None:
             _check_vocabulary(tokens, self._vocab_size, first)
         inputs_BS, targets_BS = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        mask_BS = torch.ones(inputs_BS.shape, dtype=torch.float32)
-        if self._pin is not None:
-            inputs_BS, targets_BS, mask_BS = map(self._pin, (inputs_BS, targets_BS, mask_BS))
-        return Batch(inputs_BS, targets_BS, mask_BS)
+        masks = self._masks
+        if masks is None:
+            made = [inputs_BS, targets_BS, torch.ones(inputs_BS.shape, dtype=torch.float32)]
+            return Batch(*(made if self._pin is None else map(self._pin, made)))
+        pin = self._pin or (lambda tensor: tensor)
+        positions_BS, documents_BS = masks.positions(inputs_BS), masks.documents(inputs_BS)
+        return Batch(
+            pin(inputs_BS),
+            pin(targets_BS),
+            pin(masks.loss_mask(inputs_BS)),
+            None if positions_BS is None else pin(positions_BS),
+            None if documents_BS is None else pin(documents_BS),
+        )
 
 
 def _check_vocabulary(tokens: Tensor, vocab_size: int, first: int) -> None:

@@ -1,4 +1,4 @@
-"""The C++ index builders, where they were built; `lmcore doctor` shows what is here.
+"""The C++ twins of index builders and readers; `lmcore doctor` shows whether they are here.
 
 `lmcore._native` exists in wheels and wherever a C++ compiler was at hand when lmcore was
 installed.  Without it the numpy versions beside each caller do the same, byte for byte.
@@ -7,12 +7,33 @@ installed.  Without it the numpy versions beside each caller do the same, byte f
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NativeBuilders", "available", "builders", "reason"]
+__all__ = [
+    "Counter",
+    "NativeBuilders",
+    "NativeReader",
+    "available",
+    "builders",
+    "reason",
+    "threads",
+]
+
+Counter = npt.NDArray[np.int64]
+"""One number, of finished units of work, that a builder raises while it works."""
+
+_MOST_THREADS = 8
+
+
+class NativeReader(Protocol):
+    """`lmcore._native.SampleReader`, see `lmcore.data.sample_reader`."""
+
+    def read(self, sample: int) -> npt.NDArray[np.int64]:
+        """Return the tokens of a sample."""
 
 
 class NativeBuilders(Protocol):
@@ -24,6 +45,8 @@ class NativeBuilders(Protocol):
         document_index: npt.NDArray[np.int32],
         sequence_length: int,
         num_samples: int,
+        threads: int = 1,
+        progress: Counter | None = None,
     ) -> npt.NDArray[np.int32]:
         """See `lmcore.data.gpt_index.build_sample_index`."""
 
@@ -31,6 +54,55 @@ class NativeBuilders(Protocol):
         self, weights: npt.NDArray[np.float64], size: int
     ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
         """See `lmcore.data.blending.build_blend_index`."""
+
+    def shuffle(
+        self,
+        values: npt.NDArray[np.integer],
+        key: npt.NDArray[np.uint32],
+        position: int,
+        progress: Counter | None = None,
+    ) -> int:
+        """See `lmcore.data.shuffle.shuffle`."""
+
+    def build_segment_mapping(
+        self,
+        documents: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int32],
+        num_epochs: int,
+        num_samples: int,
+        longest: int,
+        short_ratio: int,
+        seed: int,
+        least_sentences: int,
+        progress: Counter | None = None,
+    ) -> npt.NDArray[np.unsignedinteger]:
+        """See `lmcore.data.sentence_mapping.build_segment_mapping`."""
+
+    def build_block_mapping(
+        self,
+        documents: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int32],
+        title_sizes: npt.NDArray[np.int32],
+        num_epochs: int,
+        num_samples: int,
+        longest: int,
+        seed: int,
+        one_sentence: bool,  # noqa: FBT001  # the signature is C++'s
+        progress: Counter | None = None,
+    ) -> npt.NDArray[np.unsignedinteger]:
+        """See `lmcore.data.sentence_mapping.build_block_mapping`."""
+
+    def SampleReader(  # noqa: N802  # a class there
+        self,
+        tokens: npt.NDArray[np.integer],
+        starts: npt.NDArray[np.int64],
+        unit: int,
+        sizes: npt.NDArray[np.int32],
+        document_index: npt.NDArray[np.int32],
+        sample_index: npt.NDArray[np.int32],
+        sequence_length: int,
+    ) -> NativeReader:
+        """See `lmcore.data.sample_reader`."""
 
 
 def _load() -> tuple[NativeBuilders | None, str]:
@@ -41,6 +113,11 @@ def _load() -> tuple[NativeBuilders | None, str]:
     except ImportError as error:
         return None, f"`lmcore._native` does not load ({error}); numpy builds the indices"
     return cast("NativeBuilders", module), f"`{module.__file__}`"
+
+
+def threads() -> int:
+    """Return how many threads a builder may use: the processors of this process, up to 8."""
+    return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
 
 
 builders, reason = _load()

@@ -12,16 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["CyclicOrder"]
+__all__ = ["CyclicOrder", "Ordered"]
 
 
-class _Ordered(Protocol):
+class Ordered(Protocol):
+    """Samples that know a fingerprint of their order."""
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int, /) -> npt.NDArray[np.int64]: ...
 
     @property
-    def order(self) -> str: ...
+    def order(self) -> str:
+        """The fingerprint."""
 
 
 class CyclicOrder:
@@ -35,7 +38,7 @@ class CyclicOrder:
         num_samples: Length of the whole.
     """
 
-    def __init__(self, dataset: _Ordered, num_samples: int) -> None:
+    def __init__(self, dataset: Ordered, num_samples: int) -> None:
         if len(dataset) < 1:
             raise ValueError("passes over no samples")
         self.dataset = dataset

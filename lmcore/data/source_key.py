@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 
 from lmcore.data.indexed import IndexedDataset
+from lmcore.data.sequence_facts import sequence_facts
 
 __all__ = ["source_key"]
 
-_CHUNK = 1 << 22
 _PIECE = 1 << 14
 _PIECES = 16
 
 
-def source_key(indexed: IndexedDataset, sequence_range: tuple[int, int]) -> str:
+def source_key(
+    indexed: IndexedDataset, sequence_range: tuple[int, int], *, record_dir: Path | None = None
+) -> str:
     """Return a key of a range of sequences: all sizes, and pieces of the tokens from end to end.
 
     It changes where a file is replaced, cut, extended or reordered; single tokens that are
@@ -24,11 +27,12 @@ def source_key(indexed: IndexedDataset, sequence_range: tuple[int, int]) -> str:
     Args:
         indexed: The data set.
         sequence_range: First sequence, and the one after the last.
+        record_dir: Where the hash of the sizes is on record, see `sequence_facts`.
     """
     start, end = sequence_range
     digest = hashlib.blake2b(str(indexed.dtype).encode(), digest_size=16)
-    for at in range(start, end, _CHUNK):
-        digest.update(np.ascontiguousarray(indexed.sizes[at : min(at + _CHUNK, end)]).data)
+    facts = sequence_facts(indexed, sequence_range, record_dir=record_dir)
+    digest.update(facts.digest.encode())
     for number in (
         np.unique(np.linspace(start, end - 1, _PIECES).astype(np.int64)) if end > start else ()
     ):

@@ -23,7 +23,12 @@ def op_binding(runtime: Runtime, *, compile_blocks: bool = False) -> OpBinding:
 
 
 def build_model(
-    shape: ModelShape, runtime: Runtime, *, seed: int | None, compile_blocks: bool = False
+    shape: ModelShape,
+    runtime: Runtime,
+    *,
+    seed: int | None,
+    compile_blocks: bool = False,
+    masked: bool = False,
 ) -> GPT:
     """Return a GPT on the run's device.
 
@@ -32,6 +37,7 @@ def build_model(
         runtime: Device, kernels, precision and recompute policy.
         seed: Seed of the initial weights; None leaves them uninitialised, to be loaded.
         compile_blocks: Whether each block is compiled at its first call.
+        masked: Whether tokens of a sample may be told to attend to their own document alone.
 
     Raises:
         DeviceError: The precision is not in force in the model.
@@ -42,6 +48,7 @@ def build_model(
             shape,
             op_binding(runtime, compile_blocks=compile_blocks),
             recompute_of(runtime, compile_blocks=compile_blocks),
+            masked=masked,
         )
     if seed is not None:
         model.initialize(seed)

@@ -7,6 +7,7 @@ vocabulary, T = B * S.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ class GPT(nn.Module):
         shape: ModelShape,
         ops: OpBinding,
         recompute: Recompute = KEEP_ALL,
+        *,
+        masked: bool = False,
     ) -> None:
         """Build the model; parameters are uninitialised until `initialize`.
 
@@ -44,13 +47,14 @@ class GPT(nn.Module):
             shape: Numbers of layers, channels and so on.
             ops: Where the kernels come from.
             recompute: How layers and their attention run in training.
+            masked: Whether attention may be limited to documents.
         """
         super().__init__()
-        self.shape = shape
+        self.shape, self.masked = shape, masked
         self.token_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
         self.position_embedding = Embedding(shape.max_position_embeddings, shape.hidden_size)
         self.blocks = nn.ModuleList(
-            Block(shape, ops, recompute.attention) for _ in range(shape.num_layers)
+            Block(shape, ops, recompute.attention, masked=masked) for _ in range(shape.num_layers)
         )
         self.final_norm = LayerNorm(shape, ops)
         self.recompute = recompute
@@ -78,30 +82,59 @@ class GPT(nn.Module):
                 drawn = torch.empty(parameter.shape, dtype=torch.float32)
                 parameter.copy_(drawn.normal_(0.0, std, generator=generator))
 
-    def forward(self, tokens_BS: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens_BS: Tensor,
+        cache: KeyValueCache | None = None,
+        *,
+        positions_BS: Tensor | None = None,
+        documents_BS: Tensor | None = None,
+    ) -> Tensor:
         """Return hidden states after the final norm.
 
         Args:
             tokens_BS: Token ids.
             cache: Keys and values of the tokens before these; extended in place.
+            positions_BS: Position of each token; None: its place in the sequence.
+            documents_BS: A number for each token's document, beyond which it does not attend; of
+                a model that was built `masked`, without *cache*.
         """
         start = cache.length if cache is not None else 0
-        positions_S = torch.arange(start, start + tokens_BS.shape[1], device=tokens_BS.device)
-        x_BSH = self.token_embedding(tokens_BS) + self.position_embedding(positions_S)
+        places = positions_BS
+        if places is None:
+            places = torch.arange(start, start + tokens_BS.shape[1], device=tokens_BS.device)
+        x_BSH = self.token_embedding(tokens_BS) + self.position_embedding(places)
         x_BSH = functional.dropout(x_BSH, self.shape.hidden_dropout, self.training)
         if cache is not None:
             for block, layer_cache in zip(self.blocks, cache.layers, strict=True):
                 x_BSH = block(x_BSH, layer_cache)
-        elif self.training:
-            x_BSH = self.recompute.run_blocks(list(self.blocks), x_BSH)
+            return self.final_norm(x_BSH)  # type: ignore[no-any-return]
+        blocks: list[Callable[[Tensor], Tensor]] = list(self.blocks)
+        if documents_BS is not None:
+            assert self.masked, "attention was bound without a mask"
+            hidden_B1SS = documents_BS[:, None, :, None] != documents_BS[:, None, None, :]
+            blocks = [functools.partial(block, mask_B1SS=hidden_B1SS) for block in self.blocks]
+        if self.training:
+            x_BSH = self.recompute.run_blocks(blocks, x_BSH)
         else:
-            for block in self.blocks:
-                x_BSH = block(x_BSH)
+            for run in blocks:
+                x_BSH = run(x_BSH)
         return self.final_norm(x_BSH)  # type: ignore[no-any-return]
 
-    def loss(self, tokens_BS: Tensor, targets_BS: Tensor, loss_weight_BS: Tensor) -> Tensor:
-        """Return the sum over tokens of loss_weight times the cross entropy, a float32 scalar."""
-        hidden_BSH = self(tokens_BS)
+    def loss(
+        self,
+        tokens_BS: Tensor,
+        targets_BS: Tensor,
+        loss_weight_BS: Tensor,
+        *,
+        positions_BS: Tensor | None = None,
+        documents_BS: Tensor | None = None,
+    ) -> Tensor:
+        """Return the sum over tokens of loss_weight times the cross entropy, a float32 scalar.
+
+        See `forward` for the arguments by name.
+        """
+        hidden_BSH = self(tokens_BS, positions_BS=positions_BS, documents_BS=documents_BS)
         return self.linear_cross_entropy(
             hidden_BSH.flatten(0, 1),
             self.token_embedding.weight,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +43,14 @@ class Attention(nn.Module):
     """Causal multi-head attention; the output projection's bias is left to the residual op."""
 
     def __init__(
-        self, shape: ModelShape, ops: OpBinding, run: Callable[..., Tensor] | None = None
+        self,
+        shape: ModelShape,
+        ops: OpBinding,
+        run: Callable[..., Tensor] | None = None,
+        *,
+        masked: bool = False,
     ) -> None:
-        """Build it; *run* calls the op in training, None: it is called."""
+        """Build it; *run* calls the op in training, None: it is called; *masked*: with a mask."""
         super().__init__()
         self.run = run
         self.num_heads = shape.num_attention_heads
@@ -61,12 +66,20 @@ class Attention(nn.Module):
             num_query_groups=shape.num_attention_heads,
             seq_length=shape.max_position_embeddings,
             causal=True,
-            masked=False,
+            masked=masked,
             dropout=shape.attention_dropout,
         )
 
-    def forward(self, x_BSH: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """Attend to this and earlier tokens; those in *cache* come before x_BSH's."""
+    def forward(
+        self,
+        x_BSH: Tensor,
+        cache: LayerCache | None = None,
+        mask_B1SS: Tensor | None = None,
+    ) -> Tensor:
+        """Attend to this and earlier tokens, but for those that the mask hides by True.
+
+        Those in *cache* come before x_BSH's.
+        """
         batch, length, _ = x_BSH.shape
         qkv_3BNSD = (
             self.qkv(x_BSH)
@@ -77,10 +90,13 @@ class Attention(nn.Module):
         if cache is not None:
             k_BNSD, v_BNSD = cache.extend(k_BNSD, v_BNSD)
         dropout = self.dropout if self.training else 0.0
+        how: dict[str, Any] = {"causal": True, "dropout": dropout}
+        if mask_B1SS is not None:
+            how["mask"] = mask_B1SS
         if self.run is None or not self.training or cache is not None:
-            out_BNSD = self.op(q_BNSD, k_BNSD, v_BNSD, causal=True, dropout=dropout)
+            out_BNSD = self.op(q_BNSD, k_BNSD, v_BNSD, **how)
         else:
-            core = functools.partial(self.op, causal=True, dropout=dropout)
+            core = functools.partial(self.op, **how)
             out_BNSD = self.run(core, q_BNSD, k_BNSD, v_BNSD)
         return self.output(out_BNSD.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
 
@@ -107,12 +123,17 @@ class Block(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(
-        self, shape: ModelShape, ops: OpBinding, run_attention: Callable[..., Tensor] | None = None
+        self,
+        shape: ModelShape,
+        ops: OpBinding,
+        run_attention: Callable[..., Tensor] | None = None,
+        *,
+        masked: bool = False,
     ) -> None:
-        """Build it; *run_attention* is for `Attention`."""
+        """Build it; *run_attention* and *masked* are for `Attention`."""
         super().__init__()
         self.attention_norm = LayerNorm(shape, ops)
-        self.attention = Attention(shape, ops, run_attention)
+        self.attention = Attention(shape, ops, run_attention, masked=masked)
         self.feed_forward_norm = LayerNorm(shape, ops)
         self.feed_forward = FeedForward(shape, ops)
         self.dropout = shape.hidden_dropout
@@ -123,9 +144,14 @@ class Block(nn.Module):
             dropout=shape.hidden_dropout,
         )
 
-    def forward(self, x_BSH: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """Return the residual stream after both branches."""
-        branch_BSH = self.attention(self.attention_norm(x_BSH), cache)
+    def forward(
+        self,
+        x_BSH: Tensor,
+        cache: LayerCache | None = None,
+        mask_B1SS: Tensor | None = None,
+    ) -> Tensor:
+        """Return the residual stream after both branches; the arguments are those of attention."""
+        branch_BSH = self.attention(self.attention_norm(x_BSH), cache, mask_B1SS)
         x_BSH = self.add(
             branch_BSH,
             self.attention.output_bias,

@@ -1,32 +1,52 @@
-"""The text of a run: which tokenizer, which indexed data set, which samples.
+"""The data of a run: which tokenizer, which sources, which samples.
 
-Without `--data-path` a run trains on a text that has a name, by default the one that comes with
-lmcore, so that every command has data.
+Without data sets of its own a run trains on texts that have a name, by default on the one that
+comes with lmcore, so that every command has data.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from lmcore.config.data_source import (
+    Blend,
+    DataSource,
+    Part,
+    RunSources,
+    data_sources,
+)
+from lmcore.config.split import parse_split
+from lmcore.data.blend_change import changed_blend, continued_blend, record_of
 from lmcore.data.corpora import BUNDLED, NamedText, bundled_text, find_text, prepare_named_text
-from lmcore.data.gpt_dataset import GPTDataset
-from lmcore.data.indexed import IndexedDataset
+from lmcore.data.document_mask import DocumentMasks
 from lmcore.data.metadata import metadata_path, read_metadata
-from lmcore.data.split import split_ranges
+from lmcore.data.run_sources import (
+    OpenSource,
+    SampleSettings,
+    TrainingSamples,
+    build_samples,
+    expand_file_lists,
+    open_sources,
+)
+from lmcore.data.sampler import CyclicOrder
 from lmcore.data.tokenizer import build_tokenizer
 from lmcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.config.section import DataSection
+    from lmcore.data.indexed import IndexedDataset
     from lmcore.data.metadata import DatasetMetadata
-    from lmcore.data.split import Part
     from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
+    from lmcore.train.data_record import SavedData
 
-__all__ = ["Corpus", "choose_text", "choose_tokenizer", "open_corpus"]
+__all__ = ["Corpus", "choose_texts", "choose_tokenizer", "open_corpus"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,44 +54,72 @@ class Corpus:
     """Samples of a run.
 
     Attributes:
-        indexed: The data set.
         train: Training samples.
         valid: Validation samples, or None when the run does not validate.
-        documents: First and end document of each part.
+        test: Test samples, or None where there are none.
+        sources: The documents of each part that has any.
+        title: What the sources are, in a few words.
+        masks: What ends with a document inside a sample; None: nothing.
     """
 
-    indexed: IndexedDataset
-    train: GPTDataset
-    valid: GPTDataset | None
-    documents: Mapping[Part, tuple[int, int]]
+    train: TrainingSamples | CyclicOrder
+    valid: TrainingSamples | None
+    test: TrainingSamples | None
+    sources: Mapping[Part, tuple[OpenSource, ...]]
+    title: str = ""
+    masks: DocumentMasks | None = None
+    _sets: tuple[IndexedDataset, ...] = field(default=(), repr=False)
+
+    @property
+    def indexed(self) -> IndexedDataset:
+        """The first data set of training."""
+        return self.sources["train"][0].indexed
+
+    @property
+    def documents(self) -> dict[Part, tuple[int, int]]:
+        """First and end document of each part in its first data set."""
+        return {part: found[0].documents for part, found in self.sources.items()}
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all data sets."""
+        return sum(one.tokens for one in self._sets)
+
+    @property
+    def document_count(self) -> int:
+        """Documents of all data sets."""
+        return sum(one.document_count for one in self._sets)
+
+    def record(self, consumed_samples: int) -> dict[str, Any] | None:
+        """Return what a checkpoint keeps of the sources; None for a cyclic order."""
+        if isinstance(self.train, CyclicOrder):
+            return None
+        return record_of(self.train, consumed_samples, self.sources["train"][0].name).to_dict()
 
 
-def choose_text(settings: DataSection, texts: Mapping[str, NamedText]) -> NamedText | None:
-    """Return the named text of a run; None where it trains on a data set.
+def choose_texts(settings: DataSection, texts: Mapping[str, NamedText]) -> dict[str, NamedText]:
+    """Return the named texts of a run by their names; none where it reads data sets.
 
     Args:
         settings: The `data` section.
         texts: Those that there are.
 
     Raises:
-        ConfigError: There is none of this name, or a data set is named as well.
-        DataError: Its file is missing.
+        ConfigError: There is none of this name.
+        DataError: The file of one is missing.
     """
-    if settings.corpus is not None and settings.data_path:
-        raise ConfigError(
-            f"`--corpus {settings.corpus}` and `--data-path {settings.data_path[0]}` exclude each "
-            "other",
-            hint="keep one of them",
-        )
-    if settings.data_path:
-        return None
-    return find_text(settings.corpus or BUNDLED, texts)
+    return {
+        one.name: find_text(one.name, texts, flag=blend.flag)
+        for blend in _sources(settings).blends()
+        for one in blend.sources
+        if one.corpus
+    }
 
 
 def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory]) -> Tokenizer:
     """Return the tokenizer of a run.
 
-    In order: the one that flags name; the one that the data set was prepared with; bytes, for a
+    In order: the one that flags name; the one that the data sets were prepared with; bytes, for a
     text that has a name.
 
     Args:
@@ -79,10 +127,12 @@ def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory
         extra: Types that plugins brought.
 
     Raises:
-        ConfigError: Nothing says which, or flags and data set disagree.
+        ConfigError: Nothing says which, or flags and data sets disagree.
         DataError: The tokenizer's files cannot be used.
     """
-    made_with = read_metadata(settings.data_path[0]) if settings.data_path else None
+    blends = expand_file_lists(_sources(settings)).blends()
+    prefixes = dict.fromkeys(o.name for blend in blends for o in blend.sources if not o.corpus)
+    made_with = {prefix: read_metadata(prefix) for prefix in prefixes}
     if settings.tokenizer_type is not None:
         named = build_tokenizer(
             settings.tokenizer_type,
@@ -91,65 +141,194 @@ def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory
             vocab_size=settings.vocab_size,
             extra=extra,
         )
-        if made_with is not None and made_with.fingerprint != named.fingerprint():
-            kind = made_with.tokenizer["type"]
-            maker = f"another `{kind}`" if kind == settings.tokenizer_type else f"`{kind}`"
-            raise ConfigError(
-                f"`{settings.data_path[0]}` was not prepared with this tokenizer",
-                why=f"its ids are those of {maker}",
-                hint="leave `--tokenizer-type` out, or prepare the data set again",
-            )
+        for prefix, one in made_with.items():
+            if one is not None and one.fingerprint != named.fingerprint():
+                raise _made_with_another(prefix, one, settings.tokenizer_type)
         return named
-    if made_with is not None:
-        return _rebuild(made_with, settings.data_path[0], extra)
-    if settings.data_path:
+    if not prefixes:
+        return build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
+    known = {prefix: one for prefix, one in made_with.items() if one is not None}
+    if len(known) < len(prefixes):
+        unknown = [prefix for prefix in prefixes if prefix not in known]
         raise ConfigError(
-            f"nothing says which tokenizer `{settings.data_path[0]}` was prepared with",
+            f"nothing says which tokenizer `{unknown[0]}` was prepared with",
             why="there is no metadata file beside it, as `lmcore data prepare` writes one",
             hint="add `--tokenizer-type`, with its `--vocab-file` and `--merge-file`",
         )
-    return build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
+    _require_one_tokenizer(known)
+    prefix, first = next(iter(known.items()))
+    return _rebuild(first, prefix, extra)
 
 
 def open_corpus(
-    plan: RunPlan, tokenizer: Tokenizer, data_directory: Path, text: NamedText | None = None
+    plan: RunPlan,
+    tokenizer: Tokenizer,
+    data_directory: Path,
+    texts: Mapping[str, NamedText] | None = None,
+    saved: SavedData | None = None,
 ) -> Corpus:
-    """Open the data set and build (or find) the indices of its samples.
+    """Open the data sets and build (or find) the indices of their samples.
 
     Args:
         plan: The run.
-        tokenizer: For a named text.
-        data_directory: Where a named text is prepared, if the run uses one.
-        text: The named text, as `choose_text` returned it; None: the bundled one, if the run
-            names no data set.
+        tokenizer: For named texts, and for the end-of-document token.
+        data_directory: Where named texts are prepared, if the run uses some.
+        texts: The named texts, as `choose_texts` returned them; None: only the bundled one.
+        saved: What the checkpoint says of its data, if the run goes on from one.
 
     Raises:
-        DataError: The data set is damaged, or a split that is needed is empty.
+        ConfigError: The run's blend is not the checkpoint's; documents are to be told apart, and
+            nothing marks their ends.
+        DataError: A data set is damaged, or a split that is needed is empty.
     """
-    settings, training = plan.config.data, plan.config.training
-    if settings.data_path:
-        prefix = settings.data_path[0]
-    else:
-        prefix = prepare_named_text(text or bundled_text(), tokenizer, data_directory)
-    indexed = IndexedDataset(prefix)
-    validates = plan.valid_samples > 0
-    needed: set[Part] = {"train", "valid"} if validates else {"train"}
-    ranges = split_ranges(indexed.document_count, settings.split, needed=needed)
-    sizes: dict[Part, int] = {"train": plan.train_samples, "valid": plan.valid_samples}
-    datasets = {
-        part: GPTDataset(
-            indexed,
-            document_range=ranges[part],
-            num_samples=sizes[part],
-            sequence_length=plan.config.model.seq_length,
-            seed=training.seed,
-            cache_dir=settings.data_cache_path,
-            name=part,
-        )
-        for part in ("train", "valid")
-        if part in needed
+    settings = plan.config.data
+    named = texts if texts is not None else {BUNDLED: bundled_text()}
+    sources = expand_file_lists(_sources(settings))
+    masks = _masks(settings, sources, tokenizer)
+
+    def prefix_of(source: DataSource) -> str:
+        if not source.corpus:
+            return source.name
+        return prepare_named_text(named[source.name], tokenizer, data_directory)
+
+    needed: tuple[Part, ...] = ("train", "valid") if plan.valid_samples > 0 else ("train",)
+    parts = open_sources(sources, settings.split, needed=needed, prefix_of=prefix_of)
+    common = SampleSettings(
+        plan.config.model.seq_length,
+        plan.config.training.seed,
+        settings.data_cache_path,
+        settings.final_epoch_threshold,
+    )
+    _tell_of_test(plan, parts)
+    wanted: dict[Part, int] = {"valid": plan.valid_samples, "test": plan.test_samples}
+    further = {
+        part: build_samples(parts[part], count, common, name=part)
+        for part, count in wanted.items()
+        if count > 0 and part in parts
     }
-    return Corpus(indexed, datasets["train"], datasets.get("valid"), ranges)
+    sets = {id(one.indexed): one.indexed for found in parts.values() for one in found}
+    return Corpus(
+        _training(plan, parts["train"], common, saved),
+        further.get("valid"),
+        further.get("test"),
+        parts,
+        _title(sources, settings),
+        masks,
+        tuple(sets.values()),
+    )
+
+
+def _sources(settings: DataSection) -> RunSources:
+    """Return the run's sources; the bundled text where none is named."""
+    found = data_sources(settings)
+    if found.blends():
+        return found
+    return RunSources(Blend("corpus", (DataSource(BUNDLED, corpus=True),)))
+
+
+def _training(
+    plan: RunPlan,
+    sources: tuple[OpenSource, ...],
+    common: SampleSettings,
+    saved: SavedData | None,
+) -> TrainingSamples | CyclicOrder:
+    wanted = plan.train_samples
+    if plan.config.data.dataloader_type == "cyclic":
+        every = build_samples(sources, wanted, common, name="train", one_pass=True)
+        return CyclicOrder(every, wanted)
+    record = saved.record if saved is not None else None
+    changes = plan.config.checkpoint.change_blend
+    if saved is None or record is None:
+        return build_samples(sources, wanted, common, name="train")
+    try:
+        if record.start:
+            same: TrainingSamples = continued_blend(sources, record, wanted, common)
+        else:
+            same = build_samples(sources, wanted, common, name="train")
+    except ConfigError:
+        if not changes:
+            raise
+    else:
+        if same.order == saved.order or not changes:
+            return same
+    logger.info("the blend changes after %d samples", saved.consumed_samples)
+    return changed_blend(sources, record, saved.consumed_samples, wanted, common)
+
+
+def _masks(
+    settings: DataSection, sources: RunSources, tokenizer: Tokenizer
+) -> DocumentMasks | None:
+    asked = {
+        "reset_position_ids": settings.reset_position_ids,
+        "reset_attention_mask": settings.reset_attention_mask,
+        "eod_mask_loss": settings.eod_mask_loss,
+    }
+    flags = [f"`--{name.replace('_', '-')}`" for name, wanted in asked.items() if wanted]
+    if not flags:
+        return None
+    what = f"{' and '.join(flags)} cannot tell where documents end"
+    if tokenizer.eod is None:
+        why = f"the tokenizer `{tokenizer.name}` has no end-of-document token"
+        raise ConfigError(what, why=why, hint="leave the flag out, or use another tokenizer")
+    for blend in sources.blends():
+        for one in blend.sources:
+            made_with = None if one.corpus else read_metadata(one.name)
+            if made_with is not None and not made_with.append_eod:
+                raise ConfigError(
+                    what,
+                    why=f"`{one.name}` was prepared without end-of-document tokens",
+                    hint="prepare it with `--append-eod`, or leave the flag out",
+                )
+    return DocumentMasks(tokenizer.eod, **asked)
+
+
+def _tell_of_test(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -> None:
+    """Say it where the user asked for a test that there will not be."""
+    settings = plan.config.data
+    own = settings.test_data_path or settings.test_data or settings.test_weighted_split_paths
+    if own and not plan.test_samples:
+        logger.warning("the test data is not read: `--eval-iters 0` evaluates nothing")
+    asked = plan.sources["split"].kind != "default" and parse_split(settings.split)[2] > 0
+    if asked and plan.test_samples and "test" not in parts:
+        logger.warning(
+            "`--split %s` leaves no test documents: there is no test at the end", settings.split
+        )
+
+
+def _title(sources: RunSources, settings: DataSection) -> str:
+    """Return what the training data is, in a few words."""
+    blend = sources.blends()[0]
+    if len(blend.sources) > 1:
+        kind = "texts" if blend.sources[0].corpus else "data sets"
+        return f"{len(blend.sources)} {kind} of {blend.flag}"
+    (one,) = blend.sources
+    if not one.corpus:
+        return one.name
+    named = settings.corpus or settings.train_data
+    return f"corpus {one.name}" if named else "bundled text"
+
+
+def _require_one_tokenizer(known: Mapping[str, DatasetMetadata]) -> None:
+    prefix, first = next(iter(known.items()))
+    others = [name for name, one in known.items() if one.fingerprint != first.fingerprint]
+    if others:
+        raise ConfigError(
+            f"`{prefix}` and `{others[0]}` were not prepared with the same tokenizer",
+            why=f"their ids are those of `{first.tokenizer['type']}` and of "
+            f"`{known[others[0]].tokenizer['type']}`, with fingerprints "
+            f"`{first.fingerprint[:12]}` and `{known[others[0]].fingerprint[:12]}`",
+            hint="prepare all data of a run with one tokenizer",
+        )
+
+
+def _made_with_another(prefix: str, made_with: DatasetMetadata, asked: str) -> ConfigError:
+    kind = made_with.tokenizer["type"]
+    maker = f"another `{kind}`" if kind == asked else f"`{kind}`"
+    return ConfigError(
+        f"`{prefix}` was not prepared with this tokenizer",
+        why=f"its ids are those of {maker}",
+        hint="leave `--tokenizer-type` out, or prepare the data set again",
+    )
 
 
 def _rebuild(

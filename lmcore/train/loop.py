@@ -167,6 +167,7 @@ def train(
         prefetch=plan.config.data.num_prefetch,
         pin=runtime.device.pin_memory,
         vocab_size=plan.vocab_size,
+        masks=corpus.masks,
     ) as batches:
         while state.iteration < plan.train_iters:
             saver.check()
@@ -227,6 +228,7 @@ def _validation_due(
         corpus.valid,
         plan,
         runtime,
+        masks=corpus.masks,
         first_sample=number * count,
         stop=lambda: exits.told_to_stop,
     )

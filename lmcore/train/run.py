@@ -11,6 +11,7 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from lmcore.runtime.agreement import agree, agree_on_kernels
 from lmcore.runtime.rendezvous import Rendezvous, join_processes
 from lmcore.runtime.runtime import start_runtime
 from lmcore.train.corpus import open_corpus
+from lmcore.train.data_record import saved_data
 from lmcore.train.display import duration, open_display
 from lmcore.train.exits import ExitConditions
 from lmcore.train.loop import Outcome, Reporter, failure_status, train
@@ -78,7 +80,7 @@ def run_training(
     rank: RankInfo,
     clock: PhaseClock | None = None,
     *,
-    text: NamedText | None = None,
+    texts: Mapping[str, NamedText] | None = None,
 ) -> RunResult:
     """Train as *plan* says, and leave a run directory.
 
@@ -89,7 +91,7 @@ def run_training(
         selection: The launcher's choice of device.
         rank: This process's place.
         clock: Has measured the start so far; None begins here.
-        text: The text to train on where the plan names no data set; None: the bundled one.
+        texts: The texts that the plan names, by name; None: only the bundled one.
 
     Raises:
         LmcoreError: Whatever the user can mend.  Once training has begun `summary.json` says so
@@ -106,7 +108,7 @@ def run_training(
         with start_runtime(config, plugins, selection, rank, rendezvous) as runtime:
             clock = clock or PhaseClock()
             clock.mark("device")
-            return _Session(plan, tokenizer, plugins, runtime, run, display, clock, text).run()
+            return _Session(plan, tokenizer, plugins, runtime, run, display, clock, texts).run()
 
 
 def _join(plan: RunPlan, rank: RankInfo, stack: contextlib.ExitStack) -> Rendezvous | None:
@@ -146,7 +148,7 @@ class _Session:
     directory: RunDirectory
     display: Display
     clock: PhaseClock
-    text: NamedText | None
+    texts: Mapping[str, NamedText] | None
 
     def run(self) -> RunResult:
         plan, runtime, run = self.plan, self.runtime, self.directory
@@ -154,7 +156,7 @@ class _Session:
         processes = runtime.processes
         alone = processes.rendezvous.first_process("the data") if processes else nullcontext()
         with alone:  # what rank 0 has prepared, the others find
-            corpus = open_corpus(plan, self.tokenizer, run.data, self.text)
+            corpus = open_corpus(plan, self.tokenizer, run.data, self.texts, saved_data(plan))
         order = data_order(corpus.train)
         self.clock.mark("data")
         seed_everything(plan.config.training.seed, runtime)
@@ -164,6 +166,7 @@ class _Session:
                 runtime,
                 seed=None if plan.config.checkpoint.load else plan.config.training.seed,
                 compile_blocks=plan.config.training.compile,
+                masked=plan.config.data.reset_attention_mask,
             )
             state = TrainState.create(model, plan, runtime)
             step = TrainStep(plan, runtime, model)
@@ -232,6 +235,7 @@ class _Session:
                 self.tokenizer,
                 directory=run.checkpoints,
                 order=order,
+                data=corpus.record(state.consumed_samples),
             )
 
         try:
@@ -303,12 +307,9 @@ class _Session:
             f"layers, hidden {model.hidden_size}, {model.num_attention_heads} heads, vocabulary "
             f"{plan.vocab_size} padded to {plan.padded_vocab_size}"
         )
-        settings = plan.config.data
-        named = f"corpus {settings.corpus}" if settings.corpus else "bundled text"
-        text = settings.data_path[0] if settings.data_path else named
         say(
-            f"data      {text}: {corpus.indexed.tokens:,} tokens, {self.tokenizer.name}, "
-            f"{corpus.indexed.document_count:,} documents"
+            f"data      {corpus.title}: {corpus.token_count:,} tokens, {self.tokenizer.name}, "
+            f"{corpus.document_count:,} documents"
         )
         start = f" from step {state.iteration} of {loaded}" if loaded else ""
         if loaded and plan.config.checkpoint.finetune:

@@ -7,14 +7,11 @@ the data are compared with those of the checkpoint before any tensor is read.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from lmcore.accelerator.staging import stage_tensors
 from lmcore.checkpoint import (
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
     from lmcore.checkpoint import Manifest
     from lmcore.config.plan import RunPlan
-    from lmcore.data.gpt_dataset import GPTDataset
+    from lmcore.data.sampler import Ordered
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
@@ -62,19 +59,13 @@ _SCHEDULE_OPTIONS = {
 """What the user calls the numbers of a schedule."""
 
 
-def data_order(dataset: GPTDataset) -> str:
+def data_order(dataset: Ordered) -> str:
     """Return a fingerprint of the order in which a dataset gives its samples.
 
     It is equal for two data sets whose samples are the same in the same order, however many of
-    them a run is to use.
+    them a run is to use; no sample is read for it.
     """
-    digest = hashlib.sha256(str(dataset.sequence_length).encode())
-    index = dataset.index
-    for part in (index.document_index, index.sample_index, index.shuffle_index):
-        digest.update(str(part.shape).encode())
-        for start in range(0, len(part), 1 << 20):
-            digest.update(np.ascontiguousarray(part[start : start + (1 << 20)]).data)
-    return digest.hexdigest()[:32]
+    return dataset.order
 
 
 @dataclass(frozen=True)
@@ -121,6 +112,7 @@ def take_snapshot(
     *,
     directory: Path,
     order: str,
+    data: Mapping[str, Any] | None = None,
 ) -> Snapshot:
     """Bring *state* to the host as the run's stager does it; all processes must call it.
 
@@ -141,6 +133,7 @@ def take_snapshot(
         "counters": state.counters(),
         "schedule": state.schedule_settings(),
         "data_order": order,
+        "data": data,
         "seed": plan.config.training.seed,
         "config": plan.to_dict(),
         "tokenizer": {"describe": tokenizer.describe(), "fingerprint": tokenizer.fingerprint()},
@@ -256,12 +249,13 @@ def _adopt_schedule(state: TrainState, plan: RunPlan, manifest: Manifest) -> Non
 
 
 def _check_order(manifest: Manifest, order: str, plan: RunPlan) -> None:
-    if manifest.meta["data_order"] == order or plan.config.checkpoint.override_data_order:
+    asked = plan.config.checkpoint
+    if manifest.meta["data_order"] == order or asked.override_data_order or asked.change_blend:
         return
     raise ConfigError(
         "the training samples are not in the checkpoint's order",
-        why="data, split, seed, sequence length or the number of epochs that the run's length "
-        "needs differ; samples would be repeated or left out",
-        hint="give the first run's data settings and length, or accept the new order with "
-        "`--override-data-order`",
+        why="data, weights, split, seed, sequence length or the number of epochs that the run's "
+        "length needs differ; samples would be repeated or left out",
+        hint="give the first run's data settings and length; or go on with new sources or weights "
+        "by `--change-blend`, or in any order by `--override-data-order`",
     )

@@ -66,10 +66,19 @@ def mean_loss(
     """
     mask_BS = batch.loss_mask_BS
     weight_BS = mask_BS * (share / mask_BS.sum().clamp(min=1.0))
+    of_documents = {
+        name: tensor.to(device, non_blocking=True)
+        for name, tensor in (
+            ("positions_BS", batch.positions_BS),
+            ("documents_BS", batch.documents_BS),
+        )
+        if tensor is not None
+    }
     return loss(
         batch.tokens_BS.to(device, non_blocking=True),
         batch.targets_BS.to(device, non_blocking=True),
         weight_BS.to(device, non_blocking=True),
+        **of_documents,
     )
 
 

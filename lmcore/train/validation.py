@@ -15,7 +15,8 @@ from lmcore.train.step import HINT, NotFiniteError, mean_loss
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.data.gpt_dataset import GPTDataset
+    from lmcore.data.document_mask import DocumentMasks
+    from lmcore.data.loader import SampleSource
     from lmcore.model.gpt import GPT
     from lmcore.runtime.runtime import Runtime
 
@@ -45,11 +46,12 @@ def perplexity(loss: float) -> float:
 @torch.no_grad()
 def validate(
     model: GPT,
-    dataset: GPTDataset,
+    dataset: SampleSource,
     plan: RunPlan,
     runtime: Runtime,
     *,
     first_sample: int,
+    masks: DocumentMasks | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Validation | None:
     """Return the mean loss over `eval_iters` global batches, or None if *stop* says so.
@@ -63,6 +65,7 @@ def validate(
         plan: Gives batch size and `eval_iters`.
         runtime: Where to compute.
         first_sample: Position in *dataset* of the first sample.
+        masks: What ends with a document inside a sample; None: nothing.
         stop: Asked before each batch; a run that was told to exit validates no further.
 
     Raises:
@@ -86,6 +89,7 @@ def validate(
                 data_parallel_size=data_parallel.size,
                 prefetch=plan.config.data.num_prefetch,
                 vocab_size=plan.vocab_size,
+                masks=masks,
             ) as batches,
         ):
             for batch in batches:

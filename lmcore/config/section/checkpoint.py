@@ -45,6 +45,11 @@ class CheckpointSection:
     override_opt_param_scheduler: bool = option(
         False, "Continue with this run's learning-rate schedule, though the checkpoint's differs."
     )
+    change_blend: bool = option(
+        False,
+        "Continue with this run's data sources and weights, each source from where the checkpoint "
+        "left it.",
+    )
     override_data_order: bool = option(
         False, "Continue though the training samples come in another order than the checkpoint's."
     )

@@ -1,20 +1,25 @@
 """Tokenizers: text to ids and back; first step of `lmcore data prepare`, last of generation.
 
-`build_tokenizer` is the only place that knows the names of the types.  Nothing here imports torch.
+`tokenizer_from` is the only place that knows the names of the types.  Nothing here imports torch.
 """
 
 from lmcore.data.tokenizer.base import Tokenizer, TokenizerFactory
-from lmcore.data.tokenizer.build import build_tokenizer, tokenizer_types
+from lmcore.data.tokenizer.build import build_tokenizer, tokenizer_from, tokenizer_types
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
 from lmcore.data.tokenizer.null import NullTokenizer
+from lmcore.data.tokenizer.settled import SpecialIds, special_ids, spellings
 
 __all__ = [
     "ByteTokenizer",
     "GPT2BPETokenizer",
     "NullTokenizer",
+    "SpecialIds",
     "Tokenizer",
     "TokenizerFactory",
     "build_tokenizer",
+    "special_ids",
+    "spellings",
+    "tokenizer_from",
     "tokenizer_types",
 ]

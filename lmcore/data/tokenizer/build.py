@@ -1,10 +1,18 @@
-"""From `--tokenizer-type` and its options to a tokenizer."""
+"""From `--tokenizer-type` and its options to a tokenizer.
+
+The core passes `TokenizerSettings` on; a plugin's factory is called with the three options that
+the contract names.  A type's own module is loaded when it is built, with the library it needs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
+from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings, TypeOptions
 from lmcore.data.tokenizer.base import Tokenizer, TokenizerFactory
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
@@ -12,53 +20,70 @@ from lmcore.data.tokenizer.null import NullTokenizer
 from lmcore.errors import ConfigError, suggestion
 from lmcore.plugins.registrations import Registrations
 
-__all__ = ["build_tokenizer", "tokenizer_types"]
+__all__ = ["build_tokenizer", "tokenizer_from", "tokenizer_types"]
 
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
+_PATHS = ("vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path")
+_PLUGIN = TypeOptions(takes=("vocab_file", "merge_file"))  # as the contract says
 
 
-def _byte(
-    *, vocab_file: str | None, merge_file: str | None, vocab_size: int | None
-) -> ByteTokenizer:
-    del vocab_file, merge_file, vocab_size  # the type has no options
-    return ByteTokenizer()
+def _null(settings: TokenizerSettings) -> Tokenizer:
+    return NullTokenizer(settings.vocab_size or 0)
 
 
-def _null(
-    *, vocab_file: str | None, merge_file: str | None, vocab_size: int | None
-) -> NullTokenizer:
-    del vocab_file, merge_file
-    if vocab_size is None:
-        raise ConfigError("`NullTokenizer` needs `--vocab-size`")
-    return NullTokenizer(vocab_size)
+def _gpt2(settings: TokenizerSettings) -> Tokenizer:
+    return GPT2BPETokenizer(str(settings.vocab_file), str(settings.merge_file))
 
 
-def _gpt2(
-    *, vocab_file: str | None, merge_file: str | None, vocab_size: int | None
-) -> GPT2BPETokenizer:
-    del vocab_size  # the file has it
-    if vocab_file is None or merge_file is None:
-        missing = [
-            flag
-            for flag, value in (("--vocab-file", vocab_file), ("--merge-file", merge_file))
-            if value is None
-        ]
+def _wordpiece(settings: TokenizerSettings) -> Tokenizer:
+    from lmcore.data.tokenizer.wordpiece import BertWordPieceTokenizer
+
+    return BertWordPieceTokenizer(settings)
+
+
+def _sentence_piece(settings: TokenizerSettings) -> Tokenizer:
+    from lmcore.data.tokenizer import sentence_piece
+
+    kind = {
+        "SentencePieceTokenizer": sentence_piece.SentencePieceTokenizer,
+        "GPTSentencePieceTokenizer": sentence_piece.GPTSentencePieceTokenizer,
+        "Llama2Tokenizer": sentence_piece.Llama2Tokenizer,
+    }[str(settings.tokenizer_type)]
+    return kind(settings)
+
+
+def _pretrained(settings: TokenizerSettings) -> Tokenizer:
+    from lmcore.data.tokenizer.pretrained import PretrainedTokenizer
+
+    if settings.tokenizer_name_or_path is not None and settings.tokenizer_model is not None:
         raise ConfigError(
-            f"`GPT2BPETokenizer` needs {' and '.join(f'`{flag}`' for flag in missing)}",
-            hint="give the tokenizer's `vocab.json` and `merges.txt`, or use "
-            "`--tokenizer-type ByteTokenizer`, which needs no files",
+            "`--tokenizer-name-or-path` and `--tokenizer-model` exclude each other",
+            why=f"`{settings.tokenizer_type}` is read from one directory",
+            hint="keep one of them",
         )
-    return GPT2BPETokenizer(vocab_file, merge_file)
+    return PretrainedTokenizer(settings)
 
 
-_BUILT_IN: Mapping[str, TokenizerFactory] = MappingProxyType(
-    {"ByteTokenizer": _byte, "GPT2BPETokenizer": _gpt2, "NullTokenizer": _null}
+_BUILD: Mapping[str, Callable[[TokenizerSettings], Tokenizer]] = MappingProxyType(
+    {
+        "BertWordPieceCase": _wordpiece,
+        "BertWordPieceLowerCase": _wordpiece,
+        "ByteTokenizer": lambda _: ByteTokenizer(),
+        "GPT2BPETokenizer": _gpt2,
+        "GPTSentencePieceTokenizer": _sentence_piece,
+        "HFTokenizer": _pretrained,
+        "HuggingFaceTokenizer": _pretrained,
+        "Llama2Tokenizer": _sentence_piece,
+        "NullTokenizer": _null,
+        "PretrainedFromHF": _pretrained,
+        "SentencePieceTokenizer": _sentence_piece,
+    }
 )
 
 
 def tokenizer_types(extra: Mapping[str, TokenizerFactory] = _NONE) -> tuple[str, ...]:
     """Return the names that `build_tokenizer` takes, sorted."""
-    return tuple(sorted({*_BUILT_IN, *extra}))
+    return tuple(sorted({*BUILT_IN_TYPES, *extra}))
 
 
 def build_tokenizer(
@@ -67,32 +92,77 @@ def build_tokenizer(
     vocab_file: str | None = None,
     merge_file: str | None = None,
     vocab_size: int | None = None,
+    tokenizer_model: str | None = None,
+    tokenizer_name_or_path: str | None = None,
+    vocab_extra_ids: int = 0,
+    add_special_tokens: bool | None = None,
+    parse_special_tokens: bool = False,
     extra: Mapping[str, TokenizerFactory] = _NONE,
 ) -> Tokenizer:
-    """Build the tokenizer of a type.
+    """Do what `tokenizer_from` does, with the settings given one by one."""
+    settings = TokenizerSettings(
+        tokenizer_type,
+        vocab_file,
+        merge_file,
+        vocab_size,
+        tokenizer_model,
+        tokenizer_name_or_path,
+        vocab_extra_ids,
+        add_special_tokens,
+        parse_special_tokens,
+    )
+    return tokenizer_from(settings, extra=extra)
+
+
+def tokenizer_from(
+    settings: TokenizerSettings, *, extra: Mapping[str, TokenizerFactory] = _NONE
+) -> Tokenizer:
+    """Build the tokenizer of settings.
 
     Args:
-        tokenizer_type: A built-in name, or one of *extra*.
-        vocab_file: `vocab.json`, for the types that have one.
-        merge_file: `merges.txt`, likewise.
-        vocab_size: V of `NullTokenizer`.
+        settings: The type and its options.
         extra: The types that plugins registered; a built-in name cannot be replaced.
 
     Raises:
-        ConfigError: Unknown type, an option missing, or a plugin's type with a built-in name.
+        ConfigError: No or an unknown type, an option missing or too many, or a plugin's type with
+            a built-in name.
         DataError: A file that is missing or unfit.
     """
-    taken = sorted(_BUILT_IN.keys() & extra.keys())
+    taken = sorted(BUILT_IN_TYPES.keys() & extra.keys())
     if taken:
         raise ConfigError(
             f"a plugin registers the tokenizer type `{taken[0]}`, which is built in",
             hint="the plugin must choose another name",
         )
-    factory = _BUILT_IN.get(tokenizer_type) or extra.get(tokenizer_type)
-    if factory is None:
+    kind = settings.tokenizer_type
+    if kind is not None and kind in BUILT_IN_TYPES:
+        return _built_in(settings, kind, BUILT_IN_TYPES[kind])
+    if kind is None or kind not in extra:
         raise ConfigError(
-            f"unknown tokenizer type `{tokenizer_type}`",
+            f"unknown tokenizer type `{kind}`" if kind else "no tokenizer type is given",
             why=extra.why_missing() if isinstance(extra, Registrations) else None,
-            hint=suggestion(tokenizer_type, tokenizer_types(extra)),
+            hint=suggestion(kind or "", tokenizer_types(extra)),
         )
-    return factory(vocab_file=vocab_file, merge_file=merge_file, vocab_size=vocab_size)
+    if (problem := settings.unwanted(_PLUGIN)) is not None:
+        raise problem
+    return extra[kind](
+        vocab_file=settings.vocab_file,
+        merge_file=settings.merge_file,
+        vocab_size=settings.vocab_size,
+    )
+
+
+def _built_in(settings: TokenizerSettings, kind: str, options: TypeOptions) -> Tokenizer:
+    if missing := settings.missing(options):
+        raise ConfigError(f"`{kind}` needs {' and '.join(missing)}", hint=options.hint)
+    if (problem := settings.unwanted(options)) is not None:
+        raise problem
+    # Absolute: metadata and workers find the files from any directory.
+    changes: dict[str, Any] = {
+        name: str(Path(value).absolute())
+        for name in _PATHS
+        if (value := getattr(settings, name)) is not None
+    }
+    if "vocab_size" not in options.allowed:
+        changes["vocab_size"] = None  # it is the size that the model is padded to
+    return _BUILD[kind](dataclasses.replace(settings, **changes))

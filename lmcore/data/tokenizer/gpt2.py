@@ -1,9 +1,11 @@
 """GPT-2's byte-level BPE from `vocab.json` and `merges.txt`.
 
 A text is cut into words by GPT-2's pattern, and each word's ids come from a cache; only words
-not seen lately run through BPE: that of the `tokenizers` package, or the one in `bpe.py`.  Most
-of a text's words repeat, so that this is several times faster than a library's whole pipeline,
-which makes offsets and strings for every token.
+not seen lately run through BPE.  Most of a text's words repeat, so that this is several times
+faster than a library's whole pipeline, which makes offsets and strings for every token.  All of it
+is done in C++ where that was built (`native.py`), else here, with the merges of the `tokenizers`
+package or of `bpe.py`.  All three give the same ids; docs/explanation/tokenizer-engines.md says
+what they were compared with.
 
 The text of a special token inside a document is ordinary text, as in Megatron: a document that
 spells the end-of-document token cannot end itself.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Literal, assert_never
@@ -21,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import regex
 
+from lmcore.data.native import reason as native_reason
 from lmcore.data.tokenizer.base import Tokenizer
 from lmcore.data.tokenizer.bpe import python_bpe
 from lmcore.data.tokenizer.bpe_files import (
@@ -30,11 +34,12 @@ from lmcore.data.tokenizer.bpe_files import (
     read_vocabulary,
     require_match,
 )
-from lmcore.errors import MissingPackageError
+from lmcore.data.tokenizer.native import BlockTokens, NativeBPE, native_bpe
+from lmcore.errors import ConfigError, MissingPackageError
 
 __all__ = ["Engine", "GPT2BPETokenizer", "split_words"]
 
-Engine = Literal["auto", "tokenizers", "python"]
+Engine = Literal["auto", "native", "tokenizers", "python"]
 WordEncoder = Callable[[str], Sequence[int]]
 
 _END = "<|endoftext|>"
@@ -82,11 +87,12 @@ class GPT2BPETokenizer(Tokenizer):
     Args:
         vocab_file: `vocab.json`, tokens and their ids.
         merge_file: `merges.txt`, the rules in order of priority.
-        engine: `tokenizers`, `python`, or `auto`: the first where it is installed.  Both give
+        engine: `native`, `tokenizers`, `python`, or `auto`: the first that is here.  All give
             the same ids.
 
     Raises:
         DataError: A file that is missing or broken, or two that do not belong together.
+        ConfigError: `native` is asked for and was not built.
         MissingPackageError: `tokenizers` is asked for and not installed.
     """
 
@@ -102,25 +108,63 @@ class GPT2BPETokenizer(Tokenizer):
         self.vocab_size: int = max(vocabulary.values()) + 1
         self.eod: int | None = vocabulary.get(_END)
         self._requested: Engine = engine
-        self.engine, encode_word = _engine(engine, vocabulary, rules.merges)
-        self._ids_of_word = _WordCache(encode_word)
-        self._bytes_of_id = _bytes_by_id(vocabulary)
+        self._vocabulary = vocabulary
+        self._native = _native(engine, vocabulary, rules.merges)
+        self.engine: Engine = "native"
+        if self._native is None:
+            self.engine, encode_word = _engine(engine, vocabulary, rules.merges)
+            self._ids_of_word = _WordCache(encode_word)
 
     def __reduce__(self) -> tuple[Callable[..., GPT2BPETokenizer], tuple[str, str, Engine]]:
         """Pickle as the files' names: caches and engines stay in their process."""
         return _rebuild, (self.vocab_file, self.merge_file, self._requested)
 
+    @property
+    def threads(self) -> bool:
+        """Whether `encode_block` is there and leaves the interpreter free."""
+        return self._native is not None
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of *text*."""
+        if self._native is not None:
+            (found,) = self._native.encode_texts([text])
+            ids: list[int] = found.tolist()
+            return ids
         return list(chain.from_iterable(map(self._ids_of_word.__getitem__, split_words(text))))
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Return the ids of each text, as int32 arrays."""
+        if self._native is not None:
+            return self._native.encode_texts(texts)
         ids_of = self._ids_of_word.__getitem__
         return [
             np.fromiter(chain.from_iterable(map(ids_of, split_words(text))), dtype=np.int32)
             for text in texts
         ]
+
+    def encode_block(
+        self, block: bytes, keys: Sequence[str], end: int | None, dtype: np.dtype[np.integer]
+    ) -> BlockTokens | None:
+        """Return the tokens of a block of JSON lines; None where the engine is not `native`."""
+        if self._native is None:
+            return None
+        return self._native.encode_block(block, keys, end, dtype)
+
+    def encode_flat(
+        self, texts: Sequence[str], *, threads: int
+    ) -> tuple[list[npt.NDArray[np.int32]], npt.NDArray[np.int64]]:
+        """Return the ids of all texts one after another, an array a thread, and their lengths.
+
+        Raises:
+            ConfigError: The engine is not `native`.
+        """
+        if self._native is None:
+            raise ConfigError(f"the engine `{self.engine}` does not run in threads")
+        return self._native.encode_flat(texts, threads)
+
+    @cached_property
+    def _bytes_of_id(self) -> dict[int, bytes]:
+        return _bytes_by_id(self._vocabulary)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of *ids*, special tokens spelt out."""
@@ -156,6 +200,19 @@ def _bytes_by_id(vocabulary: dict[str, int]) -> dict[int, bytes]:
     return {i: spelt(token) for token, i in vocabulary.items()}
 
 
+def _native(requested: Engine, vocabulary: dict[str, int], merges: list[Merge]) -> NativeBPE | None:
+    if requested not in {"auto", "native"}:
+        return None
+    native = native_bpe(vocabulary, merges)
+    if native is None and requested == "native":
+        raise ConfigError(
+            "the engine `native` was not built",
+            why=native_reason,
+            hint="install a C++ compiler and then lmcore again, or take another engine",
+        )
+    return native
+
+
 def _engine(
     requested: Engine, vocabulary: dict[str, int], merges: list[Merge]
 ) -> tuple[Engine, WordEncoder]:
@@ -164,7 +221,7 @@ def _engine(
             return "python", python_bpe(vocabulary, merges)
         case "tokenizers":
             return "tokenizers", _library_bpe(vocabulary, merges)
-        case "auto":
+        case "auto" | "native":
             try:
                 return "tokenizers", _library_bpe(vocabulary, merges)
             except MissingPackageError:

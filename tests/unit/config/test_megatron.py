@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from lmcore.config.load import load_config
 from lmcore.config.megatron import FIXED, RENAMED, UNSUPPORTED, prepare_flags, train_flags
 from lmcore.config.section import run_options
+from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError
 
 # Every flag in the documents of the five systems and in the list of what they can do.
@@ -107,9 +109,13 @@ def test_published_command() -> None:
         --lr-decay-style cosine --weight-decay 1e-2 --clip-grad 1.0 --warmup .01
         --checkpoint-activations --deepspeed-activation-checkpointing --bf16"""
     with pytest.raises(ConfigError) as caught:
-        load_config(line.split())
-    assert caught.value.what == "`--train-data c4/en` is not supported"
-    assert caught.value.others == ()
+        load_config(line.split(), check=partial(problems_of, world_size=1))
+    assert "`--seq-length 2048` exceeds `--max-position-embeddings 1024`" in caught.value.what
+    assert [one.what for one in caught.value.others] == [
+        "`--tokenizer-type GPT2BPETokenizer` needs `--vocab-file`",
+        "`--tokenizer-type GPT2BPETokenizer` needs `--merge-file`",
+    ]
+    assert load_config(line.split()).config.data.train_data == ("c4/en",)
 
 
 def test_tables_of_data_preparation() -> None:

@@ -179,21 +179,6 @@ def test_tokenizer_files_go_together(tmp_path: Path) -> None:
     ]
 
 
-def test_one_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than one data set is refused, never trained on in part."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.bin", "a.idx", "a.meta.json", "b.bin", "b.idx", "b.meta.json"):
-        Path(name).touch()
-    assert found("--data-path a") == []
-    for words in ("a b", "0.3 a 0.7 b", "1.0 a"):
-        assert found(f"--data-path {words}") == [f"`--data-path {words}` is not one data set"]
-    assert hints("--data-path 1 a") == [
-        "leave the weight of a single data set out: `--data-path a`"
-    ]
-    (hint,) = hints("--data-path a b")
-    assert hint == "prepare one data set of all files: `lmcore data prepare --input A B ...`"
-
-
 def test_missing_files(tmp_path: Path) -> None:
     """Files that are not there are named before anything is built, with a guess where one is."""
     prefix = tmp_path / "web"

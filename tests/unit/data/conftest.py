@@ -20,11 +20,21 @@ MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d"]
 @pytest.fixture
 def bpe_files(tmp_path: Path) -> tuple[Path, Path]:
     """A `vocab.json` of 265 tokens and its `merges.txt`."""
+    return _write_bpe_files(tmp_path)
+
+
+def _write_bpe_files(folder: Path) -> tuple[Path, Path]:
     tokens = [*byte_alphabet(), *(rule.replace(" ", "") for rule in MERGES), "<|endoftext|>"]
-    vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
     vocab.write_text(json.dumps({token: i for i, token in enumerate(tokens)}), encoding="utf-8")
     merges.write_text("\n".join(["#version: 0.2", *MERGES, ""]), encoding="utf-8")
     return vocab, merges
+
+
+@pytest.fixture(scope="session")
+def hand_made(tmp_path_factory: pytest.TempPathFactory) -> GPT2BPETokenizer:
+    """The tokenizer of `bpe_files`, once for all tests."""
+    return GPT2BPETokenizer(*map(str, _write_bpe_files(tmp_path_factory.mktemp("bpe"))))
 
 
 @pytest.fixture(scope="session")
@@ -36,8 +46,8 @@ def gpt2_files(shared_data: Path) -> tuple[str, str]:
 
 @pytest.fixture(scope="session")
 def gpt2(gpt2_files: tuple[str, str]) -> GPT2BPETokenizer:
-    """GPT-2's tokenizer on the library's engine."""
-    return GPT2BPETokenizer(*gpt2_files, engine="tokenizers")
+    """GPT-2's tokenizer on the engine that it has here."""
+    return GPT2BPETokenizer(*gpt2_files)
 
 
 @pytest.fixture

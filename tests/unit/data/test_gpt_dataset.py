@@ -14,11 +14,12 @@ import time
 import numpy as np
 import pytest
 
-from lmcore.data import index_cache
+from lmcore.data import array_files, build_lock, index_cache, native
 from lmcore.data.gpt_dataset import GPTDataset
-from lmcore.data.index_cache import IndexRequest, default_cache_dir, load_or_build
+from lmcore.data.index_cache import IndexRequest, cache_key, default_cache_dir, load_or_build
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.indexed_writer import IndexedDatasetWriter
+from lmcore.data.sequence_facts import sequence_facts
 from lmcore.errors import DataError
 
 DOCUMENTS = [
@@ -53,8 +54,13 @@ def test_samples_of_the_published_vector(make_dataset, tmp_path):
     assert all(s.dtype == np.int64 for s in samples)
 
 
-def test_samples_are_the_stream_of_documents(make_dataset, tmp_path):
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_samples_are_the_stream_of_documents(make_dataset, tmp_path, monkeypatch, engine):
     """In the order of the sample index, samples overlap by one token and spell the epochs."""
+    if engine == "python":
+        monkeypatch.setattr(native, "builders", None)
+    elif not native.available:
+        pytest.skip(native.reason)
     made = dataset(make_dataset(DOCUMENTS), tmp_path, num_samples=50, sequence_length=3)
     stream = [t for d in made.index.document_index for t in DOCUMENTS[d]]
     for i in range(50):
@@ -128,10 +134,14 @@ def test_key_follows_the_data_not_its_place(make_dataset, tmp_path):
         with IndexedDatasetWriter(tmp_path / name, "uint16") as writer:
             for document in documents:
                 writer.add_document(document)
-        return request.key(IndexedDataset(tmp_path / name))
+        return key_of(request, IndexedDataset(tmp_path / name))
 
     assert key("a", [[1, 2], [3]]) == key("b", [[1, 2], [3]])
     assert key("a", [[1, 2], [3]]) != key("c", [[1], [2, 3]])
+
+
+def key_of(request: IndexRequest, indexed: IndexedDataset) -> str:
+    return cache_key(request, sequence_facts(indexed, request.sequence_range))
 
 
 @pytest.mark.parametrize("which", ["document_index", "sample_index", "shuffle_index", "json"])
@@ -176,7 +186,11 @@ def test_pickled_cache_is_never_loaded(make_dataset, tmp_path):
 
     np.save(path, np.array([Bomb()], dtype=object), allow_pickle=True)
     values = json.loads(description.read_text())
-    values["arrays"]["document_index"].update(index_cache._facts(path))
+    values["arrays"]["document_index"] |= {
+        "bytes": path.stat().st_size,
+        "crc32": array_files._checksum(path),
+        "mtime_ns": path.stat().st_mtime_ns,
+    }
     description.write_text(json.dumps(values))
     assert len(dataset(indexed, tmp_path)[0]) == 5
     assert not (tmp_path / "executed").exists()
@@ -215,10 +229,10 @@ def _build_in_process(prefix: str, cache: str, start, results) -> None:
     start.wait()
     builds = []
     build = IndexRequest.build
-    IndexRequest.build = lambda self, indexed: (
+    IndexRequest.build = lambda self, indexed, progress: (
         builds.append(1),
         time.sleep(0.3),
-        build(self, indexed),
+        build(self, indexed, progress),
     )[2]
     made = GPTDataset(
         IndexedDataset(prefix),
@@ -258,8 +272,9 @@ def test_lock_of_a_dead_process_is_removed(make_dataset, tmp_path, caplog):
     process.wait()
     request = IndexRequest((0, 5), 5, 4, 1234)
     (tmp_path / "cache").mkdir()
-    lock = tmp_path / "cache" / f"train-{request.key(indexed)}.lock"
-    lock.write_text(f"{socket.gethostname()} {process.pid}")
+    lock = tmp_path / "cache" / f"train-{key_of(request, indexed)}.lock"
+    owner = {"machine": build_lock._machine(), "host": socket.gethostname()}
+    lock.write_text(json.dumps({**owner, "pid": process.pid, "started": time.time()}))
     assert len(dataset(indexed, tmp_path)[0]) == 5
     assert "is gone" in caplog.text
     assert not lock.exists()
@@ -276,7 +291,8 @@ def test_waiting_ends_with_an_error_that_names_the_lock(make_dataset, tmp_path):
             build=False,
             timeout=0.3,
         )
-    assert ".lock" in caught.value.hint
+    assert ".lock" in caught.value.why
+    assert "the sample index of train" in caught.value.what
 
 
 def test_foreign_data_trains(shared_data, tmp_path):

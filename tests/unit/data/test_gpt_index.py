@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from lmcore.data import blending, gpt_index, native
 from lmcore.data.blending import build_blend_index, build_blend_index_python
-from lmcore.data.gpt_index import build_gpt_index, build_sample_index, build_sample_index_python
+from lmcore.data.gpt_index import (
+    build_gpt_index,
+    build_sample_index,
+    build_sample_index_python,
+    plan_epochs,
+)
 from lmcore.errors import DataError
 
 needs_native = pytest.mark.skipif(not native.available, reason=native.reason)
@@ -129,15 +134,44 @@ def test_native_refuses_other_arrays(sizes):
 
 
 @needs_native
-def test_native_refuses_unaligned_arrays_and_the_caller_copies_them():
-    """Sizes mapped from a file are not aligned: C++ refuses them, `build_sample_index` copies."""
+def test_native_reads_unaligned_arrays():
+    """Sizes mapped from a file are not aligned: C++ reads them where they lie."""
     raw = np.zeros(10, dtype=np.uint8)
     unaligned = raw[2:10].view(np.int32)
     unaligned[:] = [3, 4]
-    with pytest.raises(ValueError, match="aligned"):
-        native.builders.build_sample_index(unaligned, int32([0, 1]), 2, 3)
     built = build_sample_index(unaligned, int32([0, 1]), sequence_length=2, num_samples=3)
     assert built.tolist() == samples_by_loop([3, 4], [0, 1], 2, 3)
+
+
+@needs_native
+@pytest.mark.parametrize("length", [7, 1000, 1_000_000])
+def test_threads_cut_the_stream_alike(length):
+    """Divided over threads, a stream gives the index that numpy gives, with progress to its end."""
+    rng = np.random.default_rng(length)
+    sizes = rng.integers(0, 12, 50_000, dtype=np.int32)
+    documents = rng.integers(0, len(sizes), 1_200_000, dtype=np.int32)
+    count = (int(sizes[documents].sum()) - 1) // length
+    expected = build_sample_index_python(
+        sizes, documents, sequence_length=length, num_samples=count
+    )
+    for threads in (1, 2, 4):
+        progress = np.zeros(1, dtype=np.int64)
+        built = native.builders.build_sample_index(
+            sizes, documents, length, count, threads, progress
+        )
+        assert built.tobytes() == expected.tobytes()
+        assert progress[0] == len(documents)
+
+
+def test_progress_ends_at_the_work_planned(either):
+    """Building counts exactly the units of work that the plan names."""
+    sizes = int32([3, 5, 2, 7, 4])
+    planned = plan_epochs(21, num_samples=50, sequence_length=4)
+    progress = np.zeros(1, dtype=np.int64)
+    index = build_gpt_index(
+        sizes, (0, 5), sequence_length=4, num_samples=50, seed=1, progress=progress
+    )
+    assert progress[0] == planned.work(5, index.samples)
 
 
 @needs_native

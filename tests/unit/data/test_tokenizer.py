@@ -14,6 +14,7 @@ import regex
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lmcore.data import native
 from lmcore.data.tokenizer import (
     ByteTokenizer,
     GPT2BPETokenizer,
@@ -25,6 +26,11 @@ from lmcore.data.tokenizer import gpt2 as gpt2_module
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.data.tokenizer.gpt2 import split_words
 from lmcore.errors import ConfigError, DataError, MissingPackageError
+
+NATIVE = pytest.param(
+    "native", marks=pytest.mark.skipif(not native.available, reason="needs lmcore._native")
+)
+ENGINES = [NATIVE, "tokenizers", "python"]
 
 # As published with GPT-2.
 PUBLISHED = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
@@ -62,7 +68,7 @@ def test_byte_alphabet_maps_bytes_to_distinct_visible_characters():
     assert not any(c.isspace() or unicodedata.category(c) == "Cc" for c in alphabet)
 
 
-@pytest.mark.parametrize("engine", ["tokenizers", "python"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_hand_made_merges_give_the_tokens_worked_out_by_hand(bpe_files, engine):
     """Rules apply in order of priority: "hello world" is hello, Ġwor, ld."""
     tokenizer = GPT2BPETokenizer(*map(str, bpe_files), engine=engine)
@@ -73,7 +79,7 @@ def test_hand_made_merges_give_the_tokens_worked_out_by_hand(bpe_files, engine):
     assert tokenizer.decode(expected) == "hello world"
 
 
-@pytest.mark.parametrize("engine", ["tokenizers", "python"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "text, ids",
     [
@@ -96,30 +102,32 @@ def test_gpt2_sizes(gpt2):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(text=TEXT | ASCII | TRICKY)
 def test_engines_agree_and_round_trip(gpt2, gpt2_files, text):
-    """Library and Python give the same ids for any text, and decoding gives the text back."""
-    python = _python_engine(gpt2_files)
+    """C++, library and Python give the same ids for any text, and decoding gives the text back."""
+    python = _engine_of(gpt2_files, "python")
     ids = gpt2.encode(text)
     assert ids == python.encode(text)
+    assert ids == _engine_of(gpt2_files, "tokenizers").encode(text)
     assert gpt2.decode(ids) == text
     assert python.decode(ids) == text
 
 
-_engines: dict[tuple[str, str], GPT2BPETokenizer] = {}
+_engines: dict[tuple[str, str, str], GPT2BPETokenizer] = {}
 
 
-def _python_engine(files: tuple[str, str]) -> GPT2BPETokenizer:
-    if files not in _engines:
-        _engines[files] = GPT2BPETokenizer(*files, engine="python")
-    return _engines[files]
+def _engine_of(files: tuple[str, str], engine: str) -> GPT2BPETokenizer:
+    if (*files, engine) not in _engines:
+        _engines[*files, engine] = GPT2BPETokenizer(*files, engine=engine)
+    return _engines[*files, engine]
 
 
 def test_engines_agree_on_words_with_many_rules(gpt2, gpt2_files):
     """Long words without a break, where rules compete, come out the same."""
-    python = _python_engine(gpt2_files)
+    python = _engine_of(gpt2_files, "python")
     rng = np.random.default_rng(0)
-    for alphabet in ("ab", "aeinst", "0123456789", "=-"):
-        word = "".join(rng.choice(list(alphabet), 300))
-        assert gpt2.encode(word) == python.encode(word)
+    for alphabet in ("ab", "aeinst", "0123456789", "=-", "éàш"):
+        for size in (5, 15, 16, 40, 64, 65, 255, 257, 300):
+            word = "".join(rng.choice(list(alphabet), size))
+            assert gpt2.encode(word) == python.encode(word) == gpt2.encode(word)
 
 
 def test_whole_library_pipeline_gives_the_same_ids(gpt2, gpt2_files, shared_data):
@@ -142,7 +150,7 @@ def test_cache_of_words_keeps_its_bound_and_its_answers(bpe_files, monkeypatch):
     """With room for four words every text still gets the same ids."""
     reference = GPT2BPETokenizer(*map(str, bpe_files))
     monkeypatch.setattr(gpt2_module, "_CACHED_WORDS", 4)
-    small = GPT2BPETokenizer(*map(str, bpe_files))
+    small = GPT2BPETokenizer(*map(str, bpe_files), engine="tokenizers")
     text = " ".join(str(i % 13) for i in range(200))
     assert small.encode(text) == reference.encode(text)
     assert len(small._ids_of_word) <= 4
@@ -172,7 +180,11 @@ def test_fingerprint_follows_contents_not_places(bpe_files, tmp_path):
 
 
 def test_missing_library_falls_back_and_says_which_engine_runs(bpe_files, monkeypatch):
-    """Without `tokenizers`, `auto` runs the Python engine and asking for the library fails."""
+    """With neither C++ nor library `auto` runs Python; asking for one that is not here fails."""
+    monkeypatch.setattr("lmcore.data.tokenizer.native.builders", None)
+    with pytest.raises(ConfigError, match="the engine `native` was not built"):
+        GPT2BPETokenizer(*map(str, bpe_files), engine="native")
+    assert GPT2BPETokenizer(*map(str, bpe_files)).engine == "tokenizers"
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert GPT2BPETokenizer(*map(str, bpe_files)).engine == "python"
     with pytest.raises(MissingPackageError, match="pip install tokenizers"):
@@ -284,7 +296,7 @@ def test_null_refuses_what_is_no_id(text):
 
 def test_build_gives_the_types():
     """Each name builds its type, and `describe` has what rebuilds it."""
-    assert tokenizer_types() == ("ByteTokenizer", "GPT2BPETokenizer", "NullTokenizer")
+    assert set(tokenizer_types()) > {"ByteTokenizer", "GPT2BPETokenizer", "NullTokenizer"}
     assert build_tokenizer("ByteTokenizer").describe() == {"type": "ByteTokenizer"}
     null = build_tokenizer("NullTokenizer", vocab_size=7)
     assert null.describe() == {"type": "NullTokenizer", "vocab_size": 7}
@@ -327,7 +339,7 @@ def test_build_takes_types_of_plugins():
         build_tokenizer("ByteTokenizer", extra={"ByteTokenizer": factory})
 
 
-@pytest.mark.parametrize("engine", ["tokenizers", "python"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_lone_surrogates_are_refused_alike(bpe_files, engine):
     """Both engines refuse text that is not Unicode in the same way."""
     with pytest.raises(UnicodeEncodeError):

@@ -12,7 +12,7 @@ from lmcore.config.load import load_config
 from lmcore.data.corpora import bundled_text
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.errors import ConfigError, DataError
-from lmcore.train.corpus import choose_text, choose_tokenizer, open_corpus
+from lmcore.train.corpus import choose_texts, choose_tokenizer, open_corpus
 
 
 def choose(flags: str, extra: Any = None) -> Any:
@@ -29,15 +29,16 @@ def test_text_of_a_run(data_prefix: str) -> None:
     own = bundled_text()
     texts = {own.name: own}
 
-    def text_of(flags: str) -> Any:
-        return choose_text(load_config(flags.split()).config.data, texts)
+    def texts_of(flags: str) -> Any:
+        return choose_texts(load_config(flags.split()).config.data, texts)
 
-    assert text_of("") == text_of("--corpus shakespeare") == own
-    assert text_of(f"--data-path {data_prefix}") is None
-    with pytest.raises(ConfigError, match="there is no text of this name"):
-        text_of("--corpus hamlet")
-    with pytest.raises(ConfigError, match="exclude each other"):
-        text_of(f"--corpus shakespeare --data-path {data_prefix}")
+    assert texts_of("") == texts_of("--corpus shakespeare") == {own.name: own}
+    assert texts_of("--train-data shakespeare") == {own.name: own}
+    assert texts_of(f"--data-path {data_prefix}") == {}
+    with pytest.raises(ConfigError, match="`--corpus hamlet`: there is no text of this name"):
+        texts_of("--corpus hamlet")
+    with pytest.raises(ConfigError, match="`--valid-data hamlet`: there is no text"):
+        texts_of("--train-data shakespeare --valid-data hamlet")
 
 
 def test_tokenizer_of_the_data(data_prefix: str) -> None:

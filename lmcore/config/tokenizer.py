@@ -1,0 +1,188 @@
+"""Which tokenizer, and how it is built: one object from the command line to the worker process.
+
+The sections of `lmcore train`, `data prepare` and `generate` have its fields as options; the
+metadata of a data set and the record in a run directory have them as keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from lmcore.errors import ConfigError
+
+__all__ = ["BUILT_IN_TYPES", "TokenizerSettings", "TypeOptions"]
+
+Value = str | int | None
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """What builds a tokenizer; None, 0 and False: not given.
+
+    Attributes:
+        tokenizer_type: A built-in name or a plugin's.
+        vocab_file: `vocab.json` or `vocab.txt`.
+        merge_file: `merges.txt`.
+        vocab_size: V of `NullTokenizer`.
+        tokenizer_model: A SentencePiece model; for pretrained types also what the next one is.
+        tokenizer_name_or_path: Directory of a pretrained tokenizer, or its `tokenizer.json`.
+        vocab_extra_ids: Number of sentinel tokens added at the end of the vocabulary.
+        add_special_tokens: Whether each text gets the tokens that the tokenizer puts around it;
+            None: as Megatron does for the type.
+        parse_special_tokens: Whether text that spells a special token becomes that token.
+    """
+
+    tokenizer_type: str | None = None
+    vocab_file: str | None = None
+    merge_file: str | None = None
+    vocab_size: int | None = None
+    tokenizer_model: str | None = None
+    tokenizer_name_or_path: str | None = None
+    vocab_extra_ids: int = 0
+    add_special_tokens: bool | None = None
+    parse_special_tokens: bool = False
+
+    @classmethod
+    def of(cls, section: object) -> TokenizerSettings:
+        """Take the fields of the same names from a section of options."""
+        return cls(**{field.name: getattr(section, field.name) for field in _FIELDS})
+
+    @classmethod
+    def described(cls, description: Mapping[str, object]) -> TokenizerSettings:
+        """Return what `describe` described; what a plugin's type says besides is left out.
+
+        Raises:
+            ConfigError: A value of the wrong type.
+        """
+        values: dict[str, object] = {}
+        for key, value in description.items():
+            name = "tokenizer_type" if key == "type" else key
+            if name not in _KINDS or value is None:
+                continue
+            if not _fits(value, _KINDS[name]):
+                raise ConfigError(f"a tokenizer is described by `{key}: {value}`, of a wrong type")
+            values[name] = value
+        return cls(**values)  # type: ignore[arg-type]  # the types were checked above
+
+    def describe(self) -> dict[str, Value]:
+        """Return what was given, by name, the type under `type`."""
+        given: dict[str, Value] = {"type": self.tokenizer_type}
+        for field in _FIELDS[1:]:
+            value = getattr(self, field.name)
+            if value != field.default:
+                given[field.name] = value
+        return given
+
+    def given(self) -> dict[str, str]:
+        """Return the flags that were given, but for the type, each as it would be typed."""
+        flags = {}
+        for name, value in list(self.describe().items())[1:]:
+            flag = _flag(name)
+            if isinstance(value, bool):
+                flags[name] = flag if value else f"--no-{flag[2:]}"
+            else:
+                flags[name] = f"{flag} {value}"
+        return flags
+
+    def missing(self, options: TypeOptions) -> list[str]:
+        """Return the flags that a type needs and that were not given; of several, one is enough."""
+        return [
+            " or ".join(f"`{_flag(name)}`" for name in names)
+            for names in options.needs
+            if all(getattr(self, name) is None for name in names)
+        ]
+
+    def unwanted(self, options: TypeOptions) -> ConfigError | None:
+        """Return the error where an option was given that the type does not take.
+
+        `vocab_size` may always be there: it is also the size that a model is padded to.
+        """
+        for name, typed in self.given().items():
+            if name != "vocab_size" and name not in options.allowed:
+                taken = ", ".join(f"`{_flag(one)}`" for one in options.allowed)
+                return ConfigError(
+                    f"`{typed}` does not go with `--tokenizer-type {self.tokenizer_type}`",
+                    why=f"it takes {taken}" if taken else "it takes no options",
+                    hint=f"leave `{_flag(name)}` out, or choose another type",
+                )
+        return None
+
+
+@dataclass(frozen=True)
+class TypeOptions:
+    """Which options a type takes.
+
+    Attributes:
+        needs: What it cannot be made without; of each group, one.
+        takes: What it takes besides.
+        hint: What to do where something is missing.
+    """
+
+    needs: tuple[tuple[str, ...], ...] = ()
+    takes: tuple[str, ...] = ()
+    hint: str | None = None
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The options that it takes in all."""
+        return (*(name for names in self.needs for name in names), *self.takes)
+
+
+_WORDPIECE = TypeOptions(
+    needs=(("vocab_file",),),
+    takes=("vocab_extra_ids",),
+    hint="give the `vocab.txt` of the tokenizer; `lmcore data train-tokenizer` makes one",
+)
+_MODEL_HINT = "give a `.model` file of SentencePiece; `lmcore data train-tokenizer` makes one"
+_PRETRAINED = TypeOptions(
+    needs=(("tokenizer_name_or_path", "tokenizer_model"),),
+    takes=("vocab_extra_ids", "add_special_tokens", "parse_special_tokens"),
+    hint="give a directory with a `tokenizer.json`",
+)
+
+BUILT_IN_TYPES: Mapping[str, TypeOptions] = MappingProxyType(
+    {
+        "BertWordPieceCase": _WORDPIECE,
+        "BertWordPieceLowerCase": _WORDPIECE,
+        "ByteTokenizer": TypeOptions(),
+        "GPT2BPETokenizer": TypeOptions(
+            needs=(("vocab_file",), ("merge_file",)),
+            hint="give the tokenizer's `vocab.json` and `merges.txt`, or use "
+            "`--tokenizer-type ByteTokenizer`, which needs no files",
+        ),
+        "GPTSentencePieceTokenizer": TypeOptions(needs=(("tokenizer_model",),), hint=_MODEL_HINT),
+        "HFTokenizer": _PRETRAINED,
+        "HuggingFaceTokenizer": _PRETRAINED,
+        "Llama2Tokenizer": TypeOptions(
+            needs=(("tokenizer_model",),), takes=("add_special_tokens",), hint=_MODEL_HINT
+        ),
+        "NullTokenizer": TypeOptions(needs=(("vocab_size",),)),
+        "PretrainedFromHF": _PRETRAINED,
+        "SentencePieceTokenizer": TypeOptions(
+            needs=(("tokenizer_model",),),
+            takes=("vocab_extra_ids", "parse_special_tokens"),
+            hint=_MODEL_HINT,
+        ),
+    }
+)
+"""lmcore's own types, by name."""
+
+_FIELDS = dataclasses.fields(TokenizerSettings)
+_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("tokenizer_type", "vocab_file", "merge_file"), str),
+    "vocab_size": int,
+    **dict.fromkeys(("tokenizer_model", "tokenizer_name_or_path"), str),
+    "vocab_extra_ids": int,
+    **dict.fromkeys(("add_special_tokens", "parse_special_tokens"), bool),
+}
+
+
+def _fits(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

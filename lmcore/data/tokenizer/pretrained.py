@@ -1,0 +1,227 @@
+"""Pretrained tokenizers of any kind: `PretrainedFromHF`, `HFTokenizer`, `HuggingFaceTokenizer`.
+
+Their `tokenizer.json` is run by the `tokenizers` library alone: no code comes with it, and nothing
+is downloaded.  What the library does differently from Megatron's wish is undone here: text that
+spells a special token stays text, and nothing is truncated or padded.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.data.tokenizer.pretrained_files import PretrainedFiles, read_pretrained
+from lmcore.data.tokenizer.settled import SettledTokenizer, SpecialIds
+from lmcore.errors import DataError
+
+__all__ = ["PretrainedTokenizer", "pretrained_path"]
+
+_SENTINELS = {"PretrainedFromHF": "<extra_id_{:02}>"}
+_SENTINEL = "<extra_id_{}>"
+_PROBES = ("a", "b c")
+_MAX_ID = 2**31 - 2
+
+Ids = tuple[int, ...]
+
+
+def pretrained_path(settings: TokenizerSettings) -> tuple[str, str]:
+    """Return the path of a pretrained tokenizer, and the flag that gave it; empty: none was."""
+    if settings.tokenizer_name_or_path is not None:
+        return settings.tokenizer_name_or_path, "--tokenizer-name-or-path"
+    return settings.tokenizer_model or "", "--tokenizer-model"
+
+
+class PretrainedTokenizer(SettledTokenizer):
+    """What a `tokenizer.json` describes, with the tokens that are named beside it.
+
+    Args:
+        settings: The type, the path, and the options of pretrained types.
+
+    Raises:
+        DataError: Files that are missing or damaged.
+    """
+
+    def __init__(self, settings: TokenizerSettings) -> None:
+        path, flag = pretrained_path(settings)
+        if settings.tokenizer_type is None or not path:
+            raise TypeError("type and path must be given")
+        if multiprocessing.parent_process() is not None:
+            # A worker of data preparation is one of many: the library must not start its threads.
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self.settings = settings
+        self.name = settings.tokenizer_type
+        self._files = read_pretrained(path, flag=flag)
+        sentinel = _SENTINELS.get(self.name, _SENTINEL)
+        sentinels = [sentinel.format(i) for i in range(settings.vocab_extra_ids)]
+        self._library = _load(self._files, sentinels)
+        vocabulary = self._library.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        by_id = {i: token for token, i in vocabulary.items()}
+        self.spellings = tuple(by_id.get(i, "") for i in range(self.vocab_size))
+        self.special = _special_ids(self._files.roles, vocabulary, sentinels)
+        self.eod: int | None = self.special.eos
+        self._before, self._after = (
+            ((), ())
+            if settings.add_special_tokens is False
+            else _around(self._library, self._files, vocabulary, path)
+        )
+        self._library.encode_special_tokens = not settings.parse_special_tokens
+        added = self._library.get_added_tokens_decoder()
+        self._special_spellings = {i: one.content for i, one in added.items() if one.special}
+        words = sorted(self._special_spellings.values(), key=len, reverse=True)
+        self._spelt = re.compile("|".join(map(re.escape, words))) if words else None
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of *text*."""
+        return list(map(int, self.encode_batch([text])[0]))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        """Return the ids of each text, as int32 arrays."""
+        for text in texts:
+            if not text.isascii():
+                text.encode()  # a lone surrogate is told as such
+        encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        arrays = []
+        for text, one in zip(texts, encoded, strict=True):
+            ids: list[int] = one.ids
+            if self._spells_special(text):
+                ids = self._as_text(text)
+            arrays.append(np.array([*self._before, *ids, *self._after], dtype=np.int32))
+        return arrays
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of *ids*, special tokens spelt out."""
+        self.check_ids(ids)
+        return self._library.decode(list(ids), skip_special_tokens=False)
+
+    def files(self) -> tuple[str, ...]:
+        """Return `tokenizer.json` and the files beside it that name its tokens."""
+        return tuple(str(path) for path in self._files.paths)
+
+    def content_digests(self) -> list[str]:
+        """Return a hash of the pipeline, and one of what else was read of the configuration.
+
+        A configuration also holds what has nothing to do with ids, such as templates of chats.
+        """
+        asked = asdict(self._files) | {"paths": None, "pipeline": None}
+        pipeline = sha256(Path(self.files()[0]).read_bytes()).hexdigest()
+        return [pipeline, sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()]
+
+    def _spells_special(self, text: str) -> bool:
+        if self.settings.parse_special_tokens or self._spelt is None:
+            return False
+        return self._spelt.search(text) is not None
+
+    def _as_text(self, text: str) -> list[int]:
+        """Encode a text that spells special tokens; a model may have them among its pieces.
+
+        Such a piece is divided into its characters, which no special token is.
+        """
+        encoding = self._library.encode(text, add_special_tokens=False)
+        ids: list[int] = []
+        for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            spelling = self._special_spellings.get(i)
+            if spelling is not None and text[start:end].strip() == spelling:
+                for character in spelling:
+                    ids += [token.id for token in self._library.model.tokenize(character)]
+            else:
+                ids.append(i)
+        return ids
+
+
+def _load(files: PretrainedFiles, sentinels: Sequence[str]) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer with every token that is named, and the sentinels last."""
+    try:
+        library = tokenizers.Tokenizer.from_str(files.pipeline)
+    except BaseException as error:
+        # A panic of the library is no `Exception`; an interruption is none of its errors.
+        if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)):
+            raise
+        raise DataError(
+            f"`{files.paths[0]}` is not a tokenizer",
+            why=str(error)[:300],
+            hint="it must be a `tokenizer.json` of the `tokenizers` library",
+        ) from None
+    library.no_truncation()
+    library.no_padding()
+    known = library.get_vocab(with_added_tokens=True)
+    if not known or max(known.values()) > _MAX_ID - len(files.added) - len(sentinels):
+        raise DataError(
+            f"`{files.paths[0]}` has {len(known)} tokens",
+            why=f"a vocabulary has from 1 token to ids of {_MAX_ID}",
+        )
+    added = library.get_added_tokens_decoder()
+    present = {one.content for one in added.values()}
+    for one in files.added:
+        if one.content not in present:
+            add = library.add_special_tokens if one.special else library.add_tokens
+            add([tokenizers.AddedToken(**asdict(one))])
+    library.add_special_tokens(
+        [tokenizers.AddedToken(s, special=True, normalized=False) for s in sentinels]
+    )
+    return library
+
+
+def _special_ids(
+    roles: dict[str, str], vocabulary: dict[str, int], sentinels: Sequence[str]
+) -> SpecialIds:
+    """Return the ids of the roles; where one is missing, its nearest neighbour as in Megatron."""
+    ids = {role: vocabulary.get(token) for role, token in roles.items()}
+    eos, sep, bos, cls = ids.get("eos"), ids.get("sep"), ids.get("bos"), ids.get("cls")
+    eos = sep if eos is None else eos
+    pad = ids.get("pad")
+    return SpecialIds(
+        cls=bos if cls is None else cls,
+        sep=eos if sep is None else sep,
+        pad=eos if pad is None else pad,
+        mask=ids.get("mask"),
+        bos=cls if bos is None else bos,
+        eos=eos,
+        unk=ids.get("unk"),
+        sentinels=tuple(vocabulary[token] for token in sentinels),
+    )
+
+
+def _around(
+    library: tokenizers.Tokenizer, files: PretrainedFiles, vocabulary: dict[str, int], path: str
+) -> tuple[Ids, Ids]:
+    """Return the ids that the tokenizer puts before and after each text."""
+    if files.add_bos is not None or files.add_eos is not None:
+        # As in `transformers`: what the configuration says takes the place of the pipeline's rule.
+        before = _role(files, "bos", vocabulary) if files.add_bos else ()
+        return before, _role(files, "eos", vocabulary) if files.add_eos else ()
+    found: set[tuple[Ids, Ids]] = set()
+    for probe in _PROBES:
+        plain = library.encode(probe, add_special_tokens=False).ids
+        whole = library.encode(probe).ids
+        places = range(len(whole) - len(plain) + 1)
+        starts = [i for i in places if whole[i : i + len(plain)] == plain]
+        if len(starts) != 1:
+            raise DataError(
+                f"the tokenizer in `{path}` does not put its special tokens around a text",
+                why=f"it makes {whole} of `{probe}`, which alone is {plain}",
+                hint="use `--no-add-special-tokens`",
+            )
+        i = starts[0]
+        found.add((tuple(whole[:i]), tuple(whole[i + len(plain) :])))
+    if len(found) != 1:
+        raise DataError(
+            f"the tokenizer in `{path}` puts other special tokens around other texts",
+            hint="use `--no-add-special-tokens`",
+        )
+    return found.pop()
+
+
+def _role(files: PretrainedFiles, role: str, vocabulary: dict[str, int]) -> Ids:
+    return (vocabulary[files.roles[role]],) if role in files.roles else ()

@@ -1,0 +1,180 @@
+"""Reads the directory of a pretrained tokenizer: `tokenizer.json` and what stands beside it.
+
+`tokenizer.json` has the vocabulary and the pipeline.  `tokenizer_config.json` (or the older
+`special_tokens_map.json`) says which token begins, ends, pads or masks a text.  Code that a
+directory brings is never run, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmcore.data.tokenizer.settled import read_bounded
+from lmcore.errors import DataError
+
+__all__ = ["AddedSpelling", "PretrainedFiles", "read_pretrained"]
+
+_PIPELINE = "tokenizer.json"
+_CONFIG = "tokenizer_config.json"
+_MAP = "special_tokens_map.json"
+_MAX_PIPELINE_BYTES = 512 * 1024 * 1024
+_MAX_CONFIG_BYTES = 32 * 1024 * 1024
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+# What other layouts look like, and the type that reads each.
+_OTHER_LAYOUTS = {
+    "merges.txt": "`--tokenizer-type GPT2BPETokenizer` reads its `vocab.json` and `merges.txt`",
+    "vocab.txt": "`--tokenizer-type BertWordPieceLowerCase` reads its `vocab.txt`",
+    "spiece.model": "`--tokenizer-type SentencePieceTokenizer` reads its `spiece.model`",
+    "tokenizer.model": "`--tokenizer-type Llama2Tokenizer` reads its `tokenizer.model`",
+}
+
+
+@dataclass(frozen=True)
+class AddedSpelling:
+    """A token that the configuration adds, with how it is found in text."""
+
+    content: str
+    special: bool = True
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+
+@dataclass(frozen=True)
+class PretrainedFiles:
+    """What the files of a pretrained tokenizer say.
+
+    Attributes:
+        paths: The files that were read, `tokenizer.json` first.
+        pipeline: Its text.
+        roles: The spelling of the token for each of bos, eos, unk, sep, pad, cls, mask.
+        added: Tokens that the configuration names, in order of their ids.
+        add_bos: Whether texts begin with bos; None: as the pipeline says.
+        add_eos: Whether texts end with eos; likewise.
+    """
+
+    paths: tuple[Path, ...]
+    pipeline: str
+    roles: dict[str, str] = field(default_factory=dict)
+    added: tuple[AddedSpelling, ...] = ()
+    add_bos: bool | None = None
+    add_eos: bool | None = None
+
+
+def read_pretrained(path: str, *, flag: str) -> PretrainedFiles:
+    """Read a directory, or a `tokenizer.json` and what stands beside it.
+
+    A file of another name is read alone.
+
+    Raises:
+        DataError: Missing, too large, not JSON, or of another layout.
+    """
+    pipeline = _pipeline_path(Path(path), flag)
+    content = read_bounded(str(pipeline), _MAX_PIPELINE_BYTES, flag=flag)
+    paths, settings = [pipeline], {}
+    if pipeline.name == _PIPELINE:
+        for name in (_MAP, _CONFIG):  # what the newer one says counts
+            beside = pipeline.with_name(name)
+            if beside.is_file():
+                paths.append(beside)
+                settings.update({k: v for k, v in _object(beside, flag).items() if v is not None})
+    where = str(paths[-1])
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise DataError(f"`{pipeline}` is not UTF-8", hint=f"check `{flag}`") from None
+    return PretrainedFiles(
+        paths=tuple(paths),
+        pipeline=text,
+        roles={
+            role: _spelling(settings[key], key, where).content
+            for role in _ROLES
+            if (key := f"{role}_token") in settings
+        },
+        added=_added(settings, where),
+        add_bos=_switch(settings, "add_bos_token", where),
+        add_eos=_switch(settings, "add_eos_token", where),
+    )
+
+
+def _pipeline_path(path: Path, flag: str) -> Path:
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise DataError(
+            f"`{flag} {path}`: no such directory",
+            why="a tokenizer is read from the disk, and nothing is downloaded",
+            hint="fetch it first, for example with `hf download NAME --local-dir DIRECTORY`",
+        )
+    pipeline = path / _PIPELINE
+    if not pipeline.is_file():
+        hints = [told for name, told in _OTHER_LAYOUTS.items() if (path / name).is_file()]
+        raise DataError(
+            f"`{path}` has no `{_PIPELINE}`",
+            why="that file has the whole of a pretrained tokenizer; the older layouts have not",
+            hint=hints[0] if hints else f"check `{flag}`",
+        )
+    return pipeline
+
+
+def _object(path: Path, flag: str) -> dict[str, Any]:
+    content = read_bounded(str(path), _MAX_CONFIG_BYTES, flag=flag)
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"`{path}` is not JSON", why=str(error)) from None
+    if not isinstance(values, dict):
+        raise DataError(f"`{path}` is not a JSON object")
+    return values
+
+
+def _spelling(value: object, key: str, where: str) -> AddedSpelling:
+    """Return a token that is given by its spelling, or by an object with its `content`."""
+    if isinstance(value, str):
+        value = {"content": value}
+    if isinstance(value, dict) and isinstance(value.get("content"), str) and value["content"]:
+        content: str = value["content"]
+        return AddedSpelling(
+            content,
+            special=value.get("special") is not False,
+            single_word=value.get("single_word") is True,
+            lstrip=value.get("lstrip") is True,
+            rstrip=value.get("rstrip") is True,
+            normalized=value.get("normalized") is True,
+        )
+    raise DataError(
+        f"`{where}`: `{key}` is not a token",
+        why="a token is a text, or an object with its text under `content`",
+    )
+
+
+def _added(settings: dict[str, Any], where: str) -> tuple[AddedSpelling, ...]:
+    """Return the tokens by id, then the special ones that have none yet."""
+    numbered = settings.get("added_tokens_decoder", {})
+    key = "added_tokens_decoder"
+    if not isinstance(numbered, dict) or not all(i.isdecimal() and len(i) < 12 for i in numbered):
+        raise DataError(f"`{where}`: `{key}` is not an object of ids and tokens")
+    found = [_spelling(numbered[i], key, where) for i in sorted(numbered, key=int)]
+    roles = [f"{role}_token" for role in _ROLES]
+    found += [_spelling(settings[key], key, where) for key in roles if key in settings]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        more = settings.get(key, [])
+        values = list(more.values()) if isinstance(more, dict) else more
+        if not isinstance(values, list):
+            raise DataError(f"`{where}`: `{key}` is not a list of tokens")
+        found += [_spelling(value, key, where) for value in values]
+    first: dict[str, AddedSpelling] = {}
+    for one in found:
+        first.setdefault(one.content, one)
+    return tuple(first.values())
+
+
+def _switch(settings: dict[str, Any], key: str, where: str) -> bool | None:
+    value = settings.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise DataError(f"`{where}`: `{key}` is neither true nor false")
+    return value

@@ -1,0 +1,158 @@
+"""SentencePiece models: `SentencePieceTokenizer`, `GPTSentencePieceTokenizer`, `Llama2Tokenizer`.
+
+The `sentencepiece` library encodes; the three types differ in what they add to its vocabulary and
+to its ids, as Megatron's do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.data.tokenizer.sentence_piece_file import Processor, load_model
+from lmcore.data.tokenizer.settled import SettledTokenizer, SpecialIds
+
+__all__ = ["GPTSentencePieceTokenizer", "Llama2Tokenizer", "SentencePieceTokenizer"]
+
+
+class _ModelTokenizer(SettledTokenizer):
+    """What the three have in common.
+
+    Args:
+        settings: The type, `tokenizer_model`, and the options of the type.
+
+    Raises:
+        DataError: The model is missing or damaged.
+        MissingPackageError: `sentencepiece` is not installed.
+    """
+
+    def __init__(self, settings: TokenizerSettings) -> None:
+        if settings.tokenizer_type is None or settings.tokenizer_model is None:
+            raise TypeError("type and model must be given")
+        self.settings = settings
+        self.name = settings.tokenizer_type
+        self._model: Processor = load_model(settings.tokenizer_model)
+        pieces = self._model.get_piece_size()
+        self.spellings = tuple(map(self._model.id_to_piece, range(pieces)))
+        self.special = SpecialIds(
+            pad=_present(self._model.pad_id()),
+            bos=_present(self._model.bos_id()),
+            eos=_present(self._model.eos_id()),
+            unk=_present(self._model.unk_id()),
+        )
+        self.vocab_size: int = pieces
+        self.eod: int | None = self.special.eos
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of *text*."""
+        return self._encoded([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        """Return the ids of each text, as int32 arrays."""
+        return [np.array(ids, dtype=np.int32) for ids in self._encoded(list(texts))]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of *ids*; a text's begin and end have none."""
+        self.check_ids(ids)
+        return self._model.decode(list(ids))
+
+    def files(self) -> tuple[str, ...]:
+        """Return the model."""
+        return (self.settings.tokenizer_model,) if self.settings.tokenizer_model else ()
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        for text in texts:
+            if not text.isascii():
+                text.encode()  # a lone surrogate is told as such
+        # One thread: data preparation starts a process for each core.
+        return self._model.encode(texts, num_threads=1)
+
+
+class GPTSentencePieceTokenizer(_ModelTokenizer):
+    """The ids of the model, nothing added; its end of a text ends a document."""
+
+
+class Llama2Tokenizer(_ModelTokenizer):
+    """The ids of the model after its begin of a text, unless `add_special_tokens` is off."""
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        encoded = super()._encoded(texts)
+        if self.settings.add_special_tokens is False or self.special.bos is None:
+            return encoded
+        return [[self.special.bos, *ids] for ids in encoded]
+
+
+class SentencePieceTokenizer(_ModelTokenizer):
+    """A model as T5 needs it: with tokens for pairs, masks, the end of a document, and sentinels.
+
+    After the model's pieces come `<CLS>`, `<SEP>`, `<EOD>`, `<MASK>`, then those of `<PAD>`,
+    `<BOS>`, `<EOS>` that the model has nothing for, then `<extra_id_0>` on; a token that is a piece
+    of the model keeps its id.
+    """
+
+    def __init__(self, settings: TokenizerSettings) -> None:
+        super().__init__(settings)
+        pieces = {piece: i for i, piece in enumerate(self.spellings)}
+        added: dict[str, int] = {}
+
+        def add(token: str) -> int:
+            added[token] = pieces.setdefault(token, len(pieces))
+            return added[token]
+
+        def own(i: int | None, otherwise: str) -> int:
+            return add(otherwise if i is None else self.spellings[i])
+
+        ours = self.special
+        cls, sep, self.eod, mask = map(add, ("<CLS>", "<SEP>", "<EOD>", "<MASK>"))
+        self.special = SpecialIds(
+            cls=cls,
+            sep=sep,
+            mask=mask,
+            pad=own(ours.pad, "<PAD>"),
+            bos=own(ours.bos, "<BOS>"),
+            eos=own(ours.eos, "<EOS>"),
+            unk=ours.unk,
+            sentinels=tuple(add(f"<extra_id_{i}>") for i in range(settings.vocab_extra_ids)),
+        )
+        self.spellings = tuple(pieces)
+        self.vocab_size = len(pieces)
+        self._spelt = {i: token for token, i in added.items()}
+        self._id_of_spelling = added
+        # The longest of two that begin alike is the one that is meant.
+        tokens = sorted(added, key=len, reverse=True)
+        self._any_special = re.compile("|".join(map(re.escape, tokens)))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of *ids*, special tokens spelt out between spaces."""
+        self.check_ids(ids)
+        parts: list[str] = []
+        plain: list[int] = []
+        for i in ids:
+            if i in self._spelt:
+                parts += [self._model.decode(plain), f" {self._spelt[i]} "]
+                plain = []
+            else:
+                plain.append(i)
+        return "".join([*parts, self._model.decode(plain)])
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        if not self.settings.parse_special_tokens:
+            return super()._encoded(texts)
+        return [self._parsed(text) for text in texts]
+
+    def _parsed(self, text: str) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        for found in self._any_special.finditer(text):
+            ids += super()._encoded([text[start : found.start()]])[0]
+            ids.append(self._id_of_spelling[found.group()])
+            start = found.end()
+        return ids + super()._encoded([text[start:]])[0]
+
+
+def _present(i: int) -> int | None:
+    return i if i >= 0 else None

@@ -1,0 +1,135 @@
+"""BERT's WordPiece: `BertWordPieceLowerCase` and `BertWordPieceCase`.
+
+A text is cut into words by `bert_words`; a word's pieces, the longest that fit from the left, come
+from a cache.  Text that spells a special token is ordinary text: brackets are words by themselves.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.data.tokenizer.bert_words import word_splitter
+from lmcore.data.tokenizer.settled import SettledTokenizer, SpecialIds, read_bounded
+from lmcore.data.tokenizer.word_cache import WordCache
+from lmcore.errors import DataError
+
+__all__ = ["BertWordPieceTokenizer"]
+
+_MAX_BYTES = 256 * 1024 * 1024
+_MAX_WORD = 200  # a longer word is unknown: Megatron's limit, twice that of some libraries
+_NEEDED = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_HINT = "`--vocab-file` of WordPiece is a `vocab.txt` with one token on each line"
+
+
+class BertWordPieceTokenizer(SettledTokenizer):
+    """WordPiece with BERT's rules for words.
+
+    `[BOS]`, `[EOS]` and `<extra_id_0>` on follow the vocabulary, unless it has them; `[EOS]` ends a
+    document.
+
+    Args:
+        settings: The type, `vocab_file` and `vocab_extra_ids`.
+
+    Raises:
+        DataError: The file is missing, broken or no vocabulary of BERT.
+    """
+
+    def __init__(self, settings: TokenizerSettings) -> None:
+        if settings.tokenizer_type is None or settings.vocab_file is None:
+            raise TypeError("type and vocabulary must be given")
+        self.settings = settings
+        self.name = settings.tokenizer_type
+        vocabulary = _read_vocabulary(settings.vocab_file)
+        sentinels = [f"<extra_id_{i}>" for i in range(settings.vocab_extra_ids)]
+        for token in ("[BOS]", "[EOS]", *sentinels):
+            vocabulary.setdefault(token, len(vocabulary))
+        self.vocab_size: int = len(vocabulary)
+        self.spellings = tuple(vocabulary)
+        self.special = SpecialIds(
+            cls=vocabulary["[CLS]"],
+            sep=vocabulary["[SEP]"],
+            pad=vocabulary["[PAD]"],
+            mask=vocabulary["[MASK]"],
+            bos=vocabulary["[BOS]"],
+            eos=vocabulary["[EOS]"],
+            unk=vocabulary["[UNK]"],
+            sentinels=tuple(vocabulary[token] for token in sentinels),
+        )
+        self.eod: int | None = self.special.eos
+        self._split = word_splitter(lower_case=self.name == "BertWordPieceLowerCase")
+        model = tokenizers.models.WordPiece(
+            vocab=vocabulary, unk_token="[UNK]", max_input_chars_per_word=_MAX_WORD
+        )
+        self._ids_of_word = WordCache(lambda word: tuple([t.id for t in model.tokenize(word)]))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of *text*, without `[CLS]` and `[SEP]`."""
+        _refuse_surrogates(text)
+        return list(chain.from_iterable(map(self._ids_of_word.__getitem__, self._split(text))))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        """Return the ids of each text, as int32 arrays."""
+        ids_of, split = self._ids_of_word.__getitem__, self._split
+        arrays = []
+        for text in texts:
+            _refuse_surrogates(text)
+            ids = chain.from_iterable(map(ids_of, split(text)))
+            arrays.append(np.fromiter(ids, dtype=np.int32))
+        return arrays
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the words of *ids*, separated by spaces; spaces before signs stay."""
+        self.check_ids(ids)
+        words: list[str] = []
+        for i in ids:
+            piece = self.spellings[i]
+            if piece.startswith("##") and words:
+                words[-1] += piece[2:]
+            else:
+                words.append(piece)
+        return " ".join(words)
+
+    def files(self) -> tuple[str, ...]:
+        """Return `vocab.txt`."""
+        return (self.settings.vocab_file,) if self.settings.vocab_file else ()
+
+
+def _refuse_surrogates(text: str) -> None:
+    if not text.isascii():
+        text.encode()
+
+
+def _read_vocabulary(path: str) -> dict[str, int]:
+    """Return token -> id of a `vocab.txt`: the line's number from 0, spaces around it left out."""
+    content = read_bounded(path, _MAX_BYTES, flag="--vocab-file")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        number = content[: error.start].count(b"\n") + 1
+        raise DataError(f"`{path}` line {number} is not UTF-8", hint=_HINT) from None
+    vocabulary: dict[str, int] = {}
+    for i, line in enumerate(io.StringIO(text, newline=None)):
+        token = line.strip()
+        if token in vocabulary:
+            raise DataError(
+                f"`{path}` line {i + 1}: the token `{token[:60]}` stands at line "
+                f"{vocabulary[token] + 1} too",
+                why="a token has one id, the number of its line",
+                hint=_HINT,
+            )
+        vocabulary[token] = i
+    missing = [token for token in _NEEDED if token not in vocabulary]
+    if missing:
+        raise DataError(
+            f"`{path}` has no token `{missing[0]}`",
+            why=f"a vocabulary of BERT has {', '.join(f'`{token}`' for token in _NEEDED)}",
+            hint=_HINT,
+        )
+    return vocabulary

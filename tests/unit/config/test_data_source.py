@@ -1,0 +1,139 @@
+"""The words that name a run's data sets: weights, ranges, and what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmcore.config.data_source import (
+    DataSource,
+    data_sources,
+    overlapping_ranges,
+    parse_data_path,
+    parse_weighted_split_paths,
+)
+from lmcore.config.load import load_config
+from lmcore.errors import ConfigError
+
+
+def sources_of(*argv: str):
+    return data_sources(load_config(list(argv)).config.data)
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("a", [("a", None)]),
+        ("a b", [("a", None), ("b", None)]),
+        ("a b c", [("a", None), ("b", None), ("c", None)]),
+        ("1 a", [("a", 1.0)]),
+        ("0.3 a 0.7 b", [("a", 0.3), ("b", 0.7)]),
+        ("30 a 7e1 b", [("a", 30.0), ("b", 70.0)]),
+    ],
+)
+def test_data_path(words, expected):
+    """Weights and prefixes in turn, or prefixes alone."""
+    found = parse_data_path(words.split(), "--data-path")
+    assert [(one.name, one.weight) for one in found] == expected
+
+
+@pytest.mark.parametrize(
+    "words, what",
+    [
+        ("-1 a 2 b", "`--data-path`: the weight of `a` is -1"),
+        ("0 a 1 b", "`--data-path`: the weight of `a` is 0"),
+        ("nan a 1 b", "`--data-path`: the weight of `a` is nan"),
+        ("inf a 1 b", "`--data-path`: the weight of `a` is inf"),
+        ("0,5 a 0.5 b", "`--data-path 0,5 a 0.5 b`: `0,5` stands where a weight is expected"),
+        ("a 0.5 b", "`--data-path a 0.5 b`: `a` stands where a weight is expected"),
+        ("0.5 a b", "`--data-path 0.5 a b`: `b` stands where a weight is expected"),
+        ("0.5 0.5 a b", "`--data-path 0.5 0.5 a b`: `0.5` stands where a data set is expected"),
+        ("0.5 a 0.5", "`--data-path 0.5 a 0.5`: no data set follows the weight `0.5`"),
+    ],
+)
+def test_data_path_that_cannot_be_read(words, what):
+    """A weight that is negative, zero, not finite or none, and weights for some alone."""
+    with pytest.raises(ConfigError) as caught:
+        parse_data_path(words.split(), "--data-path")
+    assert caught.value.what == what
+    assert caught.value.hint
+
+
+def test_weighted_split_paths():
+    """Upstream's text: a name, then weight, range and path of each data set."""
+    flag = "--train-weighted-split-paths"
+    assert parse_weighted_split_paths(["TRAIN: 0.3 0:0.6 a, 0.7 0.5:1 b"], flag) == {
+        "TRAIN": (DataSource("a", 0.3, (0, 0.6)), DataSource("b", 0.7, (0.5, 1)))
+    }
+    two = parse_weighted_split_paths(["V1:1 0.9:1 a", "V2: 2 0:1 c,1 0.5:1 b"], flag)
+    assert list(two) == ["V1", "V2"]
+    assert two["V2"] == (DataSource("c", 2, (0, 1)), DataSource("b", 1, (0.5, 1)))
+    split_by_the_shell = ["T:", "1", "0:1", "a,", "1", "0:1", "b"]
+    assert len(parse_weighted_split_paths(split_by_the_shell, flag)["T"]) == 2
+
+
+@pytest.mark.parametrize(
+    "text, part",
+    [
+        ("0.3 0:0.6 a", "cannot be read"),
+        ("T:", "cannot be read"),
+        ("T: 0.3 a", "cannot be read"),
+        ("T: 0.3 0:1 a b", "cannot be read"),
+        ("T: x 0:1 a", "`x` is not a weight, for `a`"),
+        ("T: 0 0:1 a", "the weight of `a` is 0"),
+        ("T: -2 0:1 a", "the weight of `a` is -2"),
+        ("T: 1 0-1 a", "`0-1` is not a range"),
+        ("T: 1 0.6:0.6 a", "is empty or goes beyond"),
+        ("T: 1 0.6:0.5 a", "is empty or goes beyond"),
+        ("T: 1 0:1.5 a", "is empty or goes beyond"),
+        ("T: 1 -0.5:1 a", "is empty or goes beyond"),
+        ("T: 1 0:nan a", "is empty or goes beyond"),
+    ],
+)
+def test_weighted_split_paths_that_cannot_be_read(text, part):
+    """What is wrong is named with the flag."""
+    with pytest.raises(ConfigError) as caught:
+        parse_weighted_split_paths([text], "--valid-weighted-split-paths")
+    assert part in caught.value.what
+    assert "--valid-weighted-split-paths" in caught.value.what
+
+
+def test_one_blend_of_each_part():
+    """Several validation blends are refused, never one of them ignored."""
+    with pytest.raises(ConfigError, match="names 2 blends: `V1`, `V2`"):
+        sources_of("--valid-weighted-split-paths", "V1: 1 0:1 a", "V2: 1 0:1 b")
+    with pytest.raises(ConfigError, match="two blends of the name `V`"):
+        sources_of("--valid-weighted-split-paths", "V: 1 0:1 a", "V: 1 0:1 b")
+
+
+def test_which_sources_a_run_has():
+    """Shared ones are divided by the split; a part may have its own."""
+    assert sources_of().blends() == ()
+    shared = sources_of("--data-path", "a", "b")
+    assert shared.divided is not None
+    assert [one.name for one in shared.divided.sources] == ["a", "b"]
+    assert shared.own == {}
+    own = sources_of("--train-data-path", "1", "a", "--valid-data", "wiki")
+    assert own.divided is None
+    assert {part: blend.flag for part, blend in own.own.items()} == {
+        "train": "--train-data-path",
+        "valid": "--valid-data",
+    }
+    assert own.own["valid"].sources == (DataSource("wiki", corpus=True),)
+    alone = sources_of("--train-data", "wiki", "web")
+    assert alone.divided is not None
+    assert [one.name for one in alone.divided.sources] == ["wiki", "web"]
+    listed = sources_of("--data-file-list", "list.txt").divided
+    assert listed is not None
+    assert (listed.file_list, listed.sources) == ("list.txt", ())
+
+
+def test_overlapping_ranges():
+    """Documents in two ranges are a problem, also across parts; neighbours are none."""
+    train, valid = "--train-weighted-split-paths", "--valid-weighted-split-paths"
+    good = sources_of(train, "T: 1 0:0.5 a, 1 0.5:0.9 a, 1 0:1 b", valid, "V: 1 0.9:1 a")
+    assert list(overlapping_ranges(good)) == []
+    bad = sources_of(train, "T: 1 0:0.5 a, 1 0.4:0.9 a", valid, "V: 1 0.8:1 a")
+    first, second = (one.what for one in overlapping_ranges(bad))
+    assert first.startswith("`0:0.5` of `--train-weighted-split-paths` and `0.4:0.9` of ")
+    assert second.startswith("`0.4:0.9` of `--train-weighted-split-paths` and `0.8:1` of `--valid")
+    assert second.endswith("have documents of `a` in common")
