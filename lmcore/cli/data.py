@@ -16,6 +16,17 @@ from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.config.section.tokenizer import (
+    TYPES,
+    add_special_tokens_option,
+    merge_file_option,
+    parse_special_tokens_option,
+    tokenizer_model_option,
+    tokenizer_name_or_path_option,
+    vocab_extra_ids_option,
+    vocab_file_option,
+)
+from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
@@ -34,14 +45,18 @@ commands:
   prepare     Tokenize JSON lines into an indexed data set.
   inspect     Show what an indexed data set holds, and check it.
   merge       Put indexed data sets together into one.
+  split       Cut data sets into smaller ones, or JSON lines into train, dev and test.
   weights     Weigh data sets by their tokens, for a data file list.
+  clean       Take a corpus through a chain of cleaning steps.
   corpora     List the texts that `lmcore train --corpus` takes.
 
 `lmcore data COMMAND --help` explains a command."""
 
 _MODULES = {
+    "clean": "lmcore.cli.data_clean",
     "inspect": "lmcore.cli.data_inspect",
     "merge": "lmcore.cli.data_merge",
+    "split": "lmcore.cli.data_split",
     "weights": "lmcore.cli.data_weights",
 }
 """The module of each command that is not in this one."""
@@ -68,11 +83,14 @@ class PrepareSection:
     output_prefix: str = option(
         REQUIRED, "First part of the names of the files written.", metavar="PREFIX"
     )
-    tokenizer_type: str = option(
-        REQUIRED, "GPT2BPETokenizer, ByteTokenizer, NullTokenizer, or a plugin's.", metavar="TYPE"
-    )
-    vocab_file: str | None = option(None, "vocab.json of the tokenizer.", metavar="FILE")
-    merge_file: str | None = option(None, "merges.txt of the tokenizer.", metavar="FILE")
+    tokenizer_type: str = option(REQUIRED, f"{TYPES}.", metavar="TYPE")
+    vocab_file: str | None = vocab_file_option()
+    merge_file: str | None = merge_file_option()
+    tokenizer_model: str | None = tokenizer_model_option()
+    tokenizer_name_or_path: str | None = tokenizer_name_or_path_option()
+    vocab_extra_ids: int = vocab_extra_ids_option()
+    add_special_tokens: bool | None = add_special_tokens_option()
+    parse_special_tokens: bool = parse_special_tokens_option()
     vocab_size: int | None = option(
         None, "Numbers that a NullTokenizer's text may hold.", minimum=1
     )
@@ -126,15 +144,11 @@ def _prepare(argv: list[str]) -> int:
         epilog=_PREPARE_EPILOG,
     )
     from lmcore.data.prepare import PrepareRequest, prepare
-    from lmcore.data.tokenizer import build_tokenizer
+    from lmcore.data.tokenizer import tokenizer_from
     from lmcore.data.tokenizer.registry import registered_types
 
-    tokenizer = build_tokenizer(
-        wanted.tokenizer_type,
-        vocab_file=wanted.vocab_file,
-        merge_file=wanted.merge_file,
-        vocab_size=wanted.vocab_size,
-        extra=registered_types(find_plugins(argv, probe=False)),
+    tokenizer = tokenizer_from(
+        TokenizerSettings.of(wanted), extra=registered_types(find_plugins(argv, probe=False))
     )
     live = sys.stderr.isatty()
     on_error: Literal["stop", "skip"] = "skip" if wanted.on_error == "skip" else "stop"

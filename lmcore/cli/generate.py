@@ -32,6 +32,16 @@ from lmcore.config.command_line import (
 from lmcore.config.option import REQUIRED, option, options_of
 from lmcore.config.section import ModelSection, OptimizerSection, TrainingSection
 from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.config.section.tokenizer import (
+    add_special_tokens_option,
+    merge_file_option,
+    parse_special_tokens_option,
+    tokenizer_model_option,
+    tokenizer_name_or_path_option,
+    vocab_extra_ids_option,
+    vocab_file_option,
+)
+from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError
 from lmcore.plugins.registrations import plugin_sections
 
@@ -118,8 +128,13 @@ class GenerateSection:
     tokenizer_type: str | None = option(
         None, "Type of the tokenizer; default: the run's own copy.", metavar="TYPE"
     )
-    vocab_file: str | None = option(None, "vocab.json of the tokenizer.", metavar="FILE")
-    merge_file: str | None = option(None, "merges.txt of the tokenizer.", metavar="FILE")
+    vocab_file: str | None = vocab_file_option()
+    merge_file: str | None = merge_file_option()
+    tokenizer_model: str | None = tokenizer_model_option()
+    tokenizer_name_or_path: str | None = tokenizer_name_or_path_option()
+    vocab_extra_ids: int = vocab_extra_ids_option()
+    add_special_tokens: bool | None = add_special_tokens_option()
+    parse_special_tokens: bool = parse_special_tokens_option()
     vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
 
 
@@ -206,12 +221,10 @@ def _loaded(
         ),
         plugins=settings,
     )
-    from lmcore.generation.load import TokenizerChoice, load_model
+    from lmcore.generation.load import load_model
     from lmcore.runtime.runtime import start_runtime
 
-    choice = TokenizerChoice(
-        section.tokenizer_type, section.vocab_file, section.merge_file, section.vocab_size
-    )
+    choice = TokenizerSettings.of(section)
     with start_runtime(config, plugins, selection, rank) as runtime:
         loaded = load_model(
             Path(section.load), runtime, choice=choice, extra=registered_types(plugins)

@@ -63,10 +63,17 @@ class Fixed:
 _LATER = "not in this version"
 _ONE_DEVICE_GROUP = f"model parallelism is {_LATER}: use 1"
 
+_TOKENIZER_RENAMED = {"--tokenizer-hf-include-special-tokens": Renamed("--add-special-tokens")}
+_TOKENIZER_FIXED = {
+    "--tokenizer-hf-use-fast": Fixed("one library reads every `tokenizer.json`"),
+    "--tokenizer-sentencepiece-legacy": Fixed("special tokens follow the pieces of the model"),
+}
+
 RENAMED: Mapping[str, Renamed] = {
     "--batch-size": Renamed("--micro-batch-size"),
     "--warmup": Renamed("--lr-warmup-fraction"),
     "--vocab": Renamed("--vocab-file"),
+    **_TOKENIZER_RENAMED,
     "--fine-tune": Renamed("--finetune"),
     "--num-gpus": Renamed("--nproc-per-node"),
     "--use-checkpoint-opt-params-scheduler": Renamed("--use-checkpoint-opt-param-scheduler"),
@@ -80,7 +87,8 @@ RENAMED: Mapping[str, Renamed] = {
     "--checkpoint-num-layers": Renamed("--recompute-num-layers"),
 }
 
-_SWITCHES = {"--finetune", "--use-checkpoint-opt-param-scheduler"}  # take no value
+# They take no value.
+_SWITCHES = {"--add-special-tokens", "--finetune", "--use-checkpoint-opt-param-scheduler"}
 
 _PARALLEL = Fixed("the model is whole on each device", ("1",), _ONE_DEVICE_GROUP)
 _KERNELS = Fixed(
@@ -126,6 +134,7 @@ FIXED: Mapping[str, Fixed] = {
         "batches are cut from mapped files; `--num-prefetch` sets how many", None
     ),
     "--cache-dir": Fixed("nothing is downloaded", None),
+    **_TOKENIZER_FIXED,
     "--position-embedding-type": Fixed(
         "positions are learned", ("learned_absolute",), f"other position embeddings are {_LATER}"
     ),
@@ -156,7 +165,13 @@ _RUN_CONFIG = "start from the run's settings: `lmcore train RUN/config.yaml --lo
 _RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then give `--data-path`"
 _TRACKING = "metrics.jsonl and TensorBoard in the run directory hold the same figures"
 _FP16 = "use `--precision bf16`, or fp32: dynamic loss scaling is " + _LATER
-_TOKENIZER = "use `--tokenizer-type` with `--vocab-file` and `--merge-file`"
+_TIKTOKEN = "convert the vocabulary to a `tokenizer.json`, for `--tokenizer-type HFTokenizer`"
+_TOKENIZER_UNSUPPORTED = {
+    "--trust-remote-code": "a tokenizer's own code is never run: give a `tokenizer.json`",
+    "--tokenizer-special-tokens": "use `--vocab-extra-ids`, or add them to the tokenizer's files",
+    "--tiktoken-pattern": _TIKTOKEN,
+    "--tiktoken-num-special-tokens": _TIKTOKEN,
+}
 
 
 def _all(hint: str, *flags: str) -> dict[str, str]:
@@ -182,7 +197,7 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_GPT_ONLY, "--titles-data-path", "--use-one-sent-docs", "--block-data-path"),
     **_all(_GPT_ONLY, "--indexer-batch-size", "--indexer-log-interval", "--model-type"),
     **_all("use `--init-method-std`", "--init-method-xavier-uniform"),
-    **_all(_TOKENIZER, "--tokenizer-model", "--tokenizer-name-or-path", "--vocab-extra-ids"),
+    **_TOKENIZER_UNSUPPORTED,
     **_all(_RAW_TEXT, "--loose-json", "--text-key", "--eval-text-key", "--delim"),
     **_all(_RAW_TEXT, "--presplit-sentences"),
     **_all(_RUN_CONFIG, "--use-checkpoint-args"),
@@ -210,6 +225,7 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 
 PREPARE_RENAMED: Mapping[str, Renamed] = {
+    **_TOKENIZER_RENAMED,
     "--json-key": Renamed("--json-keys"),
     "--text-key": Renamed("--json-keys"),
     "--vocab": Renamed("--vocab-file"),
@@ -220,13 +236,14 @@ PREPARE_FIXED: Mapping[str, Fixed] = {
         "the memory-mapped format is written", ("mmap",), f"others are {_LATER}"
     ),
     "--loose-json": Fixed("every line of the input is a JSON object"),
+    **_TOKENIZER_FIXED,
 }
 
 PREPARE_UNSUPPORTED: Mapping[str, str] = {
     **_all(f"sentence splitting is {_LATER}", "--split-sentences", "--keep-newlines", "--lang"),
     **_all("use `--workers N`", "--partitions"),
     **_all(f"merging data sets is {_LATER}: give all files to `--input`", "--datasets"),
-    **_all(_TOKENIZER, "--tokenizer-model", "--tokenizer-name-or-path", "--vocab-extra-ids"),
+    **_TOKENIZER_UNSUPPORTED,
 }
 
 

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lmcore.data.blend_cache import blend_index
 from lmcore.data.blended_dataset import BlendedDataset, BlendRecord, SourceRecord, SourceStream
 from lmcore.data.blending import source_sizes
 from lmcore.data.gpt_dataset import GPTDataset
-from lmcore.data.run_sources import OpenSource, SampleSettings, TrainingSamples, stream_of, weigh
+from lmcore.data.run_sources import (
+    OpenSource,
+    SampleSettings,
+    TrainingSamples,
+    cache_dir_of,
+    stream_of,
+    weigh,
+)
 from lmcore.data.source_key import source_key
 from lmcore.errors import ConfigError
 
@@ -114,7 +122,10 @@ def _blend(
     ]
     here = {stream.key for stream in streams}
     retired = [one for one in record.sources if one.key not in here]
-    return BlendedDataset(streams, weights, size, start=start, taken=taken, retired=retired)
+    index = blend_index(weights, size, cache_dir_of(sources, settings), "train")
+    return BlendedDataset(
+        streams, weights, size, start=start, taken=taken, index=index, retired=retired
+    )
 
 
 def _stream(

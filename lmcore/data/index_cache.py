@@ -176,8 +176,8 @@ def load_or_build_arrays(
     Args:
         indexed: The dataset.
         request: What to build.
-        cache_dir: `--data-cache-path`; None for a directory beside the data, and where that
-            cannot be written for memory alone, with a warning.
+        cache_dir: `--data-cache-path`; None for a directory beside the data.  What is not there,
+            and must not be written there, is built in memory, with a warning.
         name: First part of the files' names, for people.
         build: Whether this process may build; one that may not waits for one that does.
         timeout: Seconds to wait without a process that builds; while one does, and lives, the
@@ -185,7 +185,8 @@ def load_or_build_arrays(
         report: Told once a second how far the build is, if it takes that long.
 
     Raises:
-        DataError: *cache_dir* is given and cannot be written; or nobody built the index.
+        DataError: *cache_dir* is given and is no directory, or its disk is full; or nobody built
+            the index.
     """
     directory = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
     facts = sequence_facts(indexed, request.sequence_range, record_dir=directory)
@@ -206,14 +207,10 @@ def load_or_build_arrays(
             directory.mkdir(parents=True, exist_ok=True)
             _require_writable(directory)
     except DataError as error:
-        if cache_dir is not None:
+        if cache_dir is not None and not _is_read_only(error):
             raise
-        warn_once(
-            _log,
-            "%s: the %s is kept in memory (see `--data-cache-path`)",
-            error.what,
-            request.kind,
-        )
+        hint = " (see `--data-cache-path`)" if cache_dir is None else ""
+        warn_once(_log, "%s: the %s is kept in memory%s", error.what, request.kind, hint)
         return make()
     record_facts(indexed, request.sequence_range, facts, directory)
     return build_or_wait(
@@ -224,6 +221,11 @@ def load_or_build_arrays(
         may_build=build,
         patience=timeout,
     )
+
+
+def _is_read_only(error: DataError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def _require_writable(directory: Path) -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from lmcore.config.data_source import Blend, DataSource, Part, RunSources
+from lmcore.data.blend_cache import blend_index
 from lmcore.data.blended_dataset import BlendedDataset, ShortSourceError, SourceStream
 from lmcore.data.blending import build_exhaustive_index, normalized, source_sizes
 from lmcore.data.data_file_list import read_data_file_list
 from lmcore.data.gpt_dataset import GPTDataset
+from lmcore.data.index_cache import default_cache_dir
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.split import split_ranges
 from lmcore.errors import ConfigError, DataError
@@ -26,6 +28,7 @@ __all__ = [
     "SampleSettings",
     "TrainingSamples",
     "build_samples",
+    "cache_dir_of",
     "expand_file_lists",
     "open_sources",
     "stream_of",
@@ -280,8 +283,9 @@ def _weighted(
         stream_of(source, [count], settings, name)
         for source, count in zip(sources, wanted, strict=True)
     ]
+    index = blend_index(weights, size, cache_dir_of(sources, settings), name)
     try:
-        return BlendedDataset(streams, weights, size)
+        return BlendedDataset(streams, weights, size, index=index)
     except ShortSourceError as short:
         # The greedy rule took more of a source than the surplus; upstream stops here.
         more = [max(pair) for pair in zip(wanted, short.needed, strict=True)]
@@ -289,7 +293,14 @@ def _weighted(
             stream_of(source, [count], settings, name) if count > stream.available else stream
             for source, stream, count in zip(sources, streams, more, strict=True)
         ]
-        return BlendedDataset(streams, weights, size)
+        return BlendedDataset(streams, weights, size, index=index)
+
+
+def cache_dir_of(sources: Sequence[OpenSource], settings: SampleSettings) -> Path:
+    """Return where the index of a blend goes: beside the first source's, unless told otherwise."""
+    if settings.cache_dir is not None:
+        return Path(settings.cache_dir)
+    return default_cache_dir(sources[0].indexed)
 
 
 def _exhaustive(

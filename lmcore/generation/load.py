@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lmcore.checkpoint import Manifest, find_checkpoint, load_checkpoint, read_manifest
-from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, build_tokenizer
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
 from lmcore.data.tokenizer_files import load_tokenizer
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.model.build import op_binding
@@ -27,7 +28,7 @@ from lmcore.model.shape import ModelShape
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["LoadedModel", "TokenizerChoice", "find_tokenizer", "load_model", "read_shape"]
+__all__ = ["LoadedModel", "find_tokenizer", "load_model", "read_shape"]
 
 _PREFIX = "model."
 _TOKENIZER = "tokenizer"
@@ -37,17 +38,7 @@ _MAX_WIDTH = 2**24
 _MAX_SIZES = {"num_layers": _MAX_LAYERS}
 
 
-@dataclass(frozen=True)
-class TokenizerChoice:
-    """The tokenizer that the user names instead of the run's own copy; None: not named."""
-
-    tokenizer_type: str | None = None
-    vocab_file: str | None = None
-    merge_file: str | None = None
-    vocab_size: int | None = None
-
-
-_RUNS_OWN = TokenizerChoice()
+_RUNS_OWN = TokenizerSettings()
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
 
@@ -72,7 +63,7 @@ def load_model(
     path: Path,
     runtime: Runtime,
     *,
-    choice: TokenizerChoice = _RUNS_OWN,
+    choice: TokenizerSettings = _RUNS_OWN,
     extra: Mapping[str, TokenizerFactory] = _NONE,
 ) -> LoadedModel:
     """Load the model of a run.
@@ -80,7 +71,7 @@ def load_model(
     Args:
         path: A run directory, its `checkpoints`, or one `iter_XXXXXXX`.
         runtime: Device, precision and kernels.
-        choice: A tokenizer named by the user.
+        choice: A tokenizer named by the user instead of the run's own copy.
         extra: The tokenizer types that plugins registered.
 
     Raises:
@@ -177,7 +168,7 @@ def _require_tensors(
 def find_tokenizer(
     checkpoint: Path,
     manifest: Manifest,
-    choice: TokenizerChoice,
+    choice: TokenizerSettings,
     extra: Mapping[str, TokenizerFactory],
 ) -> Tokenizer:
     """Return the tokenizer of a run: the one named, its own copy, or one that needs no files.
@@ -193,7 +184,7 @@ def find_tokenizer(
     if choice != _RUNS_OWN:
         tokenizer = _chosen(choice, kind, extra)
     elif not directory.is_dir() and isinstance(described, Mapping) and _fileless(described):
-        tokenizer = build_tokenizer(str(kind), vocab_size=described.get("vocab_size"), extra=extra)
+        tokenizer = tokenizer_from(TokenizerSettings.described(described), extra=extra)
     else:
         tokenizer = load_tokenizer(directory, extra=extra)
     fingerprint = trained.get("fingerprint") if isinstance(trained, Mapping) else None
@@ -208,7 +199,7 @@ def find_tokenizer(
 
 
 def _chosen(
-    choice: TokenizerChoice, kind: object, extra: Mapping[str, TokenizerFactory]
+    choice: TokenizerSettings, kind: object, extra: Mapping[str, TokenizerFactory]
 ) -> Tokenizer:
     named = choice.tokenizer_type or (kind if isinstance(kind, str) else None)
     if named is None:
@@ -216,13 +207,7 @@ def _chosen(
             "the checkpoint does not say which tokenizer it was trained with",
             hint="add `--tokenizer-type TYPE`",
         )
-    return build_tokenizer(
-        named,
-        vocab_file=choice.vocab_file,
-        merge_file=choice.merge_file,
-        vocab_size=choice.vocab_size,
-        extra=extra,
-    )
+    return tokenizer_from(dataclasses.replace(choice, tokenizer_type=named), extra=extra)
 
 
 def _fileless(described: Mapping[str, Any]) -> bool:

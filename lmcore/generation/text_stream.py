@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["TextStream", "continuation"]
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+_MOST_INCOMPLETE = 3
 
 
 class TextStream:
@@ -31,8 +32,10 @@ class TextStream:
         """Return the text that *token* completes; empty inside a character."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
-        # The bytes of a character that is not complete yet decode to one replacement character.
-        return self._advance(text[:-1] if text.endswith(_INCOMPLETE) else text)
+        # The bytes of a character that is not complete yet decode to one replacement character, or
+        # to one each; four bytes are always complete.
+        broken = min(len(text) - len(text.rstrip(_INCOMPLETE)), _MOST_INCOMPLETE)
+        return self._advance(text[: len(text) - broken])
 
     def finish(self) -> str:
         """Return what is left; bytes that never became a character are U+FFFD."""

@@ -20,10 +20,12 @@ from lmcore.config.data_source import (
     data_sources,
 )
 from lmcore.config.split import parse_split
+from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.blend_change import changed_blend, continued_blend, record_of
 from lmcore.data.corpora import BUNDLED, NamedText, bundled_text, find_text, prepare_named_text
+from lmcore.data.dataset_tokenizer import dataset_tokenizer
 from lmcore.data.document_mask import DocumentMasks
-from lmcore.data.metadata import metadata_path, read_metadata
+from lmcore.data.metadata import read_metadata
 from lmcore.data.run_sources import (
     OpenSource,
     SampleSettings,
@@ -33,7 +35,7 @@ from lmcore.data.run_sources import (
     open_sources,
 )
 from lmcore.data.sampler import CyclicOrder
-from lmcore.data.tokenizer import build_tokenizer
+from lmcore.data.tokenizer import tokenizer_from
 from lmcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -134,19 +136,13 @@ def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory
     prefixes = dict.fromkeys(o.name for blend in blends for o in blend.sources if not o.corpus)
     made_with = {prefix: read_metadata(prefix) for prefix in prefixes}
     if settings.tokenizer_type is not None:
-        named = build_tokenizer(
-            settings.tokenizer_type,
-            vocab_file=settings.vocab_file,
-            merge_file=settings.merge_file,
-            vocab_size=settings.vocab_size,
-            extra=extra,
-        )
+        named = tokenizer_from(TokenizerSettings.of(settings), extra=extra)
         for prefix, one in made_with.items():
             if one is not None and one.fingerprint != named.fingerprint():
                 raise _made_with_another(prefix, one, settings.tokenizer_type)
         return named
     if not prefixes:
-        return build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
+        return tokenizer_from(TokenizerSettings("ByteTokenizer"))
     known = {prefix: one for prefix, one in made_with.items() if one is not None}
     if len(known) < len(prefixes):
         unknown = [prefix for prefix in prefixes if prefix not in known]
@@ -157,7 +153,7 @@ def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory
         )
     _require_one_tokenizer(known)
     prefix, first = next(iter(known.items()))
-    return _rebuild(first, prefix, extra)
+    return dataset_tokenizer(first, prefix, extra=extra)
 
 
 def open_corpus(
@@ -329,28 +325,3 @@ def _made_with_another(prefix: str, made_with: DatasetMetadata, asked: str) -> C
         why=f"its ids are those of {maker}",
         hint="leave `--tokenizer-type` out, or prepare the data set again",
     )
-
-
-def _rebuild(
-    made_with: DatasetMetadata, prefix: str, extra: Mapping[str, TokenizerFactory]
-) -> Tokenizer:
-    described = dict(made_with.tokenizer)
-    vocab_size = described.get("vocab_size")
-    tokenizer = build_tokenizer(
-        str(described["type"]),
-        vocab_file=_text_or_none(described.get("vocab_file")),
-        merge_file=_text_or_none(described.get("merge_file")),
-        vocab_size=None if vocab_size is None else int(vocab_size),
-        extra=extra,
-    )
-    if tokenizer.fingerprint() != made_with.fingerprint:
-        raise ConfigError(
-            f"the tokenizer files that `{prefix}` was prepared with have changed",
-            why=f"`{metadata_path(prefix)}` has another fingerprint",
-            hint="give the right files with `--tokenizer-type --vocab-file --merge-file`",
-        )
-    return tokenizer
-
-
-def _text_or_none(value: str | int | None) -> str | None:
-    return None if value is None else str(value)

@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmcore.config.option import option
+from lmcore.config.section.tokenizer import (
+    TYPES,
+    add_special_tokens_option,
+    merge_file_option,
+    parse_special_tokens_option,
+    tokenizer_model_option,
+    tokenizer_name_or_path_option,
+    vocab_extra_ids_option,
+    vocab_file_option,
+)
 
 _WEIGHTED = "weight and prefix in turn, or prefixes alone, which then go by their sizes"
 _RANGES = 'as "NAME: WEIGHT START:END PREFIX, ...", START and END being shares of its documents'
@@ -59,12 +69,16 @@ class DataSection:
     split: str = option("969,30,1", "Shares of training, validation and test documents.")
     tokenizer_type: str | None = option(
         None,
-        "GPT2BPETokenizer, ByteTokenizer, NullTokenizer, or a plugin's; default: "
-        "GPT2BPETokenizer with its files, else what the data was prepared with.",
+        f"{TYPES}; default: GPT2BPETokenizer with its files, else what the data was prepared with.",
         metavar="TYPE",
     )
-    vocab_file: str | None = option(None, "vocab.json of the tokenizer.", metavar="FILE")
-    merge_file: str | None = option(None, "merges.txt of the tokenizer.", metavar="FILE")
+    vocab_file: str | None = vocab_file_option()
+    merge_file: str | None = merge_file_option()
+    tokenizer_model: str | None = tokenizer_model_option()
+    tokenizer_name_or_path: str | None = tokenizer_name_or_path_option()
+    vocab_extra_ids: int = vocab_extra_ids_option()
+    add_special_tokens: bool | None = add_special_tokens_option()
+    parse_special_tokens: bool = parse_special_tokens_option()
     vocab_size: int | None = option(
         None, "Vocabulary size before padding; default: the tokenizer's.", minimum=1
     )

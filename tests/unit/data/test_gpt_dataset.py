@@ -218,7 +218,27 @@ def test_read_only_data_keeps_the_index_in_memory(make_dataset, tmp_path, caplog
     assert not default_cache_dir(indexed).exists()
 
 
-def test_unwritable_cache_path_is_an_error(make_dataset, tmp_path):
+def test_read_only_cache_is_used_and_never_written(make_dataset, tmp_path, caplog, monkeypatch):
+    """A cache that must not be written serves what it has; the rest is built in memory."""
+    indexed, cache = make_dataset(DOCUMENTS), tmp_path / "cache"
+    first = dataset(indexed, tmp_path)
+    before = sorted(path.name for path in cache.iterdir())
+    cache.chmod(0o555)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(index_cache, "build_gpt_index", None)
+            again = dataset(indexed, tmp_path)
+        assert not caplog.records
+        other = dataset(indexed, tmp_path, seed=7)
+    finally:
+        cache.chmod(0o755)
+    assert [again[i].tolist() for i in range(5)] == [first[i].tolist() for i in range(5)]
+    assert len(other[0]) == 5
+    assert "the sample index is kept in memory" in caplog.text
+    assert sorted(path.name for path in cache.iterdir()) == before
+
+
+def test_unusable_cache_path_is_an_error(make_dataset, tmp_path):
     """A cache path that was asked for and cannot be used stops the run."""
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot write"):

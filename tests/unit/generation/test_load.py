@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from lmcore.checkpoint import find_checkpoint, read_manifest, save_checkpoint
+from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.errors import CheckpointError, ConfigError, DataError, LmcoreError
-from lmcore.generation.load import LoadedModel, TokenizerChoice, load_model, read_shape
+from lmcore.generation.load import LoadedModel, load_model, read_shape
 from lmcore.model.build import op_binding
 from lmcore.model.gpt import GPT
 from lmcore.runtime.runtime import Runtime
@@ -84,7 +85,7 @@ class TestLoad:
     def test_tokenizer_can_be_named(self, run_directory: Path, runtime: Runtime) -> None:
         """A tokenizer that is named is taken where it is the one of the run."""
         shutil.rmtree(run_directory / "tokenizer")
-        choice = TokenizerChoice("ByteTokenizer")
+        choice = TokenizerSettings("ByteTokenizer")
         assert load_model(run_directory, runtime, choice=choice).tokenizer.name == "ByteTokenizer"
 
 
@@ -100,7 +101,7 @@ class TestRefused:
         """A tokenizer that the run was not trained with is refused."""
         with pytest.raises(ConfigError, match="is not the one that"):
             load_model(
-                run_directory, runtime, choice=TokenizerChoice("NullTokenizer", vocab_size=9)
+                run_directory, runtime, choice=TokenizerSettings("NullTokenizer", vocab_size=9)
             )
 
     def test_exchanged_tokenizer(self, run_directory: Path, runtime: Runtime) -> None:
@@ -120,7 +121,7 @@ class TestRefused:
         with pytest.raises(DataError, match="no tokenizer in"):
             load_model(target, runtime)
         with pytest.raises(ConfigError, match="does not say which tokenizer"):
-            load_model(target, runtime, choice=TokenizerChoice(vocab_file="vocab.json"))
+            load_model(target, runtime, choice=TokenizerSettings(vocab_file="vocab.json"))
 
     def test_too_large_a_vocabulary(
         self, run_directory: Path, runtime: Runtime, tmp_path: Path
@@ -131,7 +132,7 @@ class TestRefused:
         vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
         vocab.write_text(json.dumps({t: i for i, t in enumerate(tokens)}), encoding="utf-8")
         merges.write_text("", encoding="utf-8")
-        choice = TokenizerChoice("GPT2BPETokenizer", str(vocab), str(merges))
+        choice = TokenizerSettings("GPT2BPETokenizer", str(vocab), str(merges))
         with pytest.raises(ConfigError, match="has 456 ids, and the model"):
             load_model(target, runtime, choice=choice)
 
