@@ -36,12 +36,14 @@ def run(argv: list[str]) -> int:
     from lmcore.data.corpora import named_texts
     from lmcore.data.tokenizer.registry import registered_types
     from lmcore.runtime.launched import end_with_launcher
+    from lmcore.runtime.launchers import translate
     from lmcore.runtime.rank import rank_info, started_by_launcher
     from lmcore.train.corpus import choose_texts, choose_tokenizer
     from lmcore.train.phases import PhaseClock
 
     clock = PhaseClock()
     end_with_launcher(os.environ)
+    os.environ.update(translate(os.environ))
     rank = rank_info(os.environ)
     log.configure(rank=rank.rank, world_size=rank.world_size)
     plugins = find_plugins(argv)

@@ -1,0 +1,194 @@
+"""What other launchers than torchrun say of a process's place, in torchrun's words.
+
+`srun`, `mpiexec` and their kin set variables of their own.  `translate` gives torchrun's for them,
+and an address at which the processes can find each other where the scheduler's facts yield one, so
+that everything below reads one set of names.  Torch-free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmcore.errors import ConfigError
+
+__all__ = ["expand_nodelist", "tasks_on_node", "translate"]
+
+_LOOPBACK = "127.0.0.1"
+_FIRST_PORT, _NUM_PORTS = 20000, 12000  # below the ports that systems give out by themselves
+_MOST_NODES = 100_000
+_MAX_NODEFILE_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class _Dialect:
+    """The variables of one launcher; of several names for one fact the first that is set counts."""
+
+    rank: Sequence[str]
+    world_size: Sequence[str]
+    local_rank: Sequence[str]
+    local_world_size: Sequence[str]
+    job: Sequence[str]
+
+
+_OPEN_MPI = _Dialect(
+    ("OMPI_COMM_WORLD_RANK",),
+    ("OMPI_COMM_WORLD_SIZE",),
+    ("OMPI_COMM_WORLD_LOCAL_RANK",),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PBS_JOBID", "SLURM_JOB_ID"),
+)
+_PMI = _Dialect(
+    ("PMI_RANK",),
+    ("PMI_SIZE",),
+    ("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "MPI_LOCALRANKID"),
+    ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+    ("PALS_APID", "PBS_JOBID", "SLURM_JOB_ID", "HYDI_CONTROL_FD"),
+)
+
+
+def translate(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that torchrun would have set, where they can be told and are not set.
+
+    Nothing is returned where WORLD_SIZE is set, and where no launcher is recognised.  A job's
+    script itself, which a scheduler runs once, is no process of a run: of Slurm only what `srun`
+    sets counts.
+
+    Args:
+        env: The environment of the process.
+
+    Raises:
+        ConfigError: A variable of the launcher is malformed.
+    """
+    if env.get("WORLD_SIZE", "").strip():
+        return {}
+    for dialect in (_OPEN_MPI, _PMI):
+        place = _place(dialect, env)
+        if place:
+            return place | _address(place, env, dialect.job)
+    place = _slurm(env)
+    return place | _address(place, env, ("SLURM_JOB_ID",)) if place else {}
+
+
+def _place(dialect: _Dialect, env: Mapping[str, str]) -> dict[str, str]:
+    found = {
+        "RANK": _first(dialect.rank, env),
+        "WORLD_SIZE": _first(dialect.world_size, env),
+        "LOCAL_RANK": _first(dialect.local_rank, env),
+        "LOCAL_WORLD_SIZE": _first(dialect.local_world_size, env),
+    }
+    return {name: value for name, value in found.items() if value} if all(found.values()) else {}
+
+
+def _slurm(env: Mapping[str, str]) -> dict[str, str]:
+    size, tasks = env.get("SLURM_STEP_NUM_TASKS", ""), env.get("SLURM_STEP_TASKS_PER_NODE", "")
+    rank, local, node = (env.get(f"SLURM_{name}", "") for name in ("PROCID", "LOCALID", "NODEID"))
+    if not (size and tasks and rank and local and node):
+        return {}
+    here = tasks_on_node(tasks, int(node)) if node.isdigit() else None
+    if here is None:
+        raise ConfigError(
+            f"`SLURM_STEP_TASKS_PER_NODE={tasks}` does not say how many processes node {node} has",
+            hint="set WORLD_SIZE, RANK, LOCAL_WORLD_SIZE and LOCAL_RANK yourself",
+        )
+    return {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": str(here),
+    }
+
+
+def _address(
+    place: Mapping[str, str], env: Mapping[str, str], job: Sequence[str]
+) -> dict[str, str]:
+    """Return MASTER_ADDR and MASTER_PORT, each where it is not set and can be told."""
+    found = {}
+    if not env.get("MASTER_ADDR"):
+        host = _LOOPBACK if place["WORLD_SIZE"] == place["LOCAL_WORLD_SIZE"] else _first_host(env)
+        found |= {"MASTER_ADDR": host} if host else {}
+    name = _first(job, env)
+    if not env.get("MASTER_PORT") and name:
+        step = env.get("SLURM_STEP_ID", "")
+        digest = hashlib.sha256(f"{name}.{step}".encode()).digest()
+        port = _FIRST_PORT + int.from_bytes(digest[:4], "little") % _NUM_PORTS
+        found["MASTER_PORT"] = str(port)
+    return found
+
+
+def _first_host(env: Mapping[str, str]) -> str | None:
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+    if nodes:
+        return next(expand_nodelist(nodes), None)
+    file = env.get("PBS_NODEFILE")
+    if file:
+        try:
+            with Path(file).open(encoding="utf-8") as stream:
+                return stream.read(_MAX_NODEFILE_BYTES).split()[0]
+        except (OSError, IndexError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"`PBS_NODEFILE={file}` names no host",
+                why=str(error),
+                hint="set MASTER_ADDR to the host of rank 0",
+            ) from None
+    return None
+
+
+def tasks_on_node(text: str, node: int) -> int | None:
+    """Return the processes on node number *node* of Slurm's "4(x2),3"; None where it is not told."""
+    counts: list[tuple[int, int]] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip(), re.ASCII)
+        if found is None:
+            return None
+        counts.append((int(found[1]), int(found[2] or 1)))
+    for tasks, repeated in counts:
+        if node < repeated:
+            return tasks
+        node -= repeated
+    return None
+
+
+def expand_nodelist(text: str) -> Iterator[str]:
+    """Yield the hosts of Slurm's "a[01-04,7],node-1,b[1-2]-ib", in their order.
+
+    Raises:
+        ConfigError: It is malformed, or names more hosts than there can be.
+    """
+    for part in _split_outside_brackets(text):
+        found = re.fullmatch(r"([^\[\],\s]*)\[([\d,\-]+)\]([^\[\],\s]*)", part, re.ASCII)
+        if found is None:
+            if not re.fullmatch(r"[^\[\],\s]+", part):
+                raise _malformed(text)
+            yield part
+            continue
+        before, ranges, after = found.groups()
+        for one in ranges.split(","):
+            bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", one, re.ASCII)
+            if bounds is None:
+                raise _malformed(text)
+            first, last = bounds[1], bounds[2] or bounds[1]
+            if not int(first) <= int(last) < int(first) + _MOST_NODES:
+                raise _malformed(text)
+            for number in range(int(first), int(last) + 1):
+                yield f"{before}{number:0{len(first)}d}{after}"
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r",(?![^\[]*\])", text.strip())]
+
+
+def _malformed(text: str) -> ConfigError:
+    shown = text if len(text) <= 80 else f"{text[:80]}..."
+    return ConfigError(
+        f"`{shown}` is not a list of hosts",
+        why="expected Slurm's form, such as `a[01-04,7],node-1`",
+        hint="set MASTER_ADDR to the host of rank 0",
+    )
+
+
+def _first(names: Sequence[str], env: Mapping[str, str]) -> str | None:
+    return next((env[name].strip() for name in names if env.get(name, "").strip()), None)
