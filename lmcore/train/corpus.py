@@ -195,8 +195,7 @@ def open_corpus(
         settings.data_cache_path,
         settings.final_epoch_threshold,
     )
-    _tell_of_test(plan, parts)
-    wanted: dict[Part, int] = {"valid": plan.valid_samples, "test": plan.test_samples}
+    wanted: dict[Part, int] = {"valid": plan.valid_samples, "test": _test_samples(plan, parts)}
     further = {
         part: build_samples(parts[part], count, common, name=part)
         for part, count in wanted.items()
@@ -278,17 +277,26 @@ def _masks(
     return DocumentMasks(tokenizer.eod, **asked)
 
 
-def _tell_of_test(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -> None:
-    """Say it where the user asked for a test that there will not be."""
+def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -> int:
+    """Return how many samples the test at the end takes; say it where there will be none.
+
+    The default split of the bundled text leaves a document or none: no test is made of that.
+    """
     settings = plan.config.data
     own = settings.test_data_path or settings.test_data or settings.test_weighted_split_paths
-    if own and not plan.test_samples:
-        logger.warning("the test data is not read: `--eval-iters 0` evaluates nothing")
-    asked = plan.sources["split"].kind != "default" and parse_split(settings.split)[2] > 0
-    if asked and plan.test_samples and "test" not in parts:
+    if own:
+        if not plan.test_samples:
+            logger.warning("the test data is not read: `--eval-iters 0` evaluates nothing")
+        return plan.test_samples
+    if not plan.config.training.eval_interval:
+        return 0
+    if plan.sources["split"].kind == "default":
+        return plan.test_samples if data_sources(settings).blends() else 0
+    if plan.test_samples and parse_split(settings.split)[2] > 0 and "test" not in parts:
         logger.warning(
             "`--split %s` leaves no test documents: there is no test at the end", settings.split
         )
+    return plan.test_samples
 
 
 def _title(sources: RunSources, settings: DataSection) -> str:
