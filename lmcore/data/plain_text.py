@@ -10,8 +10,8 @@ from pathlib import Path
 
 from lmcore.data.indexed import token_dtype
 from lmcore.data.indexed_writer import IndexedDatasetWriter
+from lmcore.data.input.compression import open_text
 from lmcore.data.prepare import KeyReport, PrepareReport, document_prefix, publish
-from lmcore.data.source import open_text
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import ConfigError, DataError
 
