@@ -232,16 +232,12 @@ PREPARE_RENAMED: Mapping[str, Renamed] = {
 }
 
 PREPARE_FIXED: Mapping[str, Fixed] = {
-    "--dataset-impl": Fixed(
-        "the memory-mapped format is written", ("mmap",), f"others are {_LATER}"
-    ),
     "--loose-json": Fixed("every line of the input is a JSON object"),
     **_TOKENIZER_FIXED,
 }
 
 PREPARE_UNSUPPORTED: Mapping[str, str] = {
     **_all(f"sentence splitting is {_LATER}", "--split-sentences", "--keep-newlines", "--lang"),
-    **_all("use `--workers N`", "--partitions"),
     **_all(f"merging data sets is {_LATER}: give all files to `--input`", "--datasets"),
     **_TOKENIZER_UNSUPPORTED,
 }
