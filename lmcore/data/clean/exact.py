@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,15 +55,15 @@ class ExactDuplicates:
         self, batches: Iterator[Processed], place: Workplace
     ) -> Generator[EntryBatch, None, None]:
         """See `Gathering`."""
-        spool = Spool(place.directory / "documents")
         store = KeyStore(place.directory, columns=2)
-        for batch in batches:
-            count_gathered(self, place, batch)
-            if batch.keys is not None:
-                store.add(batch.keys, len(spool) + np.arange(len(batch.entries)))
-            spool.append(batch.entries)
-        spool.flush()
-        leaders = Leaders(place.directory / "leaders", len(spool))
-        for positions, starts in store.groups():
-            leaders.join_rows(positions, starts)
-        yield from survivors(spool, leaders, place, "duplicate")
+        with closing(Spool(place.directory / "documents")) as spool:
+            for batch in batches:
+                count_gathered(self, place, batch)
+                if batch.keys is not None:
+                    store.add(batch.keys, len(spool) + np.arange(len(batch.entries)))
+                spool.append(batch.entries)
+            spool.flush()
+            leaders = Leaders(place.directory / "leaders", len(spool))
+            for positions, starts in store.groups():
+                leaders.join_rows(positions, starts)
+            yield from survivors(spool, leaders, place, "duplicate")

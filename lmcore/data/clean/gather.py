@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 from lmcore.data.clean.counts import StepCounts, dropped_line
-from lmcore.data.clean.document import Entry, EntryBatch
+from lmcore.data.clean.document import EntryBatch
 from lmcore.data.clean.leaders import Leaders
 from lmcore.data.clean.spool import Spool
 from lmcore.data.clean.work import KeyMaker, Processed
@@ -67,23 +64,25 @@ def count_gathered(step: Gathering, place: Workplace, processed: Processed) -> N
 def survivors(
     spool: Spool, leaders: Leaders, place: Workplace, reason: str
 ) -> Generator[EntryBatch, None, None]:
-    """Yield the leaders of their groups, in order; the others are counted and told of."""
-    with closing(spool):
+    """Yield the leaders of their groups, in order; the others are counted and told of.
+
+    All are told of before the first leader is yielded: how far ahead leaders are asked for depends
+    on the number of workers.
+    """
+    if place.tell is not None:
         for first, block in spool.blocks():
-            groups = leaders.of(first, first + len(block))
-            positions = np.arange(first, first + len(block))
-            stays = (groups == positions).tolist()
-            kept = []
-            for (entry, _), stay, leader in zip(block, stays, groups.tolist(), strict=True):
-                if stay:
-                    kept.append(entry)
-                    continue
-                place.counts.dropped[reason] += 1
-                if place.tell is not None:
-                    place.tell(_line(place.name, reason, entry, spool.read(leader)))
-            if kept:
-                yield EntryBatch(tuple(kept))
-
-
-def _line(name: str, reason: str, entry: Entry, kept: Entry) -> bytes:
-    return dropped_line(name, reason, entry, kept=kept)
+            groups = leaders.of(first, first + len(block)).tolist()
+            for position, ((entry, _), leader) in enumerate(zip(block, groups, strict=True), first):
+                if leader != position:
+                    kept = spool.read(leader)
+                    place.tell(dropped_line(place.name, reason, entry, kept=kept))
+    for first, block in spool.blocks():
+        groups = leaders.of(first, first + len(block)).tolist()
+        stay = [
+            entry
+            for position, ((entry, _), leader) in enumerate(zip(block, groups, strict=True), first)
+            if leader == position
+        ]
+        place.counts.dropped[reason] += len(block) - len(stay)
+        if stay:
+            yield EntryBatch(tuple(stay))

@@ -15,7 +15,7 @@ __all__ = ["UNKNOWN", "LanguageStep"]
 UNKNOWN = "unknown"
 """What the language of a text without letters is called."""
 
-_PIECE = 400
+_PIECE = 250
 _LETTER = re.compile(r"[^\W\d_]")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -73,22 +74,22 @@ class NearDuplicates:
         self, batches: Iterator[Processed], place: Workplace
     ) -> Generator[EntryBatch, None, None]:
         """See `Gathering`."""
-        spool = Spool(place.directory / "documents")
         store = KeyStore(place.directory, columns=1)
-        bands = self.minhash.bands
-        for batch in batches:
-            count_gathered(self, place, batch)
-            if batch.keys is not None:
-                positions = len(spool) + np.arange(len(batch.entries))
-                store.add(batch.keys.reshape(-1, 1), np.repeat(positions, bands))
-            spool.append(batch.entries)
-        spool.flush()
-        groups = _Groups(self, spool, place)
-        for positions, starts in store.groups():
-            ends = [*starts[1:].tolist(), len(positions)]
-            for start, end in zip(starts.tolist(), ends, strict=True):
-                groups.connect(positions[start:end].tolist())
-        yield from survivors(spool, groups.leaders, place, "near duplicate")
+        with closing(Spool(place.directory / "documents")) as spool:
+            for batch in batches:
+                count_gathered(self, place, batch)
+                if batch.keys is not None:
+                    positions = len(spool) + np.arange(len(batch.entries))
+                    rows = np.repeat(positions, self.minhash.bands)
+                    store.add(batch.keys.reshape(-1, 1), rows)
+                spool.append(batch.entries)
+            spool.flush()
+            groups = _Groups(self, spool, place)
+            for positions, starts in store.groups():
+                ends = [*starts[1:].tolist(), len(positions)]
+                for start, end in zip(starts.tolist(), ends, strict=True):
+                    groups.connect(positions[start:end].tolist())
+            yield from survivors(spool, groups.leaders, place, "near duplicate")
 
 
 class _Groups:

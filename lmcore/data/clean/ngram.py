@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -99,13 +100,11 @@ class EvaluationNgrams:
     ) -> Iterator[tuple[int, int]]:
         """Yield start and length of every n-gram among *words*, by start, the longest first."""
         found: list[tuple[int, int]] = []
+        windows_of = _Windows(_mixed(numbers))
         for size, hashes in self._hashes.items():
-            windows = _window_hashes(numbers, size)
-            places = np.searchsorted(hashes, windows)
-            places[places == len(hashes)] = 0
             found.extend(
                 (at, -size)
-                for at in np.flatnonzero(hashes[places] == windows).tolist()
+                for at in hashes.places(windows_of.hashes(size))
                 if tuple(words[at : at + size]) in self._ngrams
             )
         for at, size in sorted(found):
@@ -113,11 +112,10 @@ class EvaluationNgrams:
 
     def numbers_of(self, words: Sequence[str]) -> npt.NDArray[np.uint64]:
         """Return the number of each word, 0 for one that no n-gram has."""
-        get = self._numbers.get
-        return np.fromiter((get(word, 0) for word in words), np.uint64, len(words))
+        return np.array(list(map(self._numbers.get, words, repeat(0))), np.uint64)
 
-    def _hash_all(self) -> dict[int, Hashes]:
-        hashes: dict[int, Hashes] = {}
+    def _hash_all(self) -> dict[int, _HashSet]:
+        hashes: dict[int, _HashSet] = {}
         for size in sorted({len(ngram) for ngram in self._ngrams}, reverse=True):
             rows = [ngram for ngram in self._ngrams if len(ngram) == size]
             numbers = np.array(
@@ -126,20 +124,59 @@ class EvaluationNgrams:
             total = np.zeros(len(rows), np.uint64)
             for column in range(size):
                 total = total * _BASE + _mixed(numbers[:, column])
-            hashes[size] = np.unique(total)
+            hashes[size] = _HashSet(total)
         return hashes
 
 
-def _window_hashes(numbers: npt.NDArray[np.uint64], size: int) -> Hashes:
-    """Return the hash of every window of *size* words."""
-    count = len(numbers) - size + 1
-    if count <= 0:
-        return np.empty(0, np.uint64)
-    mixed = _mixed(numbers)
-    total = np.zeros(count, np.uint64)
-    for column in range(size):
-        total = total * _BASE + mixed[column : column + count]
-    return total
+class _HashSet:
+    """A set of hashes, asked for many at once: a table of bits by their beginnings comes first."""
+
+    def __init__(self, hashes: Hashes) -> None:
+        self._sorted = np.unique(hashes)
+        bits = min(max(16, len(hashes).bit_length() + 4), 28)
+        self._shift = np.uint64(64 - bits)
+        self._begins = np.zeros(1 << bits, np.bool_)
+        self._begins[self._sorted >> self._shift] = True
+
+    def places(self, hashes: Hashes) -> list[int]:
+        """Return where in *hashes* there is one of the set."""
+        likely = np.flatnonzero(self._begins[hashes >> self._shift])
+        wanted = hashes[likely]
+        found = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
+        there: list[int] = likely[self._sorted[found] == wanted].tolist()
+        return there
+
+
+class _Windows:
+    """Polynomial hashes of windows of words, put together from those of 1, 2, 4, 8 ... words."""
+
+    def __init__(self, mixed: Hashes) -> None:
+        self._doubled = [mixed]
+
+    def hashes(self, size: int) -> Hashes:
+        """Return the hash of every window of *size* words."""
+        count = len(self._doubled[0]) - size + 1
+        if count <= 0:
+            return np.empty(0, np.uint64)
+        total = np.zeros(count, np.uint64)
+        done = 0
+        for power in reversed(range(size.bit_length())):
+            if size >> power & 1:
+                part = self._of_power(power)[done : done + count]
+                total = total * _power_of_base(1 << power) + part
+                done += 1 << power
+        return total
+
+    def _of_power(self, power: int) -> Hashes:
+        while len(self._doubled) <= power:
+            last = self._doubled[-1]
+            half = 1 << len(self._doubled) - 1
+            self._doubled.append(last[:-half] * _power_of_base(half) + last[half:])
+        return self._doubled[power]
+
+
+def _power_of_base(exponent: int) -> np.uint64:
+    return np.uint64(pow(int(_BASE), exponent, 1 << 64))
 
 
 def _mixed(numbers: npt.NDArray[np.uint64]) -> Hashes:

@@ -79,7 +79,7 @@ class StepReport:
     @classmethod
     def of(cls, step: str, counts: StepCounts) -> StepReport:
         """Return the report of *counts*, its reasons by number, then by name."""
-        reasons = sorted(counts.dropped.items(), key=lambda item: (-item[1], item[0]))
+        reasons = sorted((+counts.dropped).items(), key=lambda item: (-item[1], item[0]))
         return cls(step, counts.seen, counts.kept, counts.changed, counts.added, dict(reasons))
 
 
@@ -328,13 +328,14 @@ class _Meter:
             self.show()
 
     def show(self) -> None:
-        self._shown = self._documents
-        self._report(self._doing, self._documents, "documents", self._bytes)
+        if self._documents > self._shown:
+            self._shown = self._documents
+            self._report(self._doing, self._documents, "documents", self._bytes)
 
     def compared(self, pairs: int) -> None:
         self._report(f"{self._doing}: comparing", pairs, "pairs", 0)
 
     def _report(self, doing: str, count: int, unit: str, size: int) -> None:
-        if self._progress is not None and count:
+        if self._progress is not None:
             seconds = time.perf_counter() - self._start
             self._progress(Progress(doing, count, unit, size, seconds))

@@ -136,7 +136,7 @@ def slow_cuts(text: str, texts: list[str], how: NgramSettings) -> list[tuple[int
             (start, size)
             for start in range(len(words))
             for size in range(how.longest, how.shortest - 1, -1)
-            if tuple(words[start : start + size]) in forbidden
+            if start + size <= len(words) and tuple(words[start : start + size]) in forbidden
         ]
         if not found:
             return cuts
