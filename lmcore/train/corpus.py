@@ -111,7 +111,7 @@ def choose_texts(settings: DataSection, texts: Mapping[str, NamedText]) -> dict[
         DataError: The file of one is missing.
     """
     return {
-        one.name: find_text(one.name, texts, flag=blend.flag)
+        one.name: find_text(one.name, texts, flag=blend.flag, may_be_gone=settings.lazy_loader)
         for blend in _sources(settings).blends()
         for one in blend.sources
         if one.corpus
@@ -168,7 +168,8 @@ def open_corpus(
     Args:
         plan: The run.
         tokenizer: For named texts, and for the end-of-document token.
-        data_directory: Where named texts are prepared, if the run uses some.
+        data_directory: Where named texts are prepared, if the run uses some; with
+            `--data-cache-path` that is where, so that other runs find them.
         texts: The named texts, as `choose_texts` returned them; None: only the bundled one.
         saved: What the checkpoint says of its data, if the run goes on from one.
 
@@ -182,10 +183,17 @@ def open_corpus(
     sources = expand_file_lists(_sources(settings))
     masks = _masks(settings, sources, tokenizer)
 
+    where = kept = data_directory
+    if settings.data_cache_path is not None:
+        kept = Path(settings.data_cache_path) / "texts"
+        where = kept / tokenizer.fingerprint()[:16]
+
     def prefix_of(source: DataSource) -> str:
         if not source.corpus:
             return source.name
-        return prepare_named_text(named[source.name], tokenizer, data_directory)
+        return prepare_named_text(
+            named[source.name], tokenizer, where, keep_text=kept if settings.lazy_loader else None
+        )
 
     needed: tuple[Part, ...] = ("train", "valid") if plan.valid_samples > 0 else ("train",)
     parts = open_sources(sources, settings.split, needed=needed, prefix_of=prefix_of)

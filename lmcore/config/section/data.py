@@ -66,6 +66,11 @@ class DataSection:
     )
     valid_data: tuple[str, ...] = option((), "Texts to validate on by their names.", metavar="NAME")
     test_data: tuple[str, ...] = option((), "Texts to test on by their names.", metavar="NAME")
+    lazy_loader: bool = option(
+        False,
+        "Keep texts that have a name as text as well, read document by document; later starts do "
+        "without their source.",
+    )
     split: str = option("969,30,1", "Shares of training, validation and test documents.")
     tokenizer_type: str | None = option(
         None,
