@@ -9,12 +9,21 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
+from lmcore.cli.input_options import reading_of, sentences_of
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.terminal_text import size_text
 from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.config.section.input import (
+    delim_option,
+    document_per_option,
+    header_option,
+    input_format_option,
+    max_document_mib_option,
+    quotes_option,
+)
 from lmcore.config.section.tokenizer import (
     TYPES,
     add_special_tokens_option,
@@ -29,7 +38,9 @@ from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError
 
 if TYPE_CHECKING:
+    from lmcore.data.input.options import InputOptions
     from lmcore.data.prepare import PrepareReport, PrepareRequest, Progress
+    from lmcore.data.sentence import SentenceSplitter
     from lmcore.data.tokenizer import Tokenizer
 
 __all__ = ["PrepareSection", "run"]
@@ -68,6 +79,31 @@ class PrepareSection:
     )
     json_keys: tuple[str, ...] = option(
         ("text",), "Keys whose text is taken; each gives a data set.", metavar="KEY"
+    )
+    input_format: str = input_format_option()
+    document_per: str = document_per_option()
+    delim: str | None = delim_option()
+    quotes: bool | None = quotes_option()
+    header: bool = header_option()
+    max_document_mib: int = max_document_mib_option()
+    split_sentences: bool = option(
+        False, "Store each sentence as a sequence, in PREFIX_KEY_sentence: for BERT, T5 and ICT."
+    )
+    presplit_sentences: bool = option(False, "The same, for texts with a sentence on each line.")
+    sentence_splitter: str | None = option(
+        None,
+        "What finds the sentences: punkt as in Megatron, with NLTK's tables; sentencex by rules, "
+        "without data; default: punkt.",
+        choices=("punkt", "sentencex"),
+    )
+    lang: str | None = option(
+        None, "Language of the sentences, english or en; default: english.", metavar="NAME"
+    )
+    keep_newlines: bool = option(
+        False, "Leave the white space after a sentence at its end, line ends included."
+    )
+    punkt_model: str | None = option(
+        None, "Directory of Punkt's tables; default: NLTK's data.", metavar="DIR"
     )
     append_eod: bool = option(False, "End each document with the end-of-document token.")
     dataset_impl: str = option(
@@ -137,6 +173,7 @@ def _request(wanted: PrepareSection, argv: list[str], *, live: bool) -> PrepareR
     from lmcore.data.tokenizer import ByteTokenizer
 
     problems: list[LmcoreError] = _problems_of_shares(wanted)
+    reading, splitter = _input_of(wanted, problems)
     tokenizer: Tokenizer = ByteTokenizer()  # stands in while other problems are looked for
     built = True
     try:
@@ -144,7 +181,11 @@ def _request(wanted: PrepareSection, argv: list[str], *, live: bool) -> PrepareR
     except LmcoreError as error:
         problems.append(error)
         built = False
-    request = _with_tokenizer(wanted, tokenizer, live=live)
+    request = replace(
+        _with_tokenizer(wanted, tokenizer, live=live),
+        reading=reading,
+        splitter=splitter,
+    )
     if problems:
         known = request if built else replace(request, append_eod=False)
         problems += problems_before(known)
@@ -158,6 +199,26 @@ def _tokenizer(wanted: PrepareSection, argv: list[str]) -> Tokenizer:
 
     extra = registered_types(find_plugins(argv, probe=False))
     return tokenizer_from(TokenizerSettings.of(wanted), extra=extra)
+
+
+def _input_of(
+    wanted: PrepareSection, problems: list[LmcoreError]
+) -> tuple[InputOptions, SentenceSplitter | None]:
+    """Return how the input is read and split; what is wrong goes to *problems*."""
+    from lmcore.data.input.options import InputOptions
+    from lmcore.data.sentence import build_splitter
+
+    reading, splitter = InputOptions(), None
+    try:
+        reading = reading_of(wanted)
+    except LmcoreError as error:
+        problems.append(error)
+    try:
+        sentences = sentences_of(wanted)
+        splitter = build_splitter(sentences) if sentences is not None else None
+    except LmcoreError as error:
+        problems.append(error)
+    return reading, splitter
 
 
 def _problems_of_shares(wanted: PrepareSection) -> list[LmcoreError]:
@@ -186,6 +247,7 @@ def _with_tokenizer(wanted: PrepareSection, tokenizer: Tokenizer, *, live: bool)
         workers=wanted.workers,
         on_error=cast("Literal['stop', 'skip']", wanted.on_error),
         log_interval=1 if live else wanted.log_interval,
+        input_format=wanted.input_format,
         dataset_impl=wanted.dataset_impl,
         resume=wanted.resume,
         shard_bytes=wanted.shard_mib << 20,

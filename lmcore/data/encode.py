@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from lmcore.data.encoded import Encoded, EncodePlan, KeyTokens
 from lmcore.data.input.batch import Batch, LineBatch
 from lmcore.data.input.document import text_of
 from lmcore.data.input.problem import BadDocument, Problem
+from lmcore.data.sentence.encode import encode_sentences
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.native import EncodesBlocks
 from lmcore.errors import LmcoreError
@@ -27,7 +29,8 @@ def encode_batch(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> Encode
 
     Blank lines are passed over.  A document without tokens is counted as empty and not kept.
     """
-    if isinstance(batch, LineBatch) and isinstance(tokenizer, EncodesBlocks):
+    whole = plan.splitter is None
+    if whole and isinstance(batch, LineBatch) and isinstance(tokenizer, EncodesBlocks):
         block = tokenizer.encode_block(batch.block, plan.keys, plan.end, plan.dtype)
         if block is not None:
             return join_block(
@@ -136,6 +139,9 @@ def _reason(error: UnicodeEncodeError | LmcoreError) -> str:
 
 
 def _encode_key(texts: list[str], tokenizer: Tokenizer, plan: EncodePlan) -> KeyTokens:
+    if plan.splitter is not None:
+        found = encode_sentences(texts, tokenizer, plan.splitter, plan.end)
+        return replace(found, tokens=_narrowed(found.tokens, plan.dtype))
     encoded = [ids for ids in tokenizer.encode_batch(texts) if len(ids)]
     empty = len(texts) - len(encoded)
     pieces: list[npt.NDArray[np.integer]] = []

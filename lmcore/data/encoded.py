@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.input.problem import Problem, Reason
+from lmcore.data.sentence.base import SentenceSplitter
 
 __all__ = ["EncodePlan", "Encoded", "KeyTokens"]
 
@@ -22,12 +23,14 @@ class EncodePlan:
         end: Id appended to each document, or None.
         dtype: Type of a stored token.
         stop: Whether the first bad line ends the batch.
+        splitter: Cuts documents into sentences, a sequence each; None: a document is one.
     """
 
     keys: tuple[str, ...]
     end: int | None
     dtype: np.dtype[np.integer]
     stop: bool
+    splitter: SentenceSplitter | None = None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from lmcore.data.prepare_request import (
     KeyReport,
     PrepareReport,
     PrepareRequest,
-    document_prefix,
 )
 from lmcore.data.prepare_state import Identity
 from lmcore.errors import ConfigError, DataError, LmcoreError
@@ -115,8 +114,8 @@ def join_partitions(request: PrepareRequest, identity: Identity) -> PrepareRepor
     outputs = []
     for i, key in enumerate(request.json_keys):
         merged = merge(
-            [document_prefix(share.prefix, key) for share in shares],
-            document_prefix(request.output_prefix, key),
+            [share.key_prefix(key) for share in shares],
+            request.key_prefix(key),
         )
         empty = sum(report["outputs"][i]["empty"] for report in reports)
         size = Path(f"{merged.prefix}.bin").stat().st_size

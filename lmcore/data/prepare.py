@@ -70,7 +70,7 @@ class _Job:
 
 
 def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -> PrepareReport:
-    """Tokenize documents into `PREFIX_KEY_document.{bin,idx,meta.json}`.
+    """Tokenize documents into `PREFIX_KEY_document.{bin,idx,meta.json}`, or `..._sentence`.
 
     Args:
         request: What to prepare.
@@ -84,7 +84,7 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
         RunError: A worker process died.
     """
     job = _checked(request)
-    prefixes = [document_prefix(request.prefix, key) for key in request.json_keys]
+    prefixes = [request.key_prefix(key) for key in request.json_keys]
     output = ShardedOutput(request.prefix, prefixes, job.dtype, job.identity, resume=request.resume)
     totals = _Totals(job, output, progress)
     try:
@@ -200,6 +200,7 @@ def _encode_all(job: _Job, totals: _Totals) -> None:
         end=request.tokenizer.eod if request.append_eod else None,
         dtype=job.dtype,
         stop=request.on_error == "stop",
+        splitter=request.splitter,
     )
     source = _Source(job, totals.output.state)
     results = encode_ordered(

@@ -9,6 +9,7 @@ from typing import Literal
 
 from lmcore.data.indexed_writer import FORMATS, IndexedDatasetWriter
 from lmcore.data.input.options import InputOptions
+from lmcore.data.sentence.base import SentenceSplitter
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.native import EncodesBlocks
 from lmcore.errors import ConfigError, LmcoreError
@@ -45,6 +46,7 @@ class PrepareRequest:
         shard_bytes: Input after which what is written becomes a point to resume from.
         partitions: Hosts that share the input.
         partition: Which share this is, from 0; None: all of it.
+        splitter: Cuts documents into sentences, a sequence each; None: a document is one.
     """
 
     inputs: tuple[str, ...]
@@ -62,6 +64,7 @@ class PrepareRequest:
     shard_bytes: int = 1 << 30
     partitions: int = 1
     partition: int | None = None
+    splitter: SentenceSplitter | None = None
 
     @property
     def options(self) -> InputOptions:
@@ -71,6 +74,8 @@ class PrepareRequest:
     @property
     def threads(self) -> bool:
         """Whether threads do the encoding."""
+        if self.splitter is not None:  # it holds the interpreter's lock
+            return False
         return isinstance(self.tokenizer, EncodesBlocks) and self.tokenizer.threads
 
     @property
@@ -79,6 +84,11 @@ class PrepareRequest:
         if self.workers is not None:
             return self.workers
         return len(os.sched_getaffinity(0)) if self.threads else 1
+
+    def key_prefix(self, key: str) -> str:
+        """Return the prefix of a key's dataset: `PREFIX_KEY_document`, or `..._sentence`."""
+        level = "document" if self.splitter is None else "sentence"
+        return f"{self.prefix}_{key}_{level}"
 
     @property
     def prefix(self) -> str:

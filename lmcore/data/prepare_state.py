@@ -76,6 +76,7 @@ def identity_of(
         "tokenizer fingerprint": request.tokenizer.fingerprint(),
         "--json-keys": list(request.json_keys),
         "--append-eod": request.append_eod,
+        "sentences": request.splitter.describe() if request.splitter is not None else None,
         "--dataset-impl": request.dataset_impl,
         "token type": dtype.name,
         "partition": [request.partition, request.partitions],
