@@ -9,12 +9,31 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from lmcore.cli.input_options import reading_of
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.terminal_text import size_text
 from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.config.section.input import (
+    delim_option,
+    document_per_option,
+    header_option,
+    input_format_option,
+    max_document_mib_option,
+    quotes_option,
+)
+from lmcore.config.section.tokenizer import (
+    add_special_tokens_option,
+    merge_file_option,
+    parse_special_tokens_option,
+    tokenizer_model_option,
+    tokenizer_name_or_path_option,
+    vocab_extra_ids_option,
+    vocab_file_option,
+)
+from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +66,11 @@ step changes keeps its line byte for byte.
 class CleanSection:
     """Take a corpus through a chain of cleaning steps."""
 
-    steps: tuple[str, ...] = option(REQUIRED, "Steps, in the order in which they are taken.")
+    steps: tuple[str, ...] = option(
+        REQUIRED,
+        "Steps, in the order in which they are taken: url, fix, language, length, exact, near, "
+        "ngram, shuffle.",
+    )
     input: tuple[str, ...] = option(
         REQUIRED,
         "Files, quoted patterns or directories, as `lmcore data prepare` takes them; - reads "
@@ -64,6 +87,12 @@ class CleanSection:
         None, "Where one line for each document left out goes, with the reason.", metavar="FILE"
     )
     key: str = option("text", "Key of the text; dots lead into inner objects.")
+    input_format: str = input_format_option()
+    document_per: str = document_per_option()
+    delim: str | None = delim_option()
+    quotes: bool | None = quotes_option()
+    header: bool = header_option()
+    max_document_mib: int = max_document_mib_option()
     workers: int = option(1, "Processes that work on single documents.", minimum=1)
     on_error: str = option(
         "stop",
@@ -89,10 +118,18 @@ class CleanSection:
         None, "length: characters that it must have, instead.", minimum=1
     )
     tokenizer_type: str | None = option(
-        None, "length: what counts tokens, with the flags of `lmcore data prepare`.", metavar="TYPE"
+        None, "length: what counts tokens; its files are given as for prepare.", metavar="TYPE"
     )
-    vocab_file: str | None = option(None, "length: vocab.json of the tokenizer.", metavar="FILE")
-    merge_file: str | None = option(None, "length: merges.txt of the tokenizer.", metavar="FILE")
+    vocab_file: str | None = vocab_file_option()
+    merge_file: str | None = merge_file_option()
+    tokenizer_model: str | None = tokenizer_model_option()
+    tokenizer_name_or_path: str | None = tokenizer_name_or_path_option()
+    vocab_extra_ids: int = vocab_extra_ids_option()
+    add_special_tokens: bool | None = add_special_tokens_option()
+    parse_special_tokens: bool = parse_special_tokens_option()
+    vocab_size: int | None = option(
+        None, "Numbers that a NullTokenizer's text may hold.", minimum=1
+    )
     similarity: float = option(
         0.9, "near: share of common shingles that makes a pair.", above=0, maximum=1
     )
@@ -175,15 +212,18 @@ def _request(wanted: CleanSection, tokenizer: Tokenizer | None) -> CleanRequest:
         workers=wanted.workers,
         on_error=on_error,
         scratch=wanted.scratch,
+        input_format=wanted.input_format,
+        reading=reading_of(wanted),
     )
 
 
 def _tokenizer(wanted: CleanSection, argv: list[str]) -> Tokenizer | None:
+    settings = TokenizerSettings.of(wanted)
     if wanted.tokenizer_type is None:
-        if wanted.vocab_file or wanted.merge_file:
+        if given := settings.given():
             raise ConfigError(
-                "a tokenizer's files are given without `--tokenizer-type`",
-                hint="`--tokenizer-type GPT2BPETokenizer` has a `vocab.json` and a `merges.txt`",
+                f"`{next(iter(given.values()))}` needs `--tokenizer-type`",
+                why="a tokenizer's options are given without its type",
             )
         return None
     if wanted.min_characters is not None:
@@ -191,15 +231,10 @@ def _tokenizer(wanted: CleanSection, argv: list[str]) -> Tokenizer | None:
             "`--tokenizer-type` and `--min-characters` exclude each other",
             why="a document's length is counted in tokens or in characters",
         )
-    from lmcore.data.tokenizer import build_tokenizer
+    from lmcore.data.tokenizer import tokenizer_from
     from lmcore.data.tokenizer.registry import registered_types
 
-    return build_tokenizer(
-        wanted.tokenizer_type,
-        vocab_file=wanted.vocab_file,
-        merge_file=wanted.merge_file,
-        extra=registered_types(find_plugins(argv, probe=False)),
-    )
+    return tokenizer_from(settings, extra=registered_types(find_plugins(argv, probe=False)))
 
 
 def _show_line(progress: Progress) -> None:
