@@ -99,7 +99,7 @@ class DataSection:
     final_epoch_threshold: float = option(
         0.80,
         "The last epoch is shuffled apart from those before where less than this part of its "
-        "samples is needed: 0.80 as NVIDIA's, 0.95 as BigScience's Megatron.",
+        "samples is needed: 0.80 as Megatron, 0.95 as BigScience's fork of it.",
         minimum=0,
         maximum=1,
     )
