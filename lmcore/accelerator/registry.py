@@ -33,7 +33,7 @@ __all__ = [
 T = TypeVar("T")
 
 _COMMAND = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_CORPUS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # it names files in a run directory
+_CORPUS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*")  # names files
 _TOKENIZER = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _NOBODY: Mapping[str, str] = MappingProxyType({})
@@ -187,7 +187,8 @@ class CorpusRegistry(_Registry[PluginCorpus]):
         """Register a text to train on; it is opened only when it is used.
 
         Args:
-            name: What `--corpus` calls it: letters, digits, dashes, dots and underscores.
+            name: What `--corpus` calls it: letters, digits, dashes, dots and underscores, or
+                several such names with slashes between them, such as `c4/en`.
             path: A UTF-8 text file that the plugin's distribution brings; an absolute path, such
                 as `Path(__file__).parent / "corpus.txt"`.
             summary: One line for `lmcore data corpora`: what it is, and where it is from.
@@ -196,7 +197,10 @@ class CorpusRegistry(_Registry[PluginCorpus]):
             PluginError: One of them is malformed, or the name is taken.
         """
         claimed = self._claim(
-            name, _CORPUS, "letters, digits, dashes, dots and underscores, a letter or digit first"
+            name,
+            _CORPUS,
+            "letters, digits, dashes, dots and underscores, a letter or digit first; slashes part "
+            "such names",
         )
         if not _is_absolute(path):
             raise self._error(

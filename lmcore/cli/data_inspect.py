@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from lmcore.cli.selection import find_plugins
 from lmcore.cli.terminal_text import size_text
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
+from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.errors import LmcoreError
 
 if TYPE_CHECKING:
-    from lmcore.data.inspect import InspectReport
+    from lmcore.data.inspect import Document, InspectReport
+    from lmcore.data.token_scan import TokenScan
+    from lmcore.data.tokenizer import Tokenizer
 
 __all__ = ["InspectSection", "run"]
+
+_EPILOG = """\
+The status is 1 where something is wrong.
+
+  lmcore data inspect web_text_document --document 0 17
+  lmcore data inspect web_text_document --scan"""
 
 
 @dataclass(frozen=True)
@@ -21,38 +33,130 @@ class InspectSection:
     """Show what an indexed data set holds, and check it."""
 
     prefix: str = option(REQUIRED, "Path of the data set without .bin or .idx.")
+    document: tuple[int, ...] = option(
+        (), "Show these documents, counted from 0, as text.", minimum=0, metavar="N"
+    )
+    scan: bool = option(
+        False, "Read all tokens: how often each is there, copies of documents, their ends."
+    )
+    top: int = option(10, "Most frequent tokens that are shown of a scan.", minimum=0)
+    eod: int | None = option(None, "Id that ends a document, where no metadata says it.", minimum=0)
     json: bool = option(False, "Print JSON.")
+    plugin_off: tuple[str, ...] = plugin_off_option()
 
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data inspect` and return the exit status."""
     wanted = parse_section(
-        InspectSection, argv, command="lmcore data inspect", positionals=("prefix",)
+        InspectSection,
+        argv,
+        command="lmcore data inspect",
+        positionals=("prefix",),
+        epilog=_EPILOG,
     )
-    from lmcore.data.inspect import inspect
+    from lmcore.data.data_file_list import without_ending
+    from lmcore.data.inspect import inspect, read_documents
 
-    report = inspect(wanted.prefix.removesuffix(".bin").removesuffix(".idx"))
-    print(json.dumps(report.to_json(), indent=2) if wanted.json else _description(report))
+    prefix = without_ending(wanted.prefix)
+    report = inspect(prefix, scan=wanted.scan, eod=wanted.eod, top=wanted.top)
+    documents: list[Document] = []
+    tokenizer, problem = None, None
+    if wanted.document:
+        tokenizer = _tokenizer(argv, prefix)
+        documents = read_documents(prefix, wanted.document, tokenizer)
+    elif report.scan is not None:
+        try:  # only to show what the frequent tokens say
+            tokenizer = _tokenizer(argv, prefix)
+        except LmcoreError as error:
+            problem = error.what
+    if wanted.json:
+        shown = [asdict(document) for document in documents]
+        print(json.dumps({**report.to_json(), "shown": shown}, indent=2))
+    else:
+        lines = [*_description(report), *_scan_lines(report.scan, tokenizer, problem)]
+        print("\n".join([*lines, *_document_lines(documents)]))
     return 1 if report.problems else 0
 
 
-def _description(report: InspectReport) -> str:
+def _tokenizer(argv: list[str], prefix: str) -> Tokenizer | None:
+    """Return what the data set was prepared with; None where nothing says it."""
+    from lmcore.data.dataset_tokenizer import dataset_tokenizer
+    from lmcore.data.metadata import read_metadata
+    from lmcore.data.tokenizer.registry import registered_types
+
+    metadata = read_metadata(prefix)
+    if metadata is None:
+        return None
+    extra = registered_types(find_plugins(argv, probe=False))
+    return dataset_tokenizer(metadata, prefix, extra=extra)
+
+
+def _description(report: InspectReport) -> list[str]:
     counts = {
         "documents": report.documents,
         "sequences": report.sequences,
         "tokens": report.tokens,
+        "empty documents": report.empty_documents,
         "empty sequences": report.empty_sequences,
         "longest sequence": report.max_length,
     }
     rows = [(name, f"{count:,}") for name, count in counts.items() if count is not None]
     if report.mean_length is not None:
         rows.append(("mean sequence", f"{report.mean_length:,.1f}"))
+    multimodal = ", multimodal" if report.multimodal else ""
     rows += [
+        ("format", f"{report.dataset_impl or 'unknown'}{multimodal}"),
         ("token type", report.dtype or "unknown"),
         ("tokenizer", report.tokenizer or "not recorded"),
         ("size", size_text(report.bytes)),
     ]
-    lines = [report.prefix, *(f"  {name:<18}{value}" for name, value in rows)]
+    lines = [report.prefix, *_table(rows)]
     if not report.problems:
-        return "\n".join([*lines, "  sound: sizes, pointers and documents fit together"])
-    return "\n".join([*lines, *(f"  problem: {text}" for text in report.problems)])
+        return [*lines, "  sound: sizes, pointers and documents fit together"]
+    return [*lines, *(f"  problem: {text}" for text in report.problems)]
+
+
+def _scan_lines(
+    scan: TokenScan | None, tokenizer: Tokenizer | None, problem: str | None
+) -> list[str]:
+    if scan is None:
+        return []
+    rows = [("different tokens", f"{scan.distinct:,}")]
+    if scan.lowest is not None:
+        rows.append(("lowest, highest", f"{scan.lowest}, {scan.highest}"))
+    if scan.beyond:
+        rows.append(("not counted apart", f"{scan.beyond:,} tokens of ids below 0 or above 2^24"))
+    rows.append(("copies", f"{scan.duplicates:,} documents that equal an earlier one"))
+    if scan.duplicate_examples:
+        shown = ", ".join(f"{one} = {first}" for one, first in scan.duplicate_examples)
+        rows.append(("", shown))
+    if scan.ended is not None:
+        rows.append((f"end with {scan.eod}", f"{scan.ended:,} documents"))
+        rows.append((f"{scan.eod} elsewhere", f"{scan.ends_inside:,} times"))
+    else:
+        rows.append(("ends", "not looked for; `--eod` names the token"))
+    lines = ["", *_table(rows)]
+    if scan.frequent:
+        lines += ["", "most frequent tokens"]
+    for token, count in scan.frequent:
+        said = ""
+        if tokenizer is not None and token < tokenizer.vocab_size:
+            said = f"  {json.dumps(tokenizer.decode([token]), ensure_ascii=False)}"
+        lines.append(f"  {token:<10}{count:>15,}{said}")
+    return [*lines, f"  without their text: {problem}"] if problem else lines
+
+
+def _document_lines(documents: Sequence[Document]) -> list[str]:
+    lines = []
+    for document in documents:
+        sequences = f" in {len(document.lengths)} sequences" if len(document.lengths) != 1 else ""
+        lines += ["", f"document {document.number}: {len(document.tokens):,} tokens{sequences}"]
+        if document.text is None:
+            lines.append(" ".join(map(str, document.tokens)))
+        else:
+            lines.append(document.text)
+    return lines
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"  {name:<18}{value}" for name, value in rows]

@@ -117,6 +117,10 @@ def _report(result: RunResult) -> None:
             f"validation loss {summary['valid_loss']:.4f}, perplexity "
             f"{summary['valid_perplexity']:.2f}"
         )
+    if summary["test_loss"] is not None:
+        lines.append(
+            f"test loss {summary['test_loss']:.4f}, perplexity {summary['test_perplexity']:.2f}"
+        )
     lines.append(f"run directory   {result.directory}")
     if summary["checkpoint"] is not None:
         directory = shlex.quote(str(result.directory))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmcore.config.section.data import DataSection
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = [
     "DIVIDED",
@@ -110,14 +110,19 @@ def data_sources(settings: DataSection) -> RunSources:
     their own.
 
     Raises:
-        ConfigError: Weights or ranges that cannot be read; names the option.
+        ConfigError: Weights or ranges that cannot be read, all of them; names the options.
     """
     own: dict[Part, Blend] = {}
+    problems: list[LmcoreError] = []
     for part in PARTS:
         for option in OWN[part]:
             words = getattr(settings, option)
-            if words:
-                own[part] = _own_blend(option, words)
+            try:
+                if words:
+                    own[part] = _own_blend(option, words)
+            except ConfigError as problem:
+                problems += [problem, *problem.others]
+    _raise_all(problems)
     if set(own) == {"train"} and own["train"].option == "train_data":
         return RunSources(own["train"])
     if own:
@@ -173,8 +178,15 @@ def parse_data_path(words: Sequence[str], flag: str) -> tuple[DataSource, ...]:
         raise ConfigError(
             f"{shown}: no data set follows the weight `{words[-1]}`", hint=_ONE_BY_ONE
         )
-    pairs = zip(words[::2], words[1::2], strict=True)
-    return tuple(DataSource(path.strip(), _weight(text, path, flag)) for text, path in pairs)
+    problems: list[ConfigError] = []
+    found = []
+    for text, path in zip(words[::2], words[1::2], strict=True):
+        try:
+            found.append(DataSource(path.strip(), _weight(text, path, flag)))
+        except ConfigError as problem:
+            problems.append(problem)
+    _raise_all(problems)
+    return tuple(found)
 
 
 def parse_weighted_split_paths(
@@ -191,6 +203,7 @@ def parse_weighted_split_paths(
     """
     groups = list(words) if any(" " in word.strip() for word in words) else [" ".join(words)]
     found: dict[str, tuple[DataSource, ...]] = {}
+    problems: list[ConfigError] = []
     for group in groups:
         title, colon, rest = (part.strip() for part in group.partition(":"))
         entries = [entry.split() for entry in rest.split(",") if entry.strip()]
@@ -198,10 +211,15 @@ def parse_weighted_split_paths(
             raise ConfigError(f"`{flag} {group}` cannot be read", hint=_RANGES)
         if title in found:
             raise ConfigError(f"`{flag}` has two blends of the name `{title}`", hint=_RANGES)
-        found[title] = tuple(
-            DataSource(path, _weight(weight, path, flag), _range(span, path, flag))
-            for weight, span, path in entries
-        )
+        sources = []
+        for weight, span, path in entries:
+            try:
+                one = DataSource(path, _weight(weight, path, flag), _range(span, path, flag))
+                sources.append(one)
+            except ConfigError as problem:
+                problems.append(problem)
+        found[title] = tuple(sources)
+    _raise_all(problems)
     return found
 
 
@@ -265,6 +283,11 @@ def _range(text: str, path: str, flag: str) -> tuple[float, float]:
             hint=_RANGES,
         )
     return start, end
+
+
+def _raise_all(problems: Sequence[LmcoreError]) -> None:
+    if problems:
+        raise ConfigError.collect(problems)
 
 
 def _is_number(word: str) -> bool:

@@ -127,7 +127,6 @@ FIXED: Mapping[str, Fixed] = {
     "--deepspeed-activation-checkpointing": Fixed("`--recompute` alone says what is recomputed"),
     "--dataset-impl": Fixed("data is memory-mapped", ("mmap", "infer"), "prepare the data again"),
     "--data-impl": Fixed("data is memory-mapped", ("mmap", "infer"), "prepare the data again"),
-    "--lazy-loader": Fixed("data is memory-mapped, never read whole"),
     "--mmap-warmup": Fixed("data is memory-mapped"),
     "--resume-dataloader": Fixed("a resumed run continues with the next sample"),
     "--num-workers": Fixed(
@@ -214,7 +213,7 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_TRACKING, "--codecarbon-dir", "--log-params-norm", "--log-num-zeros-in-grad"),
     **_all(_PREPARE, "--input", "--output-prefix", "--json-key", "--json-keys", "--append-eod"),
     **_all(_PREPARE, "--workers"),
-    **_all(f"sentence splitting is {_LATER}", "--split-sentences", "--keep-newlines", "--lang"),
+    **_all(_PREPARE, "--split-sentences", "--keep-newlines", "--lang"),
     **_all("use `lmcore data prepare --workers N`", "--partitions"),
     **_all(f"merging data sets is {_LATER}", "--datasets"),
     **_all("`--split` divides the documents", "--input-files", "--output-dir", "--test-percent"),
@@ -227,21 +226,17 @@ UNSUPPORTED: Mapping[str, str] = {
 PREPARE_RENAMED: Mapping[str, Renamed] = {
     **_TOKENIZER_RENAMED,
     "--json-key": Renamed("--json-keys"),
+    "--loose-json": Renamed("--input-format jsonl"),
     "--text-key": Renamed("--json-keys"),
     "--vocab": Renamed("--vocab-file"),
 }
 
 PREPARE_FIXED: Mapping[str, Fixed] = {
-    "--dataset-impl": Fixed(
-        "the memory-mapped format is written", ("mmap",), f"others are {_LATER}"
-    ),
-    "--loose-json": Fixed("every line of the input is a JSON object"),
     **_TOKENIZER_FIXED,
 }
 
 PREPARE_UNSUPPORTED: Mapping[str, str] = {
-    **_all(f"sentence splitting is {_LATER}", "--split-sentences", "--keep-newlines", "--lang"),
-    **_all("use `--workers N`", "--partitions"),
+    **_all("prepare that text by itself, with `--json-keys KEY`", "--eval-text-key"),
     **_all(f"merging data sets is {_LATER}: give all files to `--input`", "--datasets"),
     **_TOKENIZER_UNSUPPORTED,
 }

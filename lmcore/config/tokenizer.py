@@ -159,7 +159,7 @@ BUILT_IN_TYPES: Mapping[str, TypeOptions] = MappingProxyType(
         "Llama2Tokenizer": TypeOptions(
             needs=(("tokenizer_model",),), takes=("add_special_tokens",), hint=_MODEL_HINT
         ),
-        "NullTokenizer": TypeOptions(needs=(("vocab_size",),)),
+        "NullTokenizer": TypeOptions(needs=(("vocab_size",),), hint="add `--vocab-size N`"),
         "PretrainedFromHF": _PRETRAINED,
         "SentencePieceTokenizer": TypeOptions(
             needs=(("tokenizer_model",),),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lmcore.config.load import LoadedConfig
+from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.config.validate_data import DATA_RULES
 from lmcore.errors import ConfigError, LmcoreError
 
@@ -128,29 +129,40 @@ def _rates(loaded: LoadedConfig) -> Problems:
 
 def _tokenizer(loaded: LoadedConfig) -> Problems:
     kind = loaded.value("tokenizer_type")
-    files = {name: loaded.value(name) for name in ("vocab_file", "merge_file")}
-    absent = [name for name, path in files.items() if path is None]
-    if kind == "GPT2BPETokenizer" or (kind is None and len(absent) == 1):
-        for name in absent:
-            given = [loaded.shown(other) for other, path in files.items() if path is not None]
+    settings = TokenizerSettings.of(loaded.config.data)
+    given = [name for name in settings.given() if name != "vocab_size"]
+    if kind is None:
+        yield from _tokenizer_without_type(loaded, given)
+        return
+    options = BUILT_IN_TYPES.get(kind)
+    if options is None:  # a plugin's
+        return
+    for missing in settings.missing(options):
+        yield ConfigError(f"{loaded.shown('tokenizer_type')} needs {missing}", hint=options.hint)
+    allowed = " ".join(f"`{_flag(name)}`" for name in options.allowed)
+    for name in given:
+        if name not in options.allowed:
             yield ConfigError(
-                f"{' '.join(given)} stands without `{_flag(name)}`"
-                if kind is None
-                else f"{loaded.shown('tokenizer_type')} needs `{_flag(name)}`",
-                why="byte-pair encoding takes a vocabulary and the merges that made it",
-                hint=f"add `{_flag(name)} FILE`",
+                f"{loaded.shown(name)} does not go with {loaded.shown('tokenizer_type')}",
+                why=f"it takes {allowed}" if allowed else "it takes no options",
+                hint=f"leave `{_flag(name)}` out, or choose another type",
             )
-    if kind == "NullTokenizer" and loaded.value("vocab_size") is None:
+
+
+def _tokenizer_without_type(loaded: LoadedConfig, given: list[str]) -> Problems:
+    """A vocabulary and merges together say the type; nothing else does."""
+    for name in given:
+        other = {"vocab_file": "merge_file", "merge_file": "vocab_file"}.get(name)
+        wanted = _flag(other or "tokenizer_type")
         yield ConfigError(
-            f"{loaded.shown('tokenizer_type')} needs `--vocab-size`",
-            why="its text is numbers below the vocabulary size",
-            hint="add `--vocab-size N`",
+            f"{loaded.shown(name)} stands without `{wanted}`",
+            why="byte-pair encoding takes a vocabulary and the merges that made it"
+            if other
+            else "several types of tokenizers take it",
+            hint=f"add `{wanted} FILE`, or the `--tokenizer-type` that takes it alone"
+            if other == "merge_file"
+            else f"add `{wanted} {'FILE' if other else 'TYPE'}`",
         )
-    if kind in {"NullTokenizer", "ByteTokenizer"}:
-        for name, path in files.items():
-            if path is not None:
-                what = f"{loaded.shown(name)} does not go with {loaded.shown('tokenizer_type')}"
-                yield ConfigError(what, why="it reads no file", hint="leave the file out")
 
 
 def _files(loaded: LoadedConfig) -> Problems:
@@ -158,6 +170,14 @@ def _files(loaded: LoadedConfig) -> Problems:
         path = loaded.value(name)
         if path is not None and not Path(path).is_file():
             yield ConfigError(f"{loaded.shown(name)}: no such file", hint="check the path")
+    for name in ("tokenizer_model", "tokenizer_name_or_path"):
+        path = loaded.value(name)
+        if path is not None and not Path(path).exists():
+            yield ConfigError(
+                f"{loaded.shown(name)}: no such file or directory",
+                why="a tokenizer is read from the disk, and nothing is downloaded",
+                hint="check the path",
+            )
 
 
 def _loading(loaded: LoadedConfig) -> Problems:

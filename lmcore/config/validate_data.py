@@ -87,7 +87,8 @@ def _sources(loaded: LoadedConfig) -> Problems:
     try:
         found = data_sources(loaded.config.data)
     except ConfigError as problem:
-        yield problem
+        yield ConfigError(problem.what, why=problem.why, hint=problem.hint)
+        yield from problem.others
         return
     yield from overlapping_ranges(found)
     for blend in found.blends():

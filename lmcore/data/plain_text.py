@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from pathlib import Path
 
 from lmcore.data.indexed import token_dtype
 from lmcore.data.indexed_writer import IndexedDatasetWriter
+from lmcore.data.input.compression import open_text
 from lmcore.data.prepare import KeyReport, PrepareReport, document_prefix, publish
-from lmcore.data.source import open_text
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import ConfigError, DataError
 
-__all__ = ["documents_from_text", "prepare_text"]
+__all__ = ["documents_from_text", "prepare_documents", "prepare_text"]
 
 _DOCUMENT_CHARACTERS = 2048
 _LINE_BYTES = 1 << 20
@@ -85,16 +85,40 @@ def prepare_text(
         DataError: As `documents_from_text`; no text; a full disk.
         ConfigError: *append_eod* with a tokenizer that has no such id.
     """
+    with closing(documents_from_text(path, document_characters=document_characters)) as documents:
+        return prepare_documents(
+            documents, tokenizer, output_prefix, source=str(path), append_eod=append_eod
+        )
+
+
+def prepare_documents(
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    output_prefix: str | Path,
+    *,
+    source: str,
+    append_eod: bool = True,
+) -> PrepareReport:
+    """Tokenize documents into `PREFIX_text_document.{bin,idx,meta.json}`.
+
+    Args:
+        documents: Taken one by one.
+        tokenizer: Makes the ids.
+        output_prefix: First part of the output's names.
+        source: Where the documents are from, for messages.
+        append_eod: Whether each document ends with the tokenizer's end-of-document id.
+
+    Raises:
+        DataError: No text; a full disk; what *documents* raises.
+        ConfigError: *append_eod* with a tokenizer that has no such id.
+    """
     if append_eod and tokenizer.eod is None:
         raise ConfigError(f"the tokenizer `{tokenizer.name}` has no end-of-document token")
     start = time.perf_counter()
     prefix = document_prefix(str(output_prefix), "text")
     writer = IndexedDatasetWriter(prefix, token_dtype(tokenizer.vocab_size))
     size = 0
-    with (
-        closing(writer),
-        closing(documents_from_text(path, document_characters=document_characters)) as documents,
-    ):
+    with closing(writer):
         for text in documents:
             ids = tokenizer.encode(text)
             if append_eod and tokenizer.eod is not None:
@@ -102,10 +126,10 @@ def prepare_text(
             writer.add_document(ids)
             size += len(text.encode())
         if not writer.tokens:
-            raise DataError(f"`{path}` is empty")
+            raise DataError(f"`{source}` is empty")
         publish([writer], tokenizer, append_eod=append_eod)
     return PrepareReport(
-        files=(str(path),),
+        files=(source,),
         documents=writer.documents,
         json_bytes=size,
         seconds=time.perf_counter() - start,

@@ -1,28 +1,47 @@
-"""`lmcore data prepare`: JSON lines to indexed datasets, one for each key.
+"""`lmcore data prepare`: documents to indexed datasets, one for each key.
 
-Read in batches, encoded in order (by worker processes where there are several), written to
-temporary names; only when all is encoded do the files of all keys get their names.  The bytes
-written depend on input, tokenizer and keys alone.
+Read in batches, encoded in order by threads or processes, written shard by shard; only when all
+is encoded do the files of all keys get their names.  The bytes written depend on input,
+tokenizer and settings alone, not on the workers, nor on where a run was interrupted and resumed.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections import Counter, deque
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 
-from lmcore.data.encode import Encoded, EncodePlan, Problem, Reason
+import numpy as np
+
+from lmcore.data.encoded import Encoded, EncodePlan
 from lmcore.data.indexed import token_dtype
 from lmcore.data.indexed_writer import IndexedDatasetWriter
+from lmcore.data.input.batch import Batch
+from lmcore.data.input.compression import STDIN
+from lmcore.data.input.files import InputFile, find_inputs
+from lmcore.data.input.problem import Problem
+from lmcore.data.input.read import read_input
 from lmcore.data.metadata import DatasetMetadata, remove_metadata, write_metadata
-from lmcore.data.source import read_batches, resolve_inputs
+from lmcore.data.partition import join_partitions, share_of, write_record
+from lmcore.data.prepare_request import (
+    KeyReport,
+    PrepareReport,
+    PrepareRequest,
+    Progress,
+    ProgressCallback,
+    document_prefix,
+    problems_of,
+)
+from lmcore.data.prepare_state import Identity, PrepareState, identity_of
+from lmcore.data.shards import ShardedOutput
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.worker_pool import encode_ordered
-from lmcore.errors import ConfigError, DataError
+from lmcore.errors import ConfigError, DataError, LmcoreError, RunError
 
 __all__ = [
     "KeyReport",
@@ -31,7 +50,9 @@ __all__ = [
     "Progress",
     "ProgressCallback",
     "document_prefix",
+    "join",
     "prepare",
+    "problems_before",
     "publish",
 ]
 
@@ -39,141 +60,63 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PrepareRequest:
-    """What to prepare.
+class _Job:
+    """A request that was checked, its files, and what all of its input is known by."""
 
-    Attributes:
-        inputs: Files, patterns, or `-` for standard input.
-        output_prefix: First part of the output's names.
-        tokenizer: Makes the ids.
-        json_keys: Keys whose text becomes a dataset each.
-        append_eod: Whether each document ends with the tokenizer's end-of-document id.
-        workers: Processes that encode; 1 encodes in this one.
-        on_error: What to do with a line that cannot be used.
-        log_interval: Documents between two calls of the progress callback.
-    """
-
-    inputs: tuple[str, ...]
-    output_prefix: str
-    tokenizer: Tokenizer
-    json_keys: tuple[str, ...] = ("text",)
-    append_eod: bool = False
-    workers: int = 1
-    on_error: Literal["stop", "skip"] = "stop"
-    log_interval: int = 1000
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far preparation has come; one MB is 2**20 bytes of JSON."""
-
-    documents: int
-    json_bytes: int
-    seconds: float
-
-    def line(self) -> str:
-        """Return Megatron's progress line."""
-        seconds = max(self.seconds, 1e-9)
-        return (
-            f"Processed {self.documents} documents ({self.documents / seconds:.1f} docs/s, "
-            f"{self.json_bytes / 2**20 / seconds:.2f} MB/s)."
-        )
-
-
-ProgressCallback = Callable[[Progress], None]
-
-
-@dataclass(frozen=True)
-class KeyReport:
-    """The dataset of one key; `empty` counts documents without tokens, which are not in it."""
-
-    key: str
-    prefix: str
-    documents: int
-    tokens: int
-    empty: int
-    bytes: int
-    dtype: str
-
-    @classmethod
-    def of(cls, key: str, writer: IndexedDatasetWriter, *, empty: int) -> KeyReport:
-        """Describe what *writer* wrote."""
-        return cls(
-            key=key,
-            prefix=writer.prefix,
-            documents=writer.documents,
-            tokens=writer.tokens,
-            empty=empty,
-            bytes=writer.tokens * writer.dtype.itemsize,
-            dtype=writer.dtype.name,
-        )
-
-
-@dataclass(frozen=True)
-class PrepareReport:
-    """What was prepared; `skipped` counts the lines left out, by reason."""
-
-    files: tuple[str, ...]
-    documents: int
-    json_bytes: int
-    seconds: float
-    skipped: dict[str, int]
-    outputs: tuple[KeyReport, ...]
-
-    @property
-    def megabytes_per_second(self) -> float:
-        """2**20 bytes of JSON each second."""
-        return self.json_bytes / 2**20 / max(self.seconds, 1e-9)
-
-    def to_json(self) -> dict[str, object]:
-        """Return it as JSON values."""
-        return {**asdict(self), "megabytes_per_second": round(self.megabytes_per_second, 3)}
-
-
-def document_prefix(output_prefix: str, key: str) -> str:
-    """Return the prefix of a key's dataset: `PREFIX_KEY_document`."""
-    return f"{output_prefix}_{key}_document"
+    request: PrepareRequest
+    files: Sequence[InputFile]
+    dtype: np.dtype[np.integer]
+    identity: Identity
 
 
 def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -> PrepareReport:
-    """Tokenize JSON lines into `PREFIX_KEY_document.{bin,idx,meta.json}`.
+    """Tokenize documents into `PREFIX_KEY_document.{bin,idx,meta.json}`, or `..._sentence`.
 
     Args:
         request: What to prepare.
         progress: Called every `log_interval` documents, and once at the end.
 
     Raises:
-        DataError: Input that is missing, damaged or (unless it is to be skipped) has a bad line;
-            no documents; a full disk.  No file is left, and older ones stay.
-        ConfigError: A request that cannot be met.
+        DataError: Input that is missing, damaged or (unless it is to be skipped) has a bad
+            document; no documents; a full disk.  No file is left but shards that are complete,
+            and older datasets stay.
+        ConfigError: A request that cannot be met, with all that is wrong with it.
         RunError: A worker process died.
     """
-    _check(request)
-    files = resolve_inputs(request.inputs)
-    tokenizer = request.tokenizer
-    dtype = token_dtype(tokenizer.vocab_size)
-    plan = EncodePlan(
-        keys=request.json_keys,
-        end=tokenizer.eod if request.append_eod else None,
-        dtype=dtype,
-        stop=request.on_error == "stop",
-    )
-    with ExitStack() as stack:
-        writers = []
-        for key in request.json_keys:
-            writer = IndexedDatasetWriter(document_prefix(request.output_prefix, key), dtype)
-            stack.enter_context(closing(writer))
-            writers.append(writer)
-        totals = _Totals(request, writers, progress)
-        batches = stack.enter_context(closing(read_batches(files)))
-        results = stack.enter_context(
-            closing(encode_ordered(batches, tokenizer, plan, workers=request.workers))
-        )
-        for encoded in results:
-            totals.add(encoded)
-        totals.require_tokens(files)
-        publish(writers, tokenizer, append_eod=request.append_eod)
-    return totals.report(files)
+    job = _checked(request)
+    prefixes = [request.key_prefix(key) for key in request.json_keys]
+    output = ShardedOutput(request.prefix, prefixes, job.dtype, job.identity, resume=request.resume)
+    totals = _Totals(job, output, progress)
+    try:
+        _encode_all(job, totals)
+        totals.require_tokens()
+        output.finish(request.dataset_impl)
+        for key in output.keys:
+            remove_metadata(key.prefix)
+            key.commit()
+            metadata = _metadata(
+                request, key.sequences, key.documents, key.counts.tokens, job.dtype
+            )
+            write_metadata(key.prefix, metadata)
+    except BaseException:
+        output.abandon()
+        raise
+    output.remove()
+    report = totals.report()
+    if request.partition is not None:
+        write_record(request, job.identity, report)
+    return report
+
+
+def join(request: PrepareRequest) -> PrepareReport:
+    """Put the shares that several hosts prepared together, as if one had prepared all.
+
+    Raises:
+        ConfigError: Shares that are missing or do not fit, all of them.
+        DataError: A share is damaged, or the disk refuses.
+    """
+    job = _checked(request)
+    return join_partitions(request, job.identity)
 
 
 def publish(
@@ -198,73 +141,178 @@ def publish(
         )
 
 
-def _check(request: PrepareRequest) -> None:
-    keys = request.json_keys
-    if not keys or len(set(keys)) != len(keys):
-        raise ConfigError(f"`--json-keys {' '.join(keys)}` must name different keys, at least one")
-    for key in keys:
-        if not key or "/" in key or "\0" in key:
-            raise ConfigError(f"the JSON key `{key}` cannot be part of a file name")
-    if request.workers < 1:
-        raise ConfigError(f"`--workers {request.workers}` must be at least 1")
-    if request.log_interval < 1:
-        raise ConfigError(f"`--log-interval {request.log_interval}` must be at least 1")
-    if request.append_eod and request.tokenizer.eod is None:
-        raise ConfigError(
-            f"the tokenizer `{request.tokenizer.name}` has no end-of-document token",
-            hint="leave `--append-eod` out, or use a vocabulary that has one",
+def _metadata(
+    request: PrepareRequest,
+    sequences: int,
+    documents: int,
+    tokens: int,
+    dtype: np.dtype[np.integer],
+) -> DatasetMetadata:
+    return DatasetMetadata.of(
+        request.tokenizer,
+        append_eod=request.append_eod,
+        documents=documents,
+        sequences=sequences,
+        tokens=tokens,
+        dtype=dtype.name,
+    )
+
+
+def problems_before(request: PrepareRequest) -> list[LmcoreError]:
+    """Return everything that stands in the way of a request, before anything is read."""
+    return _looked_at(request)[1]
+
+
+def _looked_at(request: PrepareRequest) -> tuple[list[InputFile], list[LmcoreError]]:
+    problems = problems_of(request)
+    files: list[InputFile] = []
+    for given in request.inputs or ("",):
+        try:
+            files.extend(find_inputs([given] if given else [], request.input_format))
+        except LmcoreError as error:
+            problems.append(error)
+    unsteady = [file.path for file in files if not Path(file.path).is_file()]
+    if request.resume and unsteady:
+        problems.append(
+            ConfigError(
+                f"`--resume` cannot read `{unsteady[0]}` a second time",
+                why="it is standard input" if unsteady[0] == STDIN else "it is no file",
+            )
         )
+    return files, problems
+
+
+def _checked(request: PrepareRequest) -> _Job:
+    """Look for everything that stands in the way, and raise it at once."""
+    files, problems = _looked_at(request)
+    if problems:
+        raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
+    dtype = np.dtype(token_dtype(request.tokenizer.vocab_size))
+    identity = identity_of(request, files, dtype)
+    share = share_of(files, request.partition, request.partitions)
+    return _Job(request, share, dtype, identity)
+
+
+def _encode_all(job: _Job, totals: _Totals) -> None:
+    request = job.request
+    plan = EncodePlan(
+        keys=request.json_keys,
+        end=request.tokenizer.eod if request.append_eod else None,
+        dtype=job.dtype,
+        stop=request.on_error == "stop",
+        splitter=request.splitter,
+    )
+    source = _Source(job, totals.output.state)
+    results = encode_ordered(
+        source.batches(),
+        request.tokenizer,
+        plan,
+        workers=request.num_workers,
+        threads=request.threads,
+    )
+    with closing(results):
+        try:
+            for encoded in results:
+                totals.add(encoded, source.places.popleft())
+        except RunError as error:
+            shard = totals.output.state.shards + 1
+            raise RunError(
+                f"{error.what}, in shard {shard}", why=error.why, hint=error.hint
+            ) from None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a batch ends: `batches` of `file` are done with it, `position` bytes of it read."""
+
+    file: int
+    batches: int
+    position: int
+
+
+class _Source:
+    """The batches that are not done yet, and the place of each that is under way."""
+
+    def __init__(self, job: _Job, state: PrepareState) -> None:
+        self._job, self._state = job, state
+        self.places: deque[_Place] = deque()
+
+    def batches(self) -> Generator[Batch, None, None]:
+        options = self._job.request.options
+        for number, file in enumerate(self._job.files):
+            if number < self._state.file:
+                continue
+            done = self._state.batches if number == self._state.file else 0
+            with closing(read_input([file], options)) as batches:
+                for count, batch in enumerate(itertools.islice(batches, done, None), done + 1):
+                    self.places.append(_Place(number, count, batch.position))
+                    yield batch
 
 
 class _Totals:
     """Writes what comes in, and counts."""
 
-    def __init__(
-        self,
-        request: PrepareRequest,
-        writers: Sequence[IndexedDatasetWriter],
-        progress: ProgressCallback | None,
-    ) -> None:
-        self._request, self._writers, self._progress = request, writers, progress
-        self._start = time.perf_counter()
-        self._documents = self._json_bytes = self._reported = 0
-        self._empty = [0] * len(writers)
-        self._skipped: Counter[Reason] = Counter()
+    def __init__(self, job: _Job, output: ShardedOutput, progress: ProgressCallback | None) -> None:
+        self._job, self.output, self._progress = job, output, progress
+        self._request = job.request
+        self._began = time.perf_counter()
+        state = output.state
+        self._seconds_before = state.seconds
+        self._documents, self._json_bytes = state.documents, state.json_bytes
+        self._shard_start = state.json_bytes
+        self._reported = self._documents
+        self._skipped: Counter[str] = Counter(state.skipped)
+        self._pace = _Pace(job.files)
+        self._steady = all(Path(file.path).is_file() for file in job.files)
 
-    def add(self, encoded: Encoded) -> None:
+    def add(self, encoded: Encoded, place: _Place) -> None:
         if encoded.problem is not None:
             if self._request.on_error == "stop":
                 raise encoded.problem.error()
             self._warn(encoded.problem)
-        for i, (key, writer) in enumerate(zip(encoded.keys, self._writers, strict=True)):
-            writer.add_documents(key.tokens, key.lengths)
-            self._empty[i] += key.empty
+        self.output.add(encoded.keys)
         self._documents += encoded.documents
         self._json_bytes += encoded.json_bytes
         self._skipped.update(encoded.skipped)
         if self._documents - self._reported >= self._request.log_interval:
-            self._show()
+            self._show(place)
+        if self._steady and self._json_bytes - self._shard_start >= self._request.shard_bytes:
+            self._complete_shard(place)
+
+    def _complete_shard(self, place: _Place) -> None:
+        self._shard_start = self._json_bytes
+        self.output.complete_shard(
+            PrepareState(
+                shards=self.output.state.shards + 1,
+                file=place.file,
+                batches=place.batches,
+                documents=self._documents,
+                json_bytes=self._json_bytes,
+                seconds=self._seconds(),
+                skipped=dict(self._skipped),
+                keys=(),
+            )
+        )
 
     def _warn(self, problem: Problem) -> None:
         if problem.reason not in self._skipped:  # the first of its kind; the report counts all
-            _log.warning(
-                "skipped `%s` line %d: %s (%s)",
-                problem.source,
-                problem.line,
-                problem.reason,
-                problem.detail,
-            )
+            _log.warning("skipped %s: %s (%s)", problem.where, problem.reason, problem.detail)
 
     def _seconds(self) -> float:
-        return time.perf_counter() - self._start
+        return self._seconds_before + time.perf_counter() - self._began
 
-    def _show(self) -> None:
+    def _show(self, place: _Place | None) -> None:
         self._reported = self._documents
         if self._progress is not None:
-            self._progress(Progress(self._documents, self._json_bytes, self._seconds()))
+            fraction, left = self._pace.at(place)
+            told = (self._documents, self._json_bytes, self._seconds(), fraction, left)
+            self._progress(Progress(*told))
 
-    def require_tokens(self, files: Sequence[str]) -> None:
-        """Raise `DataError` where a key's dataset would be empty."""
+    def require_tokens(self) -> None:
+        """Raise `DataError` where a key's dataset would be empty; a host's share may be."""
+        if self._request.partition is not None:
+            return
+        files = [file.path for file in self._job.files]
         named = ", ".join(f"`{file}`" for file in files[:3]) + (" ..." if len(files) > 3 else "")
         lost = ", ".join(f"{count} {reason}" for reason, count in self._skipped.items())
         if not self._documents:
@@ -273,26 +321,60 @@ class _Totals:
                 why=f"lines left out: {lost}" if lost else "the input is empty",
                 hint="`--on-error stop` names the first bad line" if lost else "check `--input`",
             )
-        for key, writer in zip(self._request.json_keys, self._writers, strict=True):
-            if not writer.tokens:
+        for key, output in zip(self._request.json_keys, self.output.keys, strict=True):
+            if not output.counts.tokens:
                 raise DataError(
                     f"no text under the key `{key}` in {named}",
                     why=f"it is empty in all of {self._documents} documents",
                     hint="check `--json-keys`",
                 )
 
-    def report(self, files: Sequence[str]) -> PrepareReport:
-        self._show()
+    def report(self) -> PrepareReport:
+        self._show(None)
         return PrepareReport(
-            files=tuple(files),
+            files=tuple(file.path for file in self._job.files),
             documents=self._documents,
             json_bytes=self._json_bytes,
             seconds=self._seconds(),
-            skipped={str(reason): count for reason, count in self._skipped.items()},
+            skipped=dict(self._skipped),
             outputs=tuple(
-                KeyReport.of(key, writer, empty=empty)
-                for key, writer, empty in zip(
-                    self._request.json_keys, self._writers, self._empty, strict=True
+                KeyReport(
+                    key=key,
+                    prefix=output.prefix,
+                    documents=output.counts.documents,
+                    tokens=output.counts.tokens,
+                    empty=output.counts.empty,
+                    bytes=output.counts.tokens * output.dtype.itemsize,
+                    dtype=output.dtype.name,
                 )
+                for key, output in zip(self._request.json_keys, self.output.keys, strict=True)
             ),
         )
+
+
+class _Pace:
+    """How much of the input is read, by bytes on the disk, and when the rest will be."""
+
+    def __init__(self, files: Sequence[InputFile]) -> None:
+        self._began = time.perf_counter()
+        self._first: float | None = None
+        sizes = [Path(file.path).stat().st_size if file.path != STDIN else 0 for file in files]
+        self._known = all(Path(file.path).is_file() for file in files) and any(sizes)
+        self._before = [0, *itertools.accumulate(sizes)]
+
+    def at(self, place: _Place | None) -> tuple[float | None, float | None]:
+        """Return the fraction read and the seconds left; None where nobody knows."""
+        if not self._known:
+            return None, None
+        if place is None:
+            return 1.0, 0.0
+        read = self._before[place.file] + place.position
+        fraction = min(1.0, read / self._before[-1])
+        if self._first is None:  # a run that resumes begins in the middle
+            self._first = fraction
+            self._began = time.perf_counter()
+            return fraction, None
+        done = fraction - self._first
+        if done <= 0:
+            return fraction, None
+        return fraction, (time.perf_counter() - self._began) * (1 - fraction) / done

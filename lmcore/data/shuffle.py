@@ -11,6 +11,8 @@ from lmcore.data.native import Counter
 __all__ = ["shuffle"]
 
 _TYPES = (np.dtype(np.int32), np.dtype(np.uint32), np.dtype(np.int64))
+_LEAST = 4096
+"""Values below which numpy is faster than copying the state out and in."""
 _MOST = 2**32
 """Values beyond which numpy draws 64-bit numbers, which it does itself here too."""
 
@@ -25,14 +27,10 @@ def shuffle(
         values: One dimension.
         progress: Raised by the number of values.
     """
-    fits = values.dtype in _TYPES and values.ndim == 1 and len(values) <= _MOST
-    state = rng.get_state(legacy=False)
-    if (
-        native.builders is None
-        or not fits
-        or not values.flags.carray  # contiguous, aligned, writable
-        or state["bit_generator"] != "MT19937"
-    ):
+    fits = values.dtype in _TYPES and values.ndim == 1 and _LEAST <= len(values) <= _MOST
+    fits = fits and values.flags.carray  # contiguous, aligned, writable
+    state = rng.get_state(legacy=False) if fits else {}
+    if native.builders is None or state.get("bit_generator") != "MT19937":
         rng.shuffle(values)
         if progress is not None:
             progress += len(values)

@@ -1,8 +1,10 @@
 """A run's own copy of its tokenizer: what generation needs beside the weights.
 
-    tokenizer/tokenizer.json    {"type", "vocab_file", "merge_file", "vocab_size", "fingerprint"}
-    tokenizer/vocab.json        for the types that have one
+    tokenizer/tokenizer.json    type, files, options and fingerprint
+    tokenizer/vocab.json        for the types that have one; of WordPiece vocab.txt
     tokenizer/merges.txt        likewise
+    tokenizer/tokenizer.model   a SentencePiece model
+    tokenizer/pretrained/       tokenizer.json and what stands beside it, of a pretrained tokenizer
 
 The directory appears in one step, so that it is there in whole or not at all.  The fingerprint is
 compared when it is loaded: weights mean nothing under another vocabulary.
@@ -14,19 +16,34 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, build_tokenizer
-from lmcore.errors import DataError
+from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
+from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
+from lmcore.data.tokenizer.settled import SettledTokenizer
+from lmcore.errors import ConfigError, DataError
 
 __all__ = ["RECORD_NAME", "load_tokenizer", "save_tokenizer"]
 
 RECORD_NAME = "tokenizer.json"
 
-_FILES = {"vocab_file": "vocab.json", "merge_file": "merges.txt"}
-_KEYS = ("type", *_FILES, "vocab_size", "fingerprint")
+_VOCABULARIES = ("vocab.json", "vocab.txt")
+_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "vocab_file": _VOCABULARIES,
+        "merge_file": ("merges.txt",),
+        "tokenizer_model": ("tokenizer.model",),
+        "tokenizer_name_or_path": ("pretrained",),
+    }
+)
+"""What a file or directory is called in the copy, by the option that gives it."""
+# These are in every record, the others in those that have them.
+_KEYS = ("type", "vocab_file", "merge_file", "vocab_size", "fingerprint")
+_ALL_KEYS = {*_KEYS, *(field.name for field in fields(TokenizerSettings)[1:])}
+_OF_PLUGINS = {"type", "vocab_file", "merge_file", "vocab_size"}
 _MAX_RECORD_BYTES = 64 * 1024
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
@@ -49,10 +66,9 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        described = tokenizer.describe()
-        for argument, name in _FILES.items():
-            if record[argument] is not None:
-                _write(temporary / name, Path(str(described[argument])).read_bytes())
+        for name, source in _copies(tokenizer, record).items():
+            (temporary / name).parent.mkdir(exist_ok=True)
+            _write(temporary / name, Path(source).read_bytes())
         _write(temporary / RECORD_NAME, (json.dumps(record, indent=2) + "\n").encode())
         _replace(temporary, directory)
     except OSError as error:
@@ -75,13 +91,11 @@ def load_tokenizer(directory: Path, *, extra: Mapping[str, TokenizerFactory] = _
         ConfigError: A type that no installed plugin brings.
     """
     record = _read_record(directory)
-    paths = {
-        argument: None if record[argument] is None else str(directory / record[argument])
-        for argument in _FILES
-    }
-    tokenizer = build_tokenizer(
-        record["type"], **paths, vocab_size=record["vocab_size"], extra=extra
-    )
+    described = {key: value for key, value in record.items() if key != "fingerprint"}
+    for option in _NAMES:
+        if described.get(option) is not None:
+            described[option] = str(directory / described[option])
+    tokenizer = tokenizer_from(TokenizerSettings.described(described), extra=extra)
     found = tokenizer.fingerprint()
     if found != record["fingerprint"]:
         raise DataError(
@@ -94,22 +108,46 @@ def load_tokenizer(directory: Path, *, extra: Mapping[str, TokenizerFactory] = _
 
 
 def _record_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    described: dict[str, Any] = tokenizer.describe()
+    if isinstance(tokenizer, SettledTokenizer):
+        record = dict.fromkeys(_KEYS) | described
+        if _is_pretrained(tokenizer):
+            record.pop("tokenizer_model", None)
+            record["tokenizer_name_or_path"] = "pretrained"
+    else:
+        named = {described.get("vocab_file"), described.get("merge_file")}
+        unknown = {*tokenizer.files()} - named or {*described} - _OF_PLUGINS
+        if unknown:
+            raise DataError(
+                f"tokenizer `{tokenizer.name}` cannot be saved with a run",
+                why=f"it is built from `{min(map(str, unknown))}`, and a run keeps only "
+                "`vocab_file`, `merge_file` and `vocab_size`",
+                hint="the plugin's tokenizer must describe itself by these",
+            )
+        record = dict.fromkeys(_KEYS) | described
+    for option, names in _NAMES.items():
+        if record.get(option) is not None:
+            suffix = Path(str(record[option])).suffix
+            record[option] = next((name for name in names if name.endswith(suffix)), names[0])
+    return record | {"fingerprint": tokenizer.fingerprint()}
+
+
+def _is_pretrained(tokenizer: Tokenizer) -> bool:
+    """Return whether all that *tokenizer* is read from goes into one directory."""
+    return BUILT_IN_TYPES[tokenizer.name] is BUILT_IN_TYPES["PretrainedFromHF"]
+
+
+def _copies(tokenizer: Tokenizer, record: Mapping[str, Any]) -> dict[str, str]:
+    """Return where each file of the copy comes from."""
+    if record.get("tokenizer_name_or_path") is not None:
+        pipeline, *beside = tokenizer.files()
+        copies = {f"pretrained/{Path(path).name}": path for path in beside}
+        return {"pretrained/tokenizer.json": pipeline, **copies}
     described = tokenizer.describe()
-    files = {argument: described.get(argument) for argument in _FILES}
-    unnamed = set(tokenizer.files()) - set(files.values())
-    unknown = set(described) - set(_KEYS)
-    if unnamed or unknown:
-        raise DataError(
-            f"tokenizer `{tokenizer.name}` cannot be saved with a run",
-            why=f"it is built from `{min(map(str, unnamed or unknown))}`, and a run keeps only "
-            "`vocab_file`, `merge_file` and `vocab_size`",
-            hint="the plugin's tokenizer must describe itself by these",
-        )
     return {
-        "type": described["type"],
-        **{argument: _FILES[argument] if path else None for argument, path in files.items()},
-        "vocab_size": described.get("vocab_size"),
-        "fingerprint": tokenizer.fingerprint(),
+        record[option]: str(described[option])
+        for option in _NAMES
+        if record.get(option) is not None
     }
 
 
@@ -130,7 +168,9 @@ def _stands(directory: Path, record: Mapping[str, Any]) -> bool:
             f"has a `{record['type']}` with {record['fingerprint'][:16]}",
             hint="save the run in a directory of its own",
         )
-    return all((directory / there[name]).is_file() for name in _FILES if there[name] is not None)
+    names = [there[option] for option in _NAMES if there.get(option) is not None]
+    paths = [f"{name}/tokenizer.json" if name == "pretrained" else name for name in names]
+    return all((directory / path).is_file() for path in paths)
 
 
 def _read_record(directory: Path) -> dict[str, Any]:
@@ -159,12 +199,15 @@ def _read_record(directory: Path) -> dict[str, Any]:
 
 
 def _well_formed(record: object) -> bool:
-    if not isinstance(record, dict) or set(record) != set(_KEYS):
+    if not isinstance(record, dict) or not set(_KEYS) <= set(record) <= _ALL_KEYS:
         return False
-    named = all(record[argument] in (None, name) for argument, name in _FILES.items())
-    size = record["vocab_size"]
-    sized = size is None or (isinstance(size, int) and not isinstance(size, bool))
-    return named and sized and all(isinstance(record[key], str) for key in ("type", "fingerprint"))
+    if not all(isinstance(record[key], str) for key in ("type", "fingerprint")):
+        return False
+    try:
+        TokenizerSettings.described({k: v for k, v in record.items() if k != "fingerprint"})
+    except ConfigError:
+        return False
+    return all(record.get(option) in {None, *names} for option, names in _NAMES.items())
 
 
 def _write(path: Path, content: bytes) -> None:

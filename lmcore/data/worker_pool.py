@@ -1,25 +1,27 @@
-"""Runs the encoding of line batches in worker processes, with results in order.
+"""Runs the encoding of batches in threads or worker processes, with results in order.
 
-Processes, not the tokenizer library's threads: cutting text into words holds the interpreter's
-lock.  Workers are spawned, never forked: a fork of a process with threads may hang.
+Threads where the encoding leaves the interpreter free: nothing is copied, and they share one
+tokenizer.  Processes where it holds the interpreter's lock.  They are spawned, never forked: a
+fork of a process with threads may hang.
 """
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 
-from lmcore.data.encode import Encoded, EncodePlan, encode_lines
-from lmcore.data.source import LineBatch
+from lmcore.data.encode import Encoded, EncodePlan, encode_batch
+from lmcore.data.input.batch import Batch
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import ConfigError, RunError
 
@@ -27,19 +29,34 @@ __all__ = ["encode_ordered"]
 
 
 def encode_ordered(
-    batches: Iterable[LineBatch], tokenizer: Tokenizer, plan: EncodePlan, *, workers: int
+    batches: Iterable[Batch],
+    tokenizer: Tokenizer,
+    plan: EncodePlan,
+    *,
+    workers: int,
+    threads: bool = False,
 ) -> Generator[Encoded, None, None]:
     """Yield what each batch gives, in the order of *batches*; close the iterator when done early.
 
     At most `2 * workers` batches are under way, so that memory stays bounded.
 
+    Args:
+        batches: The documents.
+        tokenizer: Makes the ids.
+        plan: What the workers need besides.
+        workers: Number of threads or processes; one process is this one.
+        threads: Which of the two.
+
     Raises:
         RunError: A worker process died.
         ConfigError: The tokenizer cannot be sent to another process.
     """
+    if threads:
+        yield from _in_threads(batches, tokenizer, plan, workers)
+        return
     if workers == 1:
         for batch in batches:
-            yield encode_lines(batch, tokenizer, plan)
+            yield encode_batch(batch, tokenizer, plan)
         return
     pool = ProcessPoolExecutor(
         workers,
@@ -48,19 +65,35 @@ def encode_ordered(
         initargs=(_pickled(tokenizer, plan),),
     )
     try:
-        yield from _in_order(pool, batches, depth=2 * workers)
+        yield from _in_order(pool, _encode, batches, depth=2 * workers)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _in_threads(
+    batches: Iterable[Batch], tokenizer: Tokenizer, plan: EncodePlan, workers: int
+) -> Generator[Encoded, None, None]:
+    """Encode in threads; this one reads and writes meanwhile."""
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
+    encode = functools.partial(encode_batch, tokenizer=tokenizer, plan=plan)
+    try:
+        yield from _in_order(pool, encode, batches, depth=2 * workers)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _in_order(
-    pool: ProcessPoolExecutor, batches: Iterable[LineBatch], *, depth: int
+    pool: Executor,
+    encode: Callable[[Batch], Encoded],
+    batches: Iterable[Batch],
+    *,
+    depth: int,
 ) -> Generator[Encoded, None, None]:
-    under_way: deque[tuple[str, Future[Encoded]]] = deque()
+    under_way: deque[tuple[Batch, Future[Encoded]]] = deque()
     try:
         for batch in batches:
             with _interrupts_held():
-                under_way.append((batch.where, pool.submit(_encode, batch)))
+                under_way.append((batch, pool.submit(encode, batch)))
             if len(under_way) >= depth:
                 yield under_way[0][1].result()
                 under_way.popleft()
@@ -68,7 +101,7 @@ def _in_order(
             yield under_way[0][1].result()
             under_way.popleft()
     except BrokenProcessPool:
-        places = [where for where, future in under_way if _is_lost(future)]
+        places = [batch.where for batch, future in under_way if _is_lost(future)]
         raise RunError(
             "a worker process died while it encoded documents",
             why=f"under way were {', '.join(places[:4]) or 'the first documents'}",
@@ -118,6 +151,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _encode(batch: LineBatch) -> Encoded:
+def _encode(batch: Batch) -> Encoded:
     tokenizer, plan = _worker[0]
-    return encode_lines(batch, tokenizer, plan)
+    return encode_batch(batch, tokenizer, plan)

@@ -111,7 +111,7 @@ def choose_texts(settings: DataSection, texts: Mapping[str, NamedText]) -> dict[
         DataError: The file of one is missing.
     """
     return {
-        one.name: find_text(one.name, texts, flag=blend.flag)
+        one.name: find_text(one.name, texts, flag=blend.flag, may_be_gone=settings.lazy_loader)
         for blend in _sources(settings).blends()
         for one in blend.sources
         if one.corpus
@@ -168,7 +168,8 @@ def open_corpus(
     Args:
         plan: The run.
         tokenizer: For named texts, and for the end-of-document token.
-        data_directory: Where named texts are prepared, if the run uses some.
+        data_directory: Where named texts are prepared, if the run uses some; with
+            `--data-cache-path` that is where, so that other runs find them.
         texts: The named texts, as `choose_texts` returned them; None: only the bundled one.
         saved: What the checkpoint says of its data, if the run goes on from one.
 
@@ -182,10 +183,17 @@ def open_corpus(
     sources = expand_file_lists(_sources(settings))
     masks = _masks(settings, sources, tokenizer)
 
+    where = kept = data_directory
+    if settings.data_cache_path is not None:
+        kept = Path(settings.data_cache_path) / "texts"
+        where = kept / tokenizer.fingerprint()[:16]
+
     def prefix_of(source: DataSource) -> str:
         if not source.corpus:
             return source.name
-        return prepare_named_text(named[source.name], tokenizer, data_directory)
+        return prepare_named_text(
+            named[source.name], tokenizer, where, keep_text=kept if settings.lazy_loader else None
+        )
 
     needed: tuple[Part, ...] = ("train", "valid") if plan.valid_samples > 0 else ("train",)
     parts = open_sources(sources, settings.split, needed=needed, prefix_of=prefix_of)
@@ -195,8 +203,7 @@ def open_corpus(
         settings.data_cache_path,
         settings.final_epoch_threshold,
     )
-    _tell_of_test(plan, parts)
-    wanted: dict[Part, int] = {"valid": plan.valid_samples, "test": plan.test_samples}
+    wanted: dict[Part, int] = {"valid": plan.valid_samples, "test": _test_samples(plan, parts)}
     further = {
         part: build_samples(parts[part], count, common, name=part)
         for part, count in wanted.items()
@@ -278,17 +285,26 @@ def _masks(
     return DocumentMasks(tokenizer.eod, **asked)
 
 
-def _tell_of_test(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -> None:
-    """Say it where the user asked for a test that there will not be."""
+def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -> int:
+    """Return how many samples the test at the end takes; say it where there will be none.
+
+    The default split of the bundled text leaves a document or none: no test is made of that.
+    """
     settings = plan.config.data
     own = settings.test_data_path or settings.test_data or settings.test_weighted_split_paths
-    if own and not plan.test_samples:
-        logger.warning("the test data is not read: `--eval-iters 0` evaluates nothing")
-    asked = plan.sources["split"].kind != "default" and parse_split(settings.split)[2] > 0
-    if asked and plan.test_samples and "test" not in parts:
+    if own:
+        if not plan.test_samples:
+            logger.warning("the test data is not read: `--eval-iters 0` evaluates nothing")
+        return plan.test_samples
+    if not plan.config.training.eval_interval:
+        return 0
+    if plan.sources["split"].kind == "default":
+        return plan.test_samples if data_sources(settings).blends() else 0
+    if plan.test_samples and parse_split(settings.split)[2] > 0 and "test" not in parts:
         logger.warning(
             "`--split %s` leaves no test documents: there is no test at the end", settings.split
         )
+    return plan.test_samples
 
 
 def _title(sources: RunSources, settings: DataSection) -> str:

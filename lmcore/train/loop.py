@@ -42,6 +42,7 @@ class Outcome:
         reason: Why it ended before the last step; None when it did not.
         row: The last step's row.
         validation: The last validation and its step.
+        test: The test at the end, where there is one.
         checkpoint: The last one saved.
         step_ms: Time of every step.
     """
@@ -49,6 +50,7 @@ class Outcome:
     reason: str | None = None
     row: StepRow | None = None
     validation: tuple[int, Validation] | None = None
+    test: Validation | None = None
     checkpoint: Path | None = None
     step_ms: list[float] = field(default_factory=list)
 
@@ -188,6 +190,8 @@ def train(
                 outcome.checkpoint, saved_at = saver.save(), state.iteration
     if state.iteration > saved_at:
         outcome.checkpoint = saver.save()
+    if outcome.reason is None:
+        outcome.test = _test(state, corpus, plan, runtime, reporter, exits)
     return outcome
 
 
@@ -232,6 +236,34 @@ def _validation_due(
         first_sample=number * count,
         stop=lambda: exits.told_to_stop,
     )
+
+
+def _test(
+    state: TrainState,
+    corpus: Corpus,
+    plan: RunPlan,
+    runtime: Runtime,
+    reporter: Reporter,
+    exits: ExitConditions,
+) -> Validation | None:
+    """Evaluate the weights that training has ended with on the test samples, and show the loss."""
+    if corpus.test is None:
+        return None
+    found = validate(
+        state.model,
+        corpus.test,
+        plan,
+        runtime,
+        first_sample=0,
+        masks=corpus.masks,
+        stop=lambda: exits.told_to_stop,
+    )
+    if found is not None:
+        reporter.display.say(
+            f" test at iteration {state.iteration} | lm loss value: {found.loss:.6E} | "
+            f"lm loss PPL: {found.perplexity:.6E} |"
+        )
+    return found
 
 
 def failure_status(error: BaseException) -> str:

@@ -343,6 +343,8 @@ class _Session:
             "valid_loss": outcome.validation[1].loss if outcome.validation else None,
             "valid_step": outcome.validation[0] if outcome.validation else None,
             "valid_perplexity": outcome.validation[1].perplexity if outcome.validation else None,
+            "test_loss": outcome.test.loss if outcome.test else None,
+            "test_perplexity": outcome.test.perplexity if outcome.test else None,
             "parameter_count": self.plan.parameter_count,
             "median_step_ms": typical,
             "median_tokens_per_second": self.plan.tokens_per_step / typical * 1e3

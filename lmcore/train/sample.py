@@ -65,7 +65,7 @@ def take_sample(
 
 def _opening(corpus: Corpus, tokenizer: Tokenizer, length: int) -> list[int]:
     part: Part = "valid" if corpus.valid is not None else "train"
-    document = corpus.documents[part][0]
-    first = int(corpus.indexed.document_indices[document])
-    tokens = [int(token) for token in corpus.indexed.get(first)[:length]]
+    source = corpus.sources[part][0]
+    first = int(source.indexed.document_indices[source.documents[0]])
+    tokens = [int(token) for token in source.indexed.get(first)[:length]]
     return [token for token in tokens if token != tokenizer.eod]

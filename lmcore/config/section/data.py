@@ -66,6 +66,11 @@ class DataSection:
     )
     valid_data: tuple[str, ...] = option((), "Texts to validate on by their names.", metavar="NAME")
     test_data: tuple[str, ...] = option((), "Texts to test on by their names.", metavar="NAME")
+    lazy_loader: bool = option(
+        False,
+        "Keep texts that have a name as text as well, read document by document; later starts do "
+        "without their source.",
+    )
     split: str = option("969,30,1", "Shares of training, validation and test documents.")
     tokenizer_type: str | None = option(
         None,
@@ -94,7 +99,7 @@ class DataSection:
     final_epoch_threshold: float = option(
         0.80,
         "The last epoch is shuffled apart from those before where less than this part of its "
-        "samples is needed: 0.80 as NVIDIA's, 0.95 as BigScience's Megatron.",
+        "samples is needed: 0.80 as Megatron, 0.95 as BigScience's fork of it.",
         minimum=0,
         maximum=1,
     )

@@ -76,6 +76,7 @@ class PretrainedTokenizer(SettledTokenizer):
             if settings.add_special_tokens is False
             else _around(self._library, self._files, vocabulary, path)
         )
+        self._library.post_processor = None  # what it adds is added here
         self._library.encode_special_tokens = not settings.parse_special_tokens
         added = self._library.get_added_tokens_decoder()
         self._special_spellings = {i: one.content for i, one in added.items() if one.special}

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.cli.data import _LiveProgress, _PlainProgress, run
+from lmcore.cli.data import run
+from lmcore.cli.data_prepare import _LiveProgress, _PlainProgress
 from lmcore.data.prepare import Progress
 from lmcore.errors import ConfigError, DataError
 
@@ -60,7 +61,7 @@ def test_terminated(corpus: Path, workers: str) -> None:
     command = [sys.executable, "-m", "lmcore.cli.main", "data", "prepare", *flags]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 60
-        while not list(corpus.parent.glob("out*.tmp")) and time.monotonic() < deadline:
+        while not list(corpus.parent.glob("out*")) and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.3)  # it waits for standard input now
         process.send_signal(signal.SIGTERM)
@@ -106,13 +107,13 @@ def test_damaged_data_set(corpus: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_megatron_names(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The preparing script's names work, with a line that names today's."""
-    old = ["--json-key", "title", "--dataset-impl", "mmap"]
+    old = ["--json-key", "title", "--loose-json"]
     with caplog.at_level(logging.WARNING, logger="lmcore"):
         assert run([*PREPARE, *old]) == 0
     assert Path("out_title_document.bin").read_bytes() != b""
     assert [record.message.split(" is ")[0].split(" changes ")[0] for record in caplog.records] == [
         "`--json-key title`",
-        "`--dataset-impl mmap`",
+        "`--loose-json`",
     ]
 
 
@@ -141,4 +142,26 @@ def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
     live = _LiveProgress()
     live(progress)
     live(progress)
-    assert capsys.readouterr().err == f"\x1b[K{line}\r"
+    assert capsys.readouterr().err == "\x1b[K1,000 documents, 500 docs/s, 0.50 MB/s\r"
+
+
+@pytest.mark.parametrize(
+    "fraction, left, shown",
+    [
+        (
+            0.5,
+            75.4,
+            "[############------------]  50%  10 documents, 5 docs/s, 2.00 MB/s, 1:15 left",
+        ),
+        (0.0, None, "[------------------------]   0%  10 documents, 5 docs/s, 2.00 MB/s"),
+        (
+            1.0,
+            3700,
+            "[########################] 100%  10 documents, 5 docs/s, 2.00 MB/s, 1:01:40 left",
+        ),
+    ],
+)
+def test_bar_tells_pace_and_what_is_left(fraction: float, left: float | None, shown: str) -> None:
+    """Where the input's size is known the line is a bar with the time that is left."""
+    progress = Progress(10, 4 * 2**20, 2.0, fraction, left)
+    assert progress.bar() == shown

@@ -217,3 +217,32 @@ def test_a_text_and_a_data_set() -> None:
         "`--corpus shakespeare` and `--data-path web` exclude each other",
         "`--data-path web`: no such data set",
     ]
+
+
+@pytest.mark.parametrize(
+    "line,whats",
+    [
+        ("--tokenizer-type Llama2Tokenizer", ["needs `--tokenizer-model`"]),
+        ("--tokenizer-type BertWordPieceCase", ["needs `--vocab-file`"]),
+        (
+            "--tokenizer-type HFTokenizer",
+            ["needs `--tokenizer-name-or-path` or `--tokenizer-model`"],
+        ),
+        ("--tokenizer-type Own --vocab-extra-ids 3", []),
+        ("--vocab-extra-ids 3", ["`--vocab-extra-ids 3` stands without `--tokenizer-type`"]),
+        (
+            "--tokenizer-type ByteTokenizer --no-add-special-tokens",
+            ["does not go with `--tokenizer-type ByteTokenizer`"],
+        ),
+        (
+            "--tokenizer-type HFTokenizer --tokenizer-name-or-path gpt2",
+            ["`--tokenizer-name-or-path gpt2`: no such file or directory"],
+        ),
+    ],
+)
+def test_options_of_tokenizer_types(line: str, whats: list[str]) -> None:
+    """Each built-in type says which options it needs and which it does not take."""
+    problems = found(line)
+    assert len(problems) == len(whats)
+    for problem, what in zip(problems, whats, strict=True):
+        assert what in problem

@@ -80,6 +80,20 @@ def test_all_at_once() -> None:
     assert len(found(*words)) == 3
 
 
+def test_all_weights_at_once() -> None:
+    """Every weight and range that cannot be read is named, of every option."""
+    *first, last = found(
+        *("--train-data-path", "0", "a", "-1", "b", "1", "c"),
+        *("--valid-weighted-split-paths", "V: x 0:1 a, 1 1:0 b, 1 0:1 c"),
+    )
+    assert first == [
+        "`--train-data-path`: the weight of `a` is 0",
+        "`--train-data-path`: the weight of `b` is -1",
+        "`--valid-weighted-split-paths`: `x` is not a weight, for `a`",
+    ]
+    assert "the range `1:0` of `b` is empty" in last
+
+
 def test_ranges_that_overlap() -> None:
     """Validation on documents of training is refused."""
     (what,) = found(

@@ -28,9 +28,14 @@ def test_a_long_build_is_reported_and_a_short_one_is_not():
 def test_an_error_in_the_build_ends_the_reports():
     """The thread that reports is gone when the block is left by an error."""
     seen: list[BuildProgress] = []
-    with pytest.raises(KeyError), reported("x", 0, seen.append, every=0.02):
-        time.sleep(0.05)
-        {}["missing"]
+
+    def build():
+        with reported("x", 0, seen.append, every=0.02):
+            time.sleep(0.05)
+            {}["missing"]
+
+    with pytest.raises(KeyError):
+        build()
     count = len(seen)
     time.sleep(0.06)
     assert len(seen) == count > 0

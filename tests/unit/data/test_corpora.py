@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import logging
+import os
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from lmcore.data import plain_text
+from lmcore.accelerator.registry import CorpusRegistry
+from lmcore.data import corpora, plain_text
 from lmcore.data.corpora import (
     BUNDLED,
     NamedText,
@@ -18,9 +21,10 @@ from lmcore.data.corpora import (
     prepare_named_text,
 )
 from lmcore.data.indexed import IndexedDataset
+from lmcore.data.lazy_text import LazyText
 from lmcore.data.plain_text import documents_from_text
 from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.errors import ConfigError, DataError
+from lmcore.errors import ConfigError, DataError, PluginError
 from lmcore.plugins import PluginRecord, PluginSet, PluginState
 from lmcore.plugins.registrations import Registrations
 
@@ -146,3 +150,67 @@ def test_memory_does_not_grow_with_a_line(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 10 << 20
+
+
+def test_kept_text_serves_without_its_source(
+    text: NamedText, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A text that was kept makes the same data set when its source is gone, for any tokenizer."""
+
+    class Other(ByteTokenizer):
+        name = "Other"
+
+    kept = tmp_path / "texts"
+    first = prepare_named_text(text, ByteTokenizer(), tmp_path / "a", keep_text=kept)
+    plain = prepare_named_text(text, ByteTokenizer(), tmp_path / "plain")
+    text.path.unlink()
+    with pytest.raises(DataError):
+        prepare_named_text(text, ByteTokenizer(), tmp_path / "b")
+    with caplog.at_level(logging.INFO):
+        again = prepare_named_text(text, Other(), tmp_path / "c", keep_text=kept)
+    assert "its source is gone" in caplog.text
+    for ending in (".bin", ".idx"):
+        made = [Path(prefix + ending).read_bytes() for prefix in (first, plain, again)]
+        assert made[0] == made[1] == made[2]
+    assert prepare_named_text(text, Other(), tmp_path / "c", keep_text=kept) == again
+
+
+def test_changed_source_of_a_kept_text(text: NamedText, tmp_path: Path) -> None:
+    """While the source is there it decides: what was kept of an older one is made anew."""
+    for content in ("Old.\n" * 50, "New!\n" * 50):
+        text.path.write_text(content, encoding="utf-8")
+        prefix = prepare_named_text(text, ByteTokenizer(), tmp_path / "a", keep_text=tmp_path)
+        data = IndexedDataset(prefix)
+        assert ByteTokenizer().decode(data.get(0)[:5].tolist()) == content[:5]
+        assert LazyText(tmp_path / "holes")[0].startswith(content[:5])
+
+
+def test_settled_source_is_not_read_again(
+    text: NamedText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that has not changed since is known by size and times, however large it is."""
+    before = text.path.stat().st_mtime - 60
+    os.utime(text.path, (before, before))
+    monkeypatch.setattr(corpora, "_SETTLED_SECONDS", 0.0)
+    first = prepare_named_text(text, ByteTokenizer(), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(corpora, "_digest", None)
+        assert prepare_named_text(text, ByteTokenizer(), tmp_path) == first
+    size = text.path.stat().st_size
+    text.path.write_text("x" * size, encoding="utf-8")
+    data = IndexedDataset(prepare_named_text(text, ByteTokenizer(), tmp_path))
+    assert int(data.get(0)[0]) == ord("x")
+
+
+def test_names_with_slashes(tmp_path: Path) -> None:
+    """A text called `c4/en` has a folder of its own."""
+    registry = CorpusRegistry("mine")
+    registry.add("c4/en", tmp_path / "c4.txt", "Pages.")
+    (tmp_path / "c4.txt").write_text("A page.\n", encoding="utf-8")
+    one = registry.found["c4/en"]
+    text = NamedText(one.name, one.path, one.summary, MINE)
+    prefix = prepare_named_text(text, ByteTokenizer(), tmp_path / "out")
+    assert prefix == str(tmp_path / "out/c4/en_text_document")
+    for wrong in ("/en", "c4/", "c4//en", "../en", "c4/../en"):
+        with pytest.raises(PluginError):
+            registry.add(wrong, tmp_path / "c4.txt", "Pages.")

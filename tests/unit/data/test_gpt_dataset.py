@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from lmcore.data import array_files, build_lock, index_cache, native
+from lmcore.data import sequence_facts as facts_module
 from lmcore.data.gpt_dataset import GPTDataset
 from lmcore.data.index_cache import IndexRequest, cache_key, default_cache_dir, load_or_build
 from lmcore.data.indexed import IndexedDataset
@@ -106,6 +107,41 @@ def test_second_build_reads_and_never_writes(make_dataset, tmp_path, monkeypatch
     assert len(before) == 4
     assert all((first[i] == again[i]).all() for i in range(5))
     assert not again.index.sample_index.flags.writeable
+
+
+def test_a_warm_cache_is_opened_without_reading_it(make_dataset, tmp_path, monkeypatch):
+    """Neither sizes nor arrays are gone through again, so that size does not matter."""
+    monkeypatch.setattr(facts_module, "_SETTLED_SECONDS", -1.0)
+    indexed = make_dataset(DOCUMENTS)
+    (tmp_path / "cache").mkdir()
+    first = dataset(indexed, tmp_path)
+    monkeypatch.setattr(facts_module, "_take", None)
+    monkeypatch.setattr(array_files, "_checksum", None)
+    monkeypatch.setattr(index_cache, "build_gpt_index", None)
+    again = dataset(indexed, tmp_path)
+    assert (again.key, again.order) == (first.key, first.order)
+    assert all((first[i] == again[i]).all() for i in range(5))
+
+
+def test_a_long_build_reports(make_dataset, tmp_path, monkeypatch):
+    """A build that takes longer than a second tells what it is and how far."""
+    seen = []
+    build = IndexRequest.build
+
+    def slow(self, indexed, progress):
+        made = build(self, indexed, progress)
+        time.sleep(1.2)
+        return made
+
+    monkeypatch.setattr(IndexRequest, "build", slow)
+    load_or_build(
+        make_dataset(DOCUMENTS),
+        IndexRequest((0, 5), 5, 4, 0),
+        cache_dir=tmp_path / "cache",
+        name="train",
+        report=seen.append,
+    )
+    assert [(one.what, one.fraction) for one in seen] == [("the sample index of train", 1.0)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 import lmcore
 from lmcore.data import worker_pool
 from lmcore.data.indexed import IndexedDataset
+from lmcore.data.input.options import InputOptions
 from lmcore.data.inspect import inspect
 from lmcore.data.metadata import metadata_path, read_metadata
 from lmcore.data.plain_text import documents_from_text, prepare_text
@@ -174,14 +174,14 @@ def test_bad_line_is_skipped_and_counted(tmp_path, name, caplog):
     assert "line 2" in caplog.text
 
 
-def test_hint_names_the_nearest_key_and_what_makes_lines_of_an_array(tmp_path):
-    """A misspelt key is answered with the nearest, an array with the command that unpacks it."""
+def test_hint_names_the_nearest_key_and_the_format_of_an_array(tmp_path):
+    """A misspelt key is answered with the nearest, an array with the format that reads it."""
     source = lines(tmp_path / "in", {"content": "a"})
     with pytest.raises(DataError, match="did you mean `--json-keys content`"):
         prepare(request(source, tmp_path / "out", json_keys=("contents",)))
-    (tmp_path / "array.json").write_text('[\n {"text": "a"}\n]\n', encoding="utf-8")
-    with pytest.raises(DataError, match=re.escape("jq -c '.[]'")):
-        prepare(request(str(tmp_path / "array.json"), tmp_path / "out"))
+    (tmp_path / "array").write_text('[\n {"text": "a"}\n]\n', encoding="utf-8")
+    with pytest.raises(DataError, match="--input-format json"):
+        prepare(request(str(tmp_path / "array"), tmp_path / "out"))
 
 
 def test_first_bad_line_is_named_whatever_the_workers(tmp_path):
@@ -262,8 +262,10 @@ def test_progress_is_megatron_s_line(tmp_path):
     source = tmp_path / "in"
     source.write_bytes(b'{"text": "abc"}\n' * 2000)
     seen = []
-    prepare(request(str(source), tmp_path / "out", log_interval=600), seen.append)
+    small = InputOptions(batch_bytes=16 * 512)
+    prepare(request(str(source), tmp_path / "out", log_interval=600, reading=small), seen.append)
     assert [progress.documents for progress in seen] == [1024, 2000, 2000]
+    assert [progress.fraction for progress in seen] == pytest.approx([0.512, 1, 1])
     assert seen[-1].json_bytes == source.stat().st_size
     line = Progress(documents=1000, json_bytes=3 * 2**20, seconds=2.0).line()
     assert line == "Processed 1000 documents (500.0 docs/s, 1.50 MB/s)."
@@ -304,7 +306,16 @@ def test_killed_worker_stops_the_run_and_says_where(tmp_path, monkeypatch):
 
     (tmp_path / "made").mkdir()
     with pytest.raises(RunError) as caught:
-        prepare(request(str(source), tmp_path / "made/out", tokenizer=deadly.Deadly(), workers=2))
+        prepare(
+            request(
+                str(source),
+                tmp_path / "made/out",
+                tokenizer=deadly.Deadly(),
+                workers=2,
+                reading=InputOptions(batch_bytes=len(good) * 512),
+            )
+        )
+    assert caught.value.what.endswith("in shard 1")
     assert "1025-1536" in caught.value.why
     assert list((tmp_path / "made").iterdir()) == []
 
@@ -347,7 +358,7 @@ def test_batches_under_way_are_bounded(monkeypatch):
             read.append(i)
             yield Batch()
 
-    results = worker_pool._in_order(Pool(), batches(), depth=4)
+    results = worker_pool._in_order(Pool(), worker_pool._encode, batches(), depth=4)
     next(results)
     assert len(read) == 4
     assert len(list(results)) == 49
@@ -355,12 +366,14 @@ def test_batches_under_way_are_bounded(monkeypatch):
 
 INTERRUPTED = """
     import sys
+    from lmcore.data.input.options import InputOptions
     from lmcore.data.prepare import PrepareRequest, prepare
     from lmcore.data.tokenizer import ByteTokenizer
 
     if __name__ == "__main__":
         request = PrepareRequest(
-            ("-",), sys.argv[1], ByteTokenizer(), workers=int(sys.argv[2]), log_interval=1
+            ("-",), sys.argv[1], ByteTokenizer(), workers=int(sys.argv[2]), log_interval=1,
+            reading=InputOptions(batch_bytes=4096),
         )
         prepare(request, lambda progress: print("going", flush=True))
 """
@@ -380,7 +393,7 @@ def test_interrupt_leaves_no_file(tmp_path, workers):
         env={**os.environ, "PYTHONPATH": str(IMPORTED_FROM)},
         start_new_session=True,
     )
-    process.stdin.write(b'{"text": "good"}\n' * 512 * 8)
+    process.stdin.write(b'{"text": "good"}\n' * 2000)
     process.stdin.flush()
     assert process.stdout.readline() == b"going\n"
     assert list((tmp_path / "made").iterdir())
@@ -419,7 +432,7 @@ def test_workers_end_with_their_parent(tmp_path):
         env={**os.environ, "PYTHONPATH": str(IMPORTED_FROM)},
         start_new_session=True,
     )
-    process.stdin.write(b'{"text": "good"}\n' * 512 * 8)
+    process.stdin.write(b'{"text": "good"}\n' * 2000)
     process.stdin.flush()
     process.stdout.readline()
     process.kill()

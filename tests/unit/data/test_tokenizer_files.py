@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sentencepiece
+import tokenizers
 
 from lmcore.data.tokenizer import (
     ByteTokenizer,
     GPT2BPETokenizer,
     NullTokenizer,
     Tokenizer,
+    build_tokenizer,
 )
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.data.tokenizer_files import load_tokenizer, save_tokenizer
@@ -196,3 +202,102 @@ def test_loads_no_torch() -> None:
     """The module is used before torch is wanted."""
     code = "import lmcore.data.tokenizer_files, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def wordpiece(folder: Path) -> Tokenizer:
+    """A WordPiece tokenizer of two words."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
+    (folder / "words.txt").write_text("\n".join(words), encoding="utf-8")
+    return build_tokenizer(
+        "BertWordPieceCase", vocab_file=str(folder / "words.txt"), vocab_extra_ids=4
+    )
+
+
+def llama(folder: Path) -> Tokenizer:
+    """A SentencePiece model, without its begin of a text."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b", "b a"]),
+        model_writer=model,
+        vocab_size=8,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (folder / "any.model").write_bytes(model.getvalue())
+    return build_tokenizer(
+        "Llama2Tokenizer", tokenizer_model=str(folder / "any.model"), add_special_tokens=False
+    )
+
+
+def pretrained(folder: Path) -> Tokenizer:
+    """A pretrained tokenizer whose end is named beside it."""
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<end>"}', encoding="utf-8")
+    return build_tokenizer("HFTokenizer", tokenizer_model=str(folder), vocab_extra_ids=1)
+
+
+def lone_file(folder: Path) -> Tokenizer:
+    """A pretrained tokenizer in a file of another name, read without what stands beside it."""
+    pretrained(folder)
+    (folder / "tokenizer.json").rename(folder / "mine.json")
+    return build_tokenizer("PretrainedFromHF", tokenizer_name_or_path=str(folder / "mine.json"))
+
+
+@pytest.mark.parametrize(
+    "make,files",
+    [
+        (wordpiece, ["tokenizer.json", "vocab.txt"]),
+        (llama, ["tokenizer.json", "tokenizer.model"]),
+        (
+            pretrained,
+            ["pretrained/tokenizer.json", "pretrained/tokenizer_config.json", "tokenizer.json"],
+        ),
+        (lone_file, ["pretrained/tokenizer.json", "tokenizer.json"]),
+    ],
+)
+def test_every_type_travels(
+    make: Callable[[Path], Tokenizer], files: list[str], tmp_path: Path
+) -> None:
+    """Files and options of every type come back without what they were copied from."""
+    (tmp_path / "source").mkdir()
+    tokenizer = make(tmp_path / "source")
+    expected, fingerprint = tokenizer.encode("a b <end>"), tokenizer.fingerprint()
+    save_tokenizer(tokenizer, tmp_path / "tokenizer")
+    shutil.rmtree(tmp_path / "source")
+    found = [path for path in (tmp_path / "tokenizer").rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(tmp_path / "tokenizer")) for path in found) == files
+    loaded = load_tokenizer(tmp_path / "tokenizer")
+    assert loaded.encode("a b <end>") == expected
+    assert (loaded.fingerprint(), loaded.eod) == (fingerprint, tokenizer.eod)
+    save_tokenizer(loaded, tmp_path / "again")
+    assert record(tmp_path / "again") == record(tmp_path / "tokenizer")
+    save_tokenizer(loaded, tmp_path / "tokenizer")  # nothing to do
+
+
+def test_altered_pretrained_copy(tmp_path: Path) -> None:
+    """Another end of a document in the copy's configuration is noticed."""
+    (tmp_path / "source").mkdir()
+    save_tokenizer(pretrained(tmp_path / "source"), tmp_path / "tokenizer")
+    path = tmp_path / "tokenizer" / "pretrained" / "tokenizer_config.json"
+    path.write_text('{"eos_token": "b"}', encoding="utf-8")
+    with pytest.raises(DataError, match="is not the one that was saved there"):
+        load_tokenizer(tmp_path / "tokenizer")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokenizer_model": "../x.model"},
+        {"tokenizer_name_or_path": "/etc"},
+        {"tokenizer_name_or_path": "pretrained/.."},
+        {"vocab_extra_ids": "3"},
+        {"parse_special_tokens": 1},
+    ],
+)
+def test_wrong_options_in_a_record(change: dict[str, object], tmp_path: Path) -> None:
+    """Options of the other types are checked like the first ones."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(RECORD | change), encoding="utf-8")
+    with pytest.raises(DataError, match="does not describe a tokenizer"):
+        load_tokenizer(tmp_path)

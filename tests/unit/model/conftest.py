@@ -40,8 +40,10 @@ def ops(request: pytest.FixtureRequest) -> OpBinding:
 def make_model(ops: OpBinding) -> MakeModel:
     """Makes a model with every parameter random, gains and offsets too, so that none is idle."""
 
-    def make(seed: int = 1, *, recompute: Recompute = KEEP_ALL, **changes) -> GPT:
-        model = GPT(replace(SHAPE, **changes), ops, recompute)
+    def make(
+        seed: int = 1, *, recompute: Recompute = KEEP_ALL, masked: bool = False, **changes
+    ) -> GPT:
+        model = GPT(replace(SHAPE, **changes), ops, recompute, masked=masked)
         model.initialize(seed)
         generator = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():

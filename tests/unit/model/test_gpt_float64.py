@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ Array = npt.NDArray[np.float64]
 
 TOKENS = np.array([[3, 17, 4, 4, 29, 0, 8], [31, 1, 2, 30, 9, 9, 5]])
 TARGETS = np.array([[17, 4, 4, 29, 0, 8, 31], [1, 2, 30, 9, 9, 5, 0]])
+EVERYTHING = np.zeros(TOKENS.shape)
 WEIGHTS = np.array([[1.0, 0.0, 0.5, 1.0, 2.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0, 0.0, 0.25, 3.0]])
 
 
@@ -26,17 +28,20 @@ def normalized(x: Array, gain: Array, offset: Array, epsilon: float) -> Array:
     return (x - mean) / np.sqrt(variance + epsilon) * gain + offset
 
 
-def attended(x: Array, p: Mapping[str, Array], at: str, heads: int) -> Array:
-    """Causal attention, one position and head at a time."""
+def attended(
+    x: Array, p: Mapping[str, Array], at: str, heads: int, documents: Array = EVERYTHING
+) -> Array:
+    """Causal attention within documents, one position and head at a time."""
     batch, length, hidden = x.shape
     width = hidden // heads
     qkv = x @ p[f"{at}.qkv.weight"].T + p[f"{at}.qkv.bias"]
     q, k, v = (part.reshape(batch, length, heads, width) for part in np.split(qkv, 3, axis=-1))
     out = np.zeros_like(q)
     for b, t, h in np.ndindex(batch, length, heads):
-        scores = k[b, : t + 1, h] @ q[b, t, h] / math.sqrt(width)
+        seen = [s for s in range(t + 1) if documents[b, s] == documents[b, t]]
+        scores = k[b, seen, h] @ q[b, t, h] / math.sqrt(width)
         weights = np.exp(scores - scores.max())
-        out[b, t, h] = weights @ v[b, : t + 1, h] / weights.sum()
+        out[b, t, h] = weights @ v[b, seen, h] / weights.sum()
     return out.reshape(batch, length, hidden) @ p[f"{at}.output.weight"].T + p[f"{at}.output_bias"]
 
 
@@ -47,22 +52,31 @@ def fed_forward(x: Array, p: Mapping[str, Array], at: str) -> Array:
     return gelu @ p[f"{at}.down.weight"].T + p[f"{at}.down_bias"]
 
 
-def logits_of(p: Mapping[str, Array], *, layers: int, heads: int, epsilon: float) -> Array:
+def logits_of(
+    p: Mapping[str, Array],
+    *,
+    layers: int,
+    heads: int,
+    epsilon: float,
+    positions: Array | None = None,
+    documents: Array = EVERYTHING,
+) -> Array:
     """Scores of TOKENS under the parameters *p*."""
-    x = p["token_embedding.weight"][TOKENS] + p["position_embedding.weight"][: TOKENS.shape[1]]
+    places = np.arange(TOKENS.shape[1]) if positions is None else positions
+    x = p["token_embedding.weight"][TOKENS] + p["position_embedding.weight"][places]
     for layer in range(layers):
         at = f"blocks.{layer}"
         norms = [
             (p[f"{at}.{name}_norm.weight"], p[f"{at}.{name}_norm.bias"])
             for name in ("attention", "feed_forward")
         ]
-        x = x + attended(normalized(x, *norms[0], epsilon), p, f"{at}.attention", heads)
+        x = x + attended(normalized(x, *norms[0], epsilon), p, f"{at}.attention", heads, documents)
         x = x + fed_forward(normalized(x, *norms[1], epsilon), p, f"{at}.feed_forward")
     x = normalized(x, p["final_norm.weight"], p["final_norm.bias"], epsilon)
     return x @ p["token_embedding.weight"].T
 
 
-def loss_of(p: Mapping[str, Array], **shape: float) -> float:
+def loss_of(p: Mapping[str, Array], **shape: Any) -> float:
     """Weighted sum of the cross entropies of TARGETS."""
     logits = logits_of(p, **shape)
     peak = logits.max(-1, keepdims=True)
@@ -101,6 +115,31 @@ def test_loss_is_the_weighted_sum(make_model: Callable[..., GPT], batch_axis: in
     assert loss.shape == ()
     expected = batch_axis * loss_of(parameters(model), **SHAPE)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+DOCUMENTS = np.array([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
+PLACES = np.array([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]])
+
+
+@pytest.mark.parametrize("positions", [None, PLACES])
+@pytest.mark.parametrize("training", [False, True])
+def test_documents_of_a_sample(
+    make_model: Callable[..., GPT], positions: Array | None, training: bool
+) -> None:
+    """Limited to documents, scores and loss are those of the definition with that mask."""
+    model = make_model(masked=True).train(training)
+    given = {"documents_BS": torch.from_numpy(DOCUMENTS)}
+    if positions is not None:
+        given["positions_BS"] = torch.from_numpy(positions)
+    with torch.no_grad():
+        found = model.logits(model(torch.from_numpy(TOKENS), **given)).numpy()
+        rows = [torch.from_numpy(array) for array in (TOKENS, TARGETS, WEIGHTS)]
+        loss = model.loss(rows[0], rows[1], rows[2].float(), **given)
+    limits = {"documents": DOCUMENTS, "positions": positions}
+    expected = logits_of(parameters(model), **SHAPE, **limits)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-4)
+    assert loss.item() == pytest.approx(loss_of(parameters(model), **SHAPE, **limits), rel=1e-5)
+    assert np.abs(expected - logits_of(parameters(model), **SHAPE)).max() > 0.1
 
 
 def test_every_gradient(make_model: Callable[..., GPT]) -> None:

@@ -47,15 +47,17 @@ def under(remember: Any) -> Callable[..., Recompute]:
     return make
 
 
-def step(model: GPT) -> dict[str, Tensor]:
+def step(model: GPT, **limits: Tensor) -> dict[str, Tensor]:
     """Return loss, gradients and the next random numbers of one training pass."""
     model.train()
     torch.default_generator.manual_seed(3)
-    loss = model.loss(TOKENS, TOKENS.roll(-1, dims=1), torch.ones(TOKENS.shape))
+    loss = model.loss(TOKENS, TOKENS.roll(-1, dims=1), torch.ones(TOKENS.shape), **limits)
     loss.backward()
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     return {"loss": loss.detach(), "drawn": torch.rand(4), **found}
 
+
+DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
 
 PLACED = [
     (full_policy, ()),
@@ -75,6 +77,20 @@ def test_same_numbers(
     """Loss, every gradient and the numbers drawn later are those without recomputation."""
     plain = step(make_model(num_layers=3, **dropout))
     found = step(make_model(num_layers=3, recompute=under(policy(), *placed), **dropout))
+    for name, tensor in plain.items():
+        assert torch.equal(tensor, found[name]), name
+
+
+@pytest.mark.parametrize("policy, placed", PLACED)
+def test_same_numbers_within_documents(
+    make_model: MakeModel, under: Any, policy: Any, placed: Any
+) -> None:
+    """What is computed again attends to the same documents."""
+    limits = {"documents_BS": DOCUMENTS, "positions_BS": DOCUMENTS}
+    plain = step(make_model(num_layers=3, masked=True), **limits)
+    model = make_model(num_layers=3, masked=True, recompute=under(policy(), *placed))
+    found = step(model, **limits)
+    assert not torch.equal(plain["loss"], step(make_model(num_layers=3))["loss"])
     for name, tensor in plain.items():
         assert torch.equal(tensor, found[name]), name
 

@@ -1,0 +1,310 @@
+"""`lmcore data prepare`: tokenize documents into indexed data sets."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, cast
+
+from lmcore.cli.input_options import reading_of, sentences_of
+from lmcore.cli.selection import find_plugins
+from lmcore.cli.terminal_text import size_text
+from lmcore.cli.termination import clean_termination
+from lmcore.config.command_line import parse_section
+from lmcore.config.option import REQUIRED, option
+from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.config.section.input import (
+    delim_option,
+    document_per_option,
+    header_option,
+    input_format_option,
+    max_document_mib_option,
+    quotes_option,
+)
+from lmcore.config.section.tokenizer import (
+    TYPES,
+    add_special_tokens_option,
+    merge_file_option,
+    parse_special_tokens_option,
+    tokenizer_model_option,
+    tokenizer_name_or_path_option,
+    vocab_extra_ids_option,
+    vocab_file_option,
+)
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.errors import ConfigError, LmcoreError
+
+if TYPE_CHECKING:
+    from lmcore.data.input.options import InputOptions
+    from lmcore.data.prepare import PrepareReport, PrepareRequest, Progress
+    from lmcore.data.sentence import SentenceSplitter
+    from lmcore.data.tokenizer import Tokenizer
+
+__all__ = ["PrepareSection", "run"]
+
+_EPILOG = """\
+Writes PREFIX_KEY_document.bin and .idx for each key; give `lmcore train --data-path` that name.
+Megatron's names for these flags are understood.
+
+  lmcore data prepare --input 'web/*.jsonl.gz' --output-prefix web \\
+      --tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt \\
+      --append-eod"""
+
+
+@dataclass(frozen=True)
+class PrepareSection:
+    """Tokenize documents into an indexed data set."""
+
+    input: tuple[str, ...] = option(
+        REQUIRED,
+        "Files, directories or quoted patterns, compressed or not; - reads standard input.",
+        metavar="FILE",
+    )
+    output_prefix: str = option(
+        REQUIRED, "First part of the names of the files written.", metavar="PREFIX"
+    )
+    tokenizer_type: str = option(REQUIRED, f"{TYPES}.", metavar="TYPE")
+    vocab_file: str | None = vocab_file_option()
+    merge_file: str | None = merge_file_option()
+    tokenizer_model: str | None = tokenizer_model_option()
+    tokenizer_name_or_path: str | None = tokenizer_name_or_path_option()
+    vocab_extra_ids: int = vocab_extra_ids_option()
+    add_special_tokens: bool | None = add_special_tokens_option()
+    parse_special_tokens: bool = parse_special_tokens_option()
+    vocab_size: int | None = option(
+        None, "Numbers that a NullTokenizer's text may hold.", minimum=1
+    )
+    json_keys: tuple[str, ...] = option(
+        ("text",), "Keys whose text is taken; each gives a data set.", metavar="KEY"
+    )
+    input_format: str = input_format_option()
+    document_per: str = document_per_option()
+    delim: str | None = delim_option()
+    quotes: bool | None = quotes_option()
+    header: bool = header_option()
+    max_document_mib: int = max_document_mib_option()
+    split_sentences: bool = option(
+        False, "Store each sentence as a sequence, in PREFIX_KEY_sentence: for BERT, T5 and ICT."
+    )
+    presplit_sentences: bool = option(False, "The same, for texts with a sentence on each line.")
+    sentence_splitter: str | None = option(
+        None,
+        "What finds the sentences: punkt as in Megatron, with NLTK's tables; sentencex by rules, "
+        "without data; default: punkt.",
+        choices=("punkt", "sentencex"),
+    )
+    lang: str | None = option(
+        None, "Language of the sentences, english or en; default: english.", metavar="NAME"
+    )
+    keep_newlines: bool = option(
+        False, "Leave the white space after a sentence at its end, line ends included."
+    )
+    punkt_model: str | None = option(
+        None, "Directory of Punkt's tables; default: NLTK's data.", metavar="DIR"
+    )
+    append_eod: bool = option(False, "End each document with the end-of-document token.")
+    dataset_impl: str = option(
+        "mmap", "Format of the data set.", choices=("mmap", "cached", "lazy")
+    )
+    workers: int | None = option(
+        None,
+        "Threads that tokenize, or processes for tokenizers that hold Python's lock; default: a "
+        "thread for each processor, or one process.",
+        minimum=1,
+    )
+    on_error: str = option(
+        "stop", "What a bad line does; skipped ones are counted.", choices=("stop", "skip")
+    )
+    resume: bool = option(
+        False, "Continue after the last complete shard of a run that ended early."
+    )
+    shard_mib: int = option(
+        1024, "MiB of input between two points that --resume can continue from.", minimum=1
+    )
+    partitions: int = option(1, "Hosts that share the input, each by files of its own.", minimum=1)
+    partition: int | None = option(
+        None, "Which share this host prepares, from 0; see --partitions.", minimum=0
+    )
+    join_partitions: bool = option(
+        False, "Put the shares of all hosts together, when each is prepared."
+    )
+    log_interval: int = option(
+        1000, "Documents between progress lines, where they are not shown live.", minimum=1
+    )
+    json: bool = option(False, "Print the summary as JSON.")
+    plugin_off: tuple[str, ...] = plugin_off_option()
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore data prepare` and return the exit status."""
+    from lmcore.config.megatron import prepare_flags
+
+    wanted = parse_section(
+        PrepareSection,
+        argv,
+        command="lmcore data prepare",
+        foreign=prepare_flags(),
+        epilog=_EPILOG,
+    )
+    from lmcore.data.prepare import join, prepare
+
+    live = sys.stderr.isatty()
+    request = _request(wanted, argv, live=live)
+    if wanted.join_partitions:
+        with clean_termination():
+            report = join(request)
+    else:
+        try:
+            with clean_termination():
+                report = prepare(request, _LiveProgress() if live else _PlainProgress())
+        finally:
+            if live:  # what follows starts on a clean line
+                print("\x1b[K", end="", file=sys.stderr, flush=True)
+    print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report, request))
+    return 0
+
+
+def _request(wanted: PrepareSection, argv: list[str], *, live: bool) -> PrepareRequest:
+    """Return what is asked for; raise everything that is wrong with it at once."""
+    from lmcore.data.prepare import problems_before
+    from lmcore.data.tokenizer import ByteTokenizer
+
+    problems: list[LmcoreError] = _problems_of_shares(wanted)
+    reading, splitter = _input_of(wanted, problems)
+    tokenizer: Tokenizer = ByteTokenizer()  # stands in while other problems are looked for
+    built = True
+    try:
+        tokenizer = _tokenizer(wanted, argv)
+    except LmcoreError as error:
+        problems.append(error)
+        built = False
+    request = replace(
+        _with_tokenizer(wanted, tokenizer, live=live),
+        reading=reading,
+        splitter=splitter,
+    )
+    if problems:
+        known = request if built else replace(request, append_eod=False)
+        problems += problems_before(known)
+        raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
+    return request
+
+
+def _tokenizer(wanted: PrepareSection, argv: list[str]) -> Tokenizer:
+    from lmcore.data.tokenizer import tokenizer_from
+    from lmcore.data.tokenizer.registry import registered_types
+
+    extra = registered_types(find_plugins(argv, probe=False))
+    return tokenizer_from(TokenizerSettings.of(wanted), extra=extra)
+
+
+def _input_of(
+    wanted: PrepareSection, problems: list[LmcoreError]
+) -> tuple[InputOptions, SentenceSplitter | None]:
+    """Return how the input is read and split; what is wrong goes to *problems*."""
+    from lmcore.data.input.options import InputOptions
+    from lmcore.data.sentence import build_splitter
+
+    reading, splitter = InputOptions(), None
+    try:
+        reading = reading_of(wanted)
+    except LmcoreError as error:
+        problems.append(error)
+    try:
+        sentences = sentences_of(wanted)
+        splitter = build_splitter(sentences) if sentences is not None else None
+    except LmcoreError as error:
+        problems.append(error)
+    return reading, splitter
+
+
+def _problems_of_shares(wanted: PrepareSection) -> list[LmcoreError]:
+    if wanted.join_partitions and wanted.partition is not None:
+        return [ConfigError("`--join-partitions` and `--partition` exclude each other")]
+    if wanted.partitions > 1 and wanted.partition is None and not wanted.join_partitions:
+        return [
+            ConfigError(
+                f"`--partitions {wanted.partitions}` needs `--partition` or `--join-partitions`",
+                hint="each host prepares one share (`--partition 0`, `--partition 1` ...), and "
+                "one of them joins all; on a single host leave it out and use `--workers`",
+            )
+        ]
+    return []
+
+
+def _with_tokenizer(wanted: PrepareSection, tokenizer: Tokenizer, *, live: bool) -> PrepareRequest:
+    from lmcore.data.prepare import PrepareRequest
+
+    return PrepareRequest(
+        inputs=wanted.input,
+        output_prefix=wanted.output_prefix,
+        tokenizer=tokenizer,
+        json_keys=wanted.json_keys,
+        append_eod=wanted.append_eod,
+        workers=wanted.workers,
+        on_error=cast("Literal['stop', 'skip']", wanted.on_error),
+        log_interval=1 if live else wanted.log_interval,
+        input_format=wanted.input_format,
+        dataset_impl=wanted.dataset_impl,
+        resume=wanted.resume,
+        shard_bytes=wanted.shard_mib << 20,
+        partitions=wanted.partitions,
+        partition=wanted.partition,
+    )
+
+
+class _PlainProgress:
+    """Megatron's line for each call; none twice."""
+
+    def __init__(self) -> None:
+        self.last = -1
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.documents != self.last:
+            self.last = progress.documents
+            print(progress.line(), file=sys.stderr, flush=True)
+
+
+class _LiveProgress:
+    """A bar that is written over, at most ten times a second."""
+
+    def __init__(self) -> None:
+        self.shown = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self.shown > 0.1:
+            self.shown = now
+            # The cursor stays at the start, so that a warning is written over the line.
+            print(f"\x1b[K{progress.bar()}", end="\r", file=sys.stderr, flush=True)
+
+
+def _summary(report: PrepareReport, request: PrepareRequest) -> str:
+    lines = []
+    for output in report.outputs:
+        counts = f"{output.documents:,} documents, {output.tokens:,} tokens of {output.dtype}"
+        lines += [f"{output.prefix}.bin, .idx", f"  {counts}, {size_text(output.bytes)}"]
+        if output.empty:
+            lines.append(f"  {output.empty:,} documents without text under `{output.key}` left out")
+    if report.skipped:
+        told = ", ".join(f"{count:,} {reason}" for reason, count in report.skipped.items())
+        lines.append(f"lines skipped: {told}")
+    documents = f"{report.documents / max(report.seconds, 1e-9):,.0f} documents/s"
+    speed = f"{documents}, {report.megabytes_per_second:.1f} MB/s"
+    lines += [
+        f"read {size_text(report.json_bytes)} of JSON in {report.seconds:.1f} s ({speed})",
+        "",
+    ]
+    return "\n".join([*lines, f"next: {_next(report, request)}"])
+
+
+def _next(report: PrepareReport, request: PrepareRequest) -> str:
+    if request.partition is not None:
+        return (
+            f"the same command with `--join-partitions` in place of `--partition "
+            f"{request.partition}`, when all {request.partitions} shares are there"
+        )
+    return f"lmcore train --data-path {shlex.quote(report.outputs[0].prefix)}"

@@ -1,0 +1,164 @@
+"""`lmcore data train-tokenizer`: make a vocabulary from text."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from lmcore.cli.terminal_text import size_text
+from lmcore.cli.termination import clean_termination
+from lmcore.config.command_line import parse_section
+from lmcore.config.option import REQUIRED, option
+
+if TYPE_CHECKING:
+    from lmcore.data.tokenizer_training import TrainingReport
+    from lmcore.data.training_text import ReadProgress, TextSample
+
+__all__ = ["TrainTokenizerSection", "run"]
+
+_EPILOG = """\
+The files go where no file is yet; the same text gives the same files.
+
+  lmcore data train-tokenizer --input 'tr/*.jsonl.gz' --output-dir turkish \\
+      --tokenizer-type GPT2BPETokenizer --vocab-size 32000
+  lmcore data train-tokenizer --input 'tr/*.txt' --output-dir turkish-llama \\
+      --tokenizer-type Llama2Tokenizer --vocab-size 32000"""
+
+
+@dataclass(frozen=True)
+class TrainTokenizerSection:
+    """Make the vocabulary of a tokenizer from text."""
+
+    input: tuple[str, ...] = option(
+        REQUIRED,
+        "Files, quoted patterns or directories of text in any format that `lmcore data prepare` "
+        "reads; - reads standard input.",
+        metavar="FILE",
+    )
+    output_dir: str = option(
+        REQUIRED, "Directory that gets the tokenizer's files; it must be new.", metavar="DIR"
+    )
+    tokenizer_type: str = option(
+        "GPT2BPETokenizer",
+        "GPT2BPETokenizer, BertWordPieceLowerCase, BertWordPieceCase, SentencePieceTokenizer (as "
+        "T5's), GPTSentencePieceTokenizer, Llama2Tokenizer, or HFTokenizer (a tokenizer.json).",
+        metavar="TYPE",
+    )
+    vocab_size: int = option(32000, "Tokens of the vocabulary.", minimum=1, maximum=10_000_000)
+    special_tokens: tuple[str, ...] = option(
+        (), "Special tokens besides those that the type has.", metavar="TOKEN"
+    )
+    min_frequency: int | None = option(
+        None, "How often two pieces must stand together to be joined; default: 2.", minimum=1
+    )
+    model_type: str | None = option(
+        None,
+        "Model of a SentencePiece tokenizer; default: bpe for Llama2Tokenizer, else unigram.",
+        choices=("unigram", "bpe"),
+    )
+    character_coverage: float | None = option(
+        None,
+        "Share of the text's characters that get tokens of their own; default: 0.9995.",
+        above=0,
+        maximum=1,
+    )
+    json_keys: tuple[str, ...] = option(
+        ("text",), "Keys or columns whose text is taken.", metavar="KEY"
+    )
+    input_format: str = option(
+        "auto", "Format of the input, if its name and content do not tell.", metavar="FORMAT"
+    )
+    sample_mib: int | None = option(
+        None,
+        "Text to train on, in MiB; of more, lines spread over all of it are taken; default: 1024, "
+        "for SentencePiece models 128.",
+        minimum=1,
+    )
+    on_error: str = option(
+        "stop", "What a bad document does; skipped ones are counted.", choices=("stop", "skip")
+    )
+    json: bool = option(False, "Print the summary as JSON.")
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore data train-tokenizer` and return the exit status."""
+    wanted = parse_section(
+        TrainTokenizerSection, argv, command="lmcore data train-tokenizer", epilog=_EPILOG
+    )
+    from lmcore.data.tokenizer_trainers import Recipe
+    from lmcore.data.tokenizer_training import TrainingRequest, train_tokenizer
+
+    on_error: Literal["stop", "skip"] = "skip" if wanted.on_error == "skip" else "stop"
+    request = TrainingRequest(
+        inputs=wanted.input,
+        output_dir=wanted.output_dir,
+        tokenizer_type=wanted.tokenizer_type,
+        recipe=Recipe(
+            wanted.vocab_size,
+            wanted.special_tokens,
+            wanted.min_frequency,
+            wanted.model_type,
+            wanted.character_coverage,
+        ),
+        json_keys=wanted.json_keys,
+        sample_bytes=None if wanted.sample_mib is None else wanted.sample_mib << 20,
+        on_error=on_error,
+        input_format=wanted.input_format,
+    )
+    live = sys.stderr.isatty()
+    try:
+        with clean_termination():
+            report = train_tokenizer(
+                request, reading=_Reading(live=live), training=_tell_of_training
+            )
+    finally:
+        if live:  # what follows starts on a clean line
+            print("\x1b[K", end="", file=sys.stderr, flush=True)
+    print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report, wanted))
+    return 0
+
+
+class _Reading:
+    """A line about the reading, at most every tenth second live and every tenth second in a log."""
+
+    def __init__(self, *, live: bool) -> None:
+        self.live = live
+        self.shown = time.monotonic()
+
+    def __call__(self, progress: ReadProgress) -> None:
+        now = time.monotonic()
+        if now - self.shown > (0.1 if self.live else 10):
+            self.shown = now
+            start, end = ("\x1b[K", "\r") if self.live else ("", "\n")
+            print(f"{start}{progress.line()}", end=end, file=sys.stderr, flush=True)
+
+
+def _tell_of_training(sample: TextSample) -> None:
+    text = f"training on {size_text(sample.kept_bytes)} of {sample.documents:,} documents ..."
+    print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+
+
+def _summary(report: TrainingReport, wanted: TrainTokenizerSection) -> str:
+    flags = " ".join(
+        f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+        for name, value in report.tokenizer.items()
+        if name != "type"
+    )
+    lines = [f"{report.tokenizer['type']} of {report.vocab_size:,} tokens in {wanted.output_dir}"]
+    if report.vocab_size < wanted.vocab_size:
+        lines.append(f"  fewer than the {wanted.vocab_size:,} asked for: the text has no more")
+    read = f"read {report.documents:,} documents, {size_text(report.bytes)} of text"
+    trained = f"trained on {size_text(report.trained_bytes)} in {report.train_seconds:.1f} s"
+    lines += [
+        f"  {report.bytes_per_token:.2f} bytes of the text for each token",
+        f"{read}, in {report.read_seconds:.1f} s; {trained}",
+    ]
+    if report.skipped:
+        told = ", ".join(f"{count:,} {reason}" for reason, count in report.skipped.items())
+        lines.append(f"documents skipped: {told}")
+    kind = f"--tokenizer-type {report.tokenizer['type']}"
+    return "\n".join([*lines, "", f"next: lmcore data prepare {kind} {flags}"])

@@ -1,0 +1,69 @@
+"""Step `exact`, and the end of `url`: of documents with one text or address keeps the first."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.data.clean.document import Document, EntryBatch
+from lmcore.data.clean.gather import Workplace, count_gathered, survivors
+from lmcore.data.clean.key_store import KeyStore
+from lmcore.data.clean.leaders import Leaders
+from lmcore.data.clean.spool import Spool
+from lmcore.data.clean.url import normalized
+from lmcore.data.clean.work import Processed
+
+__all__ = ["Digest", "ExactDuplicates"]
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Makes of a document's text or address a digest of 128 bits."""
+
+    of: Literal["text", "url"]
+
+    def keys(self, document: Document) -> npt.NDArray[np.uint64]:
+        """Return two numbers."""
+        what = document.text if self.of == "text" else normalized(document.url)
+        content = what.encode("utf-8", "surrogatepass")
+        return np.frombuffer(hashlib.blake2b(content, digest_size=16).digest(), "<u8")
+
+
+@dataclass(frozen=True)
+class ExactDuplicates:
+    """Keeps the first document of each text, or of each address."""
+
+    of: Literal["text", "url"] = "text"
+
+    @property
+    def key_maker(self) -> Digest:
+        """See `Gathering`."""
+        return Digest(self.of)
+
+    @property
+    def has_own_row(self) -> bool:
+        """See `Gathering`; that of `url` counts for the rules, which come first."""
+        return self.of == "text"
+
+    def run(
+        self, batches: Iterator[Processed], place: Workplace
+    ) -> Generator[EntryBatch, None, None]:
+        """See `Gathering`."""
+        store = KeyStore(place.directory, columns=2)
+        with closing(Spool(place.directory / "documents")) as spool:
+            for batch in batches:
+                count_gathered(self, place, batch)
+                if batch.keys is not None:
+                    store.add(batch.keys, len(spool) + np.arange(len(batch.entries)))
+                spool.append(batch.entries)
+            spool.flush()
+            leaders = Leaders(place.directory / "leaders", len(spool))
+            for positions, starts in store.groups():
+                leaders.join_rows(positions, starts)
+            yield from survivors(spool, leaders, place, "duplicate")

@@ -1,0 +1,73 @@
+"""Step `language`: keeps documents in the languages that are wanted, as py3langid sees them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from lmcore.data.clean.document import Document, Drop, Verdict
+from lmcore.errors import ConfigError, MissingPackageError, suggestion
+
+__all__ = ["UNKNOWN", "LanguageStep"]
+
+UNKNOWN = "unknown"
+"""What the language of a text without letters is called."""
+
+_PIECE = 250
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+class LanguageStep:
+    """Drops documents in other languages than *wanted* (codes of ISO 639-1).
+
+    Raises:
+        MissingPackageError: py3langid is not installed.
+        ConfigError: A language that it does not know.
+    """
+
+    def __init__(self, wanted: Sequence[str]) -> None:
+        if importlib.util.find_spec("py3langid") is None:
+            raise MissingPackageError(
+                "py3langid", needed_for="the step `language`", install="pip install 'lmcore[clean]'"
+            )
+        self._wanted = frozenset(wanted)
+        self._identifier = _load()
+        known = set(self._identifier.labels)
+        for language in wanted:
+            if language not in known:
+                raise ConfigError(
+                    f"`--languages {language}`: unknown language",
+                    why="languages are named by two letters, as in ISO 639-1",
+                    hint=suggestion(language, known),
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_wanted": self._wanted}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._wanted = state["_wanted"]
+        self._identifier = _load()
+
+    def judge(self, document: Document) -> Verdict:
+        """Return `Drop` with the language as its reason."""
+        language = self.language(document.text)
+        return None if language in self._wanted else Drop(language)
+
+    def language(self, text: str) -> str:
+        """Return the language of *text*, told by its beginning, middle and end."""
+        if len(text) > 3 * _PIECE:
+            middle = len(text) // 2 - _PIECE // 2
+            pieces = text[:_PIECE], text[middle : middle + _PIECE], text[-_PIECE:]
+            text = "\n".join(pieces)
+        if not _LETTER.search(text):
+            return UNKNOWN
+        label, _ = self._identifier.classify(text)
+        return str(label)
+
+
+def _load() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE)

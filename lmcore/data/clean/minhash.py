@@ -1,0 +1,149 @@
+"""MinHash: of a text 100 numbers, of which two texts share as many hundredths as their shingles.
+
+Shingles are all runs of 5 characters.  A signature's numbers fall into 10 bands, and two texts
+that agree in a band are worth comparing: a pair whose shingles agree by .9 is found with a
+probability of 1 - (1 - .9**10)**10 = 98.6%, one at .5 with 1%.
+
+Broder, On the resemblance and containment of documents, 1997; Leskovec, Rajaraman and Ullman,
+Mining of massive datasets, section 3.4, for the bands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.errors import ConfigError
+
+__all__ = ["MinHash", "jaccard", "shingle_set"]
+
+# Values of one text at a time: 100 functions of 128 shingles stay in a processor's nearest cache.
+_CHUNK = 128
+_WIDEST = 32
+_MOST = np.uint32(0xFFFFFFFF)
+
+Signature = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class MinHash:
+    """A family of hash functions, the same for the same seed on every machine.
+
+    Attributes:
+        seed: Chooses the functions.
+        hashes: How many there are.
+        bands: Parts of a signature; divides `hashes`.
+        shingle: Characters of a shingle.
+    """
+
+    seed: int = 1234
+    hashes: int = 100
+    bands: int = 10
+    shingle: int = 5
+
+    def __post_init__(self) -> None:
+        if self.hashes % self.bands:
+            raise ConfigError(
+                f"`--bands {self.bands}` does not divide `--hashes {self.hashes}`",
+                why="every band has the same number of hashes",
+            )
+
+    def __getstate__(self) -> tuple[int, ...]:
+        return (self.seed, self.hashes, self.bands, self.shingle)
+
+    def __setstate__(self, state: tuple[int, ...]) -> None:
+        for name, value in zip(("seed", "hashes", "bands", "shingle"), state, strict=True):
+            object.__setattr__(self, name, value)
+
+    def signature(self, text: str) -> Signature:
+        """Return for each function the least value that it gives a shingle of *text*.
+
+        Returns:
+            `hashes` numbers.  A text shorter than a shingle is one shingle.
+        """
+        values = _mixed(self._shingles(text))
+        factors, terms = self._functions
+        least = np.full((self.hashes, _CHUNK), _MOST)
+        made = np.empty_like(least)
+        whole = len(values) // _CHUNK * _CHUNK
+        for start in range(0, whole, _CHUNK):
+            np.multiply(factors, values[start : start + _CHUNK], out=made)
+            made += terms
+            np.minimum(least, made, out=least)
+        rest = values[whole:]
+        if len(rest):
+            np.multiply(factors, rest, out=made[:, : len(rest)])
+            made[:, : len(rest)] += terms
+            np.minimum(least[:, : len(rest)], made[:, : len(rest)], out=least[:, : len(rest)])
+        signature: Signature = least.min(axis=1)
+        return signature
+
+    def band_keys(self, signature: Signature) -> npt.NDArray[np.uint64]:
+        """Return a number for each band, equal where the band's hashes (and its place) are."""
+        rows = signature.reshape(self.bands, -1).astype(np.uint64)
+        keys = np.arange(1, self.bands + 1, dtype=np.uint64)
+        for column in range(rows.shape[1]):
+            keys = (keys ^ rows[:, column]) * np.uint64(0x9E3779B97F4A7C15)
+            keys ^= keys >> np.uint64(29)
+        return keys
+
+    def _shingles(self, text: str) -> npt.NDArray[np.uint32]:
+        characters = _characters(text, self.shingle)
+        factors = self._shingle_factors
+        count = len(characters) - self.shingle + 1
+        values: npt.NDArray[np.uint32] = characters[:count] * factors[0]
+        for at in range(1, self.shingle):
+            values += characters[at : at + count] * factors[at]
+        return values
+
+    @cached_property
+    def _functions(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+        numbers = np.random.Generator(np.random.Philox(self.seed))
+        factors = numbers.integers(0, 1 << 32, size=(self.hashes, 1), dtype=np.uint32)
+        terms = numbers.integers(0, 1 << 32, size=(self.hashes, 1), dtype=np.uint32)
+        return factors | np.uint32(1), terms
+
+    @cached_property
+    def _shingle_factors(self) -> npt.NDArray[np.uint32]:
+        numbers = np.random.Generator(np.random.Philox([self.seed, 1]))
+        factors = numbers.integers(0, 1 << 32, size=self.shingle, dtype=np.uint32)
+        odd: npt.NDArray[np.uint32] = factors | np.uint32(1)
+        return odd
+
+
+def shingle_set(text: str, size: int) -> npt.NDArray[np.uint64]:
+    """Return the different shingles of *text* as numbers of 64 bits, in order."""
+    characters = _characters(text, size).astype(np.uint64)
+    count = len(characters) - size + 1
+    values = np.zeros(count, np.uint64)
+    for at in range(size):
+        values = (values + characters[at : at + count]) * np.uint64(0xD6E8FEB86659FD93)
+        values ^= values >> np.uint64(32)
+    return np.unique(values)
+
+
+def jaccard(first: npt.NDArray[np.uint64], second: npt.NDArray[np.uint64]) -> float:
+    """Return how many of the elements of two sets both have."""
+    shared = np.intersect1d(first, second, assume_unique=True).size
+    return shared / (first.size + second.size - shared)
+
+
+def _characters(text: str, size: int) -> npt.NDArray[np.uint32]:
+    """Return the code points of *text*, and of a text shorter than *size* noughts after it."""
+    characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    if len(characters) < size:
+        characters = np.pad(characters, (0, size - len(characters)))
+    return characters
+
+
+def _mixed(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Spread *values* over all of 32 bits (the last step of MurmurHash3); changes them."""
+    values ^= values >> np.uint32(16)
+    values *= np.uint32(0x85EBCA6B)
+    values ^= values >> np.uint32(13)
+    values *= np.uint32(0xC2B2AE35)
+    values ^= values >> np.uint32(16)
+    return values

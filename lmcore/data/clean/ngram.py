@@ -1,0 +1,259 @@
+"""Step `ngram`: cuts out of the documents what stands in evaluation sets, too.
+
+Words are runs of letters, digits and `_` in lower case.  Every run of 13 words of an evaluation
+text is forbidden, and of a shorter text (of 8 words or more) all of it.  Around a match the
+document is cut: 200 characters to each side and on to the end of the sentence; what is left on
+either side stays as a document of its own if it has 200 characters.
+
+A window of words is first looked for by a hash over the numbers of its words, for all windows of a
+document at once; the words themselves decide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.data.clean.document import Document, Drop, Replace, Verdict
+from lmcore.errors import ConfigError
+
+__all__ = ["EvaluationNgrams", "NgramSettings", "NgramStep", "cut_around", "words_of"]
+
+_WORD = re.compile(r"\w+")
+_SENTENCE_ENDS = ".!?"
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class NgramSettings:
+    """How n-grams are found and cut.
+
+    Attributes:
+        longest: Words of an n-gram of a text that has as many.
+        shortest: A text of less words is not looked for.
+        cut: Characters that go with a match on each side, at least.
+        shortest_piece: What is left between cuts goes, too, if it has less characters.
+        most_pieces: A document that falls into more pieces goes as a whole.
+    """
+
+    longest: int = 13
+    shortest: int = 8
+    cut: int = 200
+    shortest_piece: int = 200
+    most_pieces: int = 10
+
+    def __post_init__(self) -> None:
+        if self.shortest > self.longest:
+            raise ConfigError(
+                f"`--ngram-min {self.shortest}` is more than `--ngram {self.longest}`"
+            )
+
+
+def lowered(text: str) -> str:
+    """Return *text* in lower case, every character in its place."""
+    low = text.lower()
+    if len(low) == len(text):
+        return low
+    return "".join(one if len(one := char.lower()) == 1 else char for char in text)
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of *text* in lower case."""
+    return _WORD.findall(lowered(text))
+
+
+class EvaluationNgrams:
+    """The n-grams of evaluation texts.
+
+    Args:
+        texts: The texts.
+        settings: How long the n-grams are.
+    """
+
+    def __init__(self, texts: Sequence[str], settings: NgramSettings) -> None:
+        self.settings = settings
+        self._ngrams: set[tuple[str, ...]] = set()
+        for text in texts:
+            words = words_of(text)
+            if len(words) < settings.shortest:
+                continue
+            size = min(settings.longest, len(words))
+            self._ngrams |= {tuple(words[at : at + size]) for at in range(len(words) - size + 1)}
+        self._numbers = {
+            word: number
+            for number, word in enumerate(sorted({w for ngram in self._ngrams for w in ngram}), 1)
+        }
+        self._hashes = self._hash_all()
+
+    def __len__(self) -> int:
+        return len(self._ngrams)
+
+    def matches(
+        self, words: Sequence[str], numbers: npt.NDArray[np.uint64]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield start and length of every n-gram among *words*, by start, the longest first."""
+        found: list[tuple[int, int]] = []
+        windows_of = _Windows(_mixed(numbers))
+        for size, hashes in self._hashes.items():
+            found.extend(
+                (at, -size)
+                for at in hashes.places(windows_of.hashes(size))
+                if tuple(words[at : at + size]) in self._ngrams
+            )
+        for at, size in sorted(found):
+            yield at, -size
+
+    def numbers_of(self, words: Sequence[str]) -> npt.NDArray[np.uint64]:
+        """Return the number of each word, 0 for one that no n-gram has."""
+        return np.array(list(map(self._numbers.get, words, repeat(0))), np.uint64)
+
+    def _hash_all(self) -> dict[int, _HashSet]:
+        hashes: dict[int, _HashSet] = {}
+        for size in sorted({len(ngram) for ngram in self._ngrams}, reverse=True):
+            rows = [ngram for ngram in self._ngrams if len(ngram) == size]
+            numbers = np.array(
+                [[self._numbers[word] for word in ngram] for ngram in rows], np.uint64
+            )
+            total = np.zeros(len(rows), np.uint64)
+            for column in range(size):
+                total = total * _BASE + _mixed(numbers[:, column])
+            hashes[size] = _HashSet(total)
+        return hashes
+
+
+class _HashSet:
+    """A set of hashes, asked for many at once: a table of bits by their beginnings comes first."""
+
+    def __init__(self, hashes: Hashes) -> None:
+        self._sorted = np.unique(hashes)
+        bits = min(max(16, len(hashes).bit_length() + 4), 28)
+        self._shift = np.uint64(64 - bits)
+        self._begins = np.zeros(1 << bits, np.bool_)
+        self._begins[self._sorted >> self._shift] = True
+
+    def places(self, hashes: Hashes) -> list[int]:
+        """Return where in *hashes* there is one of the set."""
+        likely = np.flatnonzero(self._begins[hashes >> self._shift])
+        wanted = hashes[likely]
+        found = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
+        there: list[int] = likely[self._sorted[found] == wanted].tolist()
+        return there
+
+
+class _Windows:
+    """Polynomial hashes of windows of words, put together from those of 1, 2, 4, 8 ... words."""
+
+    def __init__(self, mixed: Hashes) -> None:
+        self._doubled = [mixed]
+
+    def hashes(self, size: int) -> Hashes:
+        """Return the hash of every window of *size* words."""
+        count = len(self._doubled[0]) - size + 1
+        if count <= 0:
+            return np.empty(0, np.uint64)
+        total = np.zeros(count, np.uint64)
+        done = 0
+        for power in reversed(range(size.bit_length())):
+            if size >> power & 1:
+                part = self._of_power(power)[done : done + count]
+                total = total * _power_of_base(1 << power) + part
+                done += 1 << power
+        return total
+
+    def _of_power(self, power: int) -> Hashes:
+        while len(self._doubled) <= power:
+            last = self._doubled[-1]
+            half = 1 << len(self._doubled) - 1
+            self._doubled.append(last[:-half] * _power_of_base(half) + last[half:])
+        return self._doubled[power]
+
+
+def _power_of_base(exponent: int) -> np.uint64:
+    return np.uint64(pow(int(_BASE), exponent, 1 << 64))
+
+
+def _mixed(numbers: npt.NDArray[np.uint64]) -> Hashes:
+    """Return numbers that have nothing in common from those of words that follow each other."""
+    mixed = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    return mixed ^ (mixed >> np.uint64(27))
+
+
+class NgramStep:
+    """Cuts the n-grams of evaluation sets out of documents."""
+
+    def __init__(self, ngrams: EvaluationNgrams) -> None:
+        self._ngrams = ngrams
+
+    def judge(self, document: Document) -> Verdict:
+        """Return `Replace` with the pieces left, or `Drop` where they are none or too many."""
+        text = document.text
+        words = words_of(text)
+        settings = self._ngrams.settings
+        numbers = self._ngrams.numbers_of(words)
+        if np.count_nonzero(numbers) < settings.shortest:
+            return None
+        matches = list(self._ngrams.matches(words, numbers))
+        if not matches:
+            return None
+        spans = [match.span() for match in _WORD.finditer(lowered(text))]
+        places = [(spans[at][0], spans[at + size - 1][1]) for at, size in matches]
+        cuts = cut_around(text, places, settings.cut)
+        at, size = matches[0]
+        detail = " ".join(words[at : at + size])
+        pieces, removed = _parts(text, cuts, settings.shortest_piece)
+        if not pieces:
+            return Drop("nothing left", detail)
+        if len(pieces) > settings.most_pieces:
+            return Drop("too many pieces", f"{len(pieces)} pieces, first cut at: {detail}")
+        return Replace(tuple(pieces), tuple(removed), "cut", detail)
+
+
+def cut_around(text: str, places: Sequence[tuple[int, int]], margin: int) -> list[tuple[int, int]]:
+    """Return start and end of what is cut out of *text* around *places*, which are in order.
+
+    A cut begins *margin* characters before a place, or earlier, after the last end of a sentence
+    (`.`, `!` or `?`) there; it ends as far behind the place, or later, after the next one.  Without
+    one it reaches to the beginning or the end of the text.  A place that begins in a cut, or ends
+    behind the end of the text, asks for none of its own.
+    """
+    cuts: list[tuple[int, int]] = []
+    free = 0  # the text before was cut, or is a piece that has been looked through
+    for begin, end in places:
+        if begin < free:
+            continue
+        start = begin - margin
+        while start > free and text[start] not in _SENTENCE_ENDS:
+            start -= 1
+        start = start + 1 if start > free else free
+        stop = end + margin
+        while stop < len(text) and text[stop] not in _SENTENCE_ENDS:
+            stop += 1
+        stop = min(stop + 1, len(text))
+        cuts.append((start, stop))
+        free = stop
+    return cuts
+
+
+def _parts(
+    text: str, cuts: Sequence[tuple[int, int]], shortest: int
+) -> tuple[list[str], list[str]]:
+    """Return the pieces between the cuts that are long enough, and what goes."""
+    pieces, removed = [], []
+    before = 0
+    for start, stop in [*cuts, (len(text), len(text))]:
+        piece = text[before:start]
+        if len(piece) >= shortest:
+            pieces.append(piece)
+        elif piece:
+            removed.append(piece)
+        if stop > start:
+            removed.append(text[start:stop])
+        before = stop
+    return pieces, removed

@@ -1,0 +1,341 @@
+"""`lmcore data clean`: takes a corpus through a chain of steps.
+
+Documents stream from one segment to the next; nothing is written but temporary files until all are
+through, and then the output and the file of dropped documents get their names.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lmcore.data.clean.chain import CleanRequest, PlannedSegment, plan_chain
+from lmcore.data.clean.counts import StepCounts
+from lmcore.data.clean.document import EntryBatch
+from lmcore.data.clean.gather import Workplace
+from lmcore.data.clean.output import STDOUT, LineWriter
+from lmcore.data.clean.pool import process_ordered
+from lmcore.data.clean.work import AnyBatch, Processed, Segment
+from lmcore.data.indexed_writer import disk_errors
+from lmcore.data.input.files import find_inputs
+from lmcore.data.input.problem import Reason
+from lmcore.data.input.read import read_input
+from lmcore.errors import ConfigError
+
+__all__ = ["CleanReport", "Progress", "ProgressCallback", "StepReport", "clean"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a segment has come.
+
+    Attributes:
+        doing: The steps.
+        count: How many documents, or pairs, they have seen.
+        unit: Which of the two.
+        bytes: Of JSON; one MB is 2**20.
+        seconds: Since the segment began.
+    """
+
+    doing: str
+    count: int
+    unit: str
+    bytes: int
+    seconds: float
+
+    def line(self) -> str:
+        """Return a line to show."""
+        seconds = max(self.seconds, 1e-9)
+        speed = f"{self.count / seconds:,.0f} {'docs' if self.unit == 'documents' else self.unit}/s"
+        if self.bytes:
+            speed += f", {self.bytes / 2**20 / seconds:.2f} MB/s"
+        return f"{self.doing}: {self.count:,} {self.unit} ({speed})"
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step did; see `StepCounts`."""
+
+    step: str
+    documents: int
+    kept: int
+    changed: int
+    added: int
+    dropped: dict[str, int]
+
+    @classmethod
+    def of(cls, step: str, counts: StepCounts) -> StepReport:
+        """Return the report of *counts*, its reasons by number, then by name."""
+        reasons = sorted((+counts.dropped).items(), key=lambda item: (-item[1], item[0]))
+        return cls(step, counts.seen, counts.kept, counts.changed, counts.added, dict(reasons))
+
+
+@dataclass(frozen=True)
+class CleanReport:
+    """What was cleaned; `skipped` counts documents that could not be read, by reason."""
+
+    files: tuple[str, ...]
+    output: str
+    dropped: str | None
+    documents: int
+    kept: int
+    skipped: dict[str, int]
+    steps: tuple[StepReport, ...]
+    json_bytes: int
+    output_bytes: int
+    seconds: float
+
+    @property
+    def megabytes_per_second(self) -> float:
+        """2**20 bytes of JSON each second."""
+        return self.json_bytes / 2**20 / max(self.seconds, 1e-9)
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as JSON values."""
+        return {
+            **self.__dict__,
+            "steps": [step.__dict__ for step in self.steps],
+            "megabytes_per_second": round(self.megabytes_per_second, 3),
+        }
+
+
+def clean(
+    request: CleanRequest,
+    progress: ProgressCallback | None = None,
+    *,
+    log_interval: int = 1000,
+) -> CleanReport:
+    """Take the documents of *request* through its steps.
+
+    The result depends on the input, the steps, their settings and the seed alone.
+
+    Args:
+        request: What to do.
+        progress: Called about every *log_interval* documents, and at the end of a segment.
+        log_interval: Documents between two calls.
+
+    Raises:
+        DataError: Input that is missing, damaged or (unless it is to be skipped) has a bad
+            document; a full disk.  No file is left, and older ones stay.
+        ConfigError: A request that cannot be met.
+        RunError: A worker process died.
+    """
+    segments = plan_chain(request)
+    inputs = find_inputs(request.inputs, request.input_format)
+    files = [file.path for file in inputs]
+    _check_paths(request, files)
+    options = replace(
+        request.reading,
+        keys=tuple(key for key in (request.key, request.fields.url) if key is not None),
+        skip=request.on_error == "skip",
+    )
+    with ExitStack() as stack:
+        output = stack.enter_context(closing(LineWriter(request.output)))
+        dropped = None
+        if request.dropped is not None:
+            dropped = stack.enter_context(closing(LineWriter(request.dropped)))
+        scratch = stack.enter_context(_scratch(request))
+        run = _Run(request, dropped, scratch, progress, log_interval)
+        stream: Generator[AnyBatch, None, None] = stack.enter_context(
+            closing(read_input(inputs, options))
+        )
+        for number, segment in enumerate(segments):
+            stream = stack.enter_context(closing(run.segment(number, segment, stream)))
+        kept = 0
+        for batch in stream:
+            assert isinstance(batch, EntryBatch)
+            output.write(entry.raw for entry in batch.entries)
+            kept += len(batch.entries)
+        writers = [output] if dropped is None else [output, dropped]
+        for writer in writers:
+            writer.finish()
+        for writer in writers:
+            writer.commit()
+    return run.report(files, kept=kept, output_bytes=output.bytes)
+
+
+def _check_paths(request: CleanRequest, files: Sequence[str]) -> None:
+    written = [path for path in (request.output, request.dropped) if path is not None]
+    places = [os.path.realpath(path) for path in written if path != STDOUT]
+    if len(set(places)) < len(places):
+        raise ConfigError("`--output` and `--dropped` name the same file")
+    if request.dropped == STDOUT:
+        raise ConfigError("`--dropped -`: only `--output` can go to standard output")
+    for path in files:
+        if path != STDOUT and os.path.realpath(path) in places:
+            raise ConfigError(
+                f"`{path}` is read and written",
+                hint="give the output another name; an input is never replaced",
+            )
+
+
+@contextmanager
+def _scratch(request: CleanRequest) -> Iterator[Path]:
+    """Yield a directory for temporary files, and remove it at the end."""
+    if request.scratch is not None:
+        parent = Path(request.scratch)
+    elif request.output == STDOUT:
+        parent = Path(tempfile.gettempdir())
+    else:
+        parent = Path(request.output).parent
+    with disk_errors(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix=".lmcore-clean-", suffix=".tmp", dir=parent))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class _Run:
+    """Runs the segments, and counts."""
+
+    def __init__(
+        self,
+        request: CleanRequest,
+        dropped: LineWriter | None,
+        scratch: Path,
+        progress: ProgressCallback | None,
+        log_interval: int,
+    ) -> None:
+        self._request, self._dropped, self._scratch = request, dropped, scratch
+        self._progress, self._log_interval = progress, log_interval
+        self._start = time.perf_counter()
+        self._counts = [StepCounts() for _ in request.steps]
+        self._skipped: Counter[Reason] = Counter()
+        self._documents = self._json_bytes = 0
+
+    def segment(
+        self, number: int, planned: PlannedSegment, stream: Iterable[AnyBatch]
+    ) -> Generator[EntryBatch, None, None]:
+        """Yield what a segment leaves of *stream*; the first segment reads the input."""
+        if number and not planned.steps and planned.gathering is None:
+            for untouched in stream:  # nothing is left to do
+                assert isinstance(untouched, EntryBatch)
+                yield untouched
+            return
+        segment = self._segment(planned)
+        processed = process_ordered(stream, segment, workers=self._request.workers)
+        meter = _Meter(self._doing(planned), self._progress, self._log_interval)
+        with closing(processed):
+            counted = self._counted(processed, meter, first=not number)
+            if planned.gathering is None:
+                for batch in counted:
+                    if batch.entries:
+                        yield EntryBatch(tuple(batch.entries))
+                return
+            row, gathering = planned.gathering
+            directory = self._scratch / f"{number}"
+            directory.mkdir()
+            place = Workplace(
+                directory=directory,
+                name=self._request.steps[row],
+                counts=self._counts[row],
+                tell=self._tell if self._dropped is not None else None,
+                compared=meter.compared,
+            )
+            with closing(gathering.run(counted, place)) as left:
+                yield from left
+            shutil.rmtree(directory)
+
+    def _segment(self, planned: PlannedSegment) -> Segment:
+        gathering = planned.gathering[1] if planned.gathering else None
+        return Segment(
+            fields=self._request.fields,
+            steps=planned.steps,
+            names=self._request.steps,
+            key_maker=gathering.key_maker if gathering else None,
+            stop=self._request.on_error == "stop",
+            tell=self._dropped is not None,
+        )
+
+    def _doing(self, planned: PlannedSegment) -> str:
+        names = dict.fromkeys(self._request.steps[row] for row in planned.rows)
+        return ", ".join(names) or "read"
+
+    def _counted(
+        self, batches: Iterable[Processed], meter: _Meter, *, first: bool
+    ) -> Iterator[Processed]:
+        for batch in batches:
+            if batch.problem is not None:
+                if self._request.on_error == "stop":
+                    raise batch.problem.error()
+                self._warn(batch)
+            self._skipped.update(batch.bad)
+            for row, counts in batch.counts.items():
+                self._counts[row].add(counts)
+            for line in batch.dropped:
+                self._tell(line)
+            if first:
+                self._documents += batch.documents
+                self._json_bytes += batch.bytes
+            meter.add(batch.documents, batch.bytes)
+            yield batch
+        meter.show()
+
+    def _warn(self, batch: Processed) -> None:
+        problem = batch.problem
+        if problem is not None and problem.reason not in self._skipped:
+            _log.warning("skipped %s: %s (%s)", problem.where, problem.reason, problem.detail)
+
+    def _tell(self, line: bytes) -> None:
+        if self._dropped is not None:
+            self._dropped.write([line])
+
+    def report(self, files: Sequence[str], *, kept: int, output_bytes: int) -> CleanReport:
+        """Return what was done."""
+        return CleanReport(
+            files=tuple(files),
+            output=self._request.output,
+            dropped=self._request.dropped,
+            documents=self._documents,
+            kept=kept,
+            skipped={str(reason): count for reason, count in self._skipped.items()},
+            steps=tuple(map(StepReport.of, self._request.steps, self._counts)),
+            json_bytes=self._json_bytes,
+            output_bytes=output_bytes,
+            seconds=time.perf_counter() - self._start,
+        )
+
+
+class _Meter:
+    """Reports the progress of a segment."""
+
+    def __init__(self, doing: str, progress: ProgressCallback | None, interval: int) -> None:
+        self._doing, self._progress, self._interval = doing, progress, interval
+        self._documents = self._bytes = self._shown = 0
+        self._start = 0.0
+
+    def add(self, documents: int, size: int) -> None:
+        if not self._start:  # the segments before have come to their end
+            self._start = time.perf_counter()
+        self._documents += documents
+        self._bytes += size
+        if self._documents - self._shown >= self._interval:
+            self.show()
+
+    def show(self) -> None:
+        if self._documents > self._shown:
+            self._shown = self._documents
+            self._report(self._doing, self._documents, "documents", self._bytes)
+
+    def compared(self, pairs: int) -> None:
+        self._report(f"{self._doing}: comparing", pairs, "pairs", 0)
+
+    def _report(self, doing: str, count: int, unit: str, size: int) -> None:
+        if self._progress is not None:
+            seconds = time.perf_counter() - self._start
+            self._progress(Progress(doing, count, unit, size, seconds))

@@ -1,0 +1,98 @@
+"""Step `shuffle`: all documents in random order, with a part of them in memory at a time.
+
+Every document gets a random number of 64 bits and goes to one of 64 files by its first bits; the
+files are sorted one after another, one that is too large after the same again.  The order is that
+of the numbers, whatever the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lmcore.data.clean.document import Entry, EntryBatch
+from lmcore.data.clean.gather import Workplace, count_gathered
+from lmcore.data.clean.spool import Keyed, Spool
+from lmcore.data.clean.work import Processed
+
+__all__ = ["Shuffle"]
+
+_BITS = 6
+_KEY_BITS = 64
+_HELD_BYTES = 256 << 20
+_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """Puts the documents in an order that depends on the seed and their number alone.
+
+    Attributes:
+        seed: Chooses the order.
+        held_bytes: Bytes of documents in memory at a time.
+    """
+
+    seed: int
+    held_bytes: int = _HELD_BYTES
+
+    @property
+    def key_maker(self) -> None:
+        """See `Gathering`."""
+        return
+
+    @property
+    def has_own_row(self) -> bool:
+        """See `Gathering`."""
+        return True
+
+    def run(
+        self, batches: Iterator[Processed], place: Workplace
+    ) -> Generator[EntryBatch, None, None]:
+        """See `Gathering`."""
+        numbers = np.random.Generator(np.random.Philox(self.seed))
+
+        def numbered() -> Iterator[list[Keyed]]:
+            for batch in batches:
+                count_gathered(self, place, batch)
+                count = len(batch.entries)
+                keys = numbers.integers(0, 1 << _KEY_BITS, size=count, dtype=np.uint64)
+                yield list(zip(batch.entries, keys.tolist(), strict=True))
+
+        yield from self._sorted(numbered(), place.directory, _KEY_BITS)
+
+    def _sorted(
+        self, documents: Iterable[list[Keyed]], directory: Path, bits: int
+    ) -> Generator[EntryBatch, None, None]:
+        """Yield *documents* by their keys, which differ in their last *bits* bits only."""
+        with ExitStack() as stack:
+            names = [directory / f"part-{bits:02}-{part:02}" for part in range(1 << _BITS)]
+            parts = [stack.enter_context(closing(Spool(name))) for name in names]
+            shift = max(bits - _BITS, 0)
+            for block in documents:
+                split: dict[int, tuple[list[Entry], list[int]]] = {}
+                for entry, key in block:
+                    entries, keys = split.setdefault(key >> shift & 63, ([], []))
+                    entries.append(entry)
+                    keys.append(key)
+                for number, (entries, keys) in split.items():
+                    parts[number].append(entries, keys)
+            for part in parts:
+                part.flush()
+                if part.bytes > self.held_bytes and len(part) > 1 and shift:
+                    blocks = (block for _, block in part.blocks())
+                    yield from self._sorted(blocks, directory, shift)
+                else:
+                    yield from _in_memory(part)
+                part.close()
+                part.path.unlink()
+
+
+def _in_memory(part: Spool) -> Iterator[EntryBatch]:
+    documents = [document for _, block in part.blocks() for document in block]
+    documents.sort(key=lambda document: document[1])
+    for start in range(0, len(documents), _BATCH):
+        yield EntryBatch(tuple(entry for entry, _ in documents[start : start + _BATCH]))

@@ -1,0 +1,117 @@
+"""Documents kept on the disk while all of them are waited for, compressed, read in any order."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lmcore.data.clean.document import Entry
+from lmcore.data.indexed_writer import disk_errors
+
+__all__ = ["Spool"]
+
+_HEAD = struct.Struct("<IQQI")  # source, number, key, length of the JSON
+# Small enough that one document is soon read, large enough to compress well.
+_BLOCK_BYTES = 1 << 17
+_BLOCKS_HELD = 16
+
+Keyed = tuple[Entry, int]
+
+
+class Spool:
+    """A file of documents, each with a number of 64 bits beside it.
+
+    Written once from its beginning, then read; close it when done.  Memory: 16 bytes a block of
+    about 128 KiB, and a few blocks.
+
+    Args:
+        path: Where it goes; removed by whoever made its directory.
+        block_bytes: Size of a block before it is compressed.
+    """
+
+    def __init__(self, path: Path, *, block_bytes: int = _BLOCK_BYTES) -> None:
+        import zstandard
+
+        self.path = path
+        self.bytes = 0
+        self._block_bytes = block_bytes
+        self._packer = zstandard.ZstdCompressor(level=1)
+        self._unpacker = zstandard.ZstdDecompressor()
+        self._sources: dict[str, int] = {}
+        self._names: list[str] = []
+        self._firsts, self._offsets = array("q"), array("q", [0])
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._count = 0
+        self._held: OrderedDict[int, list[Keyed]] = OrderedDict()
+        with disk_errors(path):
+            self._file = path.open("w+b", buffering=0)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, entries: Sequence[Entry], keys: Sequence[int] | None = None) -> None:
+        """Add documents, each with its key (0 without)."""
+        for entry, key in zip(entries, keys or [0] * len(entries), strict=True):
+            source = self._sources.setdefault(entry.source, len(self._sources))
+            if source == len(self._names):
+                self._names.append(entry.source)
+            if not self._pending:
+                self._firsts.append(self._count)
+            head = _HEAD.pack(source, entry.number, key, len(entry.raw))
+            self._pending += (head, entry.raw)
+            self._pending_bytes += len(head) + len(entry.raw)
+            self._count += 1
+            if self._pending_bytes >= self._block_bytes:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending; needed before anything is read."""
+        if not self._pending:
+            return
+        packed = self._packer.compress(b"".join(self._pending))
+        with disk_errors(self.path):
+            self._file.seek(self._offsets[-1])
+            view = memoryview(packed)
+            while view:  # a file without a buffer may take a part
+                view = view[self._file.write(view) :]
+        self._offsets.append(self._offsets[-1] + len(packed))
+        self.bytes += self._pending_bytes
+        self._pending, self._pending_bytes = [], 0
+
+    def blocks(self) -> Iterator[tuple[int, list[Keyed]]]:
+        """Yield all documents in order: the position of the first one of a block, and the block."""
+        for block in range(len(self._firsts)):
+            yield self._firsts[block], self._load(block)
+
+    def read(self, position: int) -> Entry:
+        """Return the document at *position*, from 0."""
+        block = bisect_right(self._firsts, position) - 1
+        if block not in self._held:
+            self._held[block] = self._load(block)
+            if len(self._held) > _BLOCKS_HELD:
+                self._held.popitem(last=False)
+        self._held.move_to_end(block)
+        return self._held[block][position - self._firsts[block]][0]
+
+    def close(self) -> None:
+        """Close the file; may be called again."""
+        self._file.close()
+
+    def _load(self, block: int) -> list[Keyed]:
+        start, end = self._offsets[block], self._offsets[block + 1]
+        with disk_errors(self.path):
+            self._file.seek(start)
+            content = self._unpacker.decompress(self._file.read(end - start))
+        found: list[Keyed] = []
+        at = 0
+        while at < len(content):
+            source, number, key, length = _HEAD.unpack_from(content, at)
+            at += _HEAD.size
+            found.append((Entry(self._names[source], number, content[at : at + length]), key))
+            at += length
+        return found

@@ -1,0 +1,111 @@
+"""Reads evaluation sets, whose texts must not stand in a corpus (step `ngram`)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmcore.data.input.compression import open_text
+from lmcore.data.input.files import resolve_inputs
+from lmcore.errors import DataError
+
+__all__ = ["read_tasks"]
+
+_MOST_BYTES = 1 << 30
+_TABLES = {".csv": ",", ".tsv": "\t"}
+_COMPRESSIONS = {".gz", ".zst", ".xz", ".bz2"}
+
+
+def read_tasks(files: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Return the texts under any of *keys* in evaluation sets, at any depth of their records.
+
+    LAMBADA, RACE, SQuAD and the tables of GLUE are read as they are published.
+
+    Args:
+        files: JSON lines, JSON, csv or tsv, compressed or not; patterns and directories, too.
+        keys: Names whose texts, or lists of texts, are wanted.
+
+    Raises:
+        DataError: A file that cannot be read, or that has none of the keys.
+    """
+    texts: list[str] = []
+    wanted = frozenset(keys)
+    for path in resolve_inputs(files):
+        before = len(texts)
+        names: dict[str, None] = {}
+        for record in _records(path):
+            names.update(dict.fromkeys(_names(record)))
+            texts.extend(_texts(record, wanted, inside=False))
+        if len(texts) == before:
+            told = ", ".join(f"`{name[:40]}`" for name in list(names)[:20]) or "none"
+            raise DataError(
+                f"`{path}` has no text under {' or '.join(f'`{key}`' for key in keys)}",
+                why=f"its keys: {told}",
+                hint="name the keys of the evaluation sets' texts with `--task-keys`",
+            )
+    return texts
+
+
+def _records(path: str) -> Iterator[Any]:
+    text = _content(path)
+    suffixes = [suffix for suffix in Path(path).suffixes if suffix not in _COMPRESSIONS]
+    delimiter = _TABLES.get(suffixes[-1].lower()) if suffixes else None
+    if delimiter is not None:
+        csv.field_size_limit(_MOST_BYTES)
+        if delimiter == "\t":  # the tables of GLUE have quotes that mean themselves
+            rows = csv.DictReader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE)
+        else:
+            rows = csv.DictReader(io.StringIO(text), delimiter=delimiter)
+        yield from rows
+        return
+    try:
+        yield json.loads(text)  # one object or array over any number of lines
+    except (ValueError, RecursionError):
+        for number, line in enumerate(text.splitlines(), start=1):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise DataError(
+                        f"`{path}` line {number}: broken JSON",
+                        why=str(error),
+                        hint="an evaluation set is JSON lines, JSON, or a table `.csv` or `.tsv`",
+                    ) from None
+
+
+def _content(path: str) -> str:
+    with open_text(path) as stream:
+        content = stream.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise DataError(f"`{path}` has more than 1 GiB", why="evaluation sets are held in memory")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError(f"`{path}` is not UTF-8", hint="convert the file to UTF-8") from None
+
+
+def _names(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield str(name)
+            yield from _names(inner)
+    elif isinstance(value, list):
+        for inner in value[:1]:
+            yield from _names(inner)
+
+
+def _texts(value: Any, keys: frozenset[str], *, inside: bool) -> Iterator[str]:
+    """Yield the strings below the keys; *inside* says that one of them leads here."""
+    if isinstance(value, str):
+        if inside:
+            yield value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts(inner, keys, inside=inside or name in keys)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, keys, inside=inside)

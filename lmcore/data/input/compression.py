@@ -1,0 +1,304 @@
+"""Opens files and standard input uncompressed; compression is told by content, never by name.
+
+Published corpora have `.json` files that are gzip inside, gzip files of many members, archives
+that end in the middle.  All archives are read by one loop: a member after another to the end of
+the file, with an error where the last one is cut short (the readers of some packages take such an
+archive for a shorter one), and never more than a small piece at a time, so that an archive of
+nothing but zeros takes no memory.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol, cast
+
+from lmcore.errors import DataError, MissingPackageError
+
+__all__ = [
+    "STDIN",
+    "CutShortError",
+    "DamagedError",
+    "Opened",
+    "blocks",
+    "open_input",
+    "open_text",
+]
+
+STDIN = "-"
+_READ_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 18
+_ZSTD_READ_BYTES = 1 << 13  # its decompressor has no bound: a read may grow 30,000 times
+_XZ_MEMORY_BYTES = 1 << 28  # `xz -9` needs 64 MiB
+_AGAIN = "copy or download it again"
+_BOM = b"\xef\xbb\xbf"
+
+
+class _BadArchiveError(Exception):
+    """Bytes that no decompressor takes."""
+
+
+_DAMAGE = (zlib.error, lzma.LZMAError, _BadArchiveError)
+
+
+class DamagedError(DataError):
+    """A file whose data breaks off or does not make sense from some point on."""
+
+
+class CutShortError(DamagedError):
+    """A file whose data ends in the middle."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open input.
+
+    Attributes:
+        stream: Its uncompressed bytes.
+        position: Returns how many bytes of the file on the disk were read; 0 of a pipe.
+    """
+
+    stream: BinaryIO
+    position: Callable[[], int]
+
+
+class _Member(Protocol):
+    """One member, frame or stream of an archive."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def more(self, data: bytes) -> bytes:
+        """Return what is next; *data* is empty while `pending`."""
+
+    @property
+    def pending(self) -> bool: ...
+
+
+@contextmanager
+def open_text(source: str) -> Iterator[BinaryIO]:
+    """Open a file, or standard input for `-`, uncompressed.
+
+    Raises:
+        DamagedError: On reading; names the file.
+        DataError: It cannot be opened or read.
+        MissingPackageError: What unpacks it is not installed.
+    """
+    with open_input(source) as opened:
+        yield opened.stream
+
+
+@contextmanager
+def open_input(source: str) -> Iterator[Opened]:
+    """Open a file as `open_text` does, and tell how far it was read."""
+    try:
+        with _raw(source) as raw:
+            yield Opened(_uncompressed(raw), _teller(raw))
+    except EOFError:
+        why = "its compressed data ends in the middle"
+        raise CutShortError(f"`{source}` is cut short", why=why, hint=_AGAIN) from None
+    except _DAMAGE as error:
+        raise DamagedError(f"`{source}` is damaged", why=str(error), hint=_AGAIN) from None
+    except OSError as error:
+        raise DataError(f"cannot read `{source}`", why=error.strerror or str(error)) from error
+
+
+def blocks(opened: Opened, size: int) -> Generator[bytes, None, None]:
+    """Yield the input in blocks of *size* bytes, whatever pieces a pipe gives; the last is shorter.
+
+    What stands before a damage comes first, as a shorter block; no byte-order mark comes.
+    """
+    read = cast("io.BufferedReader", opened.stream).read1
+    first, ended = True, False
+    damage: Exception | None = None
+    while not ended:
+        pieces: list[bytes] = []
+        missing = max(size, len(_BOM))
+        try:
+            while missing and (piece := read(missing)):
+                pieces.append(piece)
+                missing -= len(piece)
+            ended = bool(missing)
+        except (EOFError, *_DAMAGE) as error:
+            damage, ended = error, True
+        block = b"".join(pieces)
+        if first:
+            block, first = block.removeprefix(_BOM), False
+        if block:
+            yield block
+    if damage is not None:
+        raise damage
+
+
+@contextmanager
+def _raw(source: str) -> Iterator[io.BufferedReader]:
+    if source == STDIN:
+        yield cast("io.BufferedReader", sys.stdin.buffer)
+    else:
+        with Path(source).open("rb") as file:
+            yield file
+
+
+def _teller(raw: io.BufferedReader) -> Callable[[], int]:
+    seekable = raw.seekable()
+    return lambda: raw.tell() if seekable else 0
+
+
+class _Gzip:
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(wbits=31)
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._zlib.unconsumed_tail)
+
+    def more(self, data: bytes) -> bytes:
+        return self._zlib.decompress(data or self._zlib.unconsumed_tail, _PIECE_BYTES)
+
+
+class _Bounded:
+    """The decompressors of `lzma` and `bz2`, which are alike."""
+
+    def __init__(self, decompressor: lzma.LZMADecompressor | bz2.BZ2Decompressor) -> None:
+        self._decompressor = decompressor
+
+    @property
+    def eof(self) -> bool:
+        return self._decompressor.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._decompressor.unused_data
+
+    @property
+    def pending(self) -> bool:
+        return not self._decompressor.needs_input and not self._decompressor.eof
+
+    def more(self, data: bytes) -> bytes:
+        try:
+            return self._decompressor.decompress(data, _PIECE_BYTES)
+        except OSError as error:  # what bz2 raises
+            raise _BadArchiveError(str(error).lower()) from None
+
+
+class _Zstd:
+    pending = False
+
+    def __init__(self) -> None:
+        import zstandard
+
+        self._error = zstandard.ZstdError
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data
+
+    def more(self, data: bytes) -> bytes:
+        try:
+            return self._frame.decompress(data)
+        except self._error as error:
+            raise _BadArchiveError(str(error)) from None
+
+
+def _xz() -> _Bounded:
+    return _Bounded(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES))
+
+
+def _bz2() -> _Bounded:
+    return _Bounded(bz2.BZ2Decompressor())
+
+
+_KINDS: dict[bytes, tuple[Callable[[], _Member], int]] = {
+    b"\x1f\x8b": (_Gzip, _READ_BYTES),
+    b"\xfd7zXZ\x00": (_xz, _READ_BYTES),
+    b"BZh": (_bz2, _READ_BYTES),
+    b"\x28\xb5\x2f\xfd": (_Zstd, _ZSTD_READ_BYTES),
+}
+
+
+def _uncompressed(raw: io.BufferedReader) -> BinaryIO:
+    start = raw.peek(max(map(len, _KINDS)))
+    for magic, (kind, read_bytes) in _KINDS.items():
+        if start.startswith(magic):
+            if kind is _Zstd:
+                _require_zstandard()
+            members = _Members(raw, kind, read_bytes)
+            return cast("BinaryIO", io.BufferedReader(members, _PIECE_BYTES))
+    return raw
+
+
+def _require_zstandard() -> None:
+    try:
+        import zstandard  # noqa: F401
+    except ImportError:
+        raise MissingPackageError(
+            "zstandard", needed_for="a `.zst` file", install="pip install zstandard"
+        ) from None
+
+
+class _Members(io.RawIOBase):
+    """The contents of all members of an archive, one after another."""
+
+    def __init__(
+        self, raw: io.BufferedReader, kind: Callable[[], _Member], read_bytes: int
+    ) -> None:
+        self._raw, self._kind, self._read_bytes = raw, kind, read_bytes
+        self._member: _Member | None = None
+        self._pending = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the stub is wider
+        while not self._pending and self._advance():
+            pass
+        count = min(len(buffer), len(self._pending))
+        buffer[:count] = self._pending[:count]
+        self._pending = self._pending[count:]
+        return count
+
+    def _advance(self) -> bool:
+        """Decompress some more; return False at the end of the file."""
+        member, chunk = self._member, b""
+        if member is None or member.eof:
+            chunk = self._after_padding(b"" if member is None else member.unused_data)
+            if not chunk:
+                return False
+            self._member = member = self._kind()
+        elif not member.pending:
+            chunk = self._raw.read(self._read_bytes)
+            if not chunk:
+                raise EOFError
+        self._pending = memoryview(member.more(chunk))
+        return True
+
+    def _after_padding(self, chunk: bytes) -> bytes:
+        """Return what follows the zeros that tapes and `xz` fill up with; nothing at the end."""
+        while not (chunk := chunk.lstrip(b"\0")):
+            chunk = self._raw.read(self._read_bytes)
+            if not chunk:
+                break
+        return chunk

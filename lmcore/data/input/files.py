@@ -1,0 +1,225 @@
+"""Which files `--input` names, and the format of each.
+
+A format is told by the name without its compression (`web.csv.gz` is a table), a `.json` file's by
+its first characters, and that of Parquet and Arrow by their first bytes, whatever the name.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from lmcore.data.input.compression import STDIN, open_text
+from lmcore.errors import ConfigError, DataError, suggestion
+
+__all__ = ["FORMATS", "Format", "InputFile", "find_inputs", "format_of", "resolve_inputs"]
+
+_log = logging.getLogger(__name__)
+
+Format = Literal["jsonl", "json", "text", "csv", "tsv", "parquet", "arrow"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+_COMPRESSED = (".gz", ".gzip", ".zst", ".zstd", ".xz", ".bz2")
+_ENDINGS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonlines": "jsonl",
+    ".json": "json",  # or "jsonl": its content tells
+    ".txt": "text",
+    ".text": "text",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+_MAGIC: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"FEA1": "arrow"}
+_PEEK_BYTES = 1 << 12
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file, or `-` for standard input, and how it is to be read.
+
+    Attributes:
+        path: As given or found.
+        format: What it holds.
+        assumed: Whether neither its name nor the user said so.
+    """
+
+    path: str
+    format: Format
+    assumed: bool = False
+
+
+def find_inputs(inputs: Sequence[str], input_format: str = "auto") -> list[InputFile]:
+    """Return the files that `--input` names, in its order, each with its format.
+
+    A pattern's matches and a directory's files are sorted by their paths.
+
+    Args:
+        inputs: Files, patterns, directories, or `-` for standard input.
+        input_format: One of `FORMATS` for all of them, or `auto`.
+
+    Raises:
+        DataError: A file that is missing, a pattern without a match, a directory without a file
+            of a known format, or with several formats.
+        ConfigError: An unknown format.
+    """
+    if input_format not in {"auto", *FORMATS}:
+        raise ConfigError(
+            f"unknown `--input-format {input_format}`",
+            hint=suggestion(input_format, ("auto", *FORMATS)),
+        )
+    chosen = None if input_format == "auto" else cast("Format", input_format)
+    paths = resolve_inputs(inputs, chosen)
+    return [InputFile(path, chosen) if chosen else format_of(path) for path in paths]
+
+
+def resolve_inputs(inputs: Sequence[str], chosen: Format | None = None) -> list[str]:
+    """Return the paths that `find_inputs` gives a format."""
+    files: list[str] = []
+    for given in inputs:
+        if given == STDIN or _can_be_read(Path(given)):
+            files.append(given)
+        elif Path(given).is_dir():
+            files.extend(_files_below(given, chosen))
+        else:
+            files.extend(_matches(given, chosen))
+    if not files:
+        raise DataError("no input", hint="name the files to prepare with `--input`")
+    return files
+
+
+def format_of(path: str) -> InputFile:
+    """Return a file with the format that its name or its content tells; JSON lines by default."""
+    named = _named_format(path)
+    if named == "json":
+        return InputFile(path, _kind_of_json(_start(path)))
+    if named is not None:
+        return InputFile(path, named)
+    if path != STDIN and Path(path).is_file():  # of a pipe nothing can be put back
+        start = _start(path)
+        for magic, known in _MAGIC.items():
+            if start.startswith(magic):
+                return InputFile(path, known)
+    return InputFile(path, "jsonl", assumed=True)
+
+
+def _can_be_read(path: Path) -> bool:
+    """Return whether *path* is a file, or a pipe such as a shell's `<(command)`."""
+    return path.exists() and not path.is_dir()
+
+
+def _matches(pattern: str, chosen: Format | None) -> list[str]:
+    """Return the files that match a pattern; directories that match give what is below them."""
+    matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  # absolute ones, too
+    files = [path for path in matches if Path(path).is_file()]
+    if not files:
+        for path in matches:
+            files.extend(_files_below(path, chosen))
+    if files:
+        return files
+    if glob.has_magic(pattern):
+        raise DataError(f"no file matches `{pattern}`")
+    raise DataError(f"no such file: `{pattern}`", hint="check `--input`")
+
+
+def _named_format(path: str) -> Format | None:
+    name = Path(path).name.lower()
+    for ending in _COMPRESSED:
+        name = name.removesuffix(ending)
+    return _ENDINGS.get(Path(name).suffix)
+
+
+def _files_below(directory: str, chosen: Format | None) -> list[str]:
+    """Return the files of *directory* and of those in it that are of the format, sorted."""
+    everything = sorted(_walk(directory))
+    if chosen:
+        wanted = {chosen, "json"} if chosen == "jsonl" else {chosen}
+        files = [path for path in everything if _named_format(path) in wanted or _bare(path)]
+    else:
+        files = [path for path in everything if _named_format(path)]
+        _require_one_format(directory, files)
+    if not files:
+        raise _nothing_below(directory, everything, chosen)
+    if len(files) < len(everything):
+        passed = next(path for path in everything if path not in set(files))
+        left = len(everything) - len(files)
+        _log.warning("`%s`: %d files of other kinds passed over (`%s`)", directory, left, passed)
+    return files
+
+
+def _walk(directory: str) -> Iterator[str]:
+    """Yield the files below *directory*, through links, but for hidden ones and markers."""
+    seen = set()
+    for folder, folders, files in os.walk(directory, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:  # a link that leads upward
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
+        for name in files:
+            path = os.path.join(folder, name)  # noqa: PTH118  # as fast as the walk
+            if not name.startswith((".", "_")) and Path(path).is_file():
+                yield path
+
+
+def _bare(path: str) -> bool:
+    """Return whether a name has no ending but that of a compression: `part-00001.gz`, `wiki_00`."""
+    name = Path(path).name
+    for ending in _COMPRESSED:
+        name = name.removesuffix(ending)
+    return not Path(name).suffix
+
+
+def _require_one_format(directory: str, files: Sequence[str]) -> None:
+    counts = Counter(_named_format(path) for path in files)
+    if len(counts) > 1:
+        told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        raise DataError(
+            f"`{directory}` holds files of several formats: {told}",
+            why="a README among the data must not become a document",
+            hint=f"choose one with `--input-format {counts.most_common(1)[0][0]}`, or give a "
+            f"pattern such as `{directory.rstrip('/')}/**/*.jsonl`",
+        )
+
+
+def _nothing_below(directory: str, everything: Sequence[str], chosen: Format | None) -> DataError:
+    endings = ", ".join(ending for ending, known in _ENDINGS.items() if chosen in {None, known})
+    what = f"no {chosen} file in `{directory}`" if chosen else f"no known file in `{directory}`"
+    if not everything:
+        return DataError(what, why="the directory is empty", hint="check `--input`")
+    return DataError(
+        what,
+        why=f"it holds {len(everything)} files such as `{everything[0]}`; known: {endings}",
+        hint="say what they are with `--input-format`, or give a pattern",
+    )
+
+
+def _start(path: str) -> bytes:
+    """Return the first bytes of a file, uncompressed; nothing of a pipe."""
+    if not Path(path).is_file():
+        return b""
+    with open_text(path) as stream:
+        return stream.read(_PEEK_BYTES).removeprefix(_BOM)
+
+
+def _kind_of_json(start: bytes) -> Format:
+    """Tell JSON lines from an array, and from objects over several lines.
+
+    One object over one line is both, and is read as a line: that is the fast way.
+    """
+    text = start.lstrip()
+    opened_alone = text[:1] == b"{" and text[1:].lstrip(b" \t\r")[:1] == b"\n"
+    return "json" if text[:1] == b"[" or opened_alone else "jsonl"

@@ -1,0 +1,155 @@
+"""JSON that is not a line each: an array of objects, or objects one after another.
+
+The text is decoded as it comes: an object that ends beyond what was read so far is tried again
+with twice as much, up to the bound of a document, so that an array may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Generator, Iterator
+
+from lmcore.data.input.batch import TextBatch
+from lmcore.data.input.compression import blocks, open_input
+from lmcore.data.input.document import Document, gathered, require_utf8, text_of
+from lmcore.data.input.files import InputFile
+from lmcore.data.input.options import InputOptions
+from lmcore.data.input.problem import BadDocument, too_long
+
+__all__ = ["read"]
+
+_SPACE = " \t\r\n"
+_MARGIN = 16  # longer than any word or escape that may be cut at the end of what was read
+_KINDS = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+_REST = "mend the file: what follows cannot be told apart and is left out by `--on-error skip`"
+
+
+def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, None]:
+    """Yield the objects of *file*; what follows an object that is broken or too long is lost.
+
+    Raises:
+        DamagedError: It cannot be read to its end; all whole objects before came.
+        DataError: It cannot be read at all.
+    """
+    with open_input(file.path) as opened:
+        window = _Window(blocks(opened, options.batch_bytes), options.max_document_bytes)
+        documents = _documents(window, options.keys)
+        yield from gathered(file, options, "object", documents, opened.position)
+
+
+def _documents(window: _Window, keys: tuple[str, ...]) -> Iterator[Document]:
+    number = 0
+    in_array = window.skip("[")
+    try:
+        while not window.ends():
+            if in_array and window.skip("]"):
+                _require_end(window)
+                return
+            if in_array and number and not window.skip(","):
+                raise window.broken("Expecting ',' or ']'")
+            number += 1
+            before = window.consumed
+            value = window.value()
+            found = _texts(value, keys)
+            yield Document(number, window.consumed - before, found)
+        if in_array:
+            yield Document(number + 1, 0, BadDocument("cut short", "the array has no end", _REST))
+    except BadDocument as bad:
+        yield Document(max(1, number), 0, bad)
+
+
+def _texts(value: object, keys: tuple[str, ...]) -> tuple[str, ...] | BadDocument:
+    if not isinstance(value, dict):
+        kind = _KINDS.get(type(value), "a number")
+        return BadDocument("broken JSON", f"a document is a JSON object, this is {kind}")
+    try:
+        return tuple(require_utf8(text_of(value, key)) for key in keys)
+    except BadDocument as bad:
+        return bad
+
+
+def _require_end(window: _Window) -> None:
+    if not window.ends():
+        raise window.broken("Something follows the end of the array")
+
+
+class _Window:
+    """The part of the text that is looked at."""
+
+    def __init__(self, pieces: Iterator[bytes], bound: int) -> None:
+        self._pieces, self._bound = pieces, bound
+        self._decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
+        self._scan = json.JSONDecoder().raw_decode
+        self._text, self._at, self._line = "", 0, 1
+        self._complete = False
+        self.consumed = 0
+
+    def skip(self, sign: str) -> bool:
+        """Pass over a sign, and white space before it; return whether it was there."""
+        if self.ends() or self._text[self._at] != sign:
+            return False
+        self._advance(self._at + 1)
+        return True
+
+    def ends(self) -> bool:
+        """Return whether nothing but white space is left, and pass over that."""
+        while True:
+            rest = len(self._text)
+            at = self._at
+            while at < rest and self._text[at] in _SPACE:
+                at += 1
+            self._advance(at)
+            if at < rest:
+                return False
+            if not self._more(1):
+                return True
+
+    def value(self) -> object:
+        """Return the next value, and pass over it; raise `BadDocument` for what is none."""
+        while not self.ends():
+            try:
+                value, end = self._scan(self._text, self._at)
+            except json.JSONDecodeError as error:
+                cut = error.msg.startswith("Unterminated") or (
+                    error.pos >= len(self._text) - _MARGIN
+                )
+                held = len(self._text) - self._at
+                if not cut or (held <= self._bound and not self._more(held)):
+                    raise self.broken(error.msg.removesuffix(" at"), error.pos) from None
+                if held > self._bound:
+                    long = too_long(self._bound)
+                    raise BadDocument(long.reason, long.detail, long.hint) from None
+            except RecursionError:
+                raise BadDocument("broken JSON", "it is nested too deeply", _REST) from None
+            except ValueError as error:  # a number of very many digits
+                raise BadDocument("broken JSON", str(error), _REST) from None
+            else:
+                self._advance(end)
+                if end - self._at > self._bound:
+                    raise too_long(self._bound)
+                return value
+        raise self.broken("Expecting value")
+
+    def broken(self, message: str, at: int | None = None) -> BadDocument:
+        """Return what is wrong at the place *at* of the text, by default the next one."""
+        place = self._at if at is None else at
+        line = self._line + self._text.count("\n", self._at, place)
+        return BadDocument("broken JSON", f"{message} at line {line} of the file", _REST)
+
+    def _advance(self, at: int) -> None:
+        self._line += self._text.count("\n", self._at, at)
+        self.consumed += at - self._at
+        self._at = at
+
+    def _more(self, wanted: int) -> bool:
+        """Read at least *wanted* characters more; return False at the end of the input."""
+        fresh: list[str] = []
+        while wanted > 0 and not self._complete:
+            piece = next(self._pieces, b"")
+            self._complete = not piece
+            fresh.append(self._decode(piece, final=self._complete))
+            wanted -= len(fresh[-1])
+        self._text = self._text[self._at :] + "".join(fresh)
+        self._at = 0
+        return any(fresh)

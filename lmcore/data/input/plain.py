@@ -1,0 +1,118 @@
+"""Plain text: a file, a line or a paragraph is a document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import BinaryIO
+
+from lmcore.data.input.batch import TextBatch
+from lmcore.data.input.compression import Opened, blocks, open_input
+from lmcore.data.input.document import Document, gathered, key_missing, require_utf8, unusable
+from lmcore.data.input.files import InputFile
+from lmcore.data.input.options import DocumentUnit, InputOptions
+from lmcore.data.input.problem import BadDocument, Unit, too_long
+
+__all__ = ["KEY", "read"]
+
+KEY = "text"
+_BOM = b"\xef\xbb\xbf"
+_PIECE_BYTES = 1 << 16
+
+
+def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, None]:
+    """Yield the documents of *file*, under the key `text`.
+
+    A line or paragraph has no line end at its end; a file is taken as it is.
+
+    Raises:
+        DamagedError: It cannot be read to its end; all whole documents before came.
+        DataError: It cannot be read at all.
+    """
+    for key in options.keys:
+        if key != KEY:
+            yield unusable(file, options, key_missing(key, [KEY], "plain text has the key"))
+            return
+    unit: Unit = "document" if options.document_per == "file" else "line"
+    with open_input(file.path) as opened:
+        documents = _WAYS[options.document_per](opened, options)
+        yield from gathered(file, options, unit, documents, opened.position)
+
+
+def _document(number: int, raw: bytes) -> Document:
+    try:
+        return Document(number, len(raw), (require_utf8(raw.decode(errors="surrogateescape")),))
+    except BadDocument as bad:
+        return Document(number, len(raw), bad)
+
+
+def _whole(opened: Opened, options: InputOptions) -> Iterator[Document]:
+    pieces: list[bytes] = []
+    size = 0
+    for piece in blocks(opened, options.batch_bytes):
+        pieces.append(piece)
+        size += len(piece)
+        if size > options.max_document_bytes:
+            long = too_long(options.max_document_bytes)
+            hint = f"take less for a document with `--document-per paragraph`, or {long.hint}"
+            yield Document(1, size, BadDocument(long.reason, long.detail, hint))
+            return
+    if size:
+        yield _document(1, b"".join(pieces))
+
+
+def _lines(opened: Opened, options: InputOptions) -> Iterator[Document]:
+    for number, line in _raw_lines(opened.stream, options.max_document_bytes):
+        if isinstance(line, int):
+            yield Document(number, line, too_long(options.max_document_bytes))
+        elif text := line.rstrip(b"\r\n"):
+            yield _document(number, text)
+
+
+def _paragraphs(opened: Opened, options: InputOptions) -> Iterator[Document]:
+    bound = options.max_document_bytes
+    lines: list[bytes] = []
+    size = first = 0
+    for number, line in _raw_lines(opened.stream, bound):
+        if not isinstance(line, int) and not line.strip():
+            if size:
+                yield _paragraph(first, lines, size, bound)
+            lines, size = [], 0
+            continue
+        first = first if size else number
+        size += line if isinstance(line, int) else len(line)
+        if size > bound + 2:  # the last line end does not count
+            lines.clear()
+        elif not isinstance(line, int):
+            lines.append(line)
+    if size:
+        yield _paragraph(first, lines, size, bound)
+
+
+def _paragraph(first: int, lines: list[bytes], size: int, bound: int) -> Document:
+    raw = b"".join(lines).rstrip(b"\r\n")
+    return (
+        _document(first, raw)
+        if raw and len(raw) <= bound
+        else (Document(first, size, too_long(bound)))
+    )
+
+
+_WAYS: dict[DocumentUnit, Callable[[Opened, InputOptions], Iterator[Document]]] = {
+    "file": _whole,
+    "line": _lines,
+    "paragraph": _paragraphs,
+}
+
+
+def _raw_lines(stream: BinaryIO, bound: int) -> Iterator[tuple[int, bytes | int]]:
+    """Yield the number of each line and the line, or the size of one that is too long."""
+    number = 1
+    while line := stream.readline(bound + 2):
+        size, piece = len(line), line
+        while not piece.endswith(b"\n") and (piece := stream.readline(_PIECE_BYTES)):
+            size += len(piece)
+        if number == 1:
+            line = line.removeprefix(_BOM)
+        is_long = size > bound + 2 or len(line.rstrip(b"\r\n")) > bound
+        yield number, size if is_long else line
+        number += 1

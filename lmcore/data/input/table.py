@@ -1,0 +1,175 @@
+"""Tables in text: csv and tsv, a row a document."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Generator, Iterator
+from typing import BinaryIO
+
+from lmcore.data.input.batch import TextBatch
+from lmcore.data.input.compression import open_input
+from lmcore.data.input.document import Document, gathered, key_missing, require_utf8, unusable
+from lmcore.data.input.files import InputFile
+from lmcore.data.input.options import InputOptions
+from lmcore.data.input.problem import BadDocument, too_long
+
+__all__ = ["read"]
+
+_BOM = b"\xef\xbb\xbf"
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+
+
+def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, None]:
+    """Yield the rows of *file*; a row that does not fit the header is a problem.
+
+    Raises:
+        DamagedError: It cannot be read to its end; all whole rows before came.
+        DataError: It cannot be read at all.
+    """
+    with open_input(file.path) as opened:
+        rows = _rows(file, opened.stream, options)
+        columns: _Columns | None = None
+        try:
+            columns = _columns(rows, options)
+        except BadDocument as bad:
+            yield unusable(file, options, bad)
+        if columns is not None:
+            documents = _documents(rows, columns)
+            yield from gathered(file, options, "line", documents, opened.position)
+
+
+class _Columns:
+    """Where the wanted columns are.
+
+    Attributes:
+        count: Fields of a row.
+        places: Of the wanted ones, from 0.
+        first: The first row, where it is no header.
+    """
+
+    def __init__(self, count: int, places: tuple[int, ...], first: _Row | None) -> None:
+        self.count, self.places, self.first = count, places, first
+
+
+class _Row:
+    """Fields of a row, or what is wrong with it; its first line and its size."""
+
+    __slots__ = ("fields", "line", "size")
+
+    def __init__(self, line: int, size: int, fields: list[str] | BadDocument) -> None:
+        self.line, self.size, self.fields = line, size, fields
+
+
+def _columns(rows: Iterator[_Row], options: InputOptions) -> _Columns | None:
+    """Read the header, or name the columns by number; None of an empty table."""
+    first = next(rows, None)
+    if first is None:
+        return None
+    if isinstance(first.fields, BadDocument):
+        raise first.fields
+    names = first.fields
+    if not options.header:
+        names = [str(number) for number in range(1, len(first.fields) + 1)]
+    for key in options.keys:
+        if key not in names:
+            called = "its columns" if options.header else "without a header its columns"
+            raise key_missing(key, names, called)
+        if names.count(key) > 1:
+            raise BadDocument("key missing", f"{names.count(key)} columns are called `{key}`")
+    places = tuple(names.index(key) for key in options.keys)
+    return _Columns(len(names), places, None if options.header else first)
+
+
+def _documents(rows: Iterator[_Row], columns: _Columns) -> Iterator[Document]:
+    if columns.first is not None:
+        yield _document(columns.first, columns)
+    for row in rows:
+        yield _document(row, columns)
+
+
+def _document(row: _Row, columns: _Columns) -> Document:
+    return Document(row.line, row.size, _texts(row.fields, columns))
+
+
+def _texts(fields: list[str] | BadDocument, columns: _Columns) -> tuple[str, ...] | BadDocument:
+    if isinstance(fields, BadDocument):
+        return fields
+    if len(fields) != columns.count:
+        return BadDocument(
+            "wrong number of fields",
+            f"it has {len(fields)}, the first row has {columns.count}",
+            "see `--delim` and `--quotes`, or leave such lines out with `--on-error skip`",
+        )
+    try:
+        return tuple(require_utf8(fields[place]) for place in columns.places)
+    except BadDocument as bad:
+        return bad
+
+
+def _rows(file: InputFile, stream: BinaryIO, options: InputOptions) -> Iterator[_Row]:
+    """Yield the rows that are not empty."""
+    csv.field_size_limit(sys.maxsize)  # the package's own bound; ours counts whole rows
+    lines = _Lines(stream, options.max_document_bytes)
+    delimiter = options.delimiter or _DELIMITERS.get(file.format, ",")
+    quotes = options.quotes if options.quotes is not None else file.format == "csv"
+    while True:  # once, and again after each row that was too long
+        reader = csv.reader(
+            lines,
+            delimiter=delimiter,
+            quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE,
+        )
+        try:
+            for fields in reader:
+                line, size = lines.taken()
+                if fields:
+                    yield _Row(line, size, fields)
+        except BadDocument as bad:
+            yield _Row(*lines.taken(), bad)
+        except csv.Error as error:
+            yield _Row(*lines.taken(), BadDocument("wrong number of fields", str(error)))
+        else:
+            return
+
+
+class _Lines:
+    """The lines of a table, as text; raises `BadDocument` where a row takes too many bytes."""
+
+    def __init__(self, stream: BinaryIO, bound: int) -> None:
+        self._stream, self._bound = stream, bound
+        self._number = 0
+        self._first, self._size = 1, 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._stream.readline(self._bound + 2)
+        if not line:
+            raise StopIteration
+        self._number += 1
+        if self._number == 1:
+            line = line.removeprefix(_BOM)
+        self._size += len(line)
+        if self._size > self._bound + 2:
+            self._to_line_end(line)
+            raise self._too_long()
+        return line.decode(errors="surrogateescape")
+
+    def taken(self) -> tuple[int, int]:
+        """Return the first line and the size of the row that was just read, and begin another."""
+        row = self._first, self._size
+        self._first, self._size = self._number + 1, 0
+        return row
+
+    def _to_line_end(self, piece: bytes) -> None:
+        while not piece.endswith(b"\n") and (piece := self._stream.readline(1 << 16)):
+            self._size += len(piece)
+
+    def _too_long(self) -> BadDocument:
+        long = too_long(self._bound)
+        if self._number == self._first:
+            return long
+        detail = f"{long.detail}, and goes on at line {self._number}: a quote is never closed?"
+        hint = f"see `--quotes`, or {long.hint}"
+        return BadDocument(long.reason, detail, hint)

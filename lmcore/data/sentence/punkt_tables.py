@@ -1,0 +1,147 @@
+"""Punkt's tables: the four plain files of NLTK's `punkt_tab` data, and where they may lie.
+
+    abbrev_types.txt     an abbreviation each line, without its point
+    sent_starters.txt    a word that often begins a sentence
+    collocations.tab     two words that belong together across a point
+    ortho_context.tab    a word, and how it was seen written, as a number
+
+The older `.pickle` files are not read: they can run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmcore.errors import ConfigError, DataError
+
+__all__ = ["PunktTables", "find_tables", "read_tables"]
+
+_FILES = ("abbrev_types.txt", "sent_starters.txt", "collocations.tab", "ortho_context.tab")
+_MAX_BYTES = 1 << 26
+_SYSTEM = ("/usr/share", "/usr/local/share", "/usr/lib", "/usr/local/lib")
+
+
+@dataclass(frozen=True)
+class PunktTables:
+    """What Punkt knows of a language.
+
+    Attributes:
+        abbreviations: In lower case, without the point.
+        starters: Words that often begin a sentence.
+        collocations: Pairs of words across a point.
+        orthography: How each word was seen written; bits as Punkt defines them.
+        fingerprint: sha256 over the four files.
+    """
+
+    abbreviations: frozenset[str]
+    starters: frozenset[str]
+    collocations: frozenset[tuple[str, str]]
+    orthography: dict[str, int]
+    fingerprint: str
+
+
+def find_tables(name: str) -> Path:
+    """Return the directory of a language's tables in NLTK's data, by NLTK's own search order.
+
+    Raises:
+        ConfigError: It is not installed; says where it was looked for.
+    """
+    roots = [Path(root) / "tokenizers" for root in _data_roots()]
+    for root in roots:
+        folder = root / "punkt_tab" / name
+        if folder.is_dir():
+            return folder
+    raise _not_found(name, roots)
+
+
+def _data_roots() -> Iterator[str]:
+    yield from filter(None, os.environ.get("NLTK_DATA", "").split(os.pathsep))
+    yield str(Path("~/nltk_data").expanduser())
+    for base in (sys.prefix, f"{sys.prefix}/share", f"{sys.prefix}/lib", *_SYSTEM):
+        yield f"{base}/nltk_data"
+
+
+def _not_found(name: str, roots: list[Path]) -> ConfigError:
+    told = [f"looked for `tokenizers/punkt_tab/{name}` in"]
+    told += [f"  {root.parent}" for root in roots]
+    for root in roots:
+        known = sorted(path.name for path in (root / "punkt_tab").glob("*/"))
+        if known:
+            told.append(f"`{root / 'punkt_tab'}` has {', '.join(known)}")
+        if (root / "punkt" / f"{name}.pickle").exists():
+            told.append(f"`{root / 'punkt'}` has pickles, which can run code and are not read")
+    return ConfigError(
+        f"no Punkt tables for `--lang {name}`",
+        why="\n".join(told),
+        hint="`python -m nltk.downloader punkt_tab` fetches them; `--punkt-model DIR` names them; "
+        "`--sentence-splitter sentencex` needs none, and gives other sentences than Megatron's",
+    )
+
+
+def read_tables(folder: Path) -> PunktTables:
+    """Return the tables in *folder*.
+
+    Raises:
+        DataError: A file is missing, damaged or much too large.
+    """
+    digest = hashlib.sha256()
+    contents: dict[str, list[str]] = {}
+    for name in _FILES:
+        raw = _content(folder / name)
+        digest.update(f"{name} {len(raw)}\n".encode() + raw)
+        contents[name] = _lines(folder / name, raw)
+    pairs = list(_pairs(folder / _FILES[2], contents[_FILES[2]]))
+    written = dict(_pairs(folder / _FILES[3], contents[_FILES[3]]))
+    return PunktTables(
+        abbreviations=frozenset(contents[_FILES[0]]),
+        starters=frozenset(contents[_FILES[1]]),
+        collocations=frozenset(pairs),
+        orthography={word: _number(folder / _FILES[3], bits) for word, bits in written.items()},
+        fingerprint=digest.hexdigest(),
+    )
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        names = ", ".join(f"`{name}`" for name in _FILES)
+        raise DataError(
+            f"cannot read `{path}`",
+            why=error.strerror or str(error),
+            hint=f"a Punkt model is a directory with {names}",
+        ) from error
+    if len(raw) > _MAX_BYTES:
+        raise DataError(f"`{path}` is no table of Punkt", why=f"more than {_MAX_BYTES >> 20} MiB")
+    return raw
+
+
+def _lines(path: Path, raw: bytes) -> list[str]:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"`{path}` is not UTF-8", why=str(error)) from None
+    lines = text.replace("\r\n", "\n").split("\n")
+    return lines[:-1] if not lines[-1] else lines
+
+
+def _pairs(path: Path, lines: list[str]) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(lines, start=1):
+        first, parted, second = line.partition("\t")
+        if not parted or "\t" in second:
+            raise DataError(
+                f"`{path}` line {number} is no pair", why=f"two fields and a tab, not `{line[:40]}`"
+            )
+        yield first, second
+
+
+def _number(path: Path, bits: str) -> int:
+    if not (bits.isascii() and bits.isdigit() and len(bits) < 10):
+        raise DataError(f"`{path}`: `{bits[:40]}` is no number")
+    return int(bits)

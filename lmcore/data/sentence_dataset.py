@@ -1,0 +1,101 @@
+"""What datasets of whole sentences have in common: which sentences make a sample, and its draws.
+
+BERT, T5 and blocks with titles (`bert_dataset`, `t5_dataset`, `ict_dataset`) take their samples
+from a mapping of sentences that is kept in the cache of indices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.data.index_cache import default_cache_dir, load_or_build_arrays
+from lmcore.data.indexed import IndexedDataset
+from lmcore.data.mapping_cache import BlockRequest, SegmentRequest
+from lmcore.data.source_key import source_key
+from lmcore.errors import DataError
+
+__all__ = ["SentenceSamples", "sequence_range"]
+
+
+def sequence_range(indexed: IndexedDataset, document_range: tuple[int, int]) -> tuple[int, int]:
+    """Return the first sequence of a range of documents, and the one after the last."""
+    first, last = document_range
+    if not 0 <= first <= last <= indexed.document_count:
+        raise ValueError(f"documents {document_range} of {indexed.document_count}")
+    return int(indexed.document_indices[first]), int(indexed.document_indices[last])
+
+
+class SentenceSamples:
+    """The samples of a mapping, in the order of training.
+
+    Args:
+        indexed: The sentences.
+        request: Which mapping.
+        seed: Of what is drawn in a sample.
+        cache_dir: Where the mapping is kept; None for a directory beside the data.
+        name: First part of the cache's file names.
+        build: Whether this process may build the mapping.
+
+    Attributes:
+        rows: The mapping, read-only.
+        key: Tells these documents from others, wherever they lie.
+        order: Fingerprint of documents and order.
+
+    Raises:
+        DataError: See `load_or_build_arrays` and `build_segment_mapping`.
+    """
+
+    def __init__(
+        self,
+        indexed: IndexedDataset,
+        request: SegmentRequest | BlockRequest,
+        *,
+        seed: int,
+        cache_dir: str | Path | None,
+        name: str,
+        build: bool,
+    ) -> None:
+        self._indexed, self._seed, self._num_samples = indexed, seed, request.num_samples
+        arrays = load_or_build_arrays(indexed, request, cache_dir=cache_dir, name=name, build=build)
+        self.rows: npt.NDArray[np.integer] = arrays["mapping"]
+        records = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
+        self.key = source_key(indexed, request.sequence_range, record_dir=records)
+        facts = [self.key, seed, request.kind, dict(request.settings())]
+        self.order = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        """Return the number asked for; all that there are if none was."""
+        return len(self.rows) if self._num_samples is None else self._num_samples
+
+    def row(self, i: int) -> list[int]:
+        """Return row *i* of the mapping.
+
+        Raises:
+            IndexError: No such row.
+        """
+        if not 0 <= i < len(self.rows):
+            raise IndexError(f"sample {i} of {len(self.rows)}")
+        return [int(value) for value in self.rows[i]]
+
+    def sentences(self, first: int, last: int) -> list[npt.NDArray[np.int64]]:
+        """Return the tokens of each sentence from *first* up to *last*."""
+        return [self._indexed.get(i).astype(np.int64) for i in range(first, last)]
+
+    def random(self, i: int) -> np.random.RandomState:
+        """Return the generator of sample *i*: the same whenever that is read."""
+        return np.random.RandomState((self._seed + i) % 2**32)
+
+    def check_vocabulary(self, tokens: npt.NDArray[np.int64], size: int) -> None:
+        """Raise `DataError` for a token that the vocabulary does not have."""
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < size:
+            raise DataError(
+                f"`{self._indexed.prefix}` holds token {int(tokens.max())}, the vocabulary has "
+                f"{size}",
+                why="the data set was prepared with another tokenizer, or is damaged",
+                hint="give the tokenizer of the data set, or prepare it again",
+            )

@@ -1,0 +1,263 @@
+"""Trains vocabularies and writes the files that `--tokenizer-type` reads, one function a kind.
+
+All of them are deterministic: the same lines give the same files on any machine.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from lmcore.data.tokenizer.bert_words import word_splitter
+from lmcore.data.tokenizer.bpe_files import byte_alphabet
+from lmcore.errors import ConfigError, DataError, MissingPackageError
+
+__all__ = ["KINDS", "Kind", "Recipe"]
+
+_END = "<|endoftext|>"
+_BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_MIN_FREQUENCY = 2
+_COVERAGE = 0.9995
+_THREADS = 16  # of SentencePiece: its sums, and so its pieces, depend on how work is divided
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a vocabulary is trained; None: as the kind does by default.
+
+    Attributes:
+        vocab_size: Tokens, special ones included.
+        special_tokens: More special tokens.
+        min_frequency: How often two pieces must meet to be joined.
+        model_type: `unigram` or `bpe`, of a SentencePiece model.
+        character_coverage: Share of the text's characters that the alphabet has.
+    """
+
+    vocab_size: int
+    special_tokens: tuple[str, ...] = ()
+    min_frequency: int | None = None
+    model_type: str | None = None
+    character_coverage: float | None = None
+
+
+Train = Callable[[Sequence[str], Recipe, Path], None]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of tokenizer that can be trained.
+
+    Attributes:
+        train: Writes its files into a directory.
+        files: Their names, by the option that gives them to a command; a directory has none.
+        takes: The settings of the recipe that mean something to it.
+        sample_bytes: Text to train on, at most, by default.
+    """
+
+    train: Train
+    files: Mapping[str, str]
+    takes: tuple[str, ...]
+    sample_bytes: int
+
+
+def _gpt2(lines: Sequence[str], recipe: Recipe, directory: Path) -> None:
+    """Write `vocab.json` and `merges.txt` in GPT-2's layout: bytes, merges, special tokens."""
+    special = [*dict.fromkeys((*recipe.special_tokens, _END))]
+    merges = _byte_level_merges(lines, recipe, special)
+    tokens = dict.fromkeys([*byte_alphabet(), *(left + right for left, right in merges), *special])
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    _write(directory / "vocab.json", json.dumps(vocabulary, ensure_ascii=False))
+    rules = "".join(f"{left} {right}\n" for left, right in merges)
+    _write(directory / "merges.txt", f"#version: 0.2\n{rules}")
+
+
+def _pretrained(lines: Sequence[str], recipe: Recipe, directory: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json` of a byte-level BPE."""
+    special = [*dict.fromkeys((*recipe.special_tokens, _END))]
+    merges = _byte_level_merges(lines, recipe, special)
+    tokens = dict.fromkeys([*byte_alphabet(), *(left + right for left, right in merges), *special])
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(
+        [tokenizers.AddedToken(token, special=True, normalized=False) for token in special]
+    )
+    _write(directory / "tokenizer.json", library.to_str(pretty=True))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": _END,
+        "eos_token": _END,
+        "unk_token": _END,
+    }
+    _write(directory / "tokenizer_config.json", json.dumps(config, indent=2))
+
+
+def _byte_level_merges(
+    lines: Sequence[str], recipe: Recipe, special: Sequence[str]
+) -> list[tuple[str, str]]:
+    _require_room(recipe, 256 + len(special), "the 256 bytes and the special tokens")
+    trainer = trainers.BpeTrainer(
+        vocab_size=recipe.vocab_size - len(special),
+        min_frequency=recipe.min_frequency or _MIN_FREQUENCY,
+        initial_alphabet=list(byte_alphabet()),
+        show_progress=False,
+    )
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.train_from_iterator(iter(lines), trainer)
+    found: list[list[str]] = json.loads(library.to_str())["model"]["merges"]
+    return [(left, right) for left, right in found]
+
+
+def _wordpiece(lower_case: bool) -> Train:  # noqa: FBT001  # the one thing that differs
+    def train(lines: Sequence[str], recipe: Recipe, directory: Path) -> None:
+        """Write `vocab.txt`: special tokens, letters, letters inside words, longer pieces."""
+        split = word_splitter(lower_case=lower_case)
+        first: Counter[str] = Counter()
+        inside: Counter[str] = Counter()
+        words = Counter(word for line in lines for word in split(line))
+        for word, count in words.items():
+            first[word[0]] += count
+            for letter in word[1:]:
+                inside[letter] += count
+        alphabet = _covering(first + inside, recipe.character_coverage or _COVERAGE)
+        # The trainer numbers these as it meets them, in an order that changes from run to run,
+        # and the number decides between pairs that are equally frequent: it gets them in order.
+        continuing = [f"##{letter}" for letter in alphabet if letter in inside]
+        special = [*_BERT, *recipe.special_tokens, *continuing]
+        _require_room(recipe, len(special) + len(alphabet), "the letters and the special tokens")
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=recipe.vocab_size,
+            min_frequency=recipe.min_frequency or _MIN_FREQUENCY,
+            special_tokens=special,
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            show_progress=False,
+        )
+        library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        library.train_from_iterator((" ".join(split(line)) for line in lines), trainer)
+        by_id = sorted(library.get_vocab(with_added_tokens=False).items(), key=lambda kv: kv[1])
+        ordered = dict.fromkeys([*_BERT, *recipe.special_tokens, *alphabet, *continuing])
+        ordered.update(dict.fromkeys(token for token, _ in by_id))
+        _write(directory / "vocab.txt", "".join(f"{token}\n" for token in ordered))
+
+    return train
+
+
+def _covering(counts: Counter[str], coverage: float) -> list[str]:
+    """Return the most frequent letters that make up so much of the text, in order of code."""
+    wanted = coverage * counts.total()
+    kept: list[str] = []
+    covered = 0
+    for letter, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if covered >= wanted and not letter.isascii():
+            continue
+        kept.append(letter)
+        covered += count
+    return sorted(kept)
+
+
+def _sentence_piece(settings: Mapping[str, Any], model_type: str) -> Train:
+    def train(lines: Sequence[str], recipe: Recipe, directory: Path) -> None:
+        """Write `tokenizer.model` with the trainer of the `sentencepiece` library."""
+        try:
+            import sentencepiece
+        except ImportError:
+            raise MissingPackageError(
+                "sentencepiece",
+                needed_for="training a SentencePiece model",
+                install="pip install sentencepiece",
+            ) from None
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=(text for line in lines if (text := line.rstrip("\r\n"))),
+                model_writer=model,
+                vocab_size=recipe.vocab_size,
+                model_type=recipe.model_type or model_type,
+                character_coverage=recipe.character_coverage or _COVERAGE,
+                control_symbols=list(recipe.special_tokens),
+                num_threads=_THREADS,
+                max_sentence_length=1 << 16,
+                minloglevel=2,
+                **settings,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise DataError(
+                f"no SentencePiece model of {recipe.vocab_size} pieces can be trained on this text",
+                why=str(error).rsplit("] ", maxsplit=1)[-1],
+                hint="use another `--vocab-size`, or more text",
+            ) from None
+        (directory / "tokenizer.model").write_bytes(model.getvalue())
+
+    return train
+
+
+# As the models that these types were made for: T5's normalizes, Llama's keeps every byte.
+_T5 = MappingProxyType({"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1})
+_LLAMA = MappingProxyType(
+    {
+        "unk_id": 0,
+        "bos_id": 1,
+        "eos_id": 2,
+        "pad_id": -1,
+        "byte_fallback": True,
+        "split_digits": True,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True,
+    }
+)
+
+
+def _require_room(recipe: Recipe, needed: int, what: str) -> None:
+    if recipe.vocab_size < needed:
+        raise ConfigError(
+            f"`--vocab-size {recipe.vocab_size}` has no room for {what}: {needed}",
+            hint=f"use {needed} or more; 30000 is common",
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8", newline="\n")
+
+
+_GIB = 1 << 30
+_BPE = ("special_tokens", "min_frequency")
+_PIECES = ("special_tokens", "model_type", "character_coverage")
+_WORDS = ("special_tokens", "min_frequency", "character_coverage")
+_MODEL: Mapping[str, str] = MappingProxyType({"tokenizer_model": "tokenizer.model"})
+_TEXT: Mapping[str, str] = MappingProxyType({"vocab_file": "vocab.txt"})
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "BertWordPieceCase": Kind(_wordpiece(lower_case=False), _TEXT, _WORDS, _GIB),
+        "BertWordPieceLowerCase": Kind(_wordpiece(lower_case=True), _TEXT, _WORDS, _GIB),
+        "GPT2BPETokenizer": Kind(
+            _gpt2,
+            MappingProxyType({"vocab_file": "vocab.json", "merge_file": "merges.txt"}),
+            _BPE,
+            _GIB,
+        ),
+        "GPTSentencePieceTokenizer": Kind(
+            _sentence_piece(_LLAMA, "unigram"), _MODEL, _PIECES, _GIB // 8
+        ),
+        "HFTokenizer": Kind(
+            _pretrained, MappingProxyType({"tokenizer_name_or_path": ""}), _BPE, _GIB
+        ),
+        "Llama2Tokenizer": Kind(_sentence_piece(_LLAMA, "bpe"), _MODEL, _PIECES, _GIB // 8),
+        "SentencePieceTokenizer": Kind(_sentence_piece(_T5, "unigram"), _MODEL, _PIECES, _GIB // 8),
+    }
+)
+"""The types that can be trained."""

@@ -1,0 +1,214 @@
+"""The text that a vocabulary is trained on: lines of any input, sampled where there are too many.
+
+Memory is bounded: once the lines that were kept are more than the limit, every second one is
+given up, and of what follows only so many are kept.  Which ones follows from their numbers alone,
+so that the same input gives the same sample.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lmcore.data.input.batch import Batch, LineBatch
+from lmcore.data.input.document import require_utf8, text_of
+from lmcore.data.input.files import find_inputs
+from lmcore.data.input.options import InputOptions
+from lmcore.data.input.problem import BadDocument
+from lmcore.data.input.read import read_input
+from lmcore.errors import DataError
+
+__all__ = ["ReadProgress", "TextSample", "read_sample"]
+
+_LINES = re.compile(r"[^\n]*\n+|[^\n]+")
+_MAX_LINE_ENDS = 8
+_MAX_LINE_BYTES = 4000  # the trainers of SentencePiece pass over longer ones
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class ReadProgress:
+    """How far the reading of the text has come."""
+
+    documents: int
+    bytes: int
+    kept_bytes: int
+    seconds: float
+
+    def line(self) -> str:
+        """Return it as a line for people."""
+        speed = self.bytes / 2**20 / max(self.seconds, 1e-9)
+        return (
+            f"read {self.documents:,} documents, {self.bytes / 2**20:,.1f} MiB of text "
+            f"({speed:.1f} MiB/s), kept {self.kept_bytes / 2**20:,.1f} MiB"
+        )
+
+
+@dataclass
+class TextSample:
+    """The lines that were kept, and what they were taken from.
+
+    Attributes:
+        limit: Bytes of text that may be kept.
+        lines: With their ends; none is longer than trainers take.
+        documents: Number of documents read.
+        bytes: Of their text.
+        kept_bytes: Of the lines.
+        skipped: Documents that could not be used, by reason.
+    """
+
+    limit: int
+    lines: list[str] = field(default_factory=list)
+    documents: int = 0
+    bytes: int = 0
+    kept_bytes: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    _numbers: list[int] = field(default_factory=list)
+    _sizes: list[int] = field(default_factory=list)
+    _seen: int = 0
+    _bound: int = _MASK
+
+    def add(self, text: str) -> None:
+        """Take in the lines of a document."""
+        self.documents += 1
+        for line in _lines(text):
+            size = len(line) if line.isascii() else len(line.encode())
+            self.bytes += size
+            number = _scattered(self._seen)
+            self._seen += 1
+            if number > self._bound:
+                continue
+            self.lines.append(line)
+            self._numbers.append(number)
+            self._sizes.append(size)
+            self.kept_bytes += size
+            if self.kept_bytes > self.limit:
+                self._thin_out()
+
+    def _thin_out(self) -> None:
+        while self.kept_bytes > self.limit:
+            self._bound //= 2
+            kept = [i for i, number in enumerate(self._numbers) if number <= self._bound]
+            self.lines = [self.lines[i] for i in kept]
+            self._numbers = [self._numbers[i] for i in kept]
+            self._sizes = [self._sizes[i] for i in kept]
+            self.kept_bytes = sum(self._sizes)
+
+
+def read_sample(
+    inputs: Sequence[str],
+    *,
+    keys: tuple[str, ...],
+    limit: int,
+    on_error: Literal["stop", "skip"] = "stop",
+    input_format: str = "auto",
+    progress: Callable[[ReadProgress], None] | None = None,
+) -> TextSample:
+    """Read all of the input and keep at most *limit* bytes of its lines.
+
+    Args:
+        inputs: Files, patterns, directories, or `-` for standard input.
+        keys: Keys or columns whose text is taken.
+        limit: Bytes of text to keep.
+        on_error: What a document that cannot be used does.
+        input_format: One of `lmcore.data.input.files.FORMATS`, or `auto`.
+        progress: Called after each batch of documents.
+
+    Raises:
+        DataError: No text, a document that cannot be used, or a damaged file.
+    """
+    sample = TextSample(limit)
+    started = time.monotonic()
+    # A long text is read line by line: nothing depends on where a document ends.
+    options = InputOptions(keys=keys, document_per="line", skip=on_error == "skip")
+    for batch in read_input(find_inputs(inputs, input_format), options):
+        for text in _texts(batch, keys, sample.skipped, stop=on_error == "stop"):
+            sample.add(text)
+        if progress is not None:
+            seconds = time.monotonic() - started
+            progress(ReadProgress(sample.documents, sample.bytes, sample.kept_bytes, seconds))
+    if not any(map(str.strip, sample.lines)):
+        raise DataError(
+            "the input has no text",
+            why=f"{sample.documents:,} documents were read, of `{inputs[0]}` and so on",
+            hint="check `--input` and `--json-keys`",
+        )
+    return sample
+
+
+def _texts(
+    batch: Batch, keys: tuple[str, ...], skipped: Counter[str], *, stop: bool
+) -> Iterator[str]:
+    for problem in batch.problems:
+        if stop:
+            raise problem.error()
+        skipped[problem.reason] += 1
+    if not isinstance(batch, LineBatch):
+        for column in batch.columns:
+            yield from _ended(column, batch.numbers) if batch.unit == "line" else column
+        return
+    for number, line in enumerate(batch.lines, start=batch.first_line):
+        if line.isspace():
+            continue
+        try:
+            yield from [require_utf8(text) for text in _of_line(line, keys)]
+        except BadDocument as bad:
+            if stop:
+                raise bad.at(batch.source, number).error() from None
+            skipped[bad.reason] += 1
+
+
+def _ended(texts: Sequence[str], numbers: Sequence[int]) -> Iterator[str]:
+    """Yield lines of a plain text with their ends; the blank ones after each are known by number.
+
+    A vocabulary of bytes has tokens for several line ends.
+    """
+    followed_by = [*numbers[1:], *(last + 1 for last in numbers[-1:])]
+    for text, number, following in zip(texts, numbers, followed_by, strict=True):
+        yield text + "\n" * min(following - number, _MAX_LINE_ENDS)
+
+
+def _of_line(line: bytes, keys: tuple[str, ...]) -> list[str]:
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise BadDocument("not UTF-8", f"byte {error.start + 1} of the line") from None
+    except (ValueError, RecursionError) as error:
+        raise BadDocument("broken JSON", str(error)) from None
+    if not isinstance(record, dict):
+        raise BadDocument("broken JSON", "a document is a JSON object")
+    texts = [text_of(record, key) for key in keys]
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            detail = f"the lone surrogate U+{ord(text[error.start]):04X} is no character"
+            raise BadDocument("not encodable", detail) from None
+    return texts
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines with their ends, blank ones after them included.
+
+    Long lines come in parts, divided before a space if possible.
+    """
+    for rest in _LINES.findall(text):
+        while len(rest) * 4 > _MAX_LINE_BYTES and len(rest.encode()) > _MAX_LINE_BYTES:
+            part = rest.encode()[:_MAX_LINE_BYTES].decode(errors="ignore")
+            part = part[: part.rfind(" ")] if part.rfind(" ") > 0 else part
+            yield part
+            rest = rest[len(part) :]  # noqa: PLW2901  # what is left of the line
+        yield rest
+
+
+def _scattered(number: int) -> int:
+    """Return 64 bits that look random (the finalizer of SplitMix64)."""
+    x = (number * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)

@@ -1,0 +1,179 @@
+"""Runs on several sources: blended, resumed, changed in the middle; masks, passes, tests."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmcore.checkpoint import find_checkpoint, read_manifest
+from lmcore.data.plain_text import prepare_text
+from lmcore.data.tokenizer import build_tokenizer
+
+DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"
+MASKS = "--reset-position-ids --reset-attention-mask --eod-mask-loss"
+
+
+@pytest.fixture(scope="session")
+def prefixes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Three data sets of 4,000 characters each."""
+    folder = tmp_path_factory.mktemp("sources")
+    text = (resources.files("lmcore.data") / "bundled/shakespeare.txt").read_text("utf-8")
+    tokenizer = build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
+    found = []
+    for number in range(3):
+        path = folder / f"text{number}.txt"
+        path.write_text(text[20_000 * number :][:4_000], "utf-8")
+        prepare_text(path, tokenizer, folder / f"set{number}", document_characters=128)
+        found.append(str(folder / f"set{number}_text_document"))
+    return found
+
+
+def data_of(run: Any) -> dict[str, Any]:
+    """What the newest checkpoint of a run says of its sources."""
+    found: dict[str, Any] = read_manifest(find_checkpoint(run.directory)).meta["data"]
+    return found
+
+
+def consumed(run: Any) -> dict[str, int]:
+    return {Path(one["name"]).name[:4]: one["consumed"] for one in data_of(run)["sources"]}
+
+
+@pytest.mark.parametrize("words", ["0.7 {0} 0.3 {1}", "{0} {1} {2}", "1 {2}"])
+def test_blend_resumed(train: Any, assert_same: Any, prefixes: list[str], words: str) -> None:
+    """A run on several sources in two parts is the run in one."""
+    flags = f"--train-iters 20 {DROPOUT} --data-path {words.format(*prefixes)}"
+    flags += " --split 80,20,0 --eval-interval 10 --eval-iters 1"
+    whole = train("whole", flags)
+    assert whole.status == 0, whole.err
+    part = train("part", f"{flags} --exit-interval 11")
+    part = train("part", f"{flags} --load {part.directory}")
+    assert part.status == 0, part.err
+    assert part.curve() == whole.curve()
+    assert_same(part.saved(), whole.saved())
+    assert sum(consumed(part).values()) == 20 * 4
+    assert data_of(part) == data_of(whole)
+
+
+def test_new_weights_in_mid_run(train: Any, assert_same: Any, prefixes: list[str]) -> None:
+    """New weights are refused, or asked for; then counts go on, and a resume is exact."""
+    a, b, c = prefixes
+    flags = f"--train-iters 20 {DROPOUT}"
+    old, new = f"--data-path 0.75 {a} 0.25 {b}", f"--data-path 0.5 {b} 0.5 {c}"
+    first = train("run", f"{flags} {old} --exit-interval 8")
+    assert consumed(first) == {"set0": 24, "set1": 8}
+    refused = train("refused", f"{flags} {new} --load {first.directory}")
+    assert refused.status == 2
+    assert "not in the checkpoint's order" in refused.err
+    assert "`--change-blend`" in refused.err
+    changed = f"{flags} {new} --change-blend"
+    whole = train("whole", f"{changed} --load {first.directory}")
+    assert whole.status == 0, whole.err
+    assert consumed(whole) == {"set0": 24, "set1": 8 + 24, "set2": 24}
+    part = train("part", f"{changed} --load {first.directory} --exit-interval 13")
+    assert part.rows[-1]["step"] == 13
+    # The flag may stay in a script that restarts: the same blend goes on.
+    part = train("part", f"{changed} --load {part.directory} --exit-interval 17")
+    part = train("part", f"{flags} {new} --load {part.directory}")
+    assert part.status == 0, part.err
+    assert part.curve() == whole.curve()
+    assert_same(part.saved(), whole.saved())
+    assert data_of(part) == data_of(whole)
+    back = train("back", f"{flags} {old} --load {part.directory}")
+    assert back.status == 2
+    assert "sources or weights are not the checkpoint's" in back.err
+
+
+def test_longer_run_goes_on_without_repeats(train: Any, prefixes: list[str]) -> None:
+    """`--change-blend` with the same sources lengthens a run beyond its epochs."""
+    flags = f"--data-path {prefixes[0]} --lr-decay-iters 20"
+    first = train("run", f"{flags} --train-iters 10")
+    longer = f"{flags} --train-iters 200 --exit-interval 90 --load {first.directory}"
+    refused = train("refused", longer)
+    assert refused.status == 2
+    assert "not in the checkpoint's order" in refused.err
+    longer = train("longer", f"{longer} --change-blend")
+    assert longer.status == 0, longer.err
+    (source,) = data_of(longer)["sources"]
+    assert source["requested"][0] == 40
+    assert (source["taken"], source["consumed"]) == (40, 360)
+
+
+@pytest.mark.parametrize("flags", [MASKS, "--dataloader-type cyclic", f"{MASKS} --recompute full"])
+def test_resume_with(train: Any, assert_same: Any, flags: str) -> None:
+    """Masks and passes change the run, and leave its resume exact."""
+    flags = f"--train-iters 100 {DROPOUT} --split 80,20,0 {flags}"  # an epoch has 280 samples
+    whole = train("whole", flags)
+    assert whole.status == 0, whole.err
+    part = train("part", f"{flags} --exit-interval 83")
+    part = train("part", f"{flags} --load {part.directory}")
+    assert part.status == 0, part.err
+    assert part.curve() == whole.curve()
+    assert_same(part.saved(), whole.saved())
+    plain = train("plain", f"--train-iters 1 --split 80,20,0 {DROPOUT}")
+    assert plain.rows[0]["loss"] != whole.rows[0]["loss"]
+
+
+def test_masked_kernel_is_bound(train: Any) -> None:
+    """`kernels.json` says that attention takes a mask; a mask is never dropped on the way."""
+    run = train("run", f"--train-iters 1 {MASKS}")
+    text = (run.directory / "kernels.json").read_text()
+    assert '"masked": true' in text
+
+
+def test_documents_without_ends(train: Any, tmp_path: Path) -> None:
+    """Data without end-of-document tokens cannot be told apart: refused before training."""
+    tokenizer = build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
+    (tmp_path / "x.txt").write_text("abc\n\n" * 2000)
+    prepare_text(tmp_path / "x.txt", tokenizer, tmp_path / "x", append_eod=False)
+    run = train("run", f"--data-path {tmp_path}/x_text_document --reset-position-ids")
+    assert run.status == 2
+    assert "`--reset-position-ids` cannot tell where documents end" in run.err
+    assert "was prepared without end-of-document tokens" in run.err
+
+
+def test_test_at_the_end(train: Any, prefixes: list[str]) -> None:
+    """Test samples are evaluated once, with the weights that training ended with."""
+    flags = "--train-iters 4 --eval-iters 1 --eval-interval 4"
+    own = f"{flags} --train-data-path {prefixes[0]} --valid-data-path {prefixes[1]}"
+    run = train("run", f"{own} --test-data-path {prefixes[1]}", None)
+    assert run.status == 0, run.err
+    assert run.summary["test_loss"] == run.summary["valid_loss"]
+    assert "test at iteration 4 | lm loss value:" in run.err
+    assert "test loss" in run.out
+    run = train("other", f"{own} --test-data-path {prefixes[2]}", None)
+    assert run.summary["test_loss"] != run.summary["valid_loss"]
+    run = train("split", f"{flags} --split 80,10,10 --data-path {prefixes[0]}", None)
+    assert run.summary["test_loss"] is not None
+    run = train("none", f"{flags} --split 949,50,1 --data-path {prefixes[0]}", None)
+    assert run.status == 0, run.err
+    assert run.summary["test_loss"] is None
+    assert "`--split 949,50,1` leaves no test documents" in run.err
+    run = train("early", f"{own} --test-data-path {prefixes[1]} --exit-interval 2", None)
+    assert run.summary["test_loss"] is None
+
+
+def test_sources_by_name_and_list(train: Any, prefixes: list[str], tmp_path: Path) -> None:
+    """A data file list and texts by their names are trained on, and shown."""
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"0.6 {prefixes[0]} a\n0.4 {prefixes[1]} b\n")
+    run = train("list", f"--train-iters 5 --data-file-list {listed}", None)
+    assert run.status == 0, run.err
+    assert "2 data sets of --data-file-list" in run.err
+    assert consumed(run) == {"set0": 12, "set1": 8}
+    run = train("named", "--train-iters 2 --train-data shakespeare --split 90,10,0", None)
+    assert run.status == 0, run.err
+    assert "corpus shakespeare" in run.err
+
+
+def test_data_of_two_tokenizers(train: Any, prefixes: list[str], tmp_path: Path) -> None:
+    """Data sets whose ids mean different things are never blended."""
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"x{suffix}").write_bytes(Path(prefixes[0] + suffix).read_bytes())
+    text = Path(prefixes[0] + ".meta.json").read_text()
+    (tmp_path / "x.meta.json").write_text(text.replace('"fingerprint": "', '"fingerprint": "0'))
+    run = train("run", f"--data-path {prefixes[1]} {tmp_path}/x", None)
+    assert run.status == 2
+    assert "were not prepared with the same tokenizer" in run.err

@@ -1,0 +1,227 @@
+"""Byte-level BPE in C++ against its twins in Python: the classes, the words, the lines of JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import regex
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmcore.data import native
+from lmcore.data.encode import EncodePlan, _encode_documents, encode_batch
+from lmcore.data.input.batch import LineBatch
+from lmcore.data.tokenizer import GPT2BPETokenizer
+from lmcore.data.tokenizer.bpe import python_bpe
+from lmcore.data.tokenizer.bpe_files import byte_alphabet
+from lmcore.data.tokenizer.native import native_bpe
+
+pytestmark = pytest.mark.skipif(not native.available, reason="needs lmcore._native")
+
+ROOT = Path(__file__).resolve().parents[4]
+ALPHABET = byte_alphabet()
+
+
+def bytes_only():
+    """A vocabulary of bytes: the number of ids of a word is that of its bytes."""
+    return native_bpe({c: i for i, c in enumerate(ALPHABET)}, [])
+
+
+@pytest.mark.skipif(not (ROOT / "native").is_dir(), reason="needs the sources, not the wheel")
+def test_table_of_characters_is_that_of_the_installed_regex():
+    """What is compiled in is what native/generate_character_classes.py would write today."""
+    path = ROOT / "native/generate_character_classes.py"
+    spec = importlib.util.spec_from_file_location("generate_character_classes", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.header() + "\n" == path.with_name("character_classes.hpp").read_text()
+
+
+def test_every_character_is_of_the_class_that_the_pattern_gives_it(hand_made):
+    """Between letters, digits and blanks each character of Unicode parts words as in Python."""
+    exact = GPT2BPETokenizer(hand_made.vocab_file, hand_made.merge_file, engine="python")
+    scalars = [chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000]
+    words = regex.compile(r"\p{L}|\p{N}|\s")
+    wanted = [c for c in scalars if words.match(c)] + [chr(i) for i in range(0x300)]
+    texts = [f"a{c}b {c}1 {c} {c}{c}'s" for c in wanted[::7]]
+    for text, ids in zip(texts, hand_made.encode_batch(texts), strict=True):
+        assert ids.tolist() == exact.encode(text), ascii(text)
+
+
+@st.composite
+def vocabularies(draw):
+    """Rules of any order over few bytes, also such as no training would find."""
+    tokens = list("abc")
+    merges = []
+    for _ in range(draw(st.integers(1, 12))):
+        pair = (draw(st.sampled_from(tokens)), draw(st.sampled_from(tokens)))
+        if pair not in merges:
+            merges.append(pair)
+            tokens.append("".join(pair))
+    return draw(st.permutations(merges))
+
+
+@settings(deadline=None, max_examples=200)
+@given(merges=vocabularies(), text=st.text("abc", min_size=1, max_size=200))
+def test_merges_follow_the_definition_whatever_the_rules(merges, text):
+    """Short and long words, and rules that make pairs of earlier rules, come out as defined."""
+    made = {left + right for left, right in merges}
+    vocabulary = {token: i for i, token in enumerate([*ALPHABET, *sorted(made)])}
+    (ids,) = native_bpe(vocabulary, merges).encode_texts([text])
+    assert ids.tolist() == list(python_bpe(vocabulary, merges)(text))
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+LINES = [
+    b'{"text": "a\\u00e9\\ud83d\\ude00\\n\\/\\"\\\\ b"}',
+    b'{"text": "\\ud83d"}',
+    b'{"text": "\\ude00\\ud83d"}',
+    b'{"text": "\\ud83dx"}',
+    b'{"text": "\\ud83d\\u0041"}',
+    b'{"text": "\xc3\xa9 \xf0\x9f\x98\x80"}',
+    b'{"text": "\xed\xa0\x80"}',
+    b'{"text": "\xc0\x80"}',
+    b'{"text": "\xf4\x90\x80\x80"}',
+    b'{"text": "\xe9"}',
+    b'{"other": "\xff", "text": "a"}',
+    b'{"text": "one", "text": "two"}',
+    b'{"text": 1, "text": "two"}',
+    b'{"text": "one", "text": 2}',
+    b'{"te\\u0078t": "escaped"}',
+    b'{"n": NaN, "text": "a"}',
+    b'{"n": -Infinity, "text": "a"}',
+    b'{"n": 01, "text": "a"}',
+    b'{"n": 1., "text": "a"}',
+    b'{"n": -0.5e+10, "m": 0, "text": "a"}',
+    b'{"n": .5, "text": "a"}',
+    b'{"n": - 1, "text": "a"}',
+    b'{"n": ' + b"1" * 5000 + b', "text": "a"}',
+    b'{"n": {"text": "inner"}, "text": "outer"}',
+    b'{"n": {"text": "inner"}}',
+    b'{"n": ' + b"[" * 70 + b"]" * 70 + b', "text": "deep"}',
+    b'{"n": ' + b"[" * 5000 + b"]" * 5000 + b', "text": "deeper"}',
+    b'{"text": "a",}',
+    b'{"text": "a"} x',
+    b'{"text": "a"',
+    b'{"text": "a',
+    b'{"text": "a\\',
+    b'{"text": "a\\u12',
+    b'{"text": "a\\q"}',
+    b'{"text": "a\tb"}',
+    b'{"text" "a"}',
+    b"{}",
+    b"[]",
+    b"null",
+    b"",
+    b" \t\r",
+    b"\x0b",
+    b'\t{ "text" :\t"a" }\r',
+    b'{"text": ""}',
+    b'{"text": "\\u0000"}',
+    b'{"text": truely}',
+    b'{"a": true, "b": false, "c": null, "d": [], "e": {}, "text": "a"}',
+    b'{"a": tru, "text": "a"}',
+    b'{"a": [1 2], "text": "a"}',
+    b'{"a": {"b" : 1,}, "text": "a"}',
+]
+
+
+def both_ways(tokenizer, block, *, stop=False, keys=("text",), first=1):
+    """Encode a block as it is done, and as Python alone does it."""
+    plan = EncodePlan(keys, end=7, dtype=np.dtype(np.uint16), stop=stop)
+    batch = LineBatch("file", first, block)
+    return encode_batch(batch, tokenizer, plan), _encode_documents(batch, tokenizer, plan)
+
+
+def same(one, other):
+    assert (one.documents, one.json_bytes) == (other.documents, other.json_bytes)
+    assert one.skipped == other.skipped
+    assert one.problem == other.problem
+    for a, b in zip(one.keys, other.keys, strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist()
+        assert a.tokens.dtype == b.tokens.dtype
+        assert a.lengths.tolist() == b.lengths.tolist()
+        assert a.empty == b.empty
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_kind_of_line_gives_what_python_gives(hand_made, line):
+    """Odd lines are taken or refused with the same words, and stand in their order."""
+    good = b'{"text": "good"}'
+    block = b"\n".join([good, line, line, good, b"", line, good])
+    same(*both_ways(hand_made, block + b"\n", first=41))
+    same(*both_ways(hand_made, block))
+    same(*both_ways(hand_made, line))
+    stopped, python = both_ways(hand_made, block, stop=True)
+    assert stopped.problem == python.problem
+
+
+@settings(deadline=None)
+@given(
+    records=st.lists(st.dictionaries(st.sampled_from(["text", "t", "title"]), JSON_VALUES)),
+    ascii_only=st.booleans(),
+)
+def test_any_records_give_what_python_gives(hand_made, records, ascii_only):
+    """Whatever JSON is written, with one key or two, both ways agree."""
+    made = "\n".join(json.dumps(record, ensure_ascii=ascii_only) for record in records)
+    block = made.encode(errors="surrogatepass")
+    same(*both_ways(hand_made, block))
+    same(*both_ways(hand_made, block, keys=("title", "text")))
+
+
+@settings(deadline=None)
+@given(junk=st.lists(st.binary(max_size=40) | st.sampled_from(LINES), max_size=20))
+def test_any_bytes_give_what_python_gives(hand_made, junk):
+    """Broken bytes are refused alike, and nothing is read beyond them."""
+    same(*both_ways(hand_made, b"\n".join(junk)))
+
+
+def test_threads_share_one_encoder(hand_made):
+    """Blocks that are encoded at the same time come out as alone."""
+    blocks = [
+        b"".join(b'{"text": "word%d of thread %d"}\n' % (i * i, t) for i in range(3000))
+        for t in range(4)
+    ]
+    plan = EncodePlan(("text",), end=None, dtype=np.dtype(np.int32), stop=True)
+    alone = [encode_batch(LineBatch("f", 1, block), hand_made, plan) for block in blocks]
+    together = [None] * 4
+
+    def work(i):
+        for _ in range(3):
+            together[i] = encode_batch(LineBatch("f", 1, blocks[i]), hand_made, plan)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(alone, together, strict=True):
+        same(one, other)
+
+
+def test_flat_ids_of_several_threads_are_those_of_one(hand_made):
+    """However many threads, the arrays joined are the texts' ids in order."""
+    texts = [f"text {i} " * (i % 50) for i in range(300)]
+    want = np.concatenate(hand_made.encode_batch(texts))
+    for threads in (1, 2, 5, 400):
+        arrays, lengths = hand_made.encode_flat(texts, threads=threads)
+        assert np.concatenate(arrays).tolist() == want.tolist()
+        assert int(lengths.sum()) == len(want)
+
+
+def test_caches_give_way_and_keep_their_answers():
+    """More words than any cache holds, of every length, come out right twice."""
+    encoder = bytes_only()
+    words = [f"{i:x}" * (1 + i % 90) for i in range(30_000)]
+    for _ in range(2):
+        for word, ids in zip(words, encoder.encode_texts(words), strict=True):
+            assert ids.tolist() == list(word.encode())
