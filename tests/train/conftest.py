@@ -153,7 +153,7 @@ def finish(tmp_path: Path) -> Callable[..., Run]:
     """Waits for a started process."""
 
     def go(process: Any, name: str) -> Run:
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=240)  # a busy machine compiles slowly
         return Run(process.returncode, out, err, tmp_path / name)
 
     return go

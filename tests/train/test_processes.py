@@ -69,7 +69,7 @@ def test_equal_to_one_process(train: Any, many: Any, size: int, flags: str) -> N
 
 def test_compiled(train: Any, many: Any) -> None:
     """Blocks that are compiled exchange their gradients just as well."""
-    common = "--global-batch-size 8 --train-iters 3"
+    common = "--global-batch-size 8 --train-iters 3 --num-layers 1"
     alone = train("alone", f"{common} --micro-batch-size 8")
     together = many("together", f"{common} --micro-batch-size 4 --compile")
     assert curve(together) == pytest.approx(curve(alone), rel=2e-5)

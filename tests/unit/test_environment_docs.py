@@ -39,9 +39,14 @@ def test_every_variable_is_listed_and_every_listed_one_is_read():
 
 def test_the_launchers_variables_are_listed():
     """Those that the runtime reads of a process's place."""
-    names = {name for name in listed() if not name.startswith("LMCORE_")}
+    page = PAGE.read_text(encoding="utf-8").partition("## What a launcher sets")[2]
+    page = page.partition("## What others read")[0]
+    names = set(re.findall(r"`([A-Z][A-Za-z_]+_[A-Za-z_]+|RANK)`", page))
     text = "\n".join(
         path.read_text(encoding="utf-8") for path in (ROOT / "lmcore/runtime").glob("*.py")
     )
-    asked = set(re.findall(r"\b(MASTER_[A-Z]+|TORCHELASTIC_[A-Z_]+)\b", text))
-    assert names == asked | {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+    ours = r"MASTER_[A-Z]+|TORCHELASTIC_[A-Z_]+"
+    theirs = r"OMPI_\w+|PMIX?_\w+|PALS_\w+|MPI_LOCAL\w+|SLURM_\w+|PBS_\w+"
+    asked = set(re.findall(rf"\b(?:{ours}|{theirs})\b", text))
+    slurm = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}  # put together where they are read
+    assert names == asked | slurm | {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}

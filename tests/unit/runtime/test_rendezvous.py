@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lmcore.errors import ConfigError, DataError, RunError
+from lmcore.errors import ConfigError, DataError, OtherRankError, RunError
 from lmcore.runtime.rank import RankInfo
 from lmcore.runtime.rendezvous import join_processes, named_ranks
 
@@ -58,6 +58,51 @@ def test_a_bug_stops_the_others_too(ranks):
     _, heard = ranks(body)
     assert "rank 0 stopped the run" in heard.what
     assert "KeyError: 'colour'" in heard.why
+
+
+def test_rank_0_goes_first(ranks):
+    """The others do the work after it, and find what it left."""
+    done = []
+
+    def body(rendezvous):
+        with rendezvous.first_process("the data"):
+            if rendezvous.rank.rank == 0:
+                time.sleep(0.2)
+            done.append(rendezvous.rank.rank)
+        return rendezvous.gather("together")
+
+    assert ranks(body, 3) == [["together"] * 3] * 3
+    assert done[0] == 0
+    assert sorted(done) == [0, 1, 2]
+
+
+def test_work_longer_than_the_timeout(ranks, monkeypatch):
+    """Rank 0 may take its time, as long as it shows signs of life."""
+    monkeypatch.setattr("lmcore.runtime.rendezvous._BEAT_SECONDS", 0.1)
+
+    def body(rendezvous):
+        with rendezvous.first_process("the data"):
+            if rendezvous.rank.rank == 0:
+                time.sleep(3.0)
+        return "done"
+
+    assert ranks(body, timeout=1.0) == ["done", "done"]
+
+
+def test_rank_0_fails_at_its_work(ranks):
+    """The others hear of it, and do not begin."""
+    begun = []
+
+    def body(rendezvous):
+        with rendezvous.first_process("the data"):
+            begun.append(rendezvous.rank.rank)
+            raise DataError("the corpus is cut off")
+
+    first, second = ranks(body)
+    assert isinstance(first, DataError)
+    assert isinstance(second, OtherRankError)
+    assert "the corpus is cut off" in second.why
+    assert begun == [0]
 
 
 @pytest.mark.parametrize("late, named", [(1, "rank 1"), (0, "rank 0")])
