@@ -128,6 +128,8 @@ def megatron_page() -> str:
         _renamed(megatron.PREPARE_RENAMED),
         _fixed(megatron.PREPARE_FIXED),
         _unsupported(megatron.PREPARE_UNSUPPORTED),
+        "## In `lmcore data merge`",
+        _fixed(megatron.MERGE_FIXED),
     ]
     return "\n\n".join(parts) + "\n"
 
