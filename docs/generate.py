@@ -55,7 +55,7 @@ refuses those of the third with the hint shown. Underscores count as dashes."""
 
 # Commands of commands, whose help is shown as well.
 _INNER = {
-    "data": ("prepare", "inspect", "merge", "split", "weights", "clean", "corpora"),
+    "data": ("prepare", "inspect", "merge", "split", "weights", "repair", "clean", "corpora"),
     "config": ("show",),
     "plugin": ("new", "check"),
     "ops": ("list", "explain"),
@@ -128,6 +128,8 @@ def megatron_page() -> str:
         _renamed(megatron.PREPARE_RENAMED),
         _fixed(megatron.PREPARE_FIXED),
         _unsupported(megatron.PREPARE_UNSUPPORTED),
+        "## In `lmcore data merge`",
+        _fixed(megatron.MERGE_FIXED),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -1,5 +1,6 @@
 // The greedy blend of datasets: lmcore/data/blending.py.
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -12,20 +13,19 @@ namespace {
 void fill_blend(const std::vector<double> &weights, std::int64_t size, std::int16_t *dataset,
                 std::int64_t *sample) {
   const std::size_t num_datasets = weights.size();
-  std::vector<std::int64_t> taken(num_datasets, 0);
+  std::vector<double> taken(num_datasets, 0.0);  // exact: fewer than 2^53
   for (std::int64_t i = 0; i < size; ++i) {
     const double n = static_cast<double>(i > 1 ? i : 1);
     std::size_t chosen = 0;
-    double largest = weights[0] * n - static_cast<double>(taken[0]);
+    double largest = weights[0] * n - taken[0];
     for (std::size_t d = 1; d < num_datasets; ++d) {
-      const double error = weights[d] * n - static_cast<double>(taken[d]);
-      if (error > largest) {
-        largest = error;
-        chosen = d;
-      }
+      const double error = weights[d] * n - taken[d];
+      chosen = error > largest ? d : chosen;  // no branch: nobody could predict it
+      largest = std::max(error, largest);
     }
     dataset[i] = static_cast<std::int16_t>(chosen);
-    sample[i] = taken[chosen]++;
+    sample[i] = static_cast<std::int64_t>(taken[chosen]);
+    taken[chosen] += 1.0;
   }
 }
 

@@ -3,9 +3,14 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <queue>
 #include <tuple>
 #include <utility>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace lmcore {
 
@@ -13,6 +18,7 @@ namespace {
 
 // A longer word is merged by way of a heap: what a word costs must not grow with its square.
 constexpr std::size_t kScanned = 64;
+constexpr std::size_t kLargePage = 2 << 20;
 
 struct Key {
   std::uint64_t low, high;
@@ -75,7 +81,8 @@ int log2_of(std::size_t power) {
 MergeTable::MergeTable(const std::int32_t *triples, std::size_t count)
     : slots_(power_of_two(2 * count + 1), Slot{kEmpty, {kNone, kNone}}),
       mask_(slots_.size() - 1),
-      shift_(64 - log2_of(slots_.size())) {
+      shift_(64 - log2_of(slots_.size())),
+      present_(kBits / 64, 0) {
   for (std::size_t rank = 0; rank < count; ++rank) {
     const auto left = static_cast<std::uint32_t>(triples[3 * rank]);
     const auto right = static_cast<std::uint32_t>(triples[3 * rank + 1]);
@@ -84,10 +91,22 @@ MergeTable::MergeTable(const std::int32_t *triples, std::size_t count)
     std::size_t slot = slot_of(key);
     while (slots_[slot].key != kEmpty) slot = (slot + 1) & mask_;
     slots_[slot] = {key, {static_cast<std::uint32_t>(rank), merged}};
+    const std::uint64_t bit = bit_of(key);
+    present_[bit / 64] |= std::uint64_t{1} << (bit % 64);
   }
 }
 
-Session::Session() : sets_(kSets), long_(kSlots) {}
+Session::Session() : long_(kSlots) {
+  constexpr std::size_t size = kSets * sizeof(Set);
+  // In large pages, where the system has some to give: every word looks somewhere else.
+  void *memory = std::aligned_alloc(kLargePage, size);
+  if (memory == nullptr) throw std::bad_alloc();
+  sets_.reset(static_cast<Set *>(memory));
+#if defined(__linux__)
+  madvise(memory, size, MADV_HUGEPAGE);
+#endif
+  std::memset(memory, 0, size);
+}
 
 void Session::keep(LongEntry &entry, std::uint64_t hash, const std::uint8_t *word,
                    std::size_t size) {
@@ -124,36 +143,58 @@ void ByteBpe::give_back(std::unique_ptr<Session> session) const {
   idle_.push_back(std::move(session));
 }
 
+// Words are looked at in groups: while one waits for its place in the cache to come from memory,
+// the next ones are cut and asked for.
 template <typename Token>
 std::size_t ByteBpe::encode(Session &session, const std::uint8_t *text, const std::uint8_t *end,
                             const std::uint8_t *readable, Token *out) const {
+  struct Word {
+    const std::uint8_t *at;
+    std::size_t size;
+    Key key;
+    Session::Set *set;  // null: the word is too long for the first cache
+  };
+  constexpr std::size_t kGroup = 32;
+  Word group[kGroup];
   Token *const first = out;
   const std::uint8_t *p = text;
   while (p < end) {
-    const std::uint8_t *const stop = scanner_.word_end(p, end);
-    const auto size = static_cast<std::size_t>(stop - p);
-    if (size <= Session::kShort) {
-      const Key key = short_key(p, size, readable);
-      Session::Set &set = session.sets_[hash_of(key) & (Session::kSets - 1)];
-      if (set.newer.low != key.low || set.newer.high != key.high) {
-        if (set.older.low == key.low && set.older.high == key.high) {
-          std::swap(set.newer, set.older);
-        } else {
-          out = encode_unseen(session, p, size, &set, key.low, key.high, out);
-          p = stop;
+    std::size_t count = 0;
+    for (; count < kGroup && p < end; ++count) {
+      const std::uint8_t *const stop = scanner_.word_end(p, end);
+      Word &word = group[count];
+      word.at = p;
+      word.size = static_cast<std::size_t>(stop - p);
+      word.set = nullptr;
+      if (word.size <= Session::kShort) {
+        word.key = short_key(p, word.size, readable);
+        word.set = &session.sets_[hash_of(word.key) & (Session::kSets - 1)];
+        __builtin_prefetch(word.set);
+      }
+      p = stop;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      const Word &word = group[i];
+      Session::Set *const set = word.set;
+      if (set == nullptr) {
+        out = encode_unseen(session, word.at, word.size, nullptr, 0, 0, out);
+        continue;
+      }
+      const Key key = word.key;
+      if (set->newer.low != key.low || set->newer.high != key.high) {
+        if (set->older.low != key.low || set->older.high != key.high) {
+          out = encode_unseen(session, word.at, word.size, set, key.low, key.high, out);
           continue;
         }
+        std::swap(set->newer, set->older);
       }
       // Three stores whatever the count: two of them may lie in the room of what follows.
-      const Session::Entry &entry = set.newer;
+      const Session::Entry &entry = set->newer;
       out[0] = static_cast<Token>(entry.ids[0]);
       out[1] = static_cast<Token>(entry.ids[1]);
       out[2] = static_cast<Token>(entry.ids[2]);
       out += entry.count;
-    } else {
-      out = encode_unseen(session, p, size, nullptr, 0, 0, out);
     }
-    p = stop;
   }
   return static_cast<std::size_t>(out - first);
 }

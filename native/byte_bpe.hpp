@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -29,6 +30,8 @@ class MergeTable {
 
   Rule find(std::uint32_t left, std::uint32_t right) const {
     const std::uint64_t key = key_of(left, right);
+    const std::uint64_t bit = bit_of(key);
+    if ((present_[bit / 64] >> (bit % 64) & 1) == 0) return {kNone, kNone};
     for (std::size_t slot = slot_of(key);; slot = (slot + 1) & mask_) {
       const Slot &at = slots_[slot];
       if (at.key == key) return at.rule;
@@ -42,6 +45,7 @@ class MergeTable {
     Rule rule;
   };
   static constexpr std::uint64_t kEmpty = ~std::uint64_t{0};
+  static constexpr std::uint64_t kBits = 1 << 20;
 
   static std::uint64_t key_of(std::uint32_t left, std::uint32_t right) {
     return std::uint64_t{left} << 32 | right;
@@ -50,9 +54,15 @@ class MergeTable {
     return static_cast<std::size_t>((key * 0x9E3779B97F4A7C15u) >> shift_);
   }
 
+  static std::uint64_t bit_of(std::uint64_t key) {
+    return (key * 0xD6E8FEB86659FD93u) >> 44;  // 20 bits
+  }
+
   std::vector<Slot> slots_;
   std::size_t mask_;
   int shift_;
+  // Most pairs have no rule: a bit that is not set says so from the processor's own cache.
+  std::vector<std::uint64_t> present_;
 };
 
 // What one thread keeps between calls: caches of words and room to work in.
@@ -86,7 +96,10 @@ class Session {
   // Remember `word_`, the ids of a word, in the second cache.
   void keep(LongEntry &entry, std::uint64_t hash, const std::uint8_t *word, std::size_t size);
 
-  std::vector<Set> sets_;
+  struct Freed {
+    void operator()(void *memory) const { std::free(memory); }
+  };
+  std::unique_ptr<Set[], Freed> sets_;
   std::vector<LongEntry> long_;
   std::vector<std::uint8_t> arena_;
   std::vector<std::uint32_t> arena_ids_;

@@ -54,22 +54,42 @@ void run_parts(std::size_t parts, const Work &work) {
   }
 }
 
-void fetch_lengths(const Values<std::int32_t> &sizes, const Values<std::int32_t> &documents,
-                   Part &part, std::int32_t *lengths, const Progress &progress) {
+// Copies the sizes into half the memory, for the random reads; false where one does not fit.
+bool narrow_sizes(const Values<std::int32_t> &sizes, std::uint16_t *narrow) {
+  for (std::int64_t start = 0; start < sizes.count; start += kBlock) {
+    const std::int64_t end = std::min(start + kBlock, sizes.count);
+    std::uint32_t bits = 0;
+    for (std::int64_t i = start; i < end; ++i) {
+      const auto size = static_cast<std::uint32_t>(sizes[i]);
+      bits |= size;
+      narrow[i] = static_cast<std::uint16_t>(size);
+    }
+    if (bits > std::numeric_limits<std::uint16_t>::max()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Fetches the lengths of a part's documents; `size_of` is their table.
+template <typename Table, typename Length>
+void fetch_lengths(const Table &size_of, const char *bytes, std::int64_t count,
+                   const Values<std::int32_t> &documents, Part &part, Length *lengths,
+                   const Progress &progress) {
   for (std::int64_t start = part.first; start < part.last; start += kBlock) {
     const std::int64_t end = std::min(start + kBlock, part.last);
     std::int64_t tokens = 0;
     std::int32_t negative = 0;
     for (std::int64_t i = start; i < end; ++i) {
       const std::int64_t ahead = documents[std::min(i + kAhead, documents.count - 1)];
-      __builtin_prefetch(sizes.bytes + 4 * ahead);  // whatever it is: fetching does no harm
+      __builtin_prefetch(bytes + static_cast<std::int64_t>(sizeof(Length)) * ahead);
       const std::int64_t document = documents[i];
-      if (document < 0 || document >= sizes.count) {
+      if (document < 0 || document >= count) {
         part.fault = Fault::kDocument;
         return;
       }
-      const std::int32_t length = sizes[document];
-      lengths[i] = length;
+      const std::int32_t length = size_of[document];
+      lengths[i] = static_cast<Length>(length);
       negative |= length;
       tokens += length;  // at most 2^31 entries of 2^31 - 1: no overflow
     }
@@ -83,12 +103,13 @@ void fetch_lengths(const Values<std::int32_t> &sizes, const Values<std::int32_t>
 }
 
 // Writes the starts that lie in the part, which begins at token `begin` of the stream.
-void cut_part(const Part &part, std::int64_t begin, const std::int32_t *lengths,
+template <typename Length>
+void cut_part(const Part &part, std::int64_t begin, const Length *lengths,
               std::int64_t sequence_length, std::int64_t num_samples, std::int32_t *out) {
   std::int64_t sample = (begin + sequence_length - 1) / sequence_length;
   std::int64_t next = sample * sequence_length - begin;  // from the current document's start
   for (std::int64_t i = part.first; i < part.last && sample <= num_samples; ++i) {
-    const std::int64_t length = lengths[i];
+    const auto length = static_cast<std::int64_t>(lengths[i]);
     while (next < length && sample <= num_samples) {
       out[2 * sample] = static_cast<std::int32_t>(i);
       out[2 * sample + 1] = static_cast<std::int32_t>(next);
@@ -97,6 +118,62 @@ void cut_part(const Part &part, std::int64_t begin, const std::int32_t *lengths,
     }
     next -= length;
   }
+}
+
+struct Request {
+  Values<std::int32_t> documents;
+  std::int64_t sequence_length;
+  std::int64_t num_samples;
+  int threads;
+};
+
+// Tokens of all parts; raises unless every entry and size is in range and the stream is long enough.
+void check_parts(const std::vector<Part> &parts, const Request &request) {
+  std::int64_t total = 0;
+  for (const Part &part : parts) {
+    require(part.fault != Fault::kDocument,
+            "the document index names a sequence that the dataset does not have");
+    require(part.fault != Fault::kSize, "a sequence has a negative size");
+    total += part.tokens;
+  }
+  // Division, not multiplication: the product may not fit.  Bounds the result's size, too.
+  const std::int64_t most = total > 0 ? (total - 1) / request.sequence_length : 0;
+  if (request.num_samples > most) {
+    throw std::invalid_argument(std::to_string(total) + " tokens do not make " +
+                                std::to_string(request.num_samples) + " samples of " +
+                                std::to_string(request.sequence_length) + " tokens");
+  }
+}
+
+template <typename Table, typename Length>
+py::array_t<std::int32_t> cut_stream(const Table &size_of, const char *bytes, std::int64_t count,
+                                     const Request &request, const Progress &progress) {
+  std::vector<Part> parts = divide(request.documents.count, request.threads);
+  // numpy asks the system for large pages, which are faulted in faster.
+  py::array_t<Length> scratch(static_cast<py::ssize_t>(request.documents.count));
+  Length *lengths = scratch.mutable_data();
+  {
+    py::gil_scoped_release release;
+    run_parts(parts.size(), [&](std::size_t p) {
+      fetch_lengths(size_of, bytes, count, request.documents, parts[p], lengths, progress);
+    });
+  }
+  check_parts(parts, request);
+  const std::int64_t num_samples = request.num_samples;
+  py::array_t<std::int32_t> result({static_cast<py::ssize_t>(num_samples + 1), py::ssize_t{2}});
+  std::int32_t *out = result.mutable_data();
+  if (num_samples > 0) {  // without, nothing is known about the size of sequence_length
+    py::gil_scoped_release release;
+    run_parts(parts.size(), [&](std::size_t p) {
+      std::int64_t begin = 0;
+      for (std::size_t before = 0; before < p; ++before) {
+        begin += parts[before].tokens;
+      }
+      cut_part(parts[p], begin, lengths, request.sequence_length, num_samples, out);
+    });
+  }
+  out[0] = out[1] = 0;  // the first sample starts at the first document, be it empty
+  return result;
 }
 
 py::array_t<std::int32_t> build_sample_index(const py::array &size_array,
@@ -113,47 +190,22 @@ py::array_t<std::int32_t> build_sample_index(const py::array &size_array,
   }
   require(documents.count <= std::numeric_limits<std::int32_t>::max(),
           "the document index has more entries than int32 counts");
-  std::vector<Part> parts = divide(documents.count, threads);
-  // numpy asks the system for large pages, which are faulted in faster.
-  py::array_t<std::int32_t> scratch(static_cast<py::ssize_t>(documents.count));
-  std::int32_t *lengths = scratch.mutable_data();
-  {
-    py::gil_scoped_release release;
-    run_parts(parts.size(), [&](std::size_t p) {
-      fetch_lengths(sizes, documents, parts[p], lengths, progress);
-    });
+  const Request request{documents, sequence_length, num_samples, threads};
+  if (sizes.count >= kLeastPart && documents.count >= sizes.count / 2) {
+    py::array_t<std::uint16_t> scratch(static_cast<py::ssize_t>(sizes.count));
+    std::uint16_t *narrow = scratch.mutable_data();
+    bool fits = false;
+    {
+      py::gil_scoped_release release;
+      fits = narrow_sizes(sizes, narrow);
+    }
+    if (fits) {
+      return cut_stream<std::uint16_t *, std::uint16_t>(
+          narrow, reinterpret_cast<const char *>(narrow), sizes.count, request, progress);
+    }
   }
-  std::int64_t total = 0;
-  for (const Part &part : parts) {
-    require(part.fault != Fault::kDocument,
-            "the document index names a sequence that the dataset does not have");
-    require(part.fault != Fault::kSize, "a sequence has a negative size");
-    total += part.tokens;
-  }
-  // Division, not multiplication: the product may not fit.  Bounds the allocation below, too.
-  const std::int64_t most = total > 0 ? (total - 1) / sequence_length : 0;
-  if (num_samples > most) {
-    throw std::invalid_argument(std::to_string(total) + " tokens do not make " +
-                                std::to_string(num_samples) + " samples of " +
-                                std::to_string(sequence_length) + " tokens");
-  }
-  py::array_t<std::int32_t> result({static_cast<py::ssize_t>(num_samples + 1), py::ssize_t{2}});
-  std::int32_t *out = result.mutable_data();
-  {
-    py::gil_scoped_release release;
-    run_parts(num_samples > 0 ? parts.size() : 1, [&](std::size_t p) {
-      if (num_samples == 0) {
-        return;  // nothing is known about the size of sequence_length then
-      }
-      std::int64_t begin = 0;
-      for (std::size_t before = 0; before < p; ++before) {
-        begin += parts[before].tokens;
-      }
-      cut_part(parts[p], begin, lengths, sequence_length, num_samples, out);
-    });
-    out[0] = out[1] = 0;  // the first sample starts at the first document, be it empty
-  }
-  return result;
+  return cut_stream<Values<std::int32_t>, std::int32_t>(sizes, sizes.bytes, sizes.count, request,
+                                                        progress);
 }
 
 }  // namespace

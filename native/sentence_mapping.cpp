@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::int32_t kLongestSentence = 512;  // a document with a longer one is left out
 constexpr std::int64_t kAhead = 32;
+constexpr std::uint64_t kReserved = std::uint64_t{1} << 32;  // more rows get memory as they come
 
 struct Corpus {
   Values<std::int64_t> documents;  // the first sentence of each, and where the last one ends
@@ -86,8 +87,9 @@ void map_segments(const Corpus &corpus, std::int64_t document, std::int64_t leas
     const bool full = tokens >= static_cast<std::int64_t>(target) && left > 1 &&
                       sentence + 1 - start >= least_sentences;
     if (full || left == 0) {
-      rows.insert(rows.end(), {static_cast<Entry>(start), static_cast<Entry>(sentence + 1),
-                               static_cast<Entry>(target)});
+      rows.push_back(static_cast<Entry>(start));
+      rows.push_back(static_cast<Entry>(sentence + 1));
+      rows.push_back(static_cast<Entry>(target));
       start = sentence + 1;
       tokens = 0;
       target = lengths.next();
@@ -113,8 +115,10 @@ void map_blocks(const Corpus &corpus, std::int64_t document, std::int64_t least_
                       sentence + 1 - start >= least_sentences;
     if (full || left == 0) {
       const auto block = static_cast<std::int64_t>(rows.size() / 4) - first_row;
-      rows.insert(rows.end(), {static_cast<Entry>(start), static_cast<Entry>(sentence + 1),
-                               static_cast<Entry>(document), static_cast<Entry>(block)});
+      rows.push_back(static_cast<Entry>(start));
+      rows.push_back(static_cast<Entry>(sentence + 1));
+      rows.push_back(static_cast<Entry>(document));
+      rows.push_back(static_cast<Entry>(block));
       start = sentence + 1;
       tokens = 0;
     }
@@ -166,11 +170,15 @@ py::array as_array(std::vector<Entry> &&values, py::ssize_t width) {
 // Maps epochs until there are `num_samples` rows; an epoch without any ends it.
 template <typename Entry, int kWidth, typename MapDocument>
 py::array map_epochs(const Corpus &corpus, std::int64_t num_epochs, std::uint64_t num_samples,
-                     std::uint64_t shuffle_seed, const Progress &progress,
-                     const MapDocument &map_document) {
+                     std::int64_t least_sentences, std::uint64_t shuffle_seed,
+                     const Progress &progress, const MapDocument &map_document) {
   std::vector<Entry> rows;
   {
     py::gil_scoped_release release;
+    // Memory that is not touched costs nothing; moving rows does.
+    const std::int64_t sentences =
+        corpus.documents[corpus.documents.count - 1] - corpus.documents[0];
+    rows.reserve(static_cast<std::size_t>(kWidth * (sentences / least_sentences + 1)));
     for (std::int64_t epoch = 0; epoch < num_epochs; ++epoch) {
       const std::size_t before = rows.size();
       if (before / kWidth >= num_samples) {
@@ -183,6 +191,9 @@ py::array map_epochs(const Corpus &corpus, std::int64_t num_epochs, std::uint64_
         break;
       }
       progress.add(static_cast<std::int64_t>((rows.size() - before) / kWidth));
+      if (epoch == 0 && num_epochs > 1 && num_samples < kReserved) {
+        rows.reserve(static_cast<std::size_t>(num_samples) * kWidth + 2 * rows.size());
+      }
     }
     shuffle_rows<Entry, kWidth>(rows, shuffle_seed);
   }
@@ -201,7 +212,7 @@ py::array segment_mapping(const Corpus &corpus, std::int64_t num_epochs, std::ui
                           std::int64_t least_sentences, const Progress &progress) {
   TargetLength lengths(longest, ratio, seed);
   return map_epochs<Entry, 3>(
-      corpus, num_epochs, num_samples, std::uint64_t{seed} + 1, progress,
+      corpus, num_epochs, num_samples, least_sentences, std::uint64_t{seed} + 1, progress,
       [&](std::int64_t document, std::int64_t, std::vector<Entry> &rows) {
         map_segments(corpus, document, least_sentences, lengths, rows);
       });
@@ -228,7 +239,7 @@ py::array block_mapping(const Corpus &corpus, const Values<std::int32_t> &titles
                         std::uint64_t seed, std::int64_t least_sentences,
                         const Progress &progress) {
   return map_epochs<Entry, 4>(
-      corpus, num_epochs, num_samples, seed + 1, progress,
+      corpus, num_epochs, num_samples, least_sentences, seed + 1, progress,
       [&](std::int64_t document, std::int64_t first_row, std::vector<Entry> &rows) {
         map_blocks(corpus, document, least_sentences, longest - titles[document], first_row, rows);
       });

@@ -31,6 +31,7 @@ commands:
   merge       Put indexed data sets together into one.
   split       Cut data sets into smaller ones, or JSON lines into train, dev and test.
   weights     Weigh data sets by their tokens, for a data file list.
+  repair      Mend names, an index that is missing or damaged, uncounted ends.
   clean       Take a corpus through a chain of cleaning steps.
   train-tokenizer
               Make the vocabulary of a tokenizer from text.
@@ -43,6 +44,7 @@ _MODULES = {
     "inspect": "lmcore.cli.data_inspect",
     "merge": "lmcore.cli.data_merge",
     "prepare": "lmcore.cli.data_prepare",
+    "repair": "lmcore.cli.data_repair",
     "split": "lmcore.cli.data_split",
     "train-tokenizer": "lmcore.cli.data_train_tokenizer",
     "weights": "lmcore.cli.data_weights",

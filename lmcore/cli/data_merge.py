@@ -44,7 +44,15 @@ class MergeSection:
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data merge` and return the exit status."""
-    wanted = parse_section(MergeSection, argv, command="lmcore data merge", epilog=_EPILOG)
+    from lmcore.config.megatron import merge_flags
+
+    wanted = parse_section(
+        MergeSection,
+        argv,
+        command="lmcore data merge",
+        foreign=merge_flags(),
+        epilog=_EPILOG,
+    )
     if bool(wanted.datasets) == (wanted.input is not None):
         raise ConfigError(
             "`--datasets` and `--input` exclude each other"

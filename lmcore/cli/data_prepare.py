@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -142,6 +143,8 @@ def run(argv: list[str]) -> int:
     """Run `lmcore data prepare` and return the exit status."""
     from lmcore.config.megatron import prepare_flags
 
+    # No linear algebra is done here, and its threads spin while they wait for some.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     wanted = parse_section(
         PrepareSection,
         argv,

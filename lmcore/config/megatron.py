@@ -16,6 +16,7 @@ from lmcore.config.command_line import ForeignFlag, Translation, UnsupportedFlag
 
 __all__ = [
     "FIXED",
+    "MERGE_FIXED",
     "PREPARE_FIXED",
     "PREPARE_RENAMED",
     "PREPARE_UNSUPPORTED",
@@ -23,6 +24,7 @@ __all__ = [
     "UNSUPPORTED",
     "Fixed",
     "Renamed",
+    "merge_flags",
     "prepare_flags",
     "train_flags",
 ]
@@ -97,6 +99,12 @@ _KERNELS = Fixed(
 _EVENTS = Fixed("TensorBoard gets what metrics.jsonl gets")
 _REDUCTION = Fixed("gradients are summed in fp32 by every precision policy")
 
+_FORMAT = Fixed(
+    "the format is read from the file; every one is memory-mapped",
+    ("infer", "mmap", "cached", "lazy"),
+    "prepare the data again",
+)
+
 FIXED: Mapping[str, Fixed] = {
     "--model-parallel-size": _PARALLEL,
     "--tensor-model-parallel-size": _PARALLEL,
@@ -125,8 +133,8 @@ FIXED: Mapping[str, Fixed] = {
     "--no-gradient-accumulation-fusion": _KERNELS,
     "--use-mcore-models": Fixed("there is one transformer"),
     "--deepspeed-activation-checkpointing": Fixed("`--recompute` alone says what is recomputed"),
-    "--dataset-impl": Fixed("data is memory-mapped", ("mmap", "infer"), "prepare the data again"),
-    "--data-impl": Fixed("data is memory-mapped", ("mmap", "infer"), "prepare the data again"),
+    "--dataset-impl": _FORMAT,
+    "--data-impl": _FORMAT,
     "--mmap-warmup": Fixed("data is memory-mapped"),
     "--resume-dataloader": Fixed("a resumed run continues with the next sample"),
     "--num-workers": Fixed(
@@ -215,8 +223,13 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_PREPARE, "--workers"),
     **_all(_PREPARE, "--split-sentences", "--keep-newlines", "--lang"),
     **_all("use `lmcore data prepare --workers N`", "--partitions"),
-    **_all(f"merging data sets is {_LATER}", "--datasets"),
-    **_all("`--split` divides the documents", "--input-files", "--output-dir", "--test-percent"),
+    **_all("use `lmcore data merge`", "--datasets"),
+    **_all(
+        "`--split` divides the documents, `lmcore data split` lines of JSON",
+        "--input-files",
+        "--output-dir",
+        "--test-percent",
+    ),
     **_all(_GENERATE, "--num-samples", "--genfile", "--sample-input-file", "--out-seq-length"),
     **_all(_GENERATE, "--sample-output-file", "--temperature", "--top-p", "--top-k", "--greedy"),
     **_all(_LAUNCHER, "--nnodes", "--node-rank"),
@@ -237,8 +250,13 @@ PREPARE_FIXED: Mapping[str, Fixed] = {
 
 PREPARE_UNSUPPORTED: Mapping[str, str] = {
     **_all("prepare that text by itself, with `--json-keys KEY`", "--eval-text-key"),
-    **_all(f"merging data sets is {_LATER}: give all files to `--input`", "--datasets"),
+    **_all("use `lmcore data merge`", "--datasets"),
     **_TOKENIZER_UNSUPPORTED,
+}
+
+
+MERGE_FIXED: Mapping[str, Fixed] = {
+    "--multimodal": Fixed("modes are kept where the data sets have them"),
 }
 
 
@@ -252,6 +270,12 @@ def train_flags() -> Mapping[str, ForeignFlag]:
 def prepare_flags() -> Mapping[str, ForeignFlag]:
     """Return what `lmcore data prepare` understands of Megatron's flags, by flag."""
     return _foreign(PREPARE_RENAMED, PREPARE_FIXED, PREPARE_UNSUPPORTED)
+
+
+@functools.cache
+def merge_flags() -> Mapping[str, ForeignFlag]:
+    """Return what `lmcore data merge` understands of Megatron's flags, by flag."""
+    return _foreign({}, MERGE_FIXED, {})
 
 
 def _foreign(

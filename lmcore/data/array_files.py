@@ -48,12 +48,12 @@ def store_arrays(stem: Path, arrays: Mapping[str, npt.NDArray[np.integer]]) -> N
             temporaries.append(Path(f"{target}{ending}"))
             with disk_errors(target):
                 described[name] = {"file": target.name, **_write(temporaries[-1], values)}
-                replace_file(temporaries[-1], target)
+                temporaries[-1].replace(target)
         target = Path(f"{stem}.json")
         temporaries.append(Path(f"{target}{ending}"))
         with disk_errors(target):
             temporaries[-1].write_text(json.dumps({"arrays": described}, indent=1) + "\n")
-            replace_file(temporaries[-1], target)
+            replace_file(temporaries[-1], target)  # brings the other names to the disk, too
     finally:
         for path in temporaries:
             path.unlink(missing_ok=True)

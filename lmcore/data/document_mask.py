@@ -8,9 +8,10 @@ Shapes: B micro-batch, S sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["DocumentMasks"]
 
@@ -35,6 +36,8 @@ class DocumentMasks:
         """Return int64 [B, S], each token's place in its document; None if not asked for."""
         if not self.reset_position_ids:
             return None
+        import torch
+
         places_S = torch.arange(tokens_BS.shape[1])
         after_end_BS = torch.zeros_like(tokens_BS, dtype=torch.bool)
         after_end_BS[:, 1:] = tokens_BS[:, :-1] == self.eod
@@ -45,11 +48,15 @@ class DocumentMasks:
         """Return int32 [B, S], which document of the sample a token is in; None as above."""
         if not self.reset_attention_mask:
             return None
+        import torch
+
         ends_BS = (tokens_BS == self.eod).to(torch.int32)
         return ends_BS.cumsum(dim=1, dtype=torch.int32) - ends_BS
 
     def loss_mask(self, tokens_BS: Tensor) -> Tensor:
         """Return float32 [B, S], how much the target of each token counts: 0 or 1."""
+        import torch
+
         if self.eod_mask_loss:
             return (tokens_BS != self.eod).to(torch.float32)
         return torch.ones(tokens_BS.shape, dtype=torch.float32)

@@ -143,9 +143,6 @@ def build_gpt_index(
             why=f"the document index counts to {_INT32_MAX}",
             hint="train on more data or for fewer samples",
         )
-    if 2 * epochs * (end - start) > len(sizes):
-        # Random reads of most sizes: cheaper from memory than from the pages of a mapped file.
-        sizes = np.require(sizes, dtype=np.int32, requirements=["C", "A"])
     rng = np.random.RandomState(seed)
     documents = _document_index(rng, (start, end), planned, progress)
     samples = (epochs * tokens - 1) // sequence_length

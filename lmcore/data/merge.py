@@ -138,7 +138,9 @@ def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[Source]:
         earlier = seen.setdefault((found.st_dev, found.st_ino), prefix)
         if len(seen) == len(sources):
             raise DataError(
-                f"`{prefix}` and `{earlier}` are the same data",
+                f"`{prefix}` is given twice"
+                if prefix == earlier
+                else f"`{prefix}` and `{earlier}` are the same data",
                 why="its documents would be there twice",
                 hint="to train on it more often give it a larger weight",
             )

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 __all__ = ["CyclicOrder", "Ordered"]
 
@@ -64,6 +63,8 @@ class CyclicOrder:
         """Return which of the dataset's samples stands at position *i*."""
         number, place = divmod(i, len(self.dataset))
         if number != self._pass:
+            import torch
+
             generator = torch.Generator().manual_seed(number)
             self._permutation = torch.randperm(len(self.dataset), generator=generator).numpy()
             self._pass = number

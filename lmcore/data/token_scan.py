@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,6 +32,8 @@ _DOCUMENTS = 1 << 16
 _HIGHEST_COUNTED = 1 << 24  # ids from here on are counted together: 128 MiB hold the others
 _SORTED_HASHES = 1 << 24
 _EXAMPLES = 10
+
+Tokens = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -78,16 +81,13 @@ def scan_tokens(
     Raises:
         DataError: The `.bin` cannot be read to its end.
     """
-    counts = _Counts(dataset.dtype, eod, vocab_size)
+    counts = _Counts(eod, vocab_size)
     ended = 0
-    end = None if eod is None else _stored(eod, dataset.dtype)
     with closing(NumberSpool(Path(tempfile.gettempdir()), "Q")) as hashes:
-        for piece, digest in _documents(dataset):
-            counts.add(piece)
-            if digest is not None:
-                hashes.append(digest)
-                ended += bool(end and piece.endswith(end))
-        counts.flush()
+        for tokens, digests, lasts in _pieces(dataset):
+            counts.add(tokens)
+            hashes.extend(digests)
+            ended += 0 if eod is None else int(np.count_nonzero(lasts == eod))
         duplicates, examples = _duplicates(hashes)
     return TokenScan(
         distinct=int(np.count_nonzero(counts.histogram)),
@@ -115,67 +115,83 @@ def document_bounds(index: Index) -> Iterator[npt.NDArray[np.int64]]:
         yield bounds
 
 
-def _stored(token: int, dtype: np.dtype[np.integer]) -> bytes | None:
-    limits = np.iinfo(dtype)
-    return dtype.type(token).tobytes() if limits.min <= token <= limits.max else None
+_Piece = tuple[Tokens, npt.NDArray[np.uint64], Tokens]
 
 
-def _documents(dataset: IndexedDataset) -> Iterator[tuple[bytes, int | None]]:
-    """Yield the bytes of documents in pieces, with the last piece the document's hash.
+def _pieces(dataset: IndexedDataset) -> Iterator[_Piece]:
+    """Yield all tokens in pieces: each with the hashes and last tokens of documents ending in it.
 
-    The hash of a document without tokens is 0, that of others never.
+    The hash of a document without tokens is 0, that of others never; it has no last token.
     """
-    width = dataset.dtype.itemsize
-    with dataset.bin_path.open("rb", buffering=1 << 20) as file:
+    with dataset.bin_path.open("rb", buffering=0) as file:
         for bounds in document_bounds(dataset.index):
-            for size in (np.diff(bounds) * width).tolist():
-                hasher = blake2b(digest_size=8)
-                left = size
-                while left > _PIECE_TOKENS * width:
-                    piece = _read(file, _PIECE_TOKENS * width, dataset.bin_path)
-                    left -= len(piece)
-                    hasher.update(piece)
-                    yield piece, None
-                piece = _read(file, left, dataset.bin_path)
-                hasher.update(piece)
-                yield piece, (int.from_bytes(hasher.digest()) or 1) if size else 0
+            first, count = 0, len(bounds) - 1
+            while first < count:
+                fits = int(np.searchsorted(bounds, bounds[first] + _PIECE_TOKENS, side="right")) - 1
+                if fits == first:
+                    yield from _long_document(file, dataset, int(bounds[first + 1] - bounds[first]))
+                    first += 1
+                else:
+                    yield _documents(file, dataset, bounds[first : fits + 1] - bounds[first])
+                    first = fits
+
+
+def _documents(file: BinaryIO, dataset: IndexedDataset, bounds: npt.NDArray[np.int64]) -> _Piece:
+    """Read the documents of a piece; *bounds* are theirs in it."""
+    width = dataset.dtype.itemsize
+    content = memoryview(_read(file, int(bounds[-1]) * width, dataset.bin_path))
+    cuts = (bounds * width).tolist()
+    digests = b"".join(
+        blake2b(content[at:end], digest_size=8).digest() if end > at else bytes(8)
+        for at, end in pairwise(cuts)
+    )
+    filled = np.diff(bounds) > 0
+    hashes = np.frombuffer(digests, dtype="<u8").copy()
+    hashes[filled & (hashes == 0)] = 1
+    tokens = np.frombuffer(content, dtype=dataset.dtype)
+    return tokens, hashes, tokens[bounds[1:][filled] - 1]
+
+
+def _long_document(file: BinaryIO, dataset: IndexedDataset, length: int) -> Iterator[_Piece]:
+    """Read one document in several pieces."""
+    width, hasher = dataset.dtype.itemsize, blake2b(digest_size=8)
+    for at in range(0, length, _PIECE_TOKENS):
+        size = min(_PIECE_TOKENS, length - at)
+        content = _read(file, size * width, dataset.bin_path)
+        hasher.update(content)
+        tokens = np.frombuffer(content, dtype=dataset.dtype)
+        if at + size < length:
+            yield tokens, np.empty(0, dtype=np.uint64), tokens[:0]
+        else:
+            digest = int.from_bytes(hasher.digest(), "little") or 1
+            yield tokens, np.array([digest], dtype=np.uint64), tokens[-1:]
 
 
 def _read(file: BinaryIO, count: int, path: Path) -> bytes:
+    pieces, left = [], count
     try:
-        content = file.read(count)
+        while left and (piece := file.read(left)):
+            pieces.append(piece)
+            left -= len(piece)
     except OSError as error:
         raise DataError(f"cannot read `{path}`", why=error.strerror or str(error)) from error
-    if len(content) < count:
+    if left:
         raise DataError(f"`{path}` changed while it was read")
-    return content
+    return b"".join(pieces)
 
 
 class _Counts:
-    """How often each id is there; pieces are collected until there is enough to count."""
+    """How often each id is there."""
 
-    def __init__(
-        self, dtype: np.dtype[np.integer], eod: int | None, vocab_size: int | None
-    ) -> None:
+    def __init__(self, eod: int | None, vocab_size: int | None) -> None:
         self.histogram = np.zeros(1 << 8, dtype=np.int64)
         self.lowest: int | None = None
         self.highest: int | None = None
         self.beyond = self.outside = self.ends = 0
-        self._dtype, self._eod, self._vocab_size = dtype, eod, vocab_size
-        self._pieces: list[bytes] = []
-        self._collected = 0
+        self._eod, self._vocab_size = eod, vocab_size
 
-    def add(self, piece: bytes) -> None:
-        """Take tokens as they are stored."""
-        self._pieces.append(piece)
-        self._collected += len(piece)
-        if self._collected >= _PIECE_TOKENS * self._dtype.itemsize:
-            self.flush()
-
-    def flush(self) -> None:
-        """Count what was collected."""
-        tokens = np.frombuffer(b"".join(self._pieces), dtype=self._dtype)
-        self._pieces, self._collected = [], 0
+    def add(self, tokens: Tokens) -> None:
+        """Count the tokens of a piece."""
         if not tokens.size:
             return
         low, high = int(tokens.min()), int(tokens.max())

@@ -177,3 +177,21 @@ def test_data_of_two_tokenizers(train: Any, prefixes: list[str], tmp_path: Path)
     run = train("run", f"--data-path {prefixes[1]} {tmp_path}/x", None)
     assert run.status == 2
     assert "were not prepared with the same tokenizer" in run.err
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("more", [MASKS, "--dataloader-type cyclic"])
+def test_order_on_other_numbers_of_processes(
+    train: Any, start: Any, finish: Any, prefixes: list[str], more: str
+) -> None:
+    """A blend that begins on two processes goes on alone with the samples of an unbroken run."""
+    flags = f"--train-iters 8 --global-batch-size 8 {more} --data-path 3 {prefixes[0]} 1 "
+    flags += prefixes[1]
+    whole = train("whole", flags)
+    first = finish(start("part", f"{flags} --nproc-per-node 2 --exit-interval 5"), "part")
+    assert first.status == 0, first.err
+    part = train("part", f"{flags} --load {first.directory}")
+    assert part.status == 0, part.err
+    losses = [[row["loss"] for row in run.rows] for run in (part, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-6)
+    assert data_of(part) == data_of(whole)

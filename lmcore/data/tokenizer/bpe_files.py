@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import cast
 
 from lmcore.errors import DataError
 
@@ -58,14 +60,27 @@ def read_vocabulary(path: str) -> dict[str, int]:
         raise DataError(f"`{path}` is not JSON", why=str(error), hint=_EXPECTED) from None
     if not isinstance(vocabulary, dict) or not vocabulary:
         raise DataError(f"`{path}` is not a JSON object of tokens and ids", hint=_EXPECTED)
+    ids = vocabulary.values()
+    if (
+        set(map(type, ids)) != {int}
+        or min(ids) < 0
+        or max(ids) > _MAX_ID
+        or (len(set(ids)) != len(vocabulary))
+    ):
+        raise _wrong_id(path, vocabulary)
+    return vocabulary
+
+
+def _wrong_id(path: str, vocabulary: dict[str, object]) -> DataError:
+    """Return the error of the first id that cannot be."""
     seen: dict[int, str] = {}
     for token, i in vocabulary.items():
         if type(i) is not int or not 0 <= i <= _MAX_ID:
-            raise DataError(f"`{path}`: the id of token `{token}` is `{i}`", hint=_EXPECTED)
+            return DataError(f"`{path}`: the id of token `{token}` is `{i}`", hint=_EXPECTED)
         if i in seen:
-            raise DataError(f"`{path}`: tokens `{seen[i]}` and `{token}` share the id {i}")
+            return DataError(f"`{path}`: tokens `{seen[i]}` and `{token}` share the id {i}")
         seen[i] = token
-    return vocabulary
+    raise AssertionError(path)
 
 
 def read_merges(path: str) -> MergeRules:
@@ -74,26 +89,40 @@ def read_merges(path: str) -> MergeRules:
     Raises:
         DataError: Missing, not UTF-8, or a line that is not two tokens; names the line.
     """
-    lines = [line.removesuffix("\r") for line in _read(path, "--merge-file").split("\n")]
+    text = _read(path, "--merge-file")
+    lines = text.split("\n")
+    if "\r" in text:
+        lines = [line.removesuffix("\r") for line in lines]
     while lines and not lines[-1]:
         lines.pop()
     first = 1 if lines and lines[0].startswith("#version") else 0
-    merges: dict[Merge, int] = {}
-    for number, line in enumerate(lines[first:], start=first + 1):
+    del lines[:first]
+    merges = [tuple(line.split(" ")) for line in lines]
+    sound = not merges or (
+        set(map(len, merges)) == {2} and all(map(all, merges)) and len(set(merges)) == len(merges)
+    )
+    if not sound:
+        raise _wrong_rule(path, lines, first + 1)
+    return MergeRules(cast("list[Merge]", merges), list(range(first + 1, first + 1 + len(lines))))
+
+
+def _wrong_rule(path: str, lines: list[str], first: int) -> DataError:
+    """Return the error of the first line that is no rule, or stands there twice."""
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=first):
         parts = line.split(" ")
         if len(parts) != 2 or not all(parts):
-            raise DataError(
+            return DataError(
                 f"`{path}` line {number}: `{line[:60]}` is not a merge rule",
                 why="a rule is two tokens separated by one space",
                 hint=_EXPECTED,
             )
-        merge = (parts[0], parts[1])
-        if merge in merges:
-            raise DataError(
-                f"`{path}` line {number}: the rule `{line[:60]}` stands at line {merges[merge]} too"
+        if line in seen:
+            return DataError(
+                f"`{path}` line {number}: the rule `{line[:60]}` stands at line {seen[line]} too"
             )
-        merges[merge] = number
-    return MergeRules(list(merges), list(merges.values()))
+        seen[line] = number
+    raise AssertionError(path)
 
 
 def require_match(
@@ -111,17 +140,10 @@ def require_match(
                 why="a byte-level BPE must be able to encode any text",
                 hint=_EXPECTED,
             )
-    for number, (left, right) in zip(rules.lines, rules.merges, strict=True):
-        for token in (left, right, left + right):
-            if token not in vocabulary:
-                raise DataError(
-                    f"`{merge_file}` line {number}: the rule `{left} {right}` needs the token "
-                    f"`{token}`, which `{vocab_file}` does not have",
-                    why=f"the two files do not belong together: {len(rules.merges)} rules, "
-                    f"{len(vocabulary)} tokens",
-                    hint="take both files from the same tokenizer",
-                )
-    made = {left + right for left, right in rules.merges} | set(byte_alphabet())
+    results = set(map("".join, rules.merges))
+    if not (results <= vocabulary.keys() and vocabulary.keys() >= {*chain(*rules.merges)}):
+        raise _missing_token(vocabulary, rules, vocab_file, merge_file)
+    made = results.union(byte_alphabet())
     orphans = [t for t in vocabulary if t not in made and not _SPECIAL.fullmatch(t)]
     if orphans:
         raise DataError(
@@ -131,6 +153,23 @@ def require_match(
             f"{len(vocabulary)} tokens, of which {len(orphans)} cannot be made",
             hint="take both files from the same tokenizer; `merges.txt` may be cut short",
         )
+
+
+def _missing_token(
+    vocabulary: dict[str, int], rules: MergeRules, vocab_file: str, merge_file: str
+) -> DataError:
+    """Return the error of the first rule with a token that the vocabulary lacks."""
+    for number, (left, right) in zip(rules.lines, rules.merges, strict=True):
+        for token in (left, right, left + right):
+            if token not in vocabulary:
+                return DataError(
+                    f"`{merge_file}` line {number}: the rule `{left} {right}` needs the token "
+                    f"`{token}`, which `{vocab_file}` does not have",
+                    why=f"the two files do not belong together: {len(rules.merges)} rules, "
+                    f"{len(vocabulary)} tokens",
+                    hint="take both files from the same tokenizer",
+                )
+    raise AssertionError(merge_file)
 
 
 def _read(path: str, flag: str) -> str:

@@ -13,16 +13,15 @@ spells the end-of-document token cannot end itself.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Literal, assert_never
 
 import numpy as np
 import numpy.typing as npt
-import regex
 
 from lmcore.data.native import reason as native_reason
 from lmcore.data.tokenizer.base import Tokenizer
@@ -43,21 +42,27 @@ Engine = Literal["auto", "native", "tokenizers", "python"]
 WordEncoder = Callable[[str], Sequence[int]]
 
 _END = "<|endoftext|>"
-# GPT-2's pattern; the possessive forms match the same (nothing follows that could backtrack).
-_WORDS = regex.compile(
-    r"'(?:[sdmt]|ll|re|ve)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+"
-)
-# The same on ASCII text.  re.ASCII: `\s` must not take 0x1c-0x1f, which GPT-2's does not take.
-_ASCII_WORDS = re.compile(
-    r"'(?:[sdmt]|ll|re|ve)| ?[A-Za-z]++| ?[0-9]++| ?[^\sA-Za-z0-9]++|\s+(?!\S)|\s+", re.ASCII
-)
+# On ASCII text.  re.ASCII: `\s` must not take 0x1c-0x1f, which GPT-2's does not take.  The
+# possessive forms match the same (nothing follows that could backtrack).
+_ASCII_PATTERN = r"'(?:[sdmt]|ll|re|ve)| ?[A-Za-z]++| ?[0-9]++| ?[^\sA-Za-z0-9]++|\s+(?!\S)|\s+"
+_PATTERN = r"'(?:[sdmt]|ll|re|ve)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+"
 _CACHED_WORDS = 1 << 17
 _CACHED_LENGTH = 64
 
 
 def split_words(text: str) -> list[str]:
     """Return the words of *text* by GPT-2's pattern; joined they are *text*."""
-    return (_ASCII_WORDS if text.isascii() else _WORDS).findall(text)
+    return _words(ascii_only=text.isascii())(text)
+
+
+@functools.cache
+def _words(*, ascii_only: bool) -> Callable[[str], list[str]]:
+    """Return what cuts a text; compiled where it is needed, which with C++ it is not."""
+    if ascii_only:
+        return re.compile(_ASCII_PATTERN, re.ASCII).findall
+    import regex
+
+    return regex.compile(_PATTERN).findall
 
 
 class _WordCache(dict[str, Sequence[int]]):
@@ -162,7 +167,7 @@ class GPT2BPETokenizer(Tokenizer):
             raise ConfigError(f"the engine `{self.engine}` does not run in threads")
         return self._native.encode_flat(texts, threads)
 
-    @cached_property
+    @functools.cached_property
     def _bytes_of_id(self) -> dict[int, bytes]:
         return _bytes_by_id(self._vocabulary)
 

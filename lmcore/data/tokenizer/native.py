@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -112,10 +113,10 @@ def native_bpe(vocabulary: Mapping[str, int], merges: Sequence[Merge]) -> Native
     if make is None:
         return None
     id_of = vocabulary.__getitem__
-    rules = np.empty((len(merges), 3), dtype=np.int32)
-    left, right = zip(*merges, strict=True) if merges else ((), ())
-    rules[:, 0] = list(map(id_of, left))
-    rules[:, 1] = list(map(id_of, right))
-    rules[:, 2] = list(map(id_of, map("".join, merges)))
+    count = len(merges)
+    rules = np.empty((count, 3), dtype=np.int32)
+    pairs = map(id_of, chain.from_iterable(merges))
+    rules[:, :2] = np.fromiter(pairs, np.int32, 2 * count).reshape(count, 2)
+    rules[:, 2] = np.fromiter(map(id_of, map("".join, merges)), np.int32, count)
     bytes_ = np.array(list(map(id_of, byte_alphabet())), dtype=np.int32)
     return NativeBPE(make(bytes_, rules))

@@ -247,7 +247,7 @@ REFUSED = {
     "uncounted end": (_uncounted_end, "expected 4 bytes, found 6"),
     "missing": (_missing, "no such file"),
     "missing bin": (_missing_bin, "no such file"),
-    "twice": (lambda f: [write(f / "a", [[[1]]])] * 2, "are the same data"),
+    "twice": (lambda f: [write(f / "a", [[[1]]])] * 2, "is given twice"),
     "twice by a link": (_linked, "are the same data"),
     "metadata of another": (_foreign_metadata, "is not of this data set"),
     "none": (lambda f: [], "no data set is given"),

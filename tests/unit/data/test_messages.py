@@ -11,9 +11,12 @@ import pytest
 
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.indexed_writer import IndexedDatasetWriter
+from lmcore.data.merge import merge
 from lmcore.data.prepare import PrepareRequest, prepare
+from lmcore.data.repair import RepairRequest, repair
 from lmcore.data.split import split_ranges
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, build_tokenizer
+from lmcore.data.weights import DatasetTokens, weigh
 from lmcore.errors import LmcoreError
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"
@@ -53,6 +56,21 @@ def _merges(bpe_files: tuple[Path, Path], rules: str) -> Callable[[], object]:
     return run
 
 
+def _datasets(second: str, run: Callable[[], object]) -> Callable[[], object]:
+    def make_and_run() -> None:
+        for name, dtype in (("web-00", "uint16"), ("web-01", second)):
+            with IndexedDatasetWriter(name, dtype) as writer:
+                writer.add_document([1, 2, 3])
+        run()
+
+    return make_and_run
+
+
+def _repair_cut() -> None:
+    Path("web-00.bin").write_bytes(b"\1\0")
+    repair(RepairRequest("web-00"))
+
+
 GOOD = b'{"text": "good"}\n'
 CASES: dict[str, Callable[[], object]] = {
     "broken_json": _prepare(GOOD + b'{"text": "a\n'),
@@ -71,6 +89,10 @@ CASES: dict[str, Callable[[], object]] = {
     "no_validation": lambda: split_ranges(10, "949,50,1", needed=("train", "valid")),
     "tokenizer_unknown": lambda: build_tokenizer("GPT2BPETokeniser"),
     "tokenizer_files": lambda: build_tokenizer("GPT2BPETokenizer"),
+    "merge_token_types": _datasets("int32", lambda: merge(["web-00", "web-01"], "web")),
+    "merge_twice": _datasets("uint16", lambda: merge(["web-00", "web-01", "web-00"], "web")),
+    "repair_cut": _datasets("uint16", _repair_cut),
+    "weights_epochs": lambda: weigh([DatasetTokens("wiki_00", 5)], {"wiki": 2.0}),
     "input_missing": lambda: prepare(PrepareRequest(("web.jsonl",), "out", ByteTokenizer())),
 }
 

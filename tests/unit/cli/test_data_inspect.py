@@ -1,0 +1,99 @@
+"""`lmcore data inspect` and `lmcore data repair` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmcore.cli.data import run
+from lmcore.data.indexed_writer import IndexedDatasetWriter
+from lmcore.data.metadata import DatasetMetadata, metadata_path, write_metadata
+from lmcore.data.tokenizer import ByteTokenizer
+from lmcore.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> str:
+    """A data set of `hi` twice and `no`, each with its end, and metadata."""
+    path = f"{tmp_path}/x_text_document"
+    tokenizer = ByteTokenizer()
+    with IndexedDatasetWriter(path, "uint16") as writer:
+        for text in ("hi", "hi", "no"):
+            writer.add_document([*tokenizer.encode(text), tokenizer.eod])
+    metadata = DatasetMetadata.of(
+        tokenizer, append_eod=True, documents=3, sequences=3, tokens=9, dtype="uint16"
+    )
+    write_metadata(path, metadata)
+    return path
+
+
+def test_documents(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Documents are shown as text by the tokenizer that the metadata names."""
+    assert run(["inspect", prefix, "--document", "0", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "document 0: 3 tokens\nhi" in shown
+    assert "document 2: 3 tokens\nno" in shown
+    run(["inspect", f"{prefix}.idx", "--document", "2", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert [one["text"][:2] for one in report["shown"]] == ["no"]
+    with pytest.raises(DataError, match="documents are 0 to 2"):
+        run(["inspect", prefix, "--document", "3"])
+
+
+def test_scan(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A scan shows frequent tokens with what they say, copies and ends."""
+    assert run(["inspect", prefix, "--scan", "--top", "2"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "copies 1 documents that equal an earlier one" in lines
+    assert "1 = 0" in lines
+    assert "end with 256 3 documents" in lines
+    assert "256 elsewhere 0 times" in lines
+    assert lines[-1] == '104 2 "h"'
+
+
+def test_without_metadata(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The ids are shown, and ends are looked for where their id is named."""
+    metadata_path(prefix).unlink()
+    assert run(["inspect", prefix, "--scan", "--document", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "not looked for; `--eod` names the token" in shown
+    assert shown.endswith("document 2: 3 tokens\n110 111 256\n")
+    run(["inspect", prefix, "--scan", "--eod", "256", "--json"])
+    assert json.loads(capsys.readouterr().out)["scan"]["ended"] == 3
+
+
+def test_altered_tokenizer(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tokenizer that is not the recorded one is an error; a scan goes without it, and says so."""
+    path = metadata_path(prefix)
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "fingerprint": "0" * 64}))
+    with pytest.raises(ConfigError, match="have changed"):
+        run(["inspect", prefix, "--document", "0"])
+    assert run(["inspect", prefix, "--scan"]) == 0
+    assert "without their text: the tokenizer files" in capsys.readouterr().out
+
+
+def test_repair(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing index is made anew by what the metadata says; then there is nothing to repair."""
+    index = Path(f"{prefix}.idx")
+    sound = index.read_bytes()
+    index.unlink()
+    assert run(["repair", prefix]) == 0
+    shown = capsys.readouterr().out
+    assert "the index is missing" in shown
+    assert f"new: {prefix}.idx" in shown
+    assert index.read_bytes() == sound
+    run(["repair", prefix])
+    assert "nothing to repair" in capsys.readouterr().out
+    run(["repair", prefix, "--hyphens", "--json"])
+    assert json.loads(capsys.readouterr().out)["prefix"].endswith("/x-text-document")
+
+
+def test_merge_takes_megatrons_flag(prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+    """`--multimodal` of the merging script changes nothing, and a line says so."""
+    output = f"{Path(prefix).parent}/merged"
+    flags = ["--datasets", prefix, "--output-prefix", output, "--multimodal"]
+    assert run(["merge", *flags]) == 0
+    assert "changes nothing: modes are kept" in caplog.text
