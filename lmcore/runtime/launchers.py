@@ -106,7 +106,7 @@ def _address(
     place: Mapping[str, str], env: Mapping[str, str], job: Sequence[str]
 ) -> dict[str, str]:
     """Return MASTER_ADDR and MASTER_PORT, each where it is not set and can be told."""
-    found = {}
+    found: dict[str, str] = {}
     if not env.get("MASTER_ADDR"):
         host = _LOOPBACK if place["WORLD_SIZE"] == place["LOCAL_WORLD_SIZE"] else _first_host(env)
         found |= {"MASTER_ADDR": host} if host else {}

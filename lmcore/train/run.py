@@ -128,15 +128,17 @@ def _join(plan: RunPlan, rank: RankInfo, stack: contextlib.ExitStack) -> Rendezv
 
 def _run_directory(plan: RunPlan, rank: RankInfo, rendezvous: Rendezvous | None) -> RunDirectory:
     """Make the directory of the run; rank 0 does, and tells the others its path."""
-    asked, path = plan.config.checkpoint, None
+    asked = plan.config.checkpoint
+    run = None
     if rank.rank == 0:
         run = RunDirectory.create(
             asked.save, plan.config.logging.name, load=None if asked.finetune else asked.load
         )
-        path = str(run.path)
     if rendezvous is None:
+        assert run is not None  # the only process is rank 0
         return run
-    return RunDirectory(Path(rendezvous.gather(path, "the run directory")[0]))
+    paths = rendezvous.gather(str(run.path) if run else None, "the run directory")
+    return RunDirectory(Path(paths[0]))
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ def test_equal_to_one_process(train: Any, many: Any, size: int, flags: str) -> N
     assert together.summary["status"] == "completed"
 
 
+@pytest.mark.timeout(300)  # both processes compile at once
 def test_compiled(train: Any, many: Any) -> None:
     """Blocks that are compiled exchange their gradients just as well."""
     common = "--global-batch-size 8 --train-iters 3 --num-layers 1"

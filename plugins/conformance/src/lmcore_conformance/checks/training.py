@@ -369,8 +369,8 @@ def processes(bench: Bench) -> str:
     alone = curves.pop("1 process")
     worst = 0.0
     for name, found in curves.items():
-        for steps in zip(found, alone, strict=True):
-            errors = [abs(one - right) / right for one, right in zip(*steps, strict=True)]
+        for step, wanted in zip(found, alone, strict=True):
+            errors = [abs(a - b) / b for a, b in zip(step, wanted, strict=True)]
             worst = max([worst, *errors])
         if not worst <= _SAME_CURVE:
             raise Failure(f"{name}: losses or gradient norms differ by {worst:.1e} of their size")
