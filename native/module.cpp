@@ -14,4 +14,5 @@ PYBIND11_MODULE(_native, module) {
   lmcore::register_sentence_mapping(module);
   lmcore::register_sample_reader(module);
   lmcore::register_text(module);
+  lmcore::register_minhash(module);
 }

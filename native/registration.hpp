@@ -12,5 +12,6 @@ void register_shuffle(pybind11::module_ &module);
 void register_sentence_mapping(pybind11::module_ &module);
 void register_sample_reader(pybind11::module_ &module);
 void register_text(pybind11::module_ &module);
+void register_minhash(pybind11::module_ &module);
 
 }  // namespace lmcore

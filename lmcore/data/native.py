@@ -92,6 +92,16 @@ class NativeBuilders(Protocol):
     ) -> npt.NDArray[np.unsignedinteger]:
         """See `lmcore.data.sentence_mapping.build_block_mapping`."""
 
+    def minhash_signatures(
+        self,
+        characters: npt.NDArray[np.uint32],
+        ends: npt.NDArray[np.int64],
+        weights: npt.NDArray[np.uint32],
+        factors: npt.NDArray[np.uint32],
+        terms: npt.NDArray[np.uint32],
+    ) -> npt.NDArray[np.uint32]:
+        """See `lmcore.data.clean.minhash.MinHash.signatures`."""
+
     def SampleReader(  # noqa: N802  # a class there
         self,
         tokens: npt.NDArray[np.integer],

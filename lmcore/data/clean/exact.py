@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
@@ -28,11 +28,15 @@ class Digest:
 
     of: Literal["text", "url"]
 
-    def keys(self, document: Document) -> npt.NDArray[np.uint64]:
-        """Return two numbers."""
+    def keys(self, documents: Sequence[Document]) -> npt.NDArray[np.uint64]:
+        """Return two numbers for each document."""
+        digests = b"".join(self._digest(document) for document in documents)
+        return np.frombuffer(digests, "<u8").reshape(-1, 2)
+
+    def _digest(self, document: Document) -> bytes:
         what = document.text if self.of == "text" else normalized(document.url)
         content = what.encode("utf-8", "surrogatepass")
-        return np.frombuffer(hashlib.blake2b(content, digest_size=16).digest(), "<u8")
+        return hashlib.blake2b(content, digest_size=16).digest()
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,14 @@ Mining of massive datasets, section 3.4, for the bands.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.data.native import builders
 from lmcore.errors import ConfigError
 
 __all__ = ["MinHash", "jaccard", "shingle_set"]
@@ -25,7 +27,7 @@ _CHUNK = 128
 _WIDEST = 32
 _MOST = np.uint32(0xFFFFFFFF)
 
-Signature = npt.NDArray[np.uint32]
+Signatures = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,29 @@ class MinHash:
         for name, value in zip(("seed", "hashes", "bands", "shingle"), state, strict=True):
             object.__setattr__(self, name, value)
 
-    def signature(self, text: str) -> Signature:
-        """Return for each function the least value that it gives a shingle of *text*.
+    def signatures(self, texts: Sequence[str], *, native: bool = True) -> Signatures:
+        """Return for each function the least value that it gives a shingle of each text.
+
+        Args:
+            texts: A text shorter than a shingle is one shingle.
+            native: Whether C++ does it where it is there; the result is the same.
 
         Returns:
-            `hashes` numbers.  A text shorter than a shingle is one shingle.
+            (texts, hashes).
         """
+        if builders is None or not native:
+            return np.stack([self._signature(text) for text in texts])
+        characters = [text.encode("utf-32-le", "surrogatepass") for text in texts]
+        factors, terms = self._functions
+        return builders.minhash_signatures(
+            np.frombuffer(b"".join(characters), np.uint32),
+            np.cumsum([len(one) // 4 for one in characters], dtype=np.int64),
+            self._shingle_factors,
+            factors.ravel(),
+            terms.ravel(),
+        )
+
+    def _signature(self, text: str) -> Signatures:
         values = _mixed(self._shingles(text))
         factors, terms = self._functions
         least = np.full((self.hashes, _CHUNK), _MOST)
@@ -78,15 +97,24 @@ class MinHash:
             np.multiply(factors, rest, out=made[:, : len(rest)])
             made[:, : len(rest)] += terms
             np.minimum(least[:, : len(rest)], made[:, : len(rest)], out=least[:, : len(rest)])
-        signature: Signature = least.min(axis=1)
+        signature: Signatures = least.min(axis=1)
         return signature
 
-    def band_keys(self, signature: Signature) -> npt.NDArray[np.uint64]:
-        """Return a number for each band, equal where the band's hashes (and its place) are."""
-        rows = signature.reshape(self.bands, -1).astype(np.uint64)
-        keys = np.arange(1, self.bands + 1, dtype=np.uint64)
-        for column in range(rows.shape[1]):
-            keys = (keys ^ rows[:, column]) * np.uint64(0x9E3779B97F4A7C15)
+    def band_keys(self, signatures: Signatures) -> npt.NDArray[np.uint64]:
+        """Return a number for each band, equal where the band's hashes (and its place) are.
+
+        Args:
+            signatures: (texts, hashes).
+
+        Returns:
+            (texts, bands).
+        """
+        rows = signatures.reshape(len(signatures), self.bands, -1).astype(np.uint64)
+        places = np.arange(1, self.bands + 1, dtype=np.uint64)
+        keys = np.broadcast_to(places, rows.shape[:2]).copy()
+        for column in range(rows.shape[2]):
+            keys ^= rows[:, :, column]
+            keys *= np.uint64(0x9E3779B97F4A7C15)
             keys ^= keys >> np.uint64(29)
         return keys
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,9 +41,10 @@ class BandKeys:
 
     minhash: MinHash
 
-    def keys(self, document: Document) -> npt.NDArray[np.uint64]:
-        """Return as many numbers as there are bands."""
-        return self.minhash.band_keys(self.minhash.signature(document.text))
+    def keys(self, documents: Sequence[Document]) -> npt.NDArray[np.uint64]:
+        """Return (documents, bands)."""
+        texts = [document.text for document in documents]
+        return self.minhash.band_keys(self.minhash.signatures(texts))
 
 
 @dataclass(frozen=True)

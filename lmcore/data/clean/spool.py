@@ -15,9 +15,11 @@ from lmcore.data.indexed_writer import disk_errors
 __all__ = ["Spool"]
 
 _HEAD = struct.Struct("<IQQI")  # source, number, key, length of the JSON
+_LENGTH = struct.Struct("<I")
+_LENGTH_AT = _HEAD.size - _LENGTH.size
 # Small enough that one document is soon read, large enough to compress well.
-_BLOCK_BYTES = 1 << 17
-_BLOCKS_HELD = 16
+_BLOCK_BYTES = 1 << 16
+_BLOCKS_HELD = 64
 
 Keyed = tuple[Entry, int]
 
@@ -26,7 +28,7 @@ class Spool:
     """A file of documents, each with a number of 64 bits beside it.
 
     Written once from its beginning, then read; close it when done.  Memory: 16 bytes a block of
-    about 128 KiB, and a few blocks.
+    about 64 KiB, and a few blocks.
 
     Args:
         path: Where it goes; removed by whoever made its directory.
@@ -47,7 +49,7 @@ class Spool:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._count = 0
-        self._held: OrderedDict[int, list[Keyed]] = OrderedDict()
+        self._held: OrderedDict[int, bytes] = OrderedDict()
         with disk_errors(path):
             self._file = path.open("w+b", buffering=0)
 
@@ -92,26 +94,39 @@ class Spool:
         """Return the document at *position*, from 0."""
         block = bisect_right(self._firsts, position) - 1
         if block not in self._held:
-            self._held[block] = self._load(block)
+            self._held[block] = self._content(block)
             if len(self._held) > _BLOCKS_HELD:
                 self._held.popitem(last=False)
         self._held.move_to_end(block)
-        return self._held[block][position - self._firsts[block]][0]
+        content = self._held[block]
+        at = 0
+        for _ in range(position - self._firsts[block]):
+            at += _HEAD.size + _LENGTH.unpack_from(content, at + _LENGTH_AT)[0]
+        return _entry(content, at, self._names)[0]
 
     def close(self) -> None:
         """Close the file; may be called again."""
         self._file.close()
 
-    def _load(self, block: int) -> list[Keyed]:
+    def _content(self, block: int) -> bytes:
         start, end = self._offsets[block], self._offsets[block + 1]
         with disk_errors(self.path):
             self._file.seek(start)
-            content = self._unpacker.decompress(self._file.read(end - start))
+            content: bytes = self._unpacker.decompress(self._file.read(end - start))
+        return content
+
+    def _load(self, block: int) -> list[Keyed]:
+        content = self._content(block)
         found: list[Keyed] = []
         at = 0
         while at < len(content):
-            source, number, key, length = _HEAD.unpack_from(content, at)
-            at += _HEAD.size
-            found.append((Entry(self._names[source], number, content[at : at + length]), key))
-            at += length
+            keyed = _entry(content, at, self._names)
+            found.append(keyed)
+            at += _HEAD.size + len(keyed[0].raw)
         return found
+
+
+def _entry(content: bytes, at: int, names: Sequence[str]) -> Keyed:
+    source, number, key, length = _HEAD.unpack_from(content, at)
+    start = at + _HEAD.size
+    return Entry(names[source], number, content[start : start + length]), key

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,10 +30,10 @@ AnyBatch = LineBatch | TextBatch | EntryBatch
 
 
 class KeyMaker(Protocol):
-    """Makes of a document the numbers by which a later step finds its duplicates."""
+    """Makes of documents the numbers by which a later step finds their duplicates."""
 
-    def keys(self, document: Document) -> npt.NDArray[np.uint64]:
-        """Return as many numbers for every document."""
+    def keys(self, documents: Sequence[Document]) -> npt.NDArray[np.uint64]:
+        """Return a row for each of *documents*, which are not none."""
         ...
 
 
@@ -85,7 +85,7 @@ class Processed:
 def process(batch: AnyBatch, segment: Segment) -> Processed:
     """Take the documents of *batch* through the steps of *segment*."""
     done = Processed(counts={row: StepCounts() for row, _ in segment.steps}, bytes=_size(batch))
-    keys: list[npt.NDArray[np.uint64]] = []
+    left: list[Document] = []
     for document in documents_of(batch, segment.fields):
         if isinstance(document, Problem):
             done.bad[document.reason] += 1
@@ -96,12 +96,10 @@ def process(batch: AnyBatch, segment: Segment) -> Processed:
                 break
             continue
         done.documents += 1
-        for left in _through(document, segment, done):
-            done.entries.append(_entry(left, segment))
-            if segment.key_maker is not None:
-                keys.append(segment.key_maker.keys(left))
-    if keys:
-        done.keys = np.stack(keys)
+        left.extend(_through(document, segment, done))
+    done.entries = [_entry(document, segment) for document in left]
+    if segment.key_maker is not None and left:
+        done.keys = segment.key_maker.keys(left)
     return done
 
 

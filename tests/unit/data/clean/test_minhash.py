@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.clean.minhash import MinHash, jaccard, shingle_set
+from lmcore.data.native import builders
 from lmcore.errors import ConfigError
 
 
@@ -60,7 +62,51 @@ def test_signature_as_defined(text: str, seed: int) -> None:
         min((factor * value + term) & 0xFFFFFFFF for value in values)
         for factor, term in zip(factors[:, 0].tolist(), terms[:, 0].tolist(), strict=True)
     ]
-    assert minhash.signature(text).tolist() == expected
+    for native in (False, True):
+        assert minhash.signatures([text], native=native).tolist() == [expected]
+
+
+@given(
+    st.lists(st.text(max_size=30), min_size=1, max_size=8), st.integers(1, 7), st.integers(1, 40)
+)
+def test_native_is_equal(texts: list[str], shingle: int, hashes: int) -> None:
+    """C++ and numpy give the same signatures of any number of texts."""
+    minhash = MinHash(hashes=hashes, bands=1, shingle=shingle)
+    both = [minhash.signatures(texts, native=native) for native in (True, False)]
+    assert both[0].shape == (len(texts), hashes)
+    assert both[0].dtype == both[1].dtype == np.uint32
+    assert (both[0] == both[1]).all()
+
+
+def test_native_is_equal_on_long_texts() -> None:
+    """So they do where a text is longer than the parts that it is taken in."""
+    choice = random.Random(1)
+    texts = [random_text(choice, length) for length in (127, 128, 132, 2051, 2052, 2053, 9000)]
+    minhash = MinHash()
+    assert (minhash.signatures(texts) == minhash.signatures(texts, native=False)).all()
+
+
+@pytest.mark.skipif(builders is None, reason="needs lmcore._native")
+def test_native_refuses_what_does_not_fit() -> None:
+    """Wrong types, ends outside the text or out of order, and shingles of nothing are refused."""
+    good: dict[str, Any] = {
+        "characters": np.arange(10, dtype=np.uint32),
+        "ends": np.array([4, 10]),
+        "weights": np.ones(5, np.uint32),
+        "factors": np.ones(3, np.uint32),
+        "terms": np.ones(3, np.uint32),
+    }
+    assert builders.minhash_signatures(**good).shape == (2, 3)
+    for changed in (
+        {"ends": np.array([4, 11])},
+        {"ends": np.array([4, 3])},
+        {"ends": np.array([-1, 3])},
+        {"weights": np.ones(0, np.uint32)},
+        {"terms": np.ones(2, np.uint32)},
+        {"characters": np.arange(10, dtype=np.int64)},
+    ):
+        with pytest.raises(ValueError, match=next(iter(changed)) + r"|ends|shingle|differ"):
+            builders.minhash_signatures(**{**good, **changed})
 
 
 @pytest.mark.parametrize("edits, length", [(1, 2000), (8, 2000), (40, 2000), (4, 300)])
@@ -75,7 +121,8 @@ def test_estimate(edits: int, length: int) -> None:
             changed[at] = "#"
         second = "".join(changed)
         minhash = MinHash(seed=seed)
-        estimate = float((minhash.signature(first) == minhash.signature(second)).mean())
+        one, other = minhash.signatures([first, second])
+        estimate = float((one == other).mean())
         truth = true_similarity(first, second)
         errors.append((estimate - truth) / np.sqrt(truth * (1 - truth) / 100))
     # Standardized errors: mean 0 within three standard errors, spread near 1.
@@ -96,10 +143,8 @@ def test_bands_find_what_theory_says() -> None:
                 changed[at] = "#"
             second = "".join(changed)
             minhash = MinHash(seed=seed)
-            keys = [
-                set(minhash.band_keys(minhash.signature(one)).tolist()) for one in (first, second)
-            ]
-            hits += bool(keys[0] & keys[1])
+            one, other = minhash.band_keys(minhash.signatures([first, second])).tolist()
+            hits += bool(set(one) & set(other))
             truths.append(true_similarity(first, second))
         return hits / 200, float(np.mean([1 - (1 - truth**10) ** 10 for truth in truths]))
 
@@ -112,11 +157,11 @@ def test_same_on_every_machine() -> None:
     """Signatures do not depend on the process; a change of them would be a change of results."""
     code = (
         "from lmcore.data.clean.minhash import MinHash;"
-        "m = MinHash(seed=7); print(m.band_keys(m.signature('the same text again')).tolist())"
+        "m = MinHash(seed=7); print(m.band_keys(m.signatures(['the same text again'])).tolist()[0])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     minhash = MinHash(seed=7)
-    keys = minhash.band_keys(minhash.signature("the same text again")).tolist()
+    keys = minhash.band_keys(minhash.signatures(["the same text again"])).tolist()[0]
     assert told.stdout.strip() == str(keys)
     assert keys[0] == FIRST_KEY
 
