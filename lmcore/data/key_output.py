@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -141,7 +142,8 @@ class KeyOutput:
         self.close()
         self.counts = counts
         for path, size in zip(self._paths, self._sizes_on_disk(), strict=True):
-            os.truncate(path, size)
+            with suppress(FileNotFoundError):  # it has its final name already
+                os.truncate(path, size)
         self._idx.unlink(missing_ok=True)
 
     def finish(self, format_: Format) -> None:

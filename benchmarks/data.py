@@ -1,0 +1,196 @@
+r"""`lmcore data prepare` beside Megatron's preparing scripts and the libraries' raw speed.
+
+    python benchmarks/data.py --vocab-file vocab.json --merge-file merges.txt \
+        --corpus 'corpora/**/*.jsonl.gz' --peer-python peers/bin/python
+
+Every contender is a process of its own, started cold, on the same unique text (`unique_text.py`);
+they take turns, and the output of all must be the same bytes.  Wall seconds say what a user waits
+on this machine as it is; processor seconds say the same of a machine that nobody else uses, and
+are what ratios should be read by where several people share one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizer_engines import corpus_texts
+from unique_text import unique_documents
+
+HERE = Path(__file__).parent
+LIBRARIES = ("gigatoken", "tokie", "tokenizers", "tiktoken")
+
+
+@dataclass
+class Row:
+    """What one contender did: megabytes, and for each turn the seconds."""
+
+    megabytes: float
+    wall: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+    own: list[float] = field(default_factory=list)
+    peak: list[float] = field(default_factory=list)
+
+    def rate(self, seconds: list[float]) -> float:
+        """Return the median MB/s."""
+        return self.megabytes / statistics.median(seconds) if seconds else float("nan")
+
+
+def write_text(path: Path, corpus: str, megabytes: int) -> float:
+    """Write unique documents as JSON lines; return their 10**6 bytes."""
+    documents = unique_documents(list(corpus_texts(corpus)), megabytes * 10**6)
+    with path.open("w", encoding="utf-8") as file:
+        for text in documents:
+            file.write(json.dumps({"text": text}) + "\n")
+    return path.stat().st_size / 1e6
+
+
+def timed(row: Row, command: list[str], **environment: str) -> str:
+    """Run a process to its end, add its seconds and memory; return what it printed."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    printed, _ = process.communicate()
+    row.wall.append(time.perf_counter() - began)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: status {process.returncode}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    row.processor.append(after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime)
+    return printed
+
+
+def prepare_with_lmcore(row: Row, source: Path, prefix: Path, files: list[str]) -> None:
+    """Run our command."""
+    flags = ["--input", str(source), "--output-prefix", str(prefix), "--append-eod", "--json"]
+    kind = ["--tokenizer-type", "GPT2BPETokenizer"]
+    named = ["--vocab-file", files[0], "--merge-file", files[1]]
+    command = [sys.executable, "-m", "lmcore.cli.main", "data", "prepare"]
+    report = json.loads(timed(row, [*command, *flags, *kind, *named]))
+    row.own.append(report["seconds"])
+
+
+def prepare_with_peer(
+    row: Row, python: str, which: str, source: Path, prefix: Path, files: list[str]
+) -> None:
+    """Run one of Megatron's ways."""
+    command = [python, str(HERE / "data_peers.py"), which, str(source), str(prefix), *files, "2"]
+    row.own.append(float(timed(row, command).split()[-1]))
+
+
+def raw_speed(row: Row, library: str, python: str, source: Path, files: list[str]) -> None:
+    """Let a library encode the texts in memory, in a fresh process."""
+    command = [python, str(HERE / "tokenizer_engines.py"), "--one", library, "--corpus", ""]
+    command += ["--texts", str(source), "--vocab-file", files[0], "--merge-file", files[1]]
+    row.own.append(row.megabytes / float(timed(row, command).split()[-1]))
+
+
+def digest(prefix: Path) -> str:
+    """Return a hash of both files of a data set."""
+    whole = hashlib.sha256()
+    for ending in (".bin", ".idx"):
+        whole.update(Path(f"{prefix}{ending}").read_bytes())
+    return whole.hexdigest()
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vocab-file", required=True)
+    parser.add_argument("--merge-file", required=True)
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--library-python", default=sys.executable)
+    parser.add_argument("--megabytes", type=int, default=128)
+    parser.add_argument("--slow-megabytes", type=int, default=8, help="for Megatron's default way")
+    parser.add_argument("--turns", type=int, default=5)
+    arguments = parser.parse_args()
+    files = [str(Path(arguments.vocab_file).resolve()), str(Path(arguments.merge_file).resolve())]
+    with tempfile.TemporaryDirectory() as folder:
+        compare(arguments, files, Path(folder))
+
+
+def compare(arguments: argparse.Namespace, files: list[str], folder: Path) -> None:
+    """Take turns, and print what came out."""
+    large, small = folder / "large.jsonl", folder / "small.jsonl"
+    size = write_text(large, arguments.corpus, arguments.megabytes)
+    small_size = write_text(small, arguments.corpus, arguments.slow_megabytes)
+    rows = {
+        "lmcore data prepare": Row(size),
+        "lmcore, the small input": Row(small_size),
+        "Megatron fast path": Row(size),
+        "Megatron default, small": Row(small_size),
+        **{f"{name}, in memory": Row(arguments.megabytes) for name in LIBRARIES},
+    }
+    peer = arguments.peer_python
+    for turn in range(arguments.turns):
+        for name, source in (("lmcore data prepare", large), ("lmcore, the small input", small)):
+            prepare_with_lmcore(rows[name], source, folder / f"ours{source.stem}", files)
+        prepare_with_peer(rows["Megatron fast path"], peer, "fast", large, folder / "fast", files)
+        if turn < 3:
+            slow = rows["Megatron default, small"]
+            prepare_with_peer(slow, peer, "default", small, folder / "default", files)
+        for library in LIBRARIES[:2] if turn else LIBRARIES:
+            row = rows[f"{library}, in memory"]
+            raw_speed(row, library, arguments.library_python, large, files)
+    if digest(folder / "ourslarge_text_document") != digest(folder / "fast"):
+        raise SystemExit("lmcore and the fast path wrote different bytes")
+    if digest(folder / "ourssmall_text_document") != digest(folder / "default"):
+        raise SystemExit("lmcore and Megatron's default wrote different bytes")
+    show(rows)
+
+
+def show(rows: dict[str, Row]) -> None:
+    """Print MB/s (10**6 bytes) of the whole process, of its own timer, and per processor second."""
+    print(f"{'':<28}{'MB':>6}{'whole':>9}{'own timer':>11}{'per cpu s':>11}")
+    for name, row in rows.items():
+        raw = name.endswith("in memory")
+        whole = "" if raw else f"{row.rate(row.wall):.1f}"
+        per_cpu = "" if raw else f"{row.rate(row.processor):.1f}"
+        own = f"{row.rate(row.own):.1f}"
+        print(f"{name:<28}{row.megabytes:>6.0f}{whole:>9}{own:>11}{per_cpu:>11}")
+    ours, small = rows["lmcore data prepare"], rows["lmcore, the small input"]
+    fast, slow = rows["Megatron fast path"], rows["Megatron default, small"]
+    best = max((row for name, row in rows.items() if name.endswith("memory")), key=_own)
+    print("\nratios, medians of the turns")
+    print(f"whole / Megatron default, same small input  {_ratio(slow.wall, small.wall):.1f}")
+    print(f"whole (large) / Megatron default (small)    {_rates(ours, slow):.1f}")
+    print(f"whole / fast path                           {_ratio(fast.wall, ours.wall):.1f}")
+    print(f"own timer / fast path                       {_ratio(fast.own, ours.own):.1f}")
+    print(
+        f"processor seconds / fast path               {_ratio(fast.processor, ours.processor):.1f}"
+    )
+    print(f"whole / fastest library in memory           {_rates(ours, best, own=True):.2f}")
+
+
+def _own(row: Row) -> float:
+    return row.rate(row.own)
+
+
+def _ratio(theirs: list[float], ours: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(theirs, ours, strict=False))
+
+
+def _rates(ours: Row, theirs: Row, *, own: bool = False) -> float:
+    seconds = theirs.own if own else theirs.wall
+    pairs = zip(ours.wall, seconds, strict=False)
+    return statistics.median((ours.megabytes / a) / (theirs.megabytes / b) for a, b in pairs)
+
+
+if __name__ == "__main__":
+    main()
