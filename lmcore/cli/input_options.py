@@ -55,11 +55,10 @@ def sentences_of(wanted: PrepareSection) -> SentenceOptions | None:
             hint="`--presplit-sentences` is for texts with a sentence on each line",
         )
     if wanted.presplit_sentences:
-        _require_unset(wanted, "--presplit-sentences", ("sentence_splitter", "lang", "punkt_model"))
+        _require_unset(wanted, ("sentence_splitter", "lang", "punkt_model"))
         return SentenceOptions(splitter="lines", keep_newlines=wanted.keep_newlines)
     if not wanted.split_sentences:
-        named = ("sentence_splitter", "lang", "punkt_model", "keep_newlines")
-        _require_unset(wanted, "whole documents", named)
+        _require_unset(wanted, ("sentence_splitter", "lang", "punkt_model", "keep_newlines"))
         return None
     return SentenceOptions(
         splitter=wanted.sentence_splitter or "punkt",
@@ -69,14 +68,7 @@ def sentences_of(wanted: PrepareSection) -> SentenceOptions | None:
     )
 
 
-def _require_unset(wanted: PrepareSection, chosen: str, names: tuple[str, ...]) -> None:
+def _require_unset(wanted: PrepareSection, names: tuple[str, ...]) -> None:
     for name in names:
         if getattr(wanted, name):
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                f"`{flag}` needs `--split-sentences`", why=f"{_asked(chosen)}, not split here"
-            )
-
-
-def _asked(chosen: str) -> str:
-    return f"`{chosen}` was asked for" if chosen.startswith("--") else f"{chosen} were asked for"
+            raise ConfigError(f"`--{name.replace('_', '-')}` needs `--split-sentences`")

@@ -86,7 +86,7 @@ def _texts(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
     except RecursionError:
         raise BadDocument("broken JSON", "it is nested too deeply") from None
     except ValueError as error:
-        hint = _ONE_LINE if line.strip() in (b"{", b"[") else None
+        hint = _ONE_LINE if line.strip() in (b"{", b"[") else _other_format(line)
         raise BadDocument("broken JSON", _json_error(error), hint) from None
     if not isinstance(record, dict):
         kind = _JSON_NAMES.get(type(record), "a number")
@@ -100,6 +100,15 @@ _ONE_LINE = (
     "one JSON object a line is wanted; `--input-format json` reads arrays, and objects over "
     "several lines"
 )
+
+
+def _other_format(line: bytes) -> str | None:
+    """Return a hint where a line does not look like JSON at all."""
+    if line.lstrip()[:1] in (b"{", b"[", b""):
+        return None
+    return (
+        f"say what the input is by `--input-format`: text, csv, tsv ...; or mend the line, {_SKIP}"
+    )
 
 
 def _json_error(error: ValueError) -> str:

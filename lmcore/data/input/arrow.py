@@ -18,7 +18,7 @@ from lmcore.data.input.columns import (
     require_columns,
     require_package,
 )
-from lmcore.data.input.compression import STDIN, CutShortError, DamagedError, open_input
+from lmcore.data.input.compression import STDIN, CutShortError, DamagedError, Opened, open_input
 from lmcore.data.input.document import Document, gathered, unusable
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
+_PIECE_BYTES = 1 << 20
 _FILE, _FEATHER_1, _STREAM = b"ARROW1", b"FEA1", b"\xff\xff\xff\xff"
 
 
@@ -80,7 +81,14 @@ def _open(path: str, stack: ExitStack) -> _Parts:
         return stream.schema, iter(stream), mapped.tell
     unpacked = stack.enter_context(open_input(path))
     stream = stack.enter_context(pa.ipc.open_stream(unpacked.stream))
-    return stream.schema, iter(stream), unpacked.position
+    return stream.schema, _to_the_end(stream, unpacked), unpacked.position
+
+
+def _to_the_end(stream: pa.RecordBatchReader, unpacked: Opened) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches, and read what follows: an archive's checksum stands there."""
+    yield from stream
+    while unpacked.stream.read(_PIECE_BYTES):
+        pass
 
 
 def _require_end(path: str, mapped: pa.MemoryMappedFile) -> None:

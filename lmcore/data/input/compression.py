@@ -35,7 +35,8 @@ __all__ = [
 STDIN = "-"
 _READ_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 18
-_ZSTD_READ_BYTES = 1 << 13  # its decompressor has no bound: a read may grow 30,000 times
+_ZSTD_STEPS = 1 << 8, 1 << 12  # its decompressor has no bound: 4 bytes may give 128 KiB
+_ZSTD_SUSPECT = 64  # growth from which it gets little at a time
 _XZ_MEMORY_BYTES = 1 << 28  # `xz -9` needs 64 MiB
 _AGAIN = "copy or download it again"
 _BOM = b"\xef\xbb\xbf"
@@ -200,13 +201,14 @@ class _Bounded:
 
 
 class _Zstd:
-    pending = False
+    """Feeds its decompressor in steps, small ones while the data grows much."""
 
     def __init__(self) -> None:
         import zstandard
 
         self._error = zstandard.ZstdError
         self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._input, self._at, self._step = b"", 0, _ZSTD_STEPS[0]
 
     @property
     def eof(self) -> bool:
@@ -214,13 +216,24 @@ class _Zstd:
 
     @property
     def unused_data(self) -> bytes:
-        return self._frame.unused_data
+        return self._frame.unused_data + self._input[self._at :]
+
+    @property
+    def pending(self) -> bool:
+        return self._at < len(self._input) and not self._frame.eof
 
     def more(self, data: bytes) -> bytes:
+        if data:
+            self._input, self._at = data, 0
+        piece = self._input[self._at : self._at + self._step]
+        self._at += len(piece)
         try:
-            return self._frame.decompress(data)
+            out = self._frame.decompress(piece)
         except self._error as error:
             raise _BadArchiveError(str(error)) from None
+        grown = len(out) > _ZSTD_SUSPECT * len(piece)
+        self._step = _ZSTD_STEPS[0] if grown else min(2 * self._step, _ZSTD_STEPS[1])
+        return out
 
 
 def _xz() -> _Bounded:
@@ -231,21 +244,21 @@ def _bz2() -> _Bounded:
     return _Bounded(bz2.BZ2Decompressor())
 
 
-_KINDS: dict[bytes, tuple[Callable[[], _Member], int]] = {
-    b"\x1f\x8b": (_Gzip, _READ_BYTES),
-    b"\xfd7zXZ\x00": (_xz, _READ_BYTES),
-    b"BZh": (_bz2, _READ_BYTES),
-    b"\x28\xb5\x2f\xfd": (_Zstd, _ZSTD_READ_BYTES),
+_KINDS: dict[bytes, Callable[[], _Member]] = {
+    b"\x1f\x8b": _Gzip,
+    b"\xfd7zXZ\x00": _xz,
+    b"BZh": _bz2,
+    b"\x28\xb5\x2f\xfd": _Zstd,
 }
 
 
 def _uncompressed(raw: io.BufferedReader) -> BinaryIO:
     start = raw.peek(max(map(len, _KINDS)))
-    for magic, (kind, read_bytes) in _KINDS.items():
+    for magic, kind in _KINDS.items():
         if start.startswith(magic):
             if kind is _Zstd:
                 _require_zstandard()
-            members = _Members(raw, kind, read_bytes)
+            members = _Members(raw, kind)
             return cast("BinaryIO", io.BufferedReader(members, _PIECE_BYTES))
     return raw
 
@@ -262,10 +275,8 @@ def _require_zstandard() -> None:
 class _Members(io.RawIOBase):
     """The contents of all members of an archive, one after another."""
 
-    def __init__(
-        self, raw: io.BufferedReader, kind: Callable[[], _Member], read_bytes: int
-    ) -> None:
-        self._raw, self._kind, self._read_bytes = raw, kind, read_bytes
+    def __init__(self, raw: io.BufferedReader, kind: Callable[[], _Member]) -> None:
+        self._raw, self._kind = raw, kind
         self._member: _Member | None = None
         self._pending = memoryview(b"")
 
@@ -289,7 +300,7 @@ class _Members(io.RawIOBase):
                 return False
             self._member = member = self._kind()
         elif not member.pending:
-            chunk = self._raw.read(self._read_bytes)
+            chunk = self._raw.read(_READ_BYTES)
             if not chunk:
                 raise EOFError
         self._pending = memoryview(member.more(chunk))
@@ -298,7 +309,7 @@ class _Members(io.RawIOBase):
     def _after_padding(self, chunk: bytes) -> bytes:
         """Return what follows the zeros that tapes and `xz` fill up with; nothing at the end."""
         while not (chunk := chunk.lstrip(b"\0")):
-            chunk = self._raw.read(self._read_bytes)
+            chunk = self._raw.read(_READ_BYTES)
             if not chunk:
                 break
         return chunk

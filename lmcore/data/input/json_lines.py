@@ -45,7 +45,7 @@ def read(file: InputFile, options: InputOptions) -> Generator[LineBatch, None, N
                 batch = LineBatch(file.path, number, lines, opened.position())
                 yield batch
                 number += batch.num_lines
-        if begun.is_long(0):
+        if begun.size > bound:
             long = too_long(bound).at(file.path, number)
             yield LineBatch(file.path, number, b"", opened.position(), (long,))
         elif begun.size:

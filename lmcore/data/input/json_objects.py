@@ -125,8 +125,9 @@ class _Window:
             except ValueError as error:  # a number of very many digits
                 raise BadDocument("broken JSON", str(error), _REST) from None
             else:
+                size = end - self._at
                 self._advance(end)
-                if end - self._at > self._bound:
+                if size > self._bound:
                     raise too_long(self._bound)
                 return value
         raise self.broken("Expecting value")

@@ -17,6 +17,7 @@ from lmcore.data.input.problem import BadDocument, too_long
 __all__ = ["read"]
 
 _BOM = b"\xef\xbb\xbf"
+_OTHERS = {"\t": "tab", ";": "';'", "|": "'|'", ",": ","}
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
@@ -74,11 +75,20 @@ def _columns(rows: Iterator[_Row], options: InputOptions) -> _Columns | None:
     for key in options.keys:
         if key not in names:
             called = "its columns" if options.header else "without a header its columns"
-            raise key_missing(key, names, called)
+            raise _missing(key, names, called)
         if names.count(key) > 1:
             raise BadDocument("key missing", f"{names.count(key)} columns are called `{key}`")
     places = tuple(names.index(key) for key in options.keys)
     return _Columns(len(names), places, None if options.header else first)
+
+
+def _missing(key: str, names: list[str], called: str) -> BadDocument:
+    bad = key_missing(key, names, called)
+    signs = [sign for sign in _OTHERS if sign in names[0]]
+    if len(names) > 1 or not signs:
+        return bad
+    hint = f"is it parted by another sign? try `--delim {_OTHERS[signs[0]]}`"
+    return BadDocument(bad.reason, bad.detail, hint)
 
 
 def _documents(rows: Iterator[_Row], columns: _Columns) -> Iterator[Document]:
@@ -151,7 +161,7 @@ class _Lines:
         if self._number == 1:
             line = line.removeprefix(_BOM)
         self._size += len(line)
-        if self._size > self._bound + 2:
+        if self._size > self._bound + (2 if line.endswith(b"\n") else 0):
             self._to_line_end(line)
             raise self._too_long()
         return line.decode(errors="surrogateescape")

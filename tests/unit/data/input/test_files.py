@@ -1,0 +1,116 @@
+"""Which files are read, and what each is taken for."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+
+import pytest
+
+from lmcore.data.input.files import InputFile, find_inputs, format_of, resolve_inputs
+from lmcore.errors import ConfigError, DataError
+
+
+def test_patterns_are_sorted_and_order_is_kept(tmp_path):
+    """Files come in the order given, a pattern's matches in the order of their names."""
+    for name in ("b.jsonl", "a.jsonl", "c.txt", "[d].jsonl"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "e.jsonl").mkdir()
+    given = [str(tmp_path / "c.txt"), str(tmp_path / "?.jsonl"), str(tmp_path / "[d].jsonl")]
+    names = [path.rpartition("/")[2] for path in resolve_inputs(given)]
+    assert names == ["c.txt", "a.jsonl", "b.jsonl", "[d].jsonl"]
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [("none.jsonl", "no such file"), ("*.csv", "no file matches"), ("", "directory is empty")],
+)
+def test_input_that_is_not_there_is_named(tmp_path, name, message):
+    """A missing file, a pattern without a match and an empty directory are told apart."""
+    with pytest.raises(DataError, match=message):
+        resolve_inputs([str(tmp_path / name)])
+
+
+def test_no_input_is_an_error():
+    """An empty list of inputs is an error."""
+    with pytest.raises(DataError, match="no input"):
+        resolve_inputs([])
+
+
+@pytest.mark.parametrize(
+    "name, content, expected",
+    [
+        ("a.jsonl", b"[", "jsonl"),
+        ("a.ndjson.zst", b"", "jsonl"),
+        ("A.CSV.GZ", b"", "csv"),
+        ("a.tsv", b"", "tsv"),
+        ("a.txt.xz", b"", "text"),
+        ("a.parquet", b"", "parquet"),
+        ("a.feather", b"", "arrow"),
+        ("a.json", b'{"text": 1}\n', "jsonl"),
+        ("a.json", b' \n[{"text": 1}]', "json"),
+        ("a.json", b'\xef\xbb\xbf{ \n "text": 1}', "json"),
+        ("a.json.gz", gzip.compress(b'{"text": 1}\n'), "jsonl"),
+        ("a.json.gz", gzip.compress(b"[1]"), "json"),
+        ("wiki_00", b'{"text": 1}\n', "jsonl"),
+        ("part-0", b"PAR1....", "parquet"),
+        ("part-0", b"ARROW1..", "arrow"),
+    ],
+)
+def test_format_is_told_by_name_and_content(tmp_path, name, content, expected):
+    """The name without its compression tells; for JSON, and names that say nothing, the content."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert format_of(str(path)).format == expected
+
+
+def test_standard_input_is_json_lines_unless_said():
+    """Of a pipe nothing can be put back: it is JSON lines, or what the user says."""
+    assert find_inputs(["-"]) == [InputFile("-", "jsonl", assumed=True)]
+    assert find_inputs(["-"], "csv") == [InputFile("-", "csv")]
+
+
+def test_directory_is_read_recursively_and_sorted(tmp_path, caplog):
+    """A directory gives its files of known endings, through links, without hidden ones."""
+    names = ("b/2.jsonl.gz", "b/1.jsonl", "a.jsonl", ".hidden.jsonl", "_x/1.jsonl", "LICENSE")
+    for name in names:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text("")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far/z.jsonl").write_text("")
+    (tmp_path / "in/link").symlink_to(tmp_path / "far")
+    (tmp_path / "in/b/loop").symlink_to(tmp_path / "in")
+    with caplog.at_level(logging.WARNING):
+        found = find_inputs([str(tmp_path / "in")])
+    ends = [file.path.removeprefix(f"{tmp_path}/in/") for file in found]
+    assert ends == ["a.jsonl", "b/1.jsonl", "b/2.jsonl.gz", "link/z.jsonl"]
+    assert "1 files of other kinds passed over" in caplog.text
+    assert "LICENSE" in caplog.text
+
+
+def test_directory_of_several_formats_asks_which(tmp_path):
+    """A README among the data does not become a document: the user has to choose."""
+    for name in ("1.jsonl", "2.jsonl", "README.txt"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(DataError, match="2 jsonl, 1 text") as caught:
+        find_inputs([str(tmp_path)])
+    assert "--input-format jsonl" in caught.value.render()
+    assert len(find_inputs([str(tmp_path)], "jsonl")) == 2
+    assert len(find_inputs([str(tmp_path)], "text")) == 1
+
+
+def test_files_without_ending_are_read_where_the_format_is_said(tmp_path):
+    """WikiExtractor's `AA/wiki_00` are found in a directory when the format is given."""
+    (tmp_path / "AA").mkdir()
+    for name in ("AA/wiki_00", "AA/wiki_01.gz", "notes.md"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(DataError, match="--input-format"):
+        find_inputs([str(tmp_path)])
+    found = find_inputs([str(tmp_path)], "jsonl")
+    assert [file.path.rpartition("/")[2] for file in found] == ["wiki_00", "wiki_01.gz"]
+
+
+def test_unknown_format_names_the_nearest(tmp_path):
+    """A format that is none is answered with those there are."""
+    with pytest.raises(ConfigError, match="did you mean `parquet`"):
+        find_inputs(["-"], "parket")
