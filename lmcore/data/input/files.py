@@ -187,10 +187,11 @@ def _require_one_format(directory: str, files: Sequence[str]) -> None:
     counts = Counter(_named_format(path) for path in files)
     if len(counts) > 1:
         told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        likely = next(name for name, _ in counts.most_common() if name != "text")
         raise DataError(
             f"`{directory}` holds files of several formats: {told}",
             why="a README among the data must not become a document",
-            hint=f"choose one with `--input-format {counts.most_common(1)[0][0]}`, or give a "
+            hint=f"choose one with `--input-format {likely}`, or give a "
             f"pattern such as `{directory.rstrip('/')}/**/*.jsonl`",
         )
 

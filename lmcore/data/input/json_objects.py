@@ -130,7 +130,7 @@ class _Window:
                 if size > self._bound:
                     raise too_long(self._bound)
                 return value
-        raise self.broken("Expecting value")
+        raise self.broken("The text ends where a value is expected,")
 
     def broken(self, message: str, at: int | None = None) -> BadDocument:
         """Return what is wrong at the place *at* of the text, by default the next one."""

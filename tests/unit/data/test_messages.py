@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.indexed_writer import IndexedDatasetWriter
+from lmcore.data.input.options import InputOptions
 from lmcore.data.merge import merge
 from lmcore.data.prepare import PrepareRequest, prepare
 from lmcore.data.repair import RepairRequest, repair
@@ -29,6 +31,20 @@ def _prepare(text: bytes, *keys: str) -> Callable[[], object]:
             ("web.jsonl",), "out", ByteTokenizer(), json_keys=keys or ("text",)
         )
         prepare(request)
+
+    return run
+
+
+def _prepare_file(
+    name: str, content: bytes, other: str | None = None, source: str | None = None
+) -> Callable[[], object]:
+    def run() -> None:
+        Path("in").mkdir()
+        Path(name).write_bytes(content)
+        if other is not None:
+            Path(other).write_text("", encoding="utf-8")
+        reading = InputOptions(max_document_bytes=1000)
+        prepare(PrepareRequest((source or name,), "out", ByteTokenizer(), reading=reading))
 
     return run
 
@@ -93,6 +109,17 @@ CASES: dict[str, Callable[[], object]] = {
     "merge_twice": _datasets("uint16", lambda: merge(["web-00", "web-01", "web-00"], "web")),
     "repair_cut": _datasets("uint16", _repair_cut),
     "weights_epochs": lambda: weigh([DatasetTokens("wiki_00", 5)], {"wiki": 2.0}),
+    "csv_column": _prepare_file("web.csv", b"id,texte\n1,a\n"),
+    "csv_delimiter": _prepare_file("web.csv", b"id;text\n1;a\n"),
+    "csv_fields": _prepare_file("web.csv", b"id,text\n1,a,b\n"),
+    "csv_quote": _prepare_file("web.csv", b'id,text\n1,"a\n' + b"2,b\n" * 300),
+    "json_broken": _prepare_file("web.json", b'[{"text": "a"},\n{"text": }]'),
+    "json_cut": _prepare_file("web.json", b'[{"text": "a"},\n'),
+    "parquet_cut": _prepare_file("web.parquet", b"PAR1" + bytes(40)),
+    "text_as_lines": _prepare_file("book", b"Chapter 1\n"),
+    "text_too_long": _prepare_file("web.txt", b"y" * 2000),
+    "archive_cut": _prepare_file("web.jsonl.gz", gzip.compress(GOOD)[:-4]),
+    "directory_mixed": _prepare_file("in/a.jsonl", b"", "in/README.txt", source="in"),
     "input_missing": lambda: prepare(PrepareRequest(("web.jsonl",), "out", ByteTokenizer())),
 }
 
