@@ -60,16 +60,18 @@ class GPTDataset:
         self.name = name
         first, last = (int(indexed.document_indices[bound]) for bound in document_range)
         records = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
-        tokens = sequence_facts(indexed, (first, last), record_dir=records).tokens
+        facts = sequence_facts(indexed, (first, last), record_dir=records)
         if num_samples is None:
-            num_samples = (tokens - 1) // sequence_length
+            num_samples = (facts.tokens - 1) // sequence_length
         self._num_samples = num_samples
         request = IndexRequest(
             (first, last), num_samples, sequence_length, seed, final_epoch_threshold
         )
-        self.key = source_key(indexed, (first, last), record_dir=records)
-        self._order = _order(self.key, request, tokens)
-        self.index = load_or_build(indexed, request, cache_dir=cache_dir, name=name, build=build)
+        self.key = source_key(indexed, (first, last), facts=facts)
+        self._order = _order(self.key, request, facts.tokens)
+        self.index = load_or_build(
+            indexed, request, cache_dir=cache_dir, name=name, build=build, facts=facts
+        )
         self._reader = SampleReader(indexed, self.index, sequence_length)
 
     def __len__(self) -> int:

@@ -136,6 +136,7 @@ def load_or_build(
     build: bool = True,
     timeout: float = 600.0,
     report: ProgressCallback = log_progress,
+    facts: SequenceFacts | None = None,
 ) -> GPTIndex:
     """Return a GPT index from the cache; build it and cache it if it is not there.
 
@@ -149,6 +150,7 @@ def load_or_build(
         build=build,
         timeout=timeout,
         report=report,
+        facts=facts,
     )
     return GPTIndex(
         arrays["document_index"].view(np.int32),
@@ -166,6 +168,7 @@ def load_or_build_arrays(
     build: bool = True,
     timeout: float = 600.0,
     report: ProgressCallback = log_progress,
+    facts: SequenceFacts | None = None,
 ) -> Arrays:
     """Return arrays from the cache; build and cache them if they are not there.
 
@@ -183,21 +186,22 @@ def load_or_build_arrays(
         timeout: Seconds to wait without a process that builds; while one does, and lives, the
             wait has no limit.
         report: Told once a second how far the build is, if it takes that long.
+        facts: Of the request's sequences, if they are known.
 
     Raises:
         DataError: *cache_dir* is given and is no directory, or its disk is full; or nobody built
             the index.
     """
     directory = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
-    facts = sequence_facts(indexed, request.sequence_range, record_dir=directory)
-    stem = directory / f"{name}-{cache_key(request, facts)}"
+    known = facts or sequence_facts(indexed, request.sequence_range, record_dir=directory)
+    stem = directory / f"{name}-{cache_key(request, known)}"
     cached = load_arrays(stem)
     if cached is not None:
         return cached
     what = f"the {request.kind} of {name}"
 
     def make() -> Arrays:
-        with reported(what, request.work(facts), report) as progress:
+        with reported(what, request.work(known), report) as progress:
             return request.build(indexed, progress)
 
     try:
@@ -212,7 +216,7 @@ def load_or_build_arrays(
         hint = " (see `--data-cache-path`)" if cache_dir is None else ""
         warn_once(_log, "%s: the %s is kept in memory%s", error.what, request.kind, hint)
         return make()
-    record_facts(indexed, request.sequence_range, facts, directory)
+    record_facts(indexed, request.sequence_range, known, directory)
     return build_or_wait(
         Path(f"{stem}.lock"),
         lambda: load_arrays(stem),

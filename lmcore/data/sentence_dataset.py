@@ -16,6 +16,7 @@ import numpy.typing as npt
 from lmcore.data.index_cache import default_cache_dir, load_or_build_arrays
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.mapping_cache import BlockRequest, SegmentRequest
+from lmcore.data.sequence_facts import sequence_facts
 from lmcore.data.source_key import source_key
 from lmcore.errors import DataError
 
@@ -61,10 +62,13 @@ class SentenceSamples:
         build: bool,
     ) -> None:
         self._indexed, self._seed, self._num_samples = indexed, seed, request.num_samples
-        arrays = load_or_build_arrays(indexed, request, cache_dir=cache_dir, name=name, build=build)
-        self.rows: npt.NDArray[np.integer] = arrays["mapping"]
         records = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
-        self.key = source_key(indexed, request.sequence_range, record_dir=records)
+        known = sequence_facts(indexed, request.sequence_range, record_dir=records)
+        arrays = load_or_build_arrays(
+            indexed, request, cache_dir=cache_dir, name=name, build=build, facts=known
+        )
+        self.rows: npt.NDArray[np.integer] = arrays["mapping"]
+        self.key = source_key(indexed, request.sequence_range, facts=known)
         facts = [self.key, seed, request.kind, dict(request.settings())]
         self.order = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 

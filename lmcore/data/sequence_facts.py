@@ -13,12 +13,15 @@ import json
 import logging
 import os
 import time
+from bisect import bisect_left
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lmcore.data.indexed import IndexedDataset
 
@@ -104,11 +107,17 @@ def _take(indexed: IndexedDataset, start: int, end: int) -> SequenceFacts:
         digest.update(np.require(sizes, requirements=["A"]).data)
         tokens += int(sizes.sum(dtype=np.int64))
     documents = indexed.document_indices
-    first, last = np.searchsorted(documents, [start, end])
-    digest.update(f"{end - start} sequences".encode())
-    for at in range(int(first), int(last), _CHUNK):
-        starts = np.asarray(documents[at : min(at + _CHUNK, int(last))]) - start
-        digest.update(np.ascontiguousarray(starts).data)
+    # Not searchsorted, which copies what lies unaligned in a file.
+    first, last = bisect_left(documents, start), bisect_left(documents, end)
+    digest.update(f"{end - start} sequences, {last - first} documents".encode())
+
+    def chunks() -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        for at in range(first, last, _CHUNK):
+            yield at - first, documents[at : min(at + _CHUNK, last)] - start
+
+    if any(not np.array_equal(part, np.arange(at, at + len(part))) for at, part in chunks()):
+        for _, part in chunks():  # not one sequence a document
+            digest.update(part.tobytes())
     return SequenceFacts(tokens, digest.hexdigest())
 
 

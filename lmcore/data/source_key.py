@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import numpy as np
 
 from lmcore.data.indexed import IndexedDataset
-from lmcore.data.sequence_facts import sequence_facts
+from lmcore.data.sequence_facts import SequenceFacts, sequence_facts
 
 __all__ = ["source_key"]
 
@@ -17,7 +16,10 @@ _PIECES = 16
 
 
 def source_key(
-    indexed: IndexedDataset, sequence_range: tuple[int, int], *, record_dir: Path | None = None
+    indexed: IndexedDataset,
+    sequence_range: tuple[int, int],
+    *,
+    facts: SequenceFacts | None = None,
 ) -> str:
     """Return a key of a range of sequences: all sizes, and pieces of the tokens from end to end.
 
@@ -27,12 +29,12 @@ def source_key(
     Args:
         indexed: The data set.
         sequence_range: First sequence, and the one after the last.
-        record_dir: Where the hash of the sizes is on record, see `sequence_facts`.
+        facts: Of the range, if they are known; else they are taken in a pass over the sizes.
     """
     start, end = sequence_range
     digest = hashlib.blake2b(str(indexed.dtype).encode(), digest_size=16)
-    facts = sequence_facts(indexed, sequence_range, record_dir=record_dir)
-    digest.update(facts.digest.encode())
+    known = facts or sequence_facts(indexed, sequence_range)
+    digest.update(known.digest.encode())
     for number in (
         np.unique(np.linspace(start, end - 1, _PIECES).astype(np.int64)) if end > start else ()
     ):
