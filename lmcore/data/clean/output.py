@@ -46,6 +46,8 @@ class LineWriter:
                 hint=f"call it `{self._target.with_suffix('.jsonl')}`, or with `.gz`, `.zst` or "
                 "`.xz` behind to have it compressed",
             )
+        if self._target.is_dir():
+            raise ConfigError(f"`{path}` is a directory", hint=f"name a file: `{path}/clean.jsonl`")
         self._temporary: Path | None = None
         self._file: BinaryIO | None = None
         if path == STDOUT:

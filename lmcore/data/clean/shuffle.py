@@ -69,8 +69,7 @@ class Shuffle:
     ) -> Generator[EntryBatch, None, None]:
         """Yield *documents* by their keys, which differ in their last *bits* bits only."""
         with ExitStack() as stack:
-            names = [directory / f"part-{bits:02}-{part:02}" for part in range(1 << _BITS)]
-            parts = [stack.enter_context(closing(Spool(name))) for name in names]
+            parts: dict[int, Spool] = {}
             shift = max(bits - _BITS, 0)
             for block in documents:
                 split: dict[int, tuple[list[Entry], list[int]]] = {}
@@ -79,8 +78,11 @@ class Shuffle:
                     entries.append(entry)
                     keys.append(key)
                 for number, (entries, keys) in split.items():
+                    if number not in parts:
+                        spool = Spool(directory / f"part-{bits:02}-{number:02}")
+                        parts[number] = stack.enter_context(closing(spool))
                     parts[number].append(entries, keys)
-            for part in parts:
+            for _, part in sorted(parts.items()):
                 part.flush()
                 if part.bytes > self.held_bytes and len(part) > 1 and shift:
                     blocks = (block for _, block in part.blocks())

@@ -65,6 +65,12 @@ def test_other_format(tmp_path: Path, name: str) -> None:
         LineWriter(str(tmp_path / name))
 
 
+def test_directory(tmp_path: Path) -> None:
+    """A directory in place of a file is told before any work is done."""
+    with pytest.raises(ConfigError, match="is a directory"):
+        LineWriter(str(tmp_path))
+
+
 def test_directory_not_writable(tmp_path: Path) -> None:
     """A file where a directory should be is an error with its path."""
     (tmp_path / "file").write_text("")
