@@ -32,7 +32,7 @@ _PAIRS_HELD = 1 << 16
 # the pairs of a hundred thousand pages that share a menu are more than anyone can compare.
 _EVERY_PAIR_UP_TO = 64
 _GROUPS_COMPARED = 64
-_PAIRS_BETWEEN_REPORTS = 1000
+_PAIRS_BETWEEN_REPORTS = 100
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from lmcore.errors import ConfigError
 __all__ = ["CleanReport", "Progress", "ProgressCallback", "StepReport", "clean"]
 
 _log = logging.getLogger(__name__)
+_SECONDS_BETWEEN_PAIRS = 1.0
 
 
 @dataclass(frozen=True)
@@ -317,7 +318,7 @@ class _Meter:
     def __init__(self, doing: str, progress: ProgressCallback | None, interval: int) -> None:
         self._doing, self._progress, self._interval = doing, progress, interval
         self._documents = self._bytes = self._shown = 0
-        self._start = 0.0
+        self._start = self._compared_at = 0.0
 
     def add(self, documents: int, size: int) -> None:
         if not self._start:  # the segments before have come to their end
@@ -333,7 +334,10 @@ class _Meter:
             self._report(self._doing, self._documents, "documents", self._bytes)
 
     def compared(self, pairs: int) -> None:
-        self._report(f"{self._doing}: comparing", pairs, "pairs", 0)
+        now = time.perf_counter()
+        if now - self._compared_at > _SECONDS_BETWEEN_PAIRS:
+            self._compared_at = now
+            self._report(f"{self._doing}: comparing", pairs, "pairs", 0)
 
     def _report(self, doing: str, count: int, unit: str, size: int) -> None:
         if self._progress is not None:
