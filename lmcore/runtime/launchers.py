@@ -138,7 +138,7 @@ def _first_host(env: Mapping[str, str]) -> str | None:
 
 
 def tasks_on_node(text: str, node: int) -> int | None:
-    """Return the processes on node number *node* of Slurm's "4(x2),3"; None where it is not told."""
+    """Return the processes on node number *node* of Slurm's "4(x2),3"; None where it is untold."""
     counts: list[tuple[int, int]] = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip(), re.ASCII)
