@@ -298,7 +298,7 @@ def _summary(report: PrepareReport, request: PrepareRequest) -> str:
     documents = f"{report.documents / max(report.seconds, 1e-9):,.0f} documents/s"
     speed = f"{documents}, {report.megabytes_per_second:.1f} MB/s"
     lines += [
-        f"read {size_text(report.json_bytes)} of JSON in {report.seconds:.1f} s ({speed})",
+        f"read {size_text(report.json_bytes)} in {report.seconds:.1f} s ({speed})",
         "",
     ]
     return "\n".join([*lines, f"next: {_next(report, request)}"])

@@ -115,11 +115,11 @@ class _Window:
                     error.pos >= len(self._text) - _MARGIN
                 )
                 held = len(self._text) - self._at
-                if not cut or (held <= self._bound and not self._more(held)):
-                    raise self.broken(error.msg.removesuffix(" at"), error.pos) from None
-                if held > self._bound:
-                    long = too_long(self._bound)
-                    raise BadDocument(long.reason, long.detail, long.hint) from None
+                broken = self.broken(error.msg.removesuffix(" at"), error.pos)
+                if cut and held > self._bound:
+                    raise too_long(self._bound) from None
+                if not cut or not self._more(held):
+                    raise broken from None
             except RecursionError:
                 raise BadDocument("broken JSON", "it is nested too deeply", _REST) from None
             except ValueError as error:  # a number of very many digits
@@ -140,7 +140,9 @@ class _Window:
 
     def _advance(self, at: int) -> None:
         self._line += self._text.count("\n", self._at, at)
-        self.consumed += at - self._at
+        passed = self._text[self._at : at]
+        ascii_only = passed.isascii()
+        self.consumed += len(passed if ascii_only else passed.encode(errors="surrogateescape"))
         self._at = at
 
     def _more(self, wanted: int) -> bool:

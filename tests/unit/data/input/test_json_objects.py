@@ -45,6 +45,9 @@ def test_objects_are_those_of_the_whole_text(
     assert not any(batch.problems for batch in batches)
     assert [text for batch in batches for text in batch.columns[0]] == texts
     assert [number for batch in batches for number in batch.numbers] == [*range(1, len(texts) + 1)]
+    taken = sum(map(len, (one.encode() for one in written)))
+    size = sum(batch.size for batch in batches)  # with the white space before an object
+    assert taken <= size <= taken + 2 * len(texts)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,7 @@ def test_objects_are_those_of_the_whole_text(
         ('[{"text": "a"}, {"text": "b', "broken JSON", "Unterminated string"),
         ('[{"text": "a"}] x', "broken JSON", "follows the end of the array at line 1"),
         ('{"text": "a"}\n{"text": ', "broken JSON", "Expecting value at line 2"),
+        ('{"text": "a"}\n{"text":\n\n1, "b', "broken JSON", "string starting at line 4"),
         ('[{"text": "a"}, ' + "[" * 100_000, "broken JSON", "nested too deeply"),
         ('[{"text": "a"}, {"text": 1' + "0" * 9999 + "}]", "broken JSON", "digits"),
     ],
