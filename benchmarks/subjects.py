@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from train_step import Shape
 
-    from lmcore.data.loader import Batch
+    from lmcore.data.loader import BatchLoader
 
 
 def _flags(shape: Shape, prefix: str, *, compiled: bool, threads: int) -> list[str]:
@@ -45,15 +46,20 @@ def _data(shape: Shape, directory: Path) -> str:
     return prefix
 
 
-class _Parts:
-    """The pieces of a run, made as `lmcore train` makes them; closed when the process ends."""
+class Parts:
+    """The pieces of a run, made as `lmcore train` makes them; closed when the process ends.
+
+    In one of several processes, as their environment says, they are connected first.
+    """
 
     def __init__(self, shape: Shape, *, compiled: bool, threads: int) -> None:
+        """Make device, data, model and state."""
         from lmcore.cli.selection import choose_device, find_plugins
-        from lmcore.runtime.rank import RankInfo
+        from lmcore.runtime.rank import rank_info
+        from lmcore.runtime.rendezvous import join_processes
 
-        plugins = find_plugins([])
-        selection = choose_device(plugins, None, RankInfo())  # before torch is imported
+        plugins, rank = find_plugins([]), rank_info(os.environ)
+        selection = choose_device(plugins, "cpu", rank)  # before torch is imported
         from lmcore.config.load import load_config
         from lmcore.config.resolve import resolve
         from lmcore.data.tokenizer import NullTokenizer
@@ -69,9 +75,12 @@ class _Parts:
         loaded = load_config(
             _flags(shape, _data(shape, self.directory), compiled=compiled, threads=threads)
         )
-        self.plan = resolve(loaded, world_size=1, vocab_size=tokenizer.vocab_size)
+        self.plan = resolve(loaded, world_size=rank.world_size, vocab_size=tokenizer.vocab_size)
+        rendezvous = None
+        if rank.world_size > 1:
+            rendezvous = self.stack.enter_context(join_processes(rank, timeout=120.0))
         self.runtime = self.stack.enter_context(
-            start_runtime(self.plan.config, plugins, selection, RankInfo())
+            start_runtime(self.plan.config, plugins, selection, rank, rendezvous)
         )
         self.corpus = open_corpus(self.plan, tokenizer, self.directory)
         model = build_model(
@@ -80,12 +89,16 @@ class _Parts:
         self.state = TrainState.create(model, self.plan, self.runtime)
         model.train()
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> BatchLoader:
+        """Return the loader of this process."""
         from lmcore.data.loader import BatchLoader
 
         return self.stack.enter_context(
             BatchLoader(
-                self.corpus.train, micro_batch_size=self.plan.config.training.micro_batch_size
+                self.corpus.train,
+                micro_batch_size=self.plan.config.training.micro_batch_size,
+                data_parallel_rank=self.runtime.rank.rank,
+                data_parallel_size=self.runtime.rank.world_size,
             )
         )
 
@@ -97,7 +110,7 @@ def lmcore_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], f
     from lmcore.train.metrics import MetricsFile
     from lmcore.train.step import TrainStep
 
-    parts = _Parts(shape, compiled=compiled, threads=threads)
+    parts = Parts(shape, compiled=compiled, threads=threads)
     batches = parts.batches()
     step = TrainStep(parts.plan, parts.runtime, parts.state.model)
     metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
@@ -113,7 +126,7 @@ def lmcore_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], f
 
 def bare_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
     """Return a hand-written step on the same model, its batch made ahead."""
-    parts = _Parts(shape, compiled=compiled, threads=threads)
+    parts = Parts(shape, compiled=compiled, threads=threads)
     import torch
 
     from lmcore.train.step import mean_loss
