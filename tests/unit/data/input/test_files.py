@@ -99,6 +99,14 @@ def test_directory_of_several_formats_asks_which(tmp_path):
     assert len(find_inputs([str(tmp_path)], "text")) == 1
 
 
+def test_directory_of_json_and_json_lines_is_of_one_kind(tmp_path):
+    """`.json` and `.jsonl` may lie side by side: each file's content tells how it is read."""
+    (tmp_path / "a.json").write_text('{"text": 1}\n')
+    (tmp_path / "b.jsonl").write_text("")
+    (tmp_path / "c.json").write_text("[1]")
+    assert [file.format for file in find_inputs([str(tmp_path)])] == ["jsonl", "jsonl", "json"]
+
+
 def test_files_without_ending_are_read_where_the_format_is_said(tmp_path):
     """WikiExtractor's `AA/wiki_00` are found in a directory when the format is given."""
     (tmp_path / "AA").mkdir()
