@@ -142,6 +142,7 @@ def clean(
     options = replace(
         request.reading,
         keys=tuple(key for key in (request.key, request.fields.url) if key is not None),
+        key_flags=("--key", "--url-key"),
         skip=request.on_error == "skip",
     )
     with ExitStack() as stack:
