@@ -97,7 +97,7 @@ class ICTDataset(SentenceDataset):
 
     Raises:
         DataError: The titles do not belong to the documents, or these make no block; see also
-            `load_or_build_arrays`.
+            `load_or_build`.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.index_cache import default_cache_dir, load_or_build_arrays
+from lmcore.data.index_cache import default_cache_dir, load_or_build
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.mapping_cache import BlockRequest, SegmentRequest
 from lmcore.data.sequence_facts import sequence_facts
@@ -59,7 +59,7 @@ class SentenceSamples:
         order: Fingerprint of documents and order.
 
     Raises:
-        DataError: See `load_or_build_arrays` and `build_segment_mapping`.
+        DataError: See `load_or_build` and `build_segment_mapping`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SentenceSamples:
         self._indexed, self._seed, self._num_samples = indexed, request.seed, request.num_samples
         records = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
         known = sequence_facts(indexed, request.sequence_range, record_dir=records)
-        arrays = load_or_build_arrays(
+        arrays = load_or_build(
             indexed, request, cache_dir=cache_dir, name=name, build=build, facts=known
         )
         self.rows: npt.NDArray[np.integer] = arrays["mapping"]
@@ -132,7 +132,7 @@ class SentenceDataset:
             that of both.
 
     Raises:
-        DataError: The documents make no sample; see also `load_or_build_arrays`.
+        DataError: The documents make no sample; see also `load_or_build`.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ class T5Dataset(SentenceDataset):
         **chosen: `document_range`, `num_samples` and so on, as `SentenceDataset` takes them.
 
     Raises:
-        DataError: The documents make no sample; see also `load_or_build_arrays`.
+        DataError: The documents make no sample; see also `load_or_build`.
     """
 
     def __init__(
