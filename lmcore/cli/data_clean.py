@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from lmcore.cli.input_options import reading_of
+from lmcore.cli.progress_line import ProgressLine
 from lmcore.cli.selection import find_plugins
-from lmcore.cli.terminal_text import size_text
+from lmcore.cli.terminal_text import counts_text, size_text, speed_text
 from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
@@ -38,7 +38,7 @@ from lmcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from lmcore.data.clean.chain import CleanRequest
-    from lmcore.data.clean.run import CleanReport, Progress, StepReport
+    from lmcore.data.clean.run import CleanReport, StepReport
     from lmcore.data.tokenizer import Tokenizer
 
 __all__ = ["CleanSection", "run"]
@@ -161,17 +161,11 @@ def run(argv: list[str]) -> int:
     wanted = parse_section(
         CleanSection, argv, command="lmcore data clean", positionals=("steps",), epilog=_EPILOG
     )
-    from lmcore.data.clean.run import clean
+    from lmcore.data.clean.run import Progress, clean
 
     request = _request(wanted, _tokenizer(wanted, argv))
-    live = sys.stderr.isatty()
-    show = _LiveProgress() if live else _show_line
-    try:
-        with clean_termination():
-            report = clean(request, show, log_interval=1 if live else wanted.log_interval)
-    finally:
-        if live:  # what follows starts on a clean line
-            print("\x1b[K", end="", file=sys.stderr, flush=True)
+    with ProgressLine(Progress.line) as line, clean_termination():
+        report = clean(request, line, log_interval=1 if line.live else wanted.log_interval)
     text = json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report)
     print(text, file=sys.stderr if wanted.output == "-" else sys.stdout)
     return 0
@@ -237,24 +231,6 @@ def _tokenizer(wanted: CleanSection, argv: list[str]) -> Tokenizer | None:
     return tokenizer_from(settings, extra=registered_types(find_plugins(argv, probe=False)))
 
 
-def _show_line(progress: Progress) -> None:
-    print(progress.line(), file=sys.stderr, flush=True)
-
-
-class _LiveProgress:
-    """One line that is written over, at most ten times a second."""
-
-    def __init__(self) -> None:
-        self.shown = 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self.shown > 0.1:
-            self.shown = now
-            # The cursor stays at the start, so that a warning is written over the line.
-            print(f"\x1b[K{progress.line()}", end="\r", file=sys.stderr, flush=True)
-
-
 def _summary(report: CleanReport) -> str:
     kept = f"{report.kept:,} documents, {size_text(report.output_bytes)} of JSON"
     lines = [report.output if report.output != "-" else "standard output", f"  {kept}"]
@@ -267,10 +243,8 @@ def _summary(report: CleanReport) -> str:
         numbers = f"{came:>{widths[1]}}  {left:>{widths[2]}}"
         lines.append(f"{step:<{widths[0]}}  {numbers}  {told}".rstrip())
     if report.skipped:
-        told = ", ".join(f"{count:,} {reason}" for reason, count in report.skipped.items())
-        lines += ["", f"not read: {told}"]
-    documents = f"{report.documents / max(report.seconds, 1e-9):,.0f} documents/s"
-    speed = f"{documents}, {report.megabytes_per_second:.1f} MB/s"
+        lines += ["", f"not read: {counts_text(report.skipped)}"]
+    speed = speed_text(report.documents, report.megabytes_per_second, report.seconds)
     read = f"read {report.documents:,} documents, {size_text(report.json_bytes)}"
     lines += ["", f"{read}, in {report.seconds:.1f} s ({speed})"]
     if report.output != "-" and report.kept:

@@ -6,13 +6,13 @@ import json
 import os
 import shlex
 import sys
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from lmcore.cli.input_options import reading_of, sentences_of
+from lmcore.cli.progress_line import ProgressLine
 from lmcore.cli.selection import find_plugins
-from lmcore.cli.terminal_text import size_text
+from lmcore.cli.terminal_text import counts_text, size_text, speed_text
 from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
@@ -152,20 +152,16 @@ def run(argv: list[str]) -> int:
         foreign=prepare_flags(),
         epilog=_EPILOG,
     )
-    from lmcore.data.prepare import join, prepare
+    from lmcore.data.prepare import Progress, join, prepare
 
-    live = sys.stderr.isatty()
-    request = _request(wanted, argv, live=live)
+    line = ProgressLine(Progress.bar)
+    request = _request(wanted, argv, live=line.live)
     if wanted.join_partitions:
         with clean_termination():
             report = join(request)
     else:
-        try:
-            with clean_termination():
-                report = prepare(request, _LiveProgress() if live else _PlainProgress())
-        finally:
-            if live:  # what follows starts on a clean line
-                print("\x1b[K", end="", file=sys.stderr, flush=True)
+        with line, clean_termination():
+            report = prepare(request, line if line.live else _PlainProgress())
     print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report, request))
     return 0
 
@@ -271,20 +267,6 @@ class _PlainProgress:
             print(progress.line(), file=sys.stderr, flush=True)
 
 
-class _LiveProgress:
-    """A bar that is written over, at most ten times a second."""
-
-    def __init__(self) -> None:
-        self.shown = 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self.shown > 0.1:
-            self.shown = now
-            # The cursor stays at the start, so that a warning is written over the line.
-            print(f"\x1b[K{progress.bar()}", end="\r", file=sys.stderr, flush=True)
-
-
 def _summary(report: PrepareReport, request: PrepareRequest) -> str:
     lines = []
     for output in report.outputs:
@@ -293,10 +275,8 @@ def _summary(report: PrepareReport, request: PrepareRequest) -> str:
         if output.empty:
             lines.append(f"  {output.empty:,} documents without text under `{output.key}` left out")
     if report.skipped:
-        told = ", ".join(f"{count:,} {reason}" for reason, count in report.skipped.items())
-        lines.append(f"lines skipped: {told}")
-    documents = f"{report.documents / max(report.seconds, 1e-9):,.0f} documents/s"
-    speed = f"{documents}, {report.megabytes_per_second:.1f} MB/s"
+        lines.append(f"lines skipped: {counts_text(report.skipped)}")
+    speed = speed_text(report.documents, report.megabytes_per_second, report.seconds)
     lines += [
         f"read {size_text(report.json_bytes)} in {report.seconds:.1f} s ({speed})",
         "",
