@@ -16,23 +16,8 @@ from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.section.accelerator import plugin_off_option
-from lmcore.config.section.input import (
-    delim_option,
-    document_per_option,
-    header_option,
-    input_format_option,
-    max_document_mib_option,
-    quotes_option,
-)
-from lmcore.config.section.tokenizer import (
-    add_special_tokens_option,
-    merge_file_option,
-    parse_special_tokens_option,
-    tokenizer_model_option,
-    tokenizer_name_or_path_option,
-    vocab_extra_ids_option,
-    vocab_file_option,
-)
+from lmcore.config.section.input import InputSection
+from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError
 
@@ -63,7 +48,7 @@ step changes keeps its line byte for byte.
 
 
 @dataclass(frozen=True)
-class CleanSection:
+class CleanSection(TokenizerSection, InputSection):
     """Take a corpus through a chain of cleaning steps."""
 
     steps: tuple[str, ...] = option(
@@ -87,12 +72,6 @@ class CleanSection:
         None, "Where one line for each document left out goes, with the reason.", metavar="FILE"
     )
     key: str = option("text", "Key of the text; dots lead into inner objects.")
-    input_format: str = input_format_option()
-    document_per: str = document_per_option()
-    delim: str | None = delim_option()
-    quotes: bool | None = quotes_option()
-    header: bool = header_option()
-    max_document_mib: int = max_document_mib_option()
     workers: int = option(1, "Processes that work on single documents.", minimum=1)
     on_error: str = option(
         "stop",
@@ -116,19 +95,6 @@ class CleanSection:
     min_tokens: int = option(128, "length: tokens that a document must have.", minimum=1)
     min_characters: int | None = option(
         None, "length: characters that it must have, instead.", minimum=1
-    )
-    tokenizer_type: str | None = option(
-        None, "length: what counts tokens; its files are given as for prepare.", metavar="TYPE"
-    )
-    vocab_file: str | None = vocab_file_option()
-    merge_file: str | None = merge_file_option()
-    tokenizer_model: str | None = tokenizer_model_option()
-    tokenizer_name_or_path: str | None = tokenizer_name_or_path_option()
-    vocab_extra_ids: int = vocab_extra_ids_option()
-    add_special_tokens: bool | None = add_special_tokens_option()
-    parse_special_tokens: bool = parse_special_tokens_option()
-    vocab_size: int | None = option(
-        None, "Numbers that a NullTokenizer's text may hold.", minimum=1
     )
     similarity: float = option(
         0.9, "near: share of common shingles that makes a pair.", above=0, maximum=1
@@ -154,6 +120,12 @@ class CleanSection:
     )
     json: bool = option(False, "Print the summary as JSON.")
     plugin_off: tuple[str, ...] = plugin_off_option()
+    vocab_size: int | None = option(
+        None, "Numbers that a NullTokenizer's text may hold.", minimum=1
+    )
+    tokenizer_type: str | None = option(
+        None, "length: what counts tokens; its files are given as for prepare.", metavar="TYPE"
+    )
 
 
 def run(argv: list[str]) -> int:

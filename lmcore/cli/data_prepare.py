@@ -17,24 +17,8 @@ from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.section.accelerator import plugin_off_option
-from lmcore.config.section.input import (
-    delim_option,
-    document_per_option,
-    header_option,
-    input_format_option,
-    max_document_mib_option,
-    quotes_option,
-)
-from lmcore.config.section.tokenizer import (
-    TYPES,
-    add_special_tokens_option,
-    merge_file_option,
-    parse_special_tokens_option,
-    tokenizer_model_option,
-    tokenizer_name_or_path_option,
-    vocab_extra_ids_option,
-    vocab_file_option,
-)
+from lmcore.config.section.input import InputSection
+from lmcore.config.section.tokenizer import TYPES, TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError
 
@@ -56,7 +40,7 @@ Megatron's names for these flags are understood.
 
 
 @dataclass(frozen=True)
-class PrepareSection:
+class PrepareSection(TokenizerSection, InputSection):
     """Tokenize documents into an indexed data set."""
 
     input: tuple[str, ...] = option(
@@ -68,25 +52,12 @@ class PrepareSection:
         REQUIRED, "First part of the names of the files written.", metavar="PREFIX"
     )
     tokenizer_type: str = option(REQUIRED, f"{TYPES}.", metavar="TYPE")
-    vocab_file: str | None = vocab_file_option()
-    merge_file: str | None = merge_file_option()
-    tokenizer_model: str | None = tokenizer_model_option()
-    tokenizer_name_or_path: str | None = tokenizer_name_or_path_option()
-    vocab_extra_ids: int = vocab_extra_ids_option()
-    add_special_tokens: bool | None = add_special_tokens_option()
-    parse_special_tokens: bool = parse_special_tokens_option()
     vocab_size: int | None = option(
         None, "Numbers that a NullTokenizer's text may hold.", minimum=1
     )
     json_keys: tuple[str, ...] = option(
         ("text",), "Keys whose text is taken; each gives a data set.", metavar="KEY"
     )
-    input_format: str = input_format_option()
-    document_per: str = document_per_option()
-    delim: str | None = delim_option()
-    quotes: bool | None = quotes_option()
-    header: bool = header_option()
-    max_document_mib: int = max_document_mib_option()
     split_sentences: bool = option(
         False, "Store each sentence as a sequence, in PREFIX_KEY_sentence: for BERT, T5 and ICT."
     )
