@@ -15,10 +15,12 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "bpe_files.hpp"
 #include "byte_bpe.hpp"
 #include "json_lines.hpp"
 #include "registration.hpp"
@@ -305,6 +307,26 @@ std::unique_ptr<ByteBpe> make_bpe(
                                    static_cast<std::size_t>(merges.shape(0)));
 }
 
+// The encoder of a vocabulary and the text of its `merges.txt`; None where Python must look first.
+py::object bpe_of_files(const py::dict &vocabulary, const py::bytes &merges) {
+  std::vector<std::pair<std::string_view, std::uint32_t>> tokens;
+  tokens.reserve(vocabulary.size());
+  for (const auto &[token, id] : vocabulary) {
+    py::ssize_t size = 0;
+    const char *data = PyUnicode_AsUTF8AndSize(token.ptr(), &size);
+    if (data == nullptr) {  // a lone surrogate
+      PyErr_Clear();
+      return py::none();
+    }
+    tokens.emplace_back(std::string_view(data, static_cast<std::size_t>(size)),
+                        id.cast<std::uint32_t>());
+  }
+  lmcore::BpeFiles files;
+  if (!lmcore::read_bpe_files(tokens, std::string_view(merges), &files)) return py::none();
+  return py::cast(std::make_unique<ByteBpe>(files.byte_ids, files.triples.data(),
+                                            files.triples.size() / 3));
+}
+
 }  // namespace
 
 namespace lmcore {
@@ -312,6 +334,7 @@ namespace lmcore {
 void register_text(py::module_ &module) {
   py::class_<ByteBpe>(module, "ByteBpe")
       .def(py::init(&make_bpe), py::arg("byte_ids"), py::arg("merges"))
+      .def_static("of_files", &bpe_of_files, py::arg("vocabulary"), py::arg("merges"))
       .def("encode_texts", &encode_texts, py::arg("texts"), py::arg("threads"))
       .def("encode_block_narrow", &encode_block<std::uint16_t>, py::arg("data"), py::arg("keys"),
            py::arg("end_id"))

@@ -5,40 +5,25 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from lmcore.cli.input_options import reading_of
+from lmcore.cli.progress_line import ProgressLine
 from lmcore.cli.selection import find_plugins
-from lmcore.cli.terminal_text import size_text
+from lmcore.cli.terminal_text import counts_text, size_text, speed_text
 from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.section.accelerator import plugin_off_option
-from lmcore.config.section.input import (
-    delim_option,
-    document_per_option,
-    header_option,
-    input_format_option,
-    max_document_mib_option,
-    quotes_option,
-)
-from lmcore.config.section.tokenizer import (
-    add_special_tokens_option,
-    merge_file_option,
-    parse_special_tokens_option,
-    tokenizer_model_option,
-    tokenizer_name_or_path_option,
-    vocab_extra_ids_option,
-    vocab_file_option,
-)
+from lmcore.config.section.input import InputSection
+from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from lmcore.data.clean.chain import CleanRequest
-    from lmcore.data.clean.run import CleanReport, Progress, StepReport
+    from lmcore.data.clean.run import CleanReport, StepReport
     from lmcore.data.tokenizer import Tokenizer
 
 __all__ = ["CleanSection", "run"]
@@ -63,7 +48,7 @@ step changes keeps its line byte for byte.
 
 
 @dataclass(frozen=True)
-class CleanSection:
+class CleanSection(TokenizerSection, InputSection):
     """Take a corpus through a chain of cleaning steps."""
 
     steps: tuple[str, ...] = option(
@@ -87,12 +72,6 @@ class CleanSection:
         None, "Where one line for each document left out goes, with the reason.", metavar="FILE"
     )
     key: str = option("text", "Key of the text; dots lead into inner objects.")
-    input_format: str = input_format_option()
-    document_per: str = document_per_option()
-    delim: str | None = delim_option()
-    quotes: bool | None = quotes_option()
-    header: bool = header_option()
-    max_document_mib: int = max_document_mib_option()
     workers: int = option(1, "Processes that work on single documents.", minimum=1)
     on_error: str = option(
         "stop",
@@ -116,19 +95,6 @@ class CleanSection:
     min_tokens: int = option(128, "length: tokens that a document must have.", minimum=1)
     min_characters: int | None = option(
         None, "length: characters that it must have, instead.", minimum=1
-    )
-    tokenizer_type: str | None = option(
-        None, "length: what counts tokens; its files are given as for prepare.", metavar="TYPE"
-    )
-    vocab_file: str | None = vocab_file_option()
-    merge_file: str | None = merge_file_option()
-    tokenizer_model: str | None = tokenizer_model_option()
-    tokenizer_name_or_path: str | None = tokenizer_name_or_path_option()
-    vocab_extra_ids: int = vocab_extra_ids_option()
-    add_special_tokens: bool | None = add_special_tokens_option()
-    parse_special_tokens: bool = parse_special_tokens_option()
-    vocab_size: int | None = option(
-        None, "Numbers that a NullTokenizer's text may hold.", minimum=1
     )
     similarity: float = option(
         0.9, "near: share of common shingles that makes a pair.", above=0, maximum=1
@@ -154,6 +120,12 @@ class CleanSection:
     )
     json: bool = option(False, "Print the summary as JSON.")
     plugin_off: tuple[str, ...] = plugin_off_option()
+    vocab_size: int | None = option(
+        None, "Numbers that a NullTokenizer's text may hold.", minimum=1
+    )
+    tokenizer_type: str | None = option(
+        None, "length: what counts tokens; its files are given as for prepare.", metavar="TYPE"
+    )
 
 
 def run(argv: list[str]) -> int:
@@ -161,17 +133,11 @@ def run(argv: list[str]) -> int:
     wanted = parse_section(
         CleanSection, argv, command="lmcore data clean", positionals=("steps",), epilog=_EPILOG
     )
-    from lmcore.data.clean.run import clean
+    from lmcore.data.clean.run import Progress, clean
 
     request = _request(wanted, _tokenizer(wanted, argv))
-    live = sys.stderr.isatty()
-    show = _LiveProgress() if live else _show_line
-    try:
-        with clean_termination():
-            report = clean(request, show, log_interval=1 if live else wanted.log_interval)
-    finally:
-        if live:  # what follows starts on a clean line
-            print("\x1b[K", end="", file=sys.stderr, flush=True)
+    with ProgressLine(Progress.line) as line, clean_termination():
+        report = clean(request, line, log_interval=1 if line.live else wanted.log_interval)
     text = json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report)
     print(text, file=sys.stderr if wanted.output == "-" else sys.stdout)
     return 0
@@ -237,24 +203,6 @@ def _tokenizer(wanted: CleanSection, argv: list[str]) -> Tokenizer | None:
     return tokenizer_from(settings, extra=registered_types(find_plugins(argv, probe=False)))
 
 
-def _show_line(progress: Progress) -> None:
-    print(progress.line(), file=sys.stderr, flush=True)
-
-
-class _LiveProgress:
-    """One line that is written over, at most ten times a second."""
-
-    def __init__(self) -> None:
-        self.shown = 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self.shown > 0.1:
-            self.shown = now
-            # The cursor stays at the start, so that a warning is written over the line.
-            print(f"\x1b[K{progress.line()}", end="\r", file=sys.stderr, flush=True)
-
-
 def _summary(report: CleanReport) -> str:
     kept = f"{report.kept:,} documents, {size_text(report.output_bytes)} of JSON"
     lines = [report.output if report.output != "-" else "standard output", f"  {kept}"]
@@ -267,10 +215,8 @@ def _summary(report: CleanReport) -> str:
         numbers = f"{came:>{widths[1]}}  {left:>{widths[2]}}"
         lines.append(f"{step:<{widths[0]}}  {numbers}  {told}".rstrip())
     if report.skipped:
-        told = ", ".join(f"{count:,} {reason}" for reason, count in report.skipped.items())
-        lines += ["", f"not read: {told}"]
-    documents = f"{report.documents / max(report.seconds, 1e-9):,.0f} documents/s"
-    speed = f"{documents}, {report.megabytes_per_second:.1f} MB/s"
+        lines += ["", f"not read: {counts_text(report.skipped)}"]
+    speed = speed_text(report.documents, report.megabytes_per_second, report.seconds)
     read = f"read {report.documents:,} documents, {size_text(report.json_bytes)}"
     lines += ["", f"{read}, in {report.seconds:.1f} s ({speed})"]
     if report.output != "-" and report.kept:

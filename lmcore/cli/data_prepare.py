@@ -6,35 +6,19 @@ import json
 import os
 import shlex
 import sys
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from lmcore.cli.input_options import reading_of, sentences_of
+from lmcore.cli.progress_line import ProgressLine
 from lmcore.cli.selection import find_plugins
-from lmcore.cli.terminal_text import size_text
+from lmcore.cli.terminal_text import counts_text, size_text, speed_text
 from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.section.accelerator import plugin_off_option
-from lmcore.config.section.input import (
-    delim_option,
-    document_per_option,
-    header_option,
-    input_format_option,
-    max_document_mib_option,
-    quotes_option,
-)
-from lmcore.config.section.tokenizer import (
-    TYPES,
-    add_special_tokens_option,
-    merge_file_option,
-    parse_special_tokens_option,
-    tokenizer_model_option,
-    tokenizer_name_or_path_option,
-    vocab_extra_ids_option,
-    vocab_file_option,
-)
+from lmcore.config.section.input import InputSection
+from lmcore.config.section.tokenizer import TYPES, TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError
 
@@ -56,7 +40,7 @@ Megatron's names for these flags are understood.
 
 
 @dataclass(frozen=True)
-class PrepareSection:
+class PrepareSection(TokenizerSection, InputSection):
     """Tokenize documents into an indexed data set."""
 
     input: tuple[str, ...] = option(
@@ -68,25 +52,12 @@ class PrepareSection:
         REQUIRED, "First part of the names of the files written.", metavar="PREFIX"
     )
     tokenizer_type: str = option(REQUIRED, f"{TYPES}.", metavar="TYPE")
-    vocab_file: str | None = vocab_file_option()
-    merge_file: str | None = merge_file_option()
-    tokenizer_model: str | None = tokenizer_model_option()
-    tokenizer_name_or_path: str | None = tokenizer_name_or_path_option()
-    vocab_extra_ids: int = vocab_extra_ids_option()
-    add_special_tokens: bool | None = add_special_tokens_option()
-    parse_special_tokens: bool = parse_special_tokens_option()
     vocab_size: int | None = option(
         None, "Numbers that a NullTokenizer's text may hold.", minimum=1
     )
     json_keys: tuple[str, ...] = option(
         ("text",), "Keys whose text is taken; each gives a data set.", metavar="KEY"
     )
-    input_format: str = input_format_option()
-    document_per: str = document_per_option()
-    delim: str | None = delim_option()
-    quotes: bool | None = quotes_option()
-    header: bool = header_option()
-    max_document_mib: int = max_document_mib_option()
     split_sentences: bool = option(
         False, "Store each sentence as a sequence, in PREFIX_KEY_sentence: for BERT, T5 and ICT."
     )
@@ -152,20 +123,16 @@ def run(argv: list[str]) -> int:
         foreign=prepare_flags(),
         epilog=_EPILOG,
     )
-    from lmcore.data.prepare import join, prepare
+    from lmcore.data.prepare import Progress, join, prepare
 
-    live = sys.stderr.isatty()
-    request = _request(wanted, argv, live=live)
+    line = ProgressLine(Progress.bar)
+    request = _request(wanted, argv, live=line.live)
     if wanted.join_partitions:
         with clean_termination():
             report = join(request)
     else:
-        try:
-            with clean_termination():
-                report = prepare(request, _LiveProgress() if live else _PlainProgress())
-        finally:
-            if live:  # what follows starts on a clean line
-                print("\x1b[K", end="", file=sys.stderr, flush=True)
+        with line, clean_termination():
+            report = prepare(request, line if line.live else _PlainProgress())
     print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report, request))
     return 0
 
@@ -271,20 +238,6 @@ class _PlainProgress:
             print(progress.line(), file=sys.stderr, flush=True)
 
 
-class _LiveProgress:
-    """A bar that is written over, at most ten times a second."""
-
-    def __init__(self) -> None:
-        self.shown = 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self.shown > 0.1:
-            self.shown = now
-            # The cursor stays at the start, so that a warning is written over the line.
-            print(f"\x1b[K{progress.bar()}", end="\r", file=sys.stderr, flush=True)
-
-
 def _summary(report: PrepareReport, request: PrepareRequest) -> str:
     lines = []
     for output in report.outputs:
@@ -293,10 +246,8 @@ def _summary(report: PrepareReport, request: PrepareRequest) -> str:
         if output.empty:
             lines.append(f"  {output.empty:,} documents without text under `{output.key}` left out")
     if report.skipped:
-        told = ", ".join(f"{count:,} {reason}" for reason, count in report.skipped.items())
-        lines.append(f"lines skipped: {told}")
-    documents = f"{report.documents / max(report.seconds, 1e-9):,.0f} documents/s"
-    speed = f"{documents}, {report.megabytes_per_second:.1f} MB/s"
+        lines.append(f"lines skipped: {counts_text(report.skipped)}")
+    speed = speed_text(report.documents, report.megabytes_per_second, report.seconds)
     lines += [
         f"read {size_text(report.json_bytes)} in {report.seconds:.1f} s ({speed})",
         "",

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lmcore.cli.terminal_text import size_text
+from lmcore.cli.progress_line import ProgressLine
+from lmcore.cli.terminal_text import counts_text, size_text
 from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer_training import TrainingReport
-    from lmcore.data.training_text import ReadProgress, TextSample
+    from lmcore.data.training_text import TextSample
 
 __all__ = ["TrainTokenizerSection", "run"]
 
@@ -91,6 +91,7 @@ def run(argv: list[str]) -> int:
     )
     from lmcore.data.tokenizer_trainers import Recipe
     from lmcore.data.tokenizer_training import TrainingRequest, train_tokenizer
+    from lmcore.data.training_text import ReadProgress
 
     on_error: Literal["stop", "skip"] = "skip" if wanted.on_error == "skip" else "stop"
     request = TrainingRequest(
@@ -109,32 +110,10 @@ def run(argv: list[str]) -> int:
         on_error=on_error,
         input_format=wanted.input_format,
     )
-    live = sys.stderr.isatty()
-    try:
-        with clean_termination():
-            report = train_tokenizer(
-                request, reading=_Reading(live=live), training=_tell_of_training
-            )
-    finally:
-        if live:  # what follows starts on a clean line
-            print("\x1b[K", end="", file=sys.stderr, flush=True)
+    with ProgressLine(ReadProgress.line, log_seconds=10) as line, clean_termination():
+        report = train_tokenizer(request, reading=line, training=_tell_of_training)
     print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report, wanted))
     return 0
-
-
-class _Reading:
-    """A line about the reading, at most every tenth second live and every tenth second in a log."""
-
-    def __init__(self, *, live: bool) -> None:
-        self.live = live
-        self.shown = time.monotonic()
-
-    def __call__(self, progress: ReadProgress) -> None:
-        now = time.monotonic()
-        if now - self.shown > (0.1 if self.live else 10):
-            self.shown = now
-            start, end = ("\x1b[K", "\r") if self.live else ("", "\n")
-            print(f"{start}{progress.line()}", end=end, file=sys.stderr, flush=True)
 
 
 def _tell_of_training(sample: TextSample) -> None:
@@ -158,7 +137,6 @@ def _summary(report: TrainingReport, wanted: TrainTokenizerSection) -> str:
         f"{read}, in {report.read_seconds:.1f} s; {trained}",
     ]
     if report.skipped:
-        told = ", ".join(f"{count:,} {reason}" for reason, count in report.skipped.items())
-        lines.append(f"documents skipped: {told}")
+        lines.append(f"documents skipped: {counts_text(report.skipped)}")
     kind = f"--tokenizer-type {report.tokenizer['type']}"
     return "\n".join([*lines, "", f"next: lmcore data prepare {kind} {flags}"])

@@ -32,15 +32,7 @@ from lmcore.config.command_line import (
 from lmcore.config.option import REQUIRED, option, options_of
 from lmcore.config.section import ModelSection, OptimizerSection, TrainingSection
 from lmcore.config.section.accelerator import plugin_off_option
-from lmcore.config.section.tokenizer import (
-    add_special_tokens_option,
-    merge_file_option,
-    parse_special_tokens_option,
-    tokenizer_model_option,
-    tokenizer_name_or_path_option,
-    vocab_extra_ids_option,
-    vocab_file_option,
-)
+from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError
 from lmcore.plugins.registrations import plugin_sections
@@ -67,7 +59,7 @@ The same command gives the same text: sample i is drawn with the seed `--seed` +
 
 
 @dataclass(frozen=True)
-class GenerateSection:
+class GenerateSection(TokenizerSection):
     """Continue a text with a trained model."""
 
     load: str = option(
@@ -125,17 +117,10 @@ class GenerateSection:
     cache: bool = option(
         True, "Keep keys and values; without, each token recomputes the whole text."
     )
+    vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
     tokenizer_type: str | None = option(
         None, "Type of the tokenizer; default: the run's own copy.", metavar="TYPE"
     )
-    vocab_file: str | None = vocab_file_option()
-    merge_file: str | None = merge_file_option()
-    tokenizer_model: str | None = tokenizer_model_option()
-    tokenizer_name_or_path: str | None = tokenizer_name_or_path_option()
-    vocab_extra_ids: int = vocab_extra_ids_option()
-    add_special_tokens: bool | None = add_special_tokens_option()
-    parse_special_tokens: bool = parse_special_tokens_option()
-    vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
 
 
 def run(argv: list[str]) -> int:

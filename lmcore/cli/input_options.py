@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal, cast
 from lmcore.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lmcore.cli.data_clean import CleanSection
     from lmcore.cli.data_prepare import PrepareSection
+    from lmcore.config.section.input import InputSection
     from lmcore.data.input.options import InputOptions
     from lmcore.data.sentence import SentenceOptions
 
@@ -17,7 +17,7 @@ __all__ = ["reading_of", "sentences_of"]
 _TAB = ("tab", "\\t")
 
 
-def reading_of(wanted: PrepareSection | CleanSection) -> InputOptions:
+def reading_of(wanted: InputSection) -> InputOptions:
     """Return how the input is read.
 
     Raises:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
+from collections.abc import Mapping
 
-__all__ = ["output_width", "size_text", "wrapped"]
+__all__ = ["counts_text", "output_width", "size_text", "speed_text", "wrapped"]
 
 _PLAIN_WIDTH = 120  # columns where the output is no terminal
 _NARROWEST = 40
@@ -25,6 +26,16 @@ def size_text(count: float) -> str:
             return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
         count /= 1024
     return f"{count:,.1f} TiB"
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Return how many there were of each kind."""
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+
+
+def speed_text(documents: int, megabytes_per_second: float, seconds: float) -> str:
+    """Return how much was read each second."""
+    return f"{documents / max(seconds, 1e-9):,.0f} documents/s, {megabytes_per_second:.1f} MB/s"
 
 
 def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> str:

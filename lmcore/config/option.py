@@ -243,7 +243,7 @@ def is_option(field: dataclasses.Field[Any]) -> bool:
 
 
 def options_of(section: type, *, name: str = "", plugin: str = "") -> tuple[Option, ...]:
-    """Return the options that a section's dataclass declares, in order.
+    """Return the options of a section: its own in order, then those of each class it builds on.
 
     Args:
         section: A dataclass whose fields were made with `option`.
@@ -252,7 +252,7 @@ def options_of(section: type, *, name: str = "", plugin: str = "") -> tuple[Opti
     """
     hints = typing.get_type_hints(section)
     found = []
-    for field in dataclasses.fields(section):
+    for field in _fields(section):
         declared: _Declaration = field.metadata[_KEY]
         kind, repeated, optional = _read_type(hints[field.name])
         found.append(
@@ -268,3 +268,9 @@ def options_of(section: type, *, name: str = "", plugin: str = "") -> tuple[Opti
             )
         )
     return tuple(found)
+
+
+def _fields(section: type) -> list[dataclasses.Field[Any]]:
+    fields = {field.name: field for field in dataclasses.fields(section)}
+    names = [name for one in section.__mro__ for name in vars(one).get("__annotations__", {})]
+    return [fields[name] for name in dict.fromkeys(names) if name in fields]

@@ -92,7 +92,7 @@ def _texts(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
         kind = _JSON_NAMES.get(type(record), "a number")
         hint = _ONE_LINE if isinstance(record, list) else None
         raise BadDocument("broken JSON", f"a document is a JSON object, this line is {kind}", hint)
-    return tuple(text_of(record, key) for key in keys)
+    return tuple(text_of(record, key, "--json-keys") for key in keys)
 
 
 _JSON_NAMES = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}

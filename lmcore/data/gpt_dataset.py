@@ -69,9 +69,10 @@ class GPTDataset:
         )
         self.key = source_key(indexed, (first, last), facts=facts)
         self._order = _order(self.key, request, facts.tokens)
-        self.index = load_or_build(
+        arrays = load_or_build(
             indexed, request, cache_dir=cache_dir, name=name, build=build, facts=facts
         )
+        self.index = request.index_of(arrays)
         self._reader = SampleReader(indexed, self.index, sequence_length)
 
     def __len__(self) -> int:

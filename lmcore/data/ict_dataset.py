@@ -7,15 +7,16 @@ upstream's single generator did not give.  Shapes: S sequence.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.mapping_cache import BlockRequest
-from lmcore.data.sentence_dataset import SentenceSamples, sequence_range
+from lmcore.data.sentence_dataset import SampleChoice, SentenceDataset
 from lmcore.errors import DataError
 
 __all__ = ["ICTDataset", "ICTSample", "ICTSettings", "ICTVocabulary"]
@@ -83,7 +84,7 @@ class ICTSample:
     block: tuple[int, int, int, int]
 
 
-class ICTDataset:
+class ICTDataset(SentenceDataset):
     """Samples of the inverse cloze task, in the order of training.
 
     Args:
@@ -91,16 +92,12 @@ class ICTDataset:
         titles: One sequence a document of *indexed* (`--titles-data-path`); None: no titles.
         vocabulary: Ids around segments.
         settings: How samples are made.
-        document_range: First document to use, and the one after the last.
-        num_samples: Length of the dataset; documents repeat as needed.  None: one epoch, each
-            block once, as an index over all blocks takes them.
-        cache_dir: Where the mapping is kept; None for a directory beside the data.
-        name: First part of the cache's file names, such as `train`.
-        build: Whether this process may build the mapping; otherwise it waits for one that does.
+        **chosen: `document_range`, `num_samples` and so on, as `SentenceDataset` takes them.  An
+            epoch has each block once, as an index over all blocks takes them.
 
     Raises:
         DataError: The titles do not belong to the documents, or these make no block; see also
-            `load_or_build_arrays`.
+            `load_or_build`.
     """
 
     def __init__(
@@ -109,12 +106,7 @@ class ICTDataset:
         titles: IndexedDataset | None,
         vocabulary: ICTVocabulary,
         settings: ICTSettings,
-        *,
-        document_range: tuple[int, int],
-        num_samples: int | None,
-        cache_dir: str | Path | None = None,
-        name: str = "train",
-        build: bool = True,
+        **chosen: Unpack[SampleChoice],
     ) -> None:
         if titles is not None and len(titles) != indexed.document_count:
             raise DataError(
@@ -123,26 +115,18 @@ class ICTDataset:
                 hint="prepare both from the same file, the titles without `--split-sentences`",
             )
         self.vocabulary, self.settings, self._titles = vocabulary, settings, titles
-        self._first_document = document_range[0]
+        self._first_document = chosen["document_range"][0]
         # Half of the sequence at most: a longer title would leave no room for its block.
         self._longest_title = (settings.sequence_length - _SPECIAL_TOKENS) // 2
-        request = BlockRequest(
-            document_range=document_range,
-            sequence_range=sequence_range(indexed, document_range),
-            num_samples=num_samples,
+        request = functools.partial(
+            BlockRequest,
             longest=settings.sequence_length - _SPECIAL_TOKENS,
             seed=settings.seed,
             one_sentence=settings.one_sentence,
             titles=titles,
             longest_title=self._longest_title,
         )
-        self.samples = SentenceSamples(
-            indexed, request, seed=settings.seed, cache_dir=cache_dir, name=name, build=build
-        )
-
-    def __len__(self) -> int:
-        """Return the number of samples asked for; the mapping may hold a few more."""
-        return len(self.samples)
+        super().__init__(indexed, request, **chosen)
 
     def __getitem__(self, i: int) -> ICTSample:
         """Return sample *i*.

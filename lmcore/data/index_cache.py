@@ -39,7 +39,6 @@ __all__ = [
     "cache_key",
     "default_cache_dir",
     "load_or_build",
-    "load_or_build_arrays",
 ]
 
 _log = logging.getLogger(__name__)
@@ -114,6 +113,15 @@ class IndexRequest:
             "shuffle_index": index.shuffle_index,
         }
 
+    @staticmethod
+    def index_of(arrays: Arrays) -> GPTIndex:
+        """Return what `build` gave, or the cache, as the index that it is."""
+        return GPTIndex(
+            arrays["document_index"].view(np.int32),
+            arrays["sample_index"].view(np.int32),
+            arrays["shuffle_index"],
+        )
+
 
 def cache_key(request: ArraysRequest, facts: SequenceFacts) -> str:
     """Return the hash that names the cache of a request."""
@@ -128,38 +136,6 @@ def default_cache_dir(indexed: IndexedDataset) -> Path:
 
 
 def load_or_build(
-    indexed: IndexedDataset,
-    request: IndexRequest,
-    *,
-    cache_dir: str | Path | None,
-    name: str,
-    build: bool = True,
-    timeout: float = 600.0,
-    report: ProgressCallback = log_progress,
-    facts: SequenceFacts | None = None,
-) -> GPTIndex:
-    """Return a GPT index from the cache; build it and cache it if it is not there.
-
-    See `load_or_build_arrays`, which takes the same arguments.
-    """
-    arrays = load_or_build_arrays(
-        indexed,
-        request,
-        cache_dir=cache_dir,
-        name=name,
-        build=build,
-        timeout=timeout,
-        report=report,
-        facts=facts,
-    )
-    return GPTIndex(
-        arrays["document_index"].view(np.int32),
-        arrays["sample_index"].view(np.int32),
-        arrays["shuffle_index"],
-    )
-
-
-def load_or_build_arrays(
     indexed: IndexedDataset,
     request: ArraysRequest,
     *,

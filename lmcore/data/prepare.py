@@ -7,6 +7,7 @@ tokenizer and settings alone, not on the workers, nor on where a run was interru
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lmcore.data.encode import encode_batch
 from lmcore.data.encoded import Encoded, EncodePlan
 from lmcore.data.indexed import token_dtype
 from lmcore.data.indexed_writer import IndexedDatasetWriter
@@ -40,7 +42,7 @@ from lmcore.data.prepare_request import (
 from lmcore.data.prepare_state import Identity, PrepareState, identity_of
 from lmcore.data.shards import ShardedOutput
 from lmcore.data.tokenizer import Tokenizer
-from lmcore.data.worker_pool import encode_ordered
+from lmcore.data.worker_pool import BatchWork, work_ordered
 from lmcore.errors import ConfigError, DataError, LmcoreError, RunError
 
 __all__ = [
@@ -203,10 +205,15 @@ def _encode_all(job: _Job, totals: _Totals) -> None:
         splitter=request.splitter,
     )
     source = _Source(job, totals.output.state)
-    results = encode_ordered(
+    tokenizer = request.tokenizer
+    work = BatchWork(
+        functools.partial(encode_batch, tokenizer=tokenizer, plan=plan),
+        carried=f"the tokenizer `{tokenizer.name}`",
+        done="encoded",
+    )
+    results = work_ordered(
         source.batches(),
-        request.tokenizer,
-        plan,
+        work,
         workers=request.num_workers,
         threads=request.threads,
     )

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -69,7 +69,7 @@ def identity_of(
     documents and the number of workers may change between two runs.
     """
     reading = asdict(request.reading)
-    for name in ("keys", "skip", "batch_bytes"):
+    for name in ("keys", "key_flags", "skip", "batch_bytes"):
         reading.pop(name, None)
     settings = {
         "tokenizer": request.tokenizer.name,
@@ -84,7 +84,8 @@ def identity_of(
     }
     # The batches are counted, so that their size must stay.
     settings["batch bytes"] = request.reading.batch_bytes
-    return {"settings": settings, "files": [_file_identity(file) for file in files]}
+    identity = {"settings": settings, "files": [_file_identity(file) for file in files]}
+    return cast("Identity", json.loads(json.dumps(identity)))  # as it will be read: no tuples
 
 
 def _file_identity(file: InputFile) -> list[Any]:

@@ -8,22 +8,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.index_cache import default_cache_dir, load_or_build_arrays
+from lmcore.data.index_cache import default_cache_dir, load_or_build
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.mapping_cache import BlockRequest, SegmentRequest
 from lmcore.data.sequence_facts import sequence_facts
 from lmcore.data.source_key import source_key
 from lmcore.errors import DataError
 
-__all__ = ["SentenceSamples", "sequence_range"]
+__all__ = ["SampleChoice", "SentenceDataset", "SentenceSamples"]
 
 
-def sequence_range(indexed: IndexedDataset, document_range: tuple[int, int]) -> tuple[int, int]:
+class SampleChoice(TypedDict):
+    """Which samples, and where their mapping is kept: see `SentenceDataset`."""
+
+    document_range: tuple[int, int]
+    num_samples: int | None
+    cache_dir: NotRequired[str | Path | None]
+    name: NotRequired[str]
+    build: NotRequired[bool]
+
+
+def _sequence_range(indexed: IndexedDataset, document_range: tuple[int, int]) -> tuple[int, int]:
     """Return the first sequence of a range of documents, and the one after the last."""
     first, last = document_range
     if not 0 <= first <= last <= indexed.document_count:
@@ -37,7 +49,6 @@ class SentenceSamples:
     Args:
         indexed: The sentences.
         request: Which mapping.
-        seed: Of what is drawn in a sample.
         cache_dir: Where the mapping is kept; None for a directory beside the data.
         name: First part of the cache's file names.
         build: Whether this process may build the mapping.
@@ -48,7 +59,7 @@ class SentenceSamples:
         order: Fingerprint of documents and order.
 
     Raises:
-        DataError: See `load_or_build_arrays` and `build_segment_mapping`.
+        DataError: See `load_or_build` and `build_segment_mapping`.
     """
 
     def __init__(
@@ -56,20 +67,19 @@ class SentenceSamples:
         indexed: IndexedDataset,
         request: SegmentRequest | BlockRequest,
         *,
-        seed: int,
         cache_dir: str | Path | None,
         name: str,
         build: bool,
     ) -> None:
-        self._indexed, self._seed, self._num_samples = indexed, seed, request.num_samples
+        self._indexed, self._seed, self._num_samples = indexed, request.seed, request.num_samples
         records = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
         known = sequence_facts(indexed, request.sequence_range, record_dir=records)
-        arrays = load_or_build_arrays(
+        arrays = load_or_build(
             indexed, request, cache_dir=cache_dir, name=name, build=build, facts=known
         )
         self.rows: npt.NDArray[np.integer] = arrays["mapping"]
         self.key = source_key(indexed, request.sequence_range, facts=known)
-        facts = [self.key, seed, request.kind, dict(request.settings())]
+        facts = [self.key, request.seed, request.kind, dict(request.settings())]
         self.order = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
     def __len__(self) -> int:
@@ -103,3 +113,46 @@ class SentenceSamples:
                 why="the data set was prepared with another tokenizer, or is damaged",
                 hint="give the tokenizer of the data set, or prepare it again",
             )
+
+
+class SentenceDataset:
+    """A dataset of samples that are made of whole sentences, in the order of training.
+
+    Args:
+        indexed: One sequence a sentence.
+        request: Makes the request for a mapping of the ranges and number below.
+        document_range: First document to use, and the one after the last.
+        num_samples: Length of the dataset; documents repeat as needed.  None: one epoch.
+        cache_dir: Where the mapping is kept; None for a directory beside the data.
+        name: First part of the cache's file names, such as `train`.
+        build: Whether this process may build the mapping; otherwise it waits for one that does.
+
+    Attributes:
+        samples: Which sentences make a sample, and what is drawn in it; the request's seed is
+            that of both.
+
+    Raises:
+        DataError: The documents make no sample; see also `load_or_build`.
+    """
+
+    def __init__(
+        self,
+        indexed: IndexedDataset,
+        request: Callable[..., SegmentRequest | BlockRequest],
+        *,
+        document_range: tuple[int, int],
+        num_samples: int | None,
+        cache_dir: str | Path | None = None,
+        name: str = "train",
+        build: bool = True,
+    ) -> None:
+        wanted = request(
+            document_range=document_range,
+            sequence_range=_sequence_range(indexed, document_range),
+            num_samples=num_samples,
+        )
+        self.samples = SentenceSamples(indexed, wanted, cache_dir=cache_dir, name=name, build=build)
+
+    def __len__(self) -> int:
+        """Return the number of samples asked for; the mapping may hold a few more."""
+        return len(self.samples)

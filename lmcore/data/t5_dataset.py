@@ -6,8 +6,9 @@ sample Megatron's.  Shapes: E encoder sequence, D decoder sequence.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.mapping_cache import SegmentRequest
 from lmcore.data.masked_lm import MaskingPolicy, MaskingWords, choose_spans
-from lmcore.data.sentence_dataset import SentenceSamples, sequence_range
+from lmcore.data.sentence_dataset import SampleChoice, SentenceDataset
 
 __all__ = ["T5Dataset", "T5Sample", "T5Settings", "T5Vocabulary", "corrupt_spans"]
 
@@ -95,21 +96,17 @@ class T5Sample:
     truncated: bool
 
 
-class T5Dataset:
+class T5Dataset(SentenceDataset):
     """Samples for T5, in the order of training.
 
     Args:
         indexed: One sequence a sentence.
         vocabulary: Ids that span corruption needs.
         settings: How samples are made.
-        document_range: First document to use, and the one after the last.
-        num_samples: Length of the dataset; documents repeat as needed.  None: one epoch.
-        cache_dir: Where the mapping is kept; None for a directory beside the data.
-        name: First part of the cache's file names, such as `train`.
-        build: Whether this process may build the mapping; otherwise it waits for one that does.
+        **chosen: `document_range`, `num_samples` and so on, as `SentenceDataset` takes them.
 
     Raises:
-        DataError: The documents make no sample; see also `load_or_build_arrays`.
+        DataError: The documents make no sample; see also `load_or_build`.
     """
 
     def __init__(
@@ -117,30 +114,17 @@ class T5Dataset:
         indexed: IndexedDataset,
         vocabulary: T5Vocabulary,
         settings: T5Settings,
-        *,
-        document_range: tuple[int, int],
-        num_samples: int | None,
-        cache_dir: str | Path | None = None,
-        name: str = "train",
-        build: bool = True,
+        **chosen: Unpack[SampleChoice],
     ) -> None:
         self.vocabulary, self.settings = vocabulary, settings
-        request = SegmentRequest(
-            document_range=document_range,
-            sequence_range=sequence_range(indexed, document_range),
-            num_samples=num_samples,
+        request = functools.partial(
+            SegmentRequest,
             longest=settings.encoder_length - _SPECIAL_TOKENS,
             short_probability=settings.short_probability,
             seed=settings.seed,
             least_sentences=1,
         )
-        self.samples = SentenceSamples(
-            indexed, request, seed=settings.seed, cache_dir=cache_dir, name=name, build=build
-        )
-
-    def __len__(self) -> int:
-        """Return the number of samples asked for; the mapping may hold a few more."""
-        return len(self.samples)
+        super().__init__(indexed, request, **chosen)
 
     def __getitem__(self, i: int) -> T5Sample:
         """Return sample *i*.

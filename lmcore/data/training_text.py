@@ -182,7 +182,7 @@ def _of_line(line: bytes, keys: tuple[str, ...]) -> list[str]:
         raise BadDocument("broken JSON", str(error)) from None
     if not isinstance(record, dict):
         raise BadDocument("broken JSON", "a document is a JSON object")
-    texts = [text_of(record, key) for key in keys]
+    texts = [text_of(record, key, "--json-keys") for key in keys]
     for text in texts:
         try:
             text.encode()

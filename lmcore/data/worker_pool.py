@@ -1,13 +1,12 @@
-"""Runs the encoding of batches in threads or worker processes, with results in order.
+"""Runs work on batches in threads or worker processes, with results in order.
 
-Threads where the encoding leaves the interpreter free: nothing is copied, and they share one
-tokenizer.  Processes where it holds the interpreter's lock.  They are spawned, never forked: a
-fork of a process with threads may hang.
+Threads where the work leaves the interpreter free: nothing is copied, and they share what it
+needs.  Processes where it holds the interpreter's lock.  They are spawned, never forked: a fork of
+a process with threads may hang.
 """
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import pickle
@@ -18,82 +17,107 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import wait
+from typing import Any, Generic, Protocol, TypeVar
 
-from lmcore.data.encode import Encoded, EncodePlan, encode_batch
-from lmcore.data.input.batch import Batch
-from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import ConfigError, RunError
 
-__all__ = ["encode_ordered"]
+__all__ = ["BatchWork", "work_ordered"]
 
 
-def encode_ordered(
-    batches: Iterable[Batch],
-    tokenizer: Tokenizer,
-    plan: EncodePlan,
+class _Placed(Protocol):
+    """Some documents, and where they come from."""
+
+    @property
+    def where(self) -> str: ...
+
+
+_Batch = TypeVar("_Batch", bound=_Placed)
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class BatchWork(Generic[_Batch, _Result]):
+    """What is done to each batch.
+
+    Attributes:
+        run: Does it; goes to each worker process once, with all that it holds.
+        carried: What it holds that may refuse to go there, such as "the tokenizer `x`".
+        done: What was being done to documents, for messages, such as "encoded".
+    """
+
+    run: Callable[[_Batch], _Result]
+    carried: str
+    done: str
+
+    def pickled(self) -> bytes:
+        """Return `run` as it is sent to a process."""
+        try:
+            return pickle.dumps(self.run)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{self.carried} cannot be sent to worker processes",
+                why=str(error),
+                hint="use `--workers 1`",
+            ) from None
+
+
+def work_ordered(
+    batches: Iterable[_Batch],
+    work: BatchWork[_Batch, _Result],
     *,
     workers: int,
     threads: bool = False,
-) -> Generator[Encoded, None, None]:
+) -> Generator[_Result, None, None]:
     """Yield what each batch gives, in the order of *batches*; close the iterator when done early.
 
     At most `2 * workers` batches are under way, so that memory stays bounded.
 
     Args:
         batches: The documents.
-        tokenizer: Makes the ids.
-        plan: What the workers need besides.
+        work: What is done to them.
         workers: Number of threads or processes; one process is this one.
-        threads: Which of the two.
+        threads: Which of the two; this one reads and writes meanwhile.
 
     Raises:
         RunError: A worker process died.
-        ConfigError: The tokenizer cannot be sent to another process.
+        ConfigError: The work cannot be sent to another process.
     """
+    if workers == 1 and not threads:
+        yield from map(work.run, batches)
+        return
+    pool: Executor
+    run: Callable[[_Batch], _Result] = work.run
     if threads:
-        yield from _in_threads(batches, tokenizer, plan, workers)
-        return
-    if workers == 1:
-        for batch in batches:
-            yield encode_batch(batch, tokenizer, plan)
-        return
-    pool = ProcessPoolExecutor(
-        workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(_pickled(tokenizer, plan),),
-    )
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="worker")
+    else:
+        run = _run
+        pool = ProcessPoolExecutor(
+            workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(work.pickled(),),
+        )
     try:
-        yield from _in_order(pool, _encode, batches, depth=2 * workers)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _in_threads(
-    batches: Iterable[Batch], tokenizer: Tokenizer, plan: EncodePlan, workers: int
-) -> Generator[Encoded, None, None]:
-    """Encode in threads; this one reads and writes meanwhile."""
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
-    encode = functools.partial(encode_batch, tokenizer=tokenizer, plan=plan)
-    try:
-        yield from _in_order(pool, encode, batches, depth=2 * workers)
+        yield from _in_order(pool, run, batches, depth=2 * workers, done=work.done)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _in_order(
     pool: Executor,
-    encode: Callable[[Batch], Encoded],
-    batches: Iterable[Batch],
+    run: Callable[[_Batch], _Result],
+    batches: Iterable[_Batch],
     *,
     depth: int,
-) -> Generator[Encoded, None, None]:
-    under_way: deque[tuple[Batch, Future[Encoded]]] = deque()
+    done: str,
+) -> Generator[_Result, None, None]:
+    under_way: deque[tuple[_Batch, Future[_Result]]] = deque()
     try:
         for batch in batches:
             with _interrupts_held():
-                under_way.append((batch, pool.submit(encode, batch)))
+                under_way.append((batch, pool.submit(run, batch)))
             if len(under_way) >= depth:
                 yield under_way[0][1].result()
                 under_way.popleft()
@@ -103,7 +127,7 @@ def _in_order(
     except BrokenProcessPool:
         places = [batch.where for batch, future in under_way if _is_lost(future)]
         raise RunError(
-            "a worker process died while it encoded documents",
+            f"a worker process died while it {done} documents",
             why=f"under way were {', '.join(places[:4]) or 'the first documents'}",
             hint="the system ends processes when memory runs out: try fewer `--workers`, "
             "or look for a huge document there",
@@ -120,23 +144,12 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _is_lost(future: Future[Encoded]) -> bool:
+def _is_lost(future: Future[Any]) -> bool:
     return not future.done() or future.exception() is not None
 
 
-def _pickled(tokenizer: Tokenizer, plan: EncodePlan) -> bytes:
-    try:
-        return pickle.dumps((tokenizer, plan))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"the tokenizer `{tokenizer.name}` cannot be sent to worker processes",
-            why=str(error),
-            hint="use `--workers 1`",
-        ) from None
-
-
-# The one tokenizer of a worker process: a pool's tasks have no other way to it than to carry it.
-_worker: list[tuple[Tokenizer, EncodePlan]] = []
+# The one work of a worker process: a pool's tasks have no other way to it than to carry it.
+_worker: list[Callable[[Any], Any]] = []
 
 
 def _start_worker(pickled: bytes) -> None:
@@ -151,6 +164,5 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _encode(batch: Batch) -> Encoded:
-    tokenizer, plan = _worker[0]
-    return encode_batch(batch, tokenizer, plan)
+def _run(batch: Any) -> Any:
+    return _worker[0](batch)

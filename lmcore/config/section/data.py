@@ -5,23 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmcore.config.option import option
-from lmcore.config.section.tokenizer import (
-    TYPES,
-    add_special_tokens_option,
-    merge_file_option,
-    parse_special_tokens_option,
-    tokenizer_model_option,
-    tokenizer_name_or_path_option,
-    vocab_extra_ids_option,
-    vocab_file_option,
-)
+from lmcore.config.section.tokenizer import TYPES, TokenizerSection
 
 _WEIGHTED = "weight and prefix in turn, or prefixes alone, which then go by their sizes"
 _RANGES = 'as "NAME: WEIGHT START:END PREFIX, ...", START and END being shares of its documents'
 
 
 @dataclass(frozen=True)
-class DataSection:
+class DataSection(TokenizerSection):
     """Indexed data sets, their weights, tokenizer and split."""
 
     data_path: tuple[str, ...] = option(
@@ -72,21 +63,6 @@ class DataSection:
         "without their source.",
     )
     split: str = option("969,30,1", "Shares of training, validation and test documents.")
-    tokenizer_type: str | None = option(
-        None,
-        f"{TYPES}; default: GPT2BPETokenizer with its files, else what the data was prepared with.",
-        metavar="TYPE",
-    )
-    vocab_file: str | None = vocab_file_option()
-    merge_file: str | None = merge_file_option()
-    tokenizer_model: str | None = tokenizer_model_option()
-    tokenizer_name_or_path: str | None = tokenizer_name_or_path_option()
-    vocab_extra_ids: int = vocab_extra_ids_option()
-    add_special_tokens: bool | None = add_special_tokens_option()
-    parse_special_tokens: bool = parse_special_tokens_option()
-    vocab_size: int | None = option(
-        None, "Vocabulary size before padding; default: the tokenizer's.", minimum=1
-    )
     data_cache_path: str | None = option(
         None, "Directory of the sample index caches; default: beside the data.", metavar="DIR"
     )
@@ -113,3 +89,11 @@ class DataSection:
         False, "Leave what follows an end-of-document token out of the loss."
     )
     num_prefetch: int = option(4, "Micro-batches prepared ahead of the step.", minimum=1)
+    vocab_size: int | None = option(
+        None, "Vocabulary size before padding; default: the tokenizer's.", minimum=1
+    )
+    tokenizer_type: str | None = option(
+        None,
+        f"{TYPES}; default: GPT2BPETokenizer with its files, else what the data was prepared with.",
+        metavar="TYPE",
+    )

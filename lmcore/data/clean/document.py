@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from lmcore.data.input.batch import LineBatch, TextBatch
+from lmcore.data.input.document import key_missing
 from lmcore.data.input.problem import BadDocument, Problem
-from lmcore.errors import nearest
 
 __all__ = [
     "Document",
@@ -189,15 +189,8 @@ def field_of(record: dict[str, Any], key: str, *, flag: str) -> str:
     else:
         for name in key.split("."):
             if not isinstance(value, dict) or name not in value:
-                raise _missing(record, key, flag)
+                raise key_missing(key, record, flag)
             value = value[name]
     if not isinstance(value, str):
         raise BadDocument("not a string", f"`{key}` is `{json.dumps(value)[:40]}`")
     return value
-
-
-def _missing(record: dict[str, Any], key: str, flag: str) -> BadDocument:
-    names = ", ".join(f"`{name[:40]}`" for name in list(record)[:10]) or "none"
-    close = nearest(key, record)
-    hint = f"did you mean `{flag} {close}`?" if close else f"name the key with `{flag}`"
-    return BadDocument("key missing", f"there is no `{key}`; its keys: {names}", hint)

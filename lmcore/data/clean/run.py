@@ -6,6 +6,7 @@ through, and then the output and the file of dropped documents get their names.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
@@ -22,12 +23,12 @@ from lmcore.data.clean.counts import StepCounts
 from lmcore.data.clean.document import EntryBatch
 from lmcore.data.clean.gather import Workplace
 from lmcore.data.clean.output import STDOUT, LineWriter
-from lmcore.data.clean.pool import process_ordered
-from lmcore.data.clean.work import AnyBatch, Processed, Segment
+from lmcore.data.clean.work import AnyBatch, Processed, Segment, process
 from lmcore.data.indexed_writer import disk_errors
 from lmcore.data.input.files import find_inputs
 from lmcore.data.input.problem import Reason
 from lmcore.data.input.read import read_input
+from lmcore.data.worker_pool import BatchWork, work_ordered
 from lmcore.errors import ConfigError
 
 __all__ = ["CleanReport", "Progress", "ProgressCallback", "StepReport", "clean"]
@@ -141,6 +142,7 @@ def clean(
     options = replace(
         request.reading,
         keys=tuple(key for key in (request.key, request.fields.url) if key is not None),
+        key_flags=("--key", "--url-key"),
         skip=request.on_error == "skip",
     )
     with ExitStack() as stack:
@@ -228,8 +230,12 @@ class _Run:
                 assert isinstance(untouched, EntryBatch)
                 yield untouched
             return
-        segment = self._segment(planned)
-        processed = process_ordered(stream, segment, workers=self._request.workers)
+        work = BatchWork(
+            functools.partial(process, segment=self._segment(planned)),
+            carried="a step",
+            done="cleaned",
+        )
+        processed = work_ordered(stream, work, workers=self._request.workers)
         meter = _Meter(self._doing(planned), self._progress, self._log_interval)
         with closing(processed):
             counted = self._counted(processed, meter, first=not number)

@@ -45,7 +45,7 @@ def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, N
     with arrow_errors(file.path), ExitStack() as stack:
         schema, batches, position = _open(file.path, stack)
         try:
-            require_columns(schema, options.keys)
+            require_columns(schema, options)
         except BadDocument as bad:
             yield unusable(file, options, bad)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +46,15 @@ def arrow_errors(source: str) -> Iterator[None]:
         ) from None
 
 
-def require_columns(schema: pa.Schema, keys: Sequence[str]) -> None:
+def require_columns(schema: pa.Schema, options: InputOptions) -> None:
     """Raise `BadDocument` unless every key is one column of text."""
     import pyarrow as pa
 
-    for key in keys:
+    for key in options.keys:
+        flag = options.key_flag(key)
         count = schema.names.count(key)
         if not count:
-            raise key_missing(key, schema.names, "its columns")
+            raise key_missing(key, schema.names, flag, called="its columns")
         if count > 1:
             raise BadDocument("key missing", f"{count} columns are called `{key}`")
         held = schema.field(key).type
@@ -61,7 +62,7 @@ def require_columns(schema: pa.Schema, keys: Sequence[str]) -> None:
         is_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
         if not any(holds(inner) for holds in is_text):
             detail = f"the column `{key}` holds {held}"
-            raise BadDocument("not a string", detail, "name a column of text by `--json-keys`")
+            raise BadDocument("not a string", detail, f"name a column of text by `{flag}`")
 
 
 def documents_of(batch: pa.RecordBatch, first: int, options: InputOptions) -> Iterator[Document]:

@@ -97,24 +97,26 @@ def unusable(file: InputFile, options: InputOptions, bad: BadDocument) -> TextBa
     return TextBatch(file.path, "file", (), ((),) * len(options.keys), 0, problems=(problem,))
 
 
-def text_of(record: Mapping[str, object], key: str) -> str:
-    """Return the text under *key*; raise `BadDocument` where there is none."""
+def text_of(record: Mapping[str, object], key: str, flag: str) -> str:
+    """Return the text under *key*, which *flag* names; raise `BadDocument` where there is none."""
     if key not in record:
-        raise key_missing(key, record, "its keys")
+        raise key_missing(key, record, flag)
     value = record[key]
     if not isinstance(value, str):
         raise BadDocument("not a string", f"`{key}` is `{json.dumps(value)[:40]}`")
     return value
 
 
-def key_missing(key: str, there: Iterable[str], called: str) -> BadDocument:
-    """Return what is wrong where *key* is not among those that are *there*."""
+def key_missing(
+    key: str, there: Iterable[str], flag: str, *, called: str = "its keys"
+) -> BadDocument:
+    """Return what is wrong where *key*, which *flag* names, is not among those that are *there*."""
     names = list(there)
     close = nearest(key, names)
     shown = ", ".join(f"`{name[:40]}`" for name in names[:_SHOWN_KEYS]) or "none"
     more = f" and {len(names) - _SHOWN_KEYS} more" if len(names) > _SHOWN_KEYS else ""
     skip = "or leave what has none out with `--on-error skip`"
-    hint = f"did you mean `--json-keys {close}`?" if close else f"see `--json-keys`, {skip}"
+    hint = f"did you mean `{flag} {close}`?" if close else f"see `{flag}`, {skip}"
     return BadDocument("key missing", f"there is no `{key}`; {called}: {shown}{more}", hint)
 
 

@@ -184,7 +184,8 @@ def _bare(path: str) -> bool:
 
 
 def _require_one_format(directory: str, files: Sequence[str]) -> None:
-    counts = Counter(_named_format(path) for path in files)
+    named = (_named_format(path) for path in files)
+    counts = Counter("jsonl" if name == "json" else name for name in named)  # told by content
     if len(counts) > 1:
         told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         likely = next(name for name, _ in counts.most_common() if name != "text")

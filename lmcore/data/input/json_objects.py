@@ -34,11 +34,11 @@ def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, N
     """
     with open_input(file.path) as opened:
         window = _Window(blocks(opened, options.batch_bytes), options.max_document_bytes)
-        documents = _documents(window, options.keys)
+        documents = _documents(window, options)
         yield from gathered(file, options, "object", documents, opened.position)
 
 
-def _documents(window: _Window, keys: tuple[str, ...]) -> Iterator[Document]:
+def _documents(window: _Window, options: InputOptions) -> Iterator[Document]:
     number = 0
     in_array = window.skip("[")
     try:
@@ -51,7 +51,7 @@ def _documents(window: _Window, keys: tuple[str, ...]) -> Iterator[Document]:
             number += 1
             before = window.consumed
             value = window.value()
-            found = _texts(value, keys)
+            found = _texts(value, options)
             yield Document(number, window.consumed - before, found)
         if in_array:
             yield Document(number + 1, 0, BadDocument("cut short", "the array has no end", _REST))
@@ -59,12 +59,13 @@ def _documents(window: _Window, keys: tuple[str, ...]) -> Iterator[Document]:
         yield Document(max(1, number), 0, bad)
 
 
-def _texts(value: object, keys: tuple[str, ...]) -> tuple[str, ...] | BadDocument:
+def _texts(value: object, options: InputOptions) -> tuple[str, ...] | BadDocument:
     if not isinstance(value, dict):
         kind = _KINDS.get(type(value), "a number")
         return BadDocument("broken JSON", f"a document is a JSON object, this is {kind}")
     try:
-        return tuple(require_utf8(text_of(value, key)) for key in keys)
+        texts = (text_of(value, key, options.key_flag(key)) for key in options.keys)
+        return tuple(map(require_utf8, texts))
     except BadDocument as bad:
         return bad
 

@@ -1,4 +1,4 @@
-"""How the input is to be read: what the flags of `lmcore data prepare` say, for all formats."""
+"""How the input is to be read: what the flags of a command say, for all formats."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class InputOptions:
         max_document_bytes: A longer document is a problem; no reader holds much more at a time.
         batch_bytes: A batch ends with the document that reaches so many bytes.
         skip: Whether problems are counted and left behind; else the first one ends the run.
+        key_flags: The flag of the command by which each of `keys` is named, for messages; a single
+            one: all of them.
     """
 
     keys: tuple[str, ...] = ("text",)
@@ -33,3 +35,9 @@ class InputOptions:
     max_document_bytes: int = 64 << 20
     batch_bytes: int = 1 << 20
     skip: bool = False
+    key_flags: tuple[str, ...] = ("--json-keys",)
+
+    def key_flag(self, key: str) -> str:
+        """Return the flag that names *key*."""
+        flags = dict(zip(self.keys, self.key_flags, strict=False))
+        return flags.get(key, self.key_flags[0])

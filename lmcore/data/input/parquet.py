@@ -48,7 +48,7 @@ def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, N
         pq.ParquetFile(file.path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as opened,
     ):
         try:
-            require_columns(opened.schema_arrow, options.keys)
+            require_columns(opened.schema_arrow, options)
         except BadDocument as bad:
             yield unusable(file, options, bad)
             return

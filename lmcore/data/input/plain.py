@@ -30,7 +30,8 @@ def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, N
     """
     for key in options.keys:
         if key != KEY:
-            yield unusable(file, options, key_missing(key, [KEY], "plain text has the key"))
+            bad = key_missing(key, [KEY], options.key_flag(key), called="plain text has the key")
+            yield unusable(file, options, bad)
             return
     unit: Unit = "document" if options.document_per == "file" else "line"
     with open_input(file.path) as opened:

@@ -74,16 +74,16 @@ def _columns(rows: Iterator[_Row], options: InputOptions) -> _Columns | None:
         names = [str(number) for number in range(1, len(first.fields) + 1)]
     for key in options.keys:
         if key not in names:
-            called = "its columns" if options.header else "without a header its columns"
-            raise _missing(key, names, called)
+            raise _missing(key, names, options)
         if names.count(key) > 1:
             raise BadDocument("key missing", f"{names.count(key)} columns are called `{key}`")
     places = tuple(names.index(key) for key in options.keys)
     return _Columns(len(names), places, None if options.header else first)
 
 
-def _missing(key: str, names: list[str], called: str) -> BadDocument:
-    bad = key_missing(key, names, called)
+def _missing(key: str, names: list[str], options: InputOptions) -> BadDocument:
+    called = "its columns" if options.header else "without a header its columns"
+    bad = key_missing(key, names, options.key_flag(key), called=called)
     signs = [sign for sign in _OTHERS if sign in names[0]]
     if len(names) > 1 or not signs:
         return bad

@@ -15,6 +15,7 @@ __all__ = [
     "Merge",
     "MergeRules",
     "byte_alphabet",
+    "read_file",
     "read_merges",
     "read_vocabulary",
     "require_match",
@@ -172,13 +173,23 @@ def _missing_token(
     raise AssertionError(merge_file)
 
 
-def _read(path: str, flag: str) -> str:
+def read_file(path: str, flag: str) -> bytes:
+    """Return the content of a file that *flag* named.
+
+    Raises:
+        DataError: It cannot be read.
+    """
     try:
-        return Path(path).read_bytes().decode()
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise DataError(f"`{path}` line {line} is not UTF-8", hint=_EXPECTED) from None
+        return Path(path).read_bytes()
     except OSError as error:
         raise DataError(
             f"cannot read `{path}`", why=error.strerror or str(error), hint=f"check `{flag}`"
         ) from None
+
+
+def _read(path: str, flag: str) -> str:
+    try:
+        return read_file(path, flag).decode()
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise DataError(f"`{path}` line {line} is not UTF-8", hint=_EXPECTED) from None

@@ -29,11 +29,17 @@ from lmcore.data.tokenizer.bpe import python_bpe
 from lmcore.data.tokenizer.bpe_files import (
     Merge,
     byte_alphabet,
+    read_file,
     read_merges,
     read_vocabulary,
     require_match,
 )
-from lmcore.data.tokenizer.native import BlockTokens, NativeBPE, native_bpe
+from lmcore.data.tokenizer.native import (
+    BlockTokens,
+    NativeBPE,
+    native_bpe,
+    native_bpe_of_files,
+)
 from lmcore.errors import ConfigError, MissingPackageError
 
 __all__ = ["Engine", "GPT2BPETokenizer", "split_words"]
@@ -104,8 +110,16 @@ class GPT2BPETokenizer(Tokenizer):
     name = "GPT2BPETokenizer"
 
     def __init__(self, vocab_file: str, merge_file: str, *, engine: Engine = "auto") -> None:
-        vocabulary, rules = read_vocabulary(vocab_file), read_merges(merge_file)
-        require_match(vocabulary, rules, vocab_file=vocab_file, merge_file=merge_file)
+        vocabulary = read_vocabulary(vocab_file)
+        self.engine: Engine = "native"
+        self._native = _certain(engine, vocabulary, merge_file)
+        if self._native is None:
+            rules = read_merges(merge_file)
+            require_match(vocabulary, rules, vocab_file=vocab_file, merge_file=merge_file)
+            self._native = _native(engine, vocabulary, rules.merges)
+            if self._native is None:
+                self.engine, encode_word = _engine(engine, vocabulary, rules.merges)
+                self._ids_of_word = _WordCache(encode_word)
         # Absolute: metadata and workers find them from any directory.
         self.vocab_file, self.merge_file = (
             str(Path(file).absolute()) for file in (vocab_file, merge_file)
@@ -114,11 +128,6 @@ class GPT2BPETokenizer(Tokenizer):
         self.eod: int | None = vocabulary.get(_END)
         self._requested: Engine = engine
         self._vocabulary = vocabulary
-        self._native = _native(engine, vocabulary, rules.merges)
-        self.engine: Engine = "native"
-        if self._native is None:
-            self.engine, encode_word = _engine(engine, vocabulary, rules.merges)
-            self._ids_of_word = _WordCache(encode_word)
 
     def __reduce__(self) -> tuple[Callable[..., GPT2BPETokenizer], tuple[str, str, Engine]]:
         """Pickle as the files' names: caches and engines stay in their process."""
@@ -203,6 +212,13 @@ def _bytes_by_id(vocabulary: dict[str, int]) -> dict[int, bytes]:
             return token.encode()
 
     return {i: spelt(token) for token, i in vocabulary.items()}
+
+
+def _certain(requested: Engine, vocabulary: dict[str, int], merge_file: str) -> NativeBPE | None:
+    """Return the encoder of files that C++ finds nothing wrong with: several times faster."""
+    if requested not in {"auto", "native"}:
+        return None
+    return native_bpe_of_files(vocabulary, read_file(merge_file, "--merge-file"))
 
 
 def _native(requested: Engine, vocabulary: dict[str, int], merges: list[Merge]) -> NativeBPE | None:

@@ -116,3 +116,27 @@ def test_defaults_are_valid() -> None:
     """Every default passes its option's own check, so that a written file reads back."""
     for one in run_options().values():
         assert one.convert(one.default, where=one.flag) == one.default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What two sections have in common."""
+
+    file: str | None = option(None, "A file.")
+    size: int = option(1, "A size.")
+
+
+@dataclass(frozen=True)
+class Building(Shared):
+    """A section with options of its own, of which one is told anew."""
+
+    name: str = option(REQUIRED, "A name.")
+    size: int = option(2, "Another size.")
+
+
+def test_own_options_come_before_shared_ones() -> None:
+    """What a section declares stands first, what it builds on follows; the nearest one counts."""
+    found = options_of(Building)
+    assert [one.name for one in found] == ["name", "size", "file"]
+    assert found[1].default == 2
+    assert found[1].help == "Another size."

@@ -358,7 +358,7 @@ def test_batches_under_way_are_bounded(monkeypatch):
             read.append(i)
             yield Batch()
 
-    results = worker_pool._in_order(Pool(), worker_pool._encode, batches(), depth=4)
+    results = worker_pool._in_order(Pool(), str, batches(), depth=4, done="encoded")
     next(results)
     assert len(read) == 4
     assert len(list(results)) == 49

@@ -177,6 +177,24 @@ def test_missing_key_names_the_flag(corpus: Callable, run_steps: Callable) -> No
     assert caught.value.hint == "did you mean `--key txt`?"
 
 
+@pytest.mark.parametrize(
+    "name, content", [("in.csv", "txt,link\na,b\n"), ("in.json", '[{"txt": "a", "link": "b"}]')]
+)
+def test_missing_key_of_other_formats_names_the_flag(
+    tmp_path: Path, run_steps: Callable, name: str, content: str
+) -> None:
+    """In tables and arrays, too, text and address each have the flag of this command."""
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match="no `text`") as caught:
+        run_steps("exact", str(path))
+    assert caught.value.hint == "did you mean `--key txt`?"
+    with pytest.raises(DataError, match="no `address`") as caught:
+        run_steps("url", str(path), key="txt", url_key="address")
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("see `--url-key`, or leave")
+
+
 def test_truncated_archive(tmp_path: Path, run_steps: Callable) -> None:
     """An archive that is cut short ends it, or gives what can be read of it."""
     rows = b"".join(b'{"text": "%d"}\n' % n for n in random.Random(0).sample(range(10**6), 5000))

@@ -50,8 +50,8 @@ def test_no_input_is_an_error():
         ("a.json", b'{"text": 1}\n', "jsonl"),
         ("a.json", b' \n[{"text": 1}]', "json"),
         ("a.json", b'\xef\xbb\xbf{ \n "text": 1}', "json"),
-        ("a.json.gz", gzip.compress(b'{"text": 1}\n'), "jsonl"),
-        ("a.json.gz", gzip.compress(b"[1]"), "json"),
+        ("a.json.gz", gzip.compress(b'{"text": 1}\n', mtime=0), "jsonl"),
+        ("a.json.gz", gzip.compress(b"[1]", mtime=0), "json"),
         ("wiki_00", b'{"text": 1}\n', "jsonl"),
         ("part-0", b"PAR1....", "parquet"),
         ("part-0", b"ARROW1..", "arrow"),
@@ -97,6 +97,14 @@ def test_directory_of_several_formats_asks_which(tmp_path):
     assert "--input-format jsonl" in caught.value.render()
     assert len(find_inputs([str(tmp_path)], "jsonl")) == 2
     assert len(find_inputs([str(tmp_path)], "text")) == 1
+
+
+def test_directory_of_json_and_json_lines_is_of_one_kind(tmp_path):
+    """`.json` and `.jsonl` may lie side by side: each file's content tells how it is read."""
+    (tmp_path / "a.json").write_text('{"text": 1}\n')
+    (tmp_path / "b.jsonl").write_text("")
+    (tmp_path / "c.json").write_text("[1]")
+    assert [file.format for file in find_inputs([str(tmp_path)])] == ["jsonl", "jsonl", "json"]
 
 
 def test_files_without_ending_are_read_where_the_format_is_said(tmp_path):

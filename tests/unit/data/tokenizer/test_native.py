@@ -19,7 +19,7 @@ from lmcore.data.input.batch import LineBatch
 from lmcore.data.tokenizer import GPT2BPETokenizer
 from lmcore.data.tokenizer.bpe import python_bpe
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
-from lmcore.data.tokenizer.native import native_bpe
+from lmcore.data.tokenizer.native import native_bpe, native_bpe_of_files
 
 pytestmark = pytest.mark.skipif(not native.available, reason="needs lmcore._native")
 
@@ -74,6 +74,38 @@ def test_merges_follow_the_definition_whatever_the_rules(merges, text):
     vocabulary = {token: i for i, token in enumerate([*ALPHABET, *sorted(made)])}
     (ids,) = native_bpe(vocabulary, merges).encode_texts([text])
     assert ids.tolist() == list(python_bpe(vocabulary, merges)(text))
+
+
+RULES = {
+    "good": ("#version: 0.2\na b\nab c\n", True),
+    "without a head": ("a b\nab c", True),
+    "blank lines at the end": ("a b\nab c\n\n\n", True),
+    "carriage returns": ("a b\r\nab c\r\n", False),
+    "a rule twice": ("a b\nab c\na b\n", False),
+    "three parts": ("a b c\nab c\n", False),
+    "one part": ("ab\nab c\n", False),
+    "an empty part": ("a \nab c\n", False),
+    "an empty first part": (" b\nab c\n", False),
+    "a blank line between": ("a b\n\nab c\n", False),
+    "an unknown part": ("a b\nab d\n", False),
+    "a token that no rule makes": ("a b\n", False),
+    "no UTF-8": ("a b\nab c\n\udcff x\n", False),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_files_about_which_there_is_a_doubt_go_to_python(name):
+    """Only files that certainly belong together are taken, with the ids that their rules give."""
+    text, certain = RULES[name]
+    tokens = [*ALPHABET, "ab", "abc", "", "<|endoftext|>", "[PAD]"]
+    vocabulary = {token: i for i, token in enumerate(tokens) if token}
+    encoder = native_bpe_of_files(vocabulary, text.encode(errors="surrogateescape"))
+    assert (encoder is not None) == certain
+    if encoder is not None:
+        (ids,) = encoder.encode_texts(["abcab<|endoftext|>"])
+        assert ids.tolist()[:2] == [vocabulary["abc"], vocabulary["ab"]]
+        assert len(ids) == 2 + len("<|endoftext|>")
+    assert native_bpe_of_files({"a": 0}, b"") is None
 
 
 JSON_VALUES = st.recursive(

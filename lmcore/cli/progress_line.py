@@ -1,0 +1,57 @@
+"""The line on standard error that tells how far a command has come."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+__all__ = ["ProgressLine"]
+
+_LIVE_SECONDS = 0.1
+_ProgressT = TypeVar("_ProgressT")
+
+
+class ProgressLine(Generic[_ProgressT]):
+    """Shows each progress that it is called with, unless the last one was shown just now.
+
+    On a terminal one line is written over, and cleared at the end of the `with` block; elsewhere
+    each is a line of a log.
+
+    Args:
+        text: Makes the line.
+        log_seconds: Least time between two lines of a log, and before the first.
+
+    Attributes:
+        live: Whether standard error is a terminal.
+    """
+
+    def __init__(self, text: Callable[[_ProgressT], str], *, log_seconds: float = 0) -> None:
+        self.live = sys.stderr.isatty()
+        self._text = text
+        self._seconds = _LIVE_SECONDS if self.live else log_seconds
+        self._shown = 0.0 if self.live else time.monotonic()
+
+    def __call__(self, progress: _ProgressT) -> None:
+        """Show *progress*, if it is time to."""
+        now = time.monotonic()
+        if now - self._shown < self._seconds:
+            return
+        self._shown = now
+        # On a terminal the cursor stays at the start, so that a warning is written over the line.
+        start, end = ("\x1b[K", "\r") if self.live else ("", "\n")
+        print(f"{start}{self._text(progress)}", end=end, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.live:  # what follows starts on a clean line
+            print("\x1b[K", end="", file=sys.stderr, flush=True)
