@@ -8,7 +8,7 @@
 #include "registration.hpp"
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#define LMCORE_WIDE_VECTORS 1
+#define WIDE_VECTORS 1
 #endif
 
 namespace lmcore {
@@ -37,7 +37,7 @@ std::uint32_t least_anywhere(const std::uint32_t *values, std::int64_t count, st
   return least_of(values, count, factor, term);
 }
 
-#ifdef LMCORE_WIDE_VECTORS
+#ifdef WIDE_VECTORS
 __attribute__((target("avx2"))) std::uint32_t least_avx2(const std::uint32_t *values,
                                                          std::int64_t count, std::uint32_t factor,
                                                          std::uint32_t term) {
@@ -53,7 +53,7 @@ __attribute__((target("avx512f"))) std::uint32_t least_avx512(const std::uint32_
 #endif
 
 Least fastest() {
-#ifdef LMCORE_WIDE_VECTORS
+#ifdef WIDE_VECTORS
   if (__builtin_cpu_supports("avx512f")) {
     return least_avx512;
   }

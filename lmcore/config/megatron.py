@@ -227,9 +227,9 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(
         "`--split` divides the documents, `lmcore data split` lines of JSON",
         "--input-files",
-        "--output-dir",
         "--test-percent",
     ),
+    **_all("`--save` names a run's directory; of `lmcore data split` it is a flag", "--output-dir"),
     **_all(_GENERATE, "--num-samples", "--genfile", "--sample-input-file", "--out-seq-length"),
     **_all(_GENERATE, "--sample-output-file", "--temperature", "--top-p", "--top-k", "--greedy"),
     **_all(_LAUNCHER, "--nnodes", "--node-rank"),

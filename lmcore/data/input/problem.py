@@ -17,6 +17,7 @@ Reason = Literal[
     "not encodable",
     "too long",
     "wrong number of fields",
+    "quote not closed",
     "cut short",
     "damaged",
 ]

@@ -156,6 +156,8 @@ class _Lines:
     def __next__(self) -> str:
         line = self._stream.readline(self._bound + 2)
         if not line:
+            if self._size:  # the reader asks for more of a row that has begun
+                raise _unclosed()
             raise StopIteration
         self._number += 1
         if self._number == 1:
@@ -183,3 +185,8 @@ class _Lines:
         detail = f"{long.detail}, and goes on at line {self._number}: a quote is never closed?"
         hint = f"see `--quotes`, or {long.hint}"
         return BadDocument(long.reason, detail, hint)
+
+
+def _unclosed() -> BadDocument:
+    detail = "the table ends within double quotes"
+    return BadDocument("quote not closed", detail, "it may be cut short; or see `--quotes`")

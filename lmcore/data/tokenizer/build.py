@@ -17,6 +17,7 @@ from lmcore.data.tokenizer.base import Tokenizer, TokenizerFactory
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
 from lmcore.data.tokenizer.null import NullTokenizer
+from lmcore.data.tokenizer.settled import SettledTokenizer
 from lmcore.errors import ConfigError, suggestion
 from lmcore.plugins.registrations import Registrations
 
@@ -157,12 +158,15 @@ def _built_in(settings: TokenizerSettings, kind: str, options: TypeOptions) -> T
         raise ConfigError(f"`{kind}` needs {' and '.join(missing)}", hint=options.hint)
     if (problem := settings.unwanted(options)) is not None:
         raise problem
-    # Absolute: metadata and workers find the files from any directory.
-    changes: dict[str, Any] = {
-        name: str(Path(value).absolute())
-        for name in _PATHS
-        if (value := getattr(settings, name)) is not None
-    }
-    if "vocab_size" not in options.allowed:
-        changes["vocab_size"] = None  # it is the size that the model is padded to
-    return _BUILD[kind](dataclasses.replace(settings, **changes))
+    if "vocab_size" not in options.allowed:  # it is the size that the model is padded to
+        settings = dataclasses.replace(settings, vocab_size=None)
+    tokenizer = _BUILD[kind](settings)  # an error names the files as they were given
+    if isinstance(tokenizer, SettledTokenizer):
+        # Absolute from here on: metadata and workers find the files from any directory.
+        changes: dict[str, Any] = {
+            name: str(Path(value).absolute())
+            for name in _PATHS
+            if (value := getattr(settings, name)) is not None
+        }
+        tokenizer.settings = dataclasses.replace(settings, **changes)
+    return tokenizer

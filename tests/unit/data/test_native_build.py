@@ -41,7 +41,7 @@ def configure(build: Path, *options: str, **environment: str) -> str:
 
 
 def installed(build: Path, prefix: Path) -> list[str]:
-    cmake("--build", build)
+    cmake("--build", build, "--parallel", 2)
     cmake("--install", build, "--prefix", prefix)
     return [path.name for path in prefix.rglob("*") if path.is_file()]
 
@@ -62,11 +62,13 @@ def test_without_pybind11_nothing_is_built_and_the_install_goes_on(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_with_a_compiler_the_module_is_built_and_works(tmp_path):
     """With a compiler the module is installed in the package and builds the published index."""
     pytest.importorskip("pybind11", reason="needs pybind11")
-    configure(tmp_path / "b")
+    quick = ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0")  # optimizing takes minutes
+    configure(tmp_path / "b", *quick)
     (name,) = installed(tmp_path / "b", tmp_path / "p")
     assert name.startswith("_native.")
     assert (tmp_path / "p/lmcore" / name).is_file()

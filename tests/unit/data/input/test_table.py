@@ -113,6 +113,16 @@ def test_quote_that_is_never_closed_is_bounded(tmp_path, read):
     assert len(found.texts) > 40
 
 
+@pytest.mark.parametrize("end", ['"b', '"b\n', '"b\n\n', 'x\n"', '"""\n'])
+def test_quote_open_at_the_end_is_a_problem(tmp_path, read, end):
+    """A table that was cut within quotes does not give half a field as a document."""
+    (tmp_path / "x.csv").write_text("text\na\n" + end)
+    found = read(tmp_path / "x.csv", skip=True)
+    line = 4 if end.startswith("x") else 3
+    assert found.texts == (["a", "x"] if line == 4 else ["a"])
+    assert found.told == [(line, "quote not closed")]
+
+
 @pytest.mark.parametrize("content", ["", "\n\n", "text\n"])
 def test_empty_table_has_no_documents(tmp_path, read, content):
     """Nothing, blank lines and a lone header are no error here."""
