@@ -126,7 +126,7 @@ class Shared:
     size: int = option(1, "A size.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Building(Shared):
     """A section with options of its own, of which one is told anew."""
 
