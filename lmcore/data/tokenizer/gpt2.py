@@ -40,6 +40,7 @@ from lmcore.data.tokenizer.native import (
     native_bpe,
     native_bpe_of_files,
 )
+from lmcore.data.tokenizer.word_cache import WordCache
 from lmcore.errors import ConfigError, MissingPackageError
 
 __all__ = ["Engine", "GPT2BPETokenizer", "split_words"]
@@ -52,8 +53,6 @@ _END = "<|endoftext|>"
 # possessive forms match the same (nothing follows that could backtrack).
 _ASCII_PATTERN = r"'(?:[sdmt]|ll|re|ve)| ?[A-Za-z]++| ?[0-9]++| ?[^\sA-Za-z0-9]++|\s+(?!\S)|\s+"
 _PATTERN = r"'(?:[sdmt]|ll|re|ve)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+"
-_CACHED_WORDS = 1 << 17
-_CACHED_LENGTH = 64
 
 
 def split_words(text: str) -> list[str]:
@@ -69,27 +68,6 @@ def _words(*, ascii_only: bool) -> Callable[[str], list[str]]:
     import regex
 
     return regex.compile(_PATTERN).findall
-
-
-class _WordCache(dict[str, Sequence[int]]):
-    """Word -> ids in two generations: bounded, and words in use survive."""
-
-    def __init__(self, encode: WordEncoder) -> None:
-        super().__init__()
-        self._encode = encode
-        self._older: dict[str, Sequence[int]] = {}
-
-    def __missing__(self, word: str) -> Sequence[int]:
-        ids = self._older.get(word)
-        if ids is None:
-            ids = self._encode(word)
-            if len(word) > _CACHED_LENGTH:
-                return ids
-        if len(self) >= _CACHED_WORDS:
-            self._older = dict(self)
-            self.clear()
-        self[word] = ids
-        return ids
 
 
 class GPT2BPETokenizer(Tokenizer):
@@ -119,7 +97,7 @@ class GPT2BPETokenizer(Tokenizer):
             self._native = _native(engine, vocabulary, rules.merges)
             if self._native is None:
                 self.engine, encode_word = _engine(engine, vocabulary, rules.merges)
-                self._ids_of_word = _WordCache(encode_word)
+                self._ids_of_word = WordCache(encode_word)
         # Absolute: metadata and workers find them from any directory.
         self.vocab_file, self.merge_file = (
             str(Path(file).absolute()) for file in (vocab_file, merge_file)

@@ -21,8 +21,8 @@ from lmcore.data.tokenizer import (
     NullTokenizer,
     build_tokenizer,
     tokenizer_types,
+    word_cache,
 )
-from lmcore.data.tokenizer import gpt2 as gpt2_module
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.data.tokenizer.gpt2 import split_words
 from lmcore.errors import ConfigError, DataError, MissingPackageError
@@ -149,7 +149,7 @@ def test_whole_library_pipeline_gives_the_same_ids(gpt2, gpt2_files, shared_data
 def test_cache_of_words_keeps_its_bound_and_its_answers(bpe_files, monkeypatch):
     """With room for four words every text still gets the same ids."""
     reference = GPT2BPETokenizer(*map(str, bpe_files))
-    monkeypatch.setattr(gpt2_module, "_CACHED_WORDS", 4)
+    monkeypatch.setattr(word_cache, "_WORDS", 4)
     small = GPT2BPETokenizer(*map(str, bpe_files), engine="tokenizers")
     text = " ".join(str(i % 13) for i in range(200))
     assert small.encode(text) == reference.encode(text)
