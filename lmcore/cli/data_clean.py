@@ -31,8 +31,8 @@ __all__ = ["CleanSection", "run"]
 _EPILOG = """\
 steps, in the order in which a corpus usually takes them:
   url         leave out bad, unwanted and repeated addresses
-  fix         mend wrongly decoded text (needs `pip install 'lmcore[clean]'`)
-  language    keep the languages wanted (needs `pip install 'lmcore[clean]'`)
+  fix         mend wrongly decoded text (needs `pip install ftfy`)
+  language    keep the languages wanted (needs `pip install py3langid`)
   length      leave out short documents
   exact       keep the first of documents with the same text
   near        keep the first of documents that are nearly the same

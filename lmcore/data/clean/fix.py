@@ -28,7 +28,7 @@ class FixStep:
     def __init__(self) -> None:
         if importlib.util.find_spec("ftfy") is None:
             raise MissingPackageError(
-                "ftfy", needed_for="the step `fix`", install="pip install 'lmcore[clean]'"
+                "ftfy", needed_for="the step `fix`", install="pip install ftfy"
             )
 
     def judge(self, document: Document) -> Verdict:

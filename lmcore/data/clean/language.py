@@ -30,7 +30,7 @@ class LanguageStep:
     def __init__(self, wanted: Sequence[str]) -> None:
         if importlib.util.find_spec("py3langid") is None:
             raise MissingPackageError(
-                "py3langid", needed_for="the step `language`", install="pip install 'lmcore[clean]'"
+                "py3langid", needed_for="the step `language`", install="pip install py3langid"
             )
         self._wanted = frozenset(wanted)
         self._identifier = _load()

@@ -73,5 +73,5 @@ def test_very_long_line() -> None:
 def test_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ftfy the command that installs it is named."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'lmcore\[clean\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install ftfy"):
         FixStep()

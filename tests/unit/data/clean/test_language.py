@@ -63,5 +63,5 @@ def test_unknown_language() -> None:
 def test_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the detector the command that installs it is named."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'lmcore\[clean\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install py3langid"):
         LanguageStep(["en"])
