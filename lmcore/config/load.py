@@ -31,7 +31,7 @@ from lmcore.config.section import SECTIONS, Config, run_options
 from lmcore.config.yaml_file import Entry, read_file
 from lmcore.errors import ConfigError, LmcoreError, nearest, suggestion
 
-__all__ = ["EXCLUSIVE", "PRESET_OPTION", "LoadedConfig", "Source", "load_config", "preset_names"]
+__all__ = ["EXCLUSIVE", "PRESET_OPTION", "LoadedConfig", "Source", "load_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -196,11 +196,6 @@ def load_config(
     if problems:
         raise ConfigError.collect(problems)
     return loaded
-
-
-def preset_names() -> tuple[str, ...]:
-    """Return the names that `--preset` takes."""
-    return tuple(PRESETS)
 
 
 def _preset_layer(name: str) -> _Layer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,7 +187,6 @@ _NOT_POSSIBLE = {
     errno.EPERM,
     errno.EBADF,
 }
-_Copy = Callable[[int, int, int, int], int]
 
 
 def _copy_in_kernel(source: int, target: int, start: int, count: int) -> int:

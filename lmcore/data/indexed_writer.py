@@ -96,15 +96,6 @@ class IndexedDatasetWriter:
         with disk_errors(self.idx_path):
             self._document_ends.append(len(self._sizes))
 
-    def add_documents(
-        self, tokens: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]
-    ) -> None:
-        """Append many documents of one sequence each, their tokens one after another."""
-        first = len(self._sizes) + 1
-        self._append(tokens, lengths.astype(np.int64))
-        with disk_errors(self.idx_path):
-            self._document_ends.extend(np.arange(first, len(self._sizes) + 1))
-
     def finish(self) -> None:
         """Write the index and bring both temporary files to the disk."""
         self._files.finish(self, self.dtype, self.format)

@@ -24,7 +24,6 @@ __all__ = ["MinHash", "jaccard", "shingle_set"]
 
 # Values of one text at a time: 100 functions of 128 shingles stay in a processor's nearest cache.
 _CHUNK = 128
-_WIDEST = 32
 _MOST = np.uint32(0xFFFFFFFF)
 
 Signatures = npt.NDArray[np.uint32]

@@ -89,14 +89,6 @@ def test_round_trip(tmp_path_factory, data):
     assert dataset.document_count == len(documents)
     assert np.diff(dataset.document_indices).tolist() == [len(s) for s in documents]
     assert dataset.tokens == sum(map(len, flat))
-    with IndexedDatasetWriter(folder / "y", dtype) as writer:
-        writer.add_documents(
-            np.array(list(chain(*flat)), dtype=np.int64),
-            np.array([len(s) for s in flat], dtype=np.int32),
-        )
-    write(folder / "z", flat, dtype)
-    assert (folder / "y.idx").read_bytes() == (folder / "z.idx").read_bytes()
-    assert (folder / "y.bin").read_bytes() == (folder / "x.bin").read_bytes()
 
 
 def test_get_returns_parts_and_refuses_what_is_outside(tmp_path):
