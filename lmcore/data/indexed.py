@@ -136,6 +136,10 @@ def _missing_hint(prefix: str) -> str:
     bare = prefix.removesuffix(".bin").removesuffix(".idx")
     if bare != prefix and Path(f"{bare}.idx").is_file():
         return f"give the prefix without its ending: `{bare}`"
+    if Path(f"{prefix}.bin").is_file():
+        return f"`lmcore data repair {prefix}` finds an index of another name, or makes one"
+    if Path(f"{prefix}.idx").is_file():
+        return "copy the tokens beside their index; without them nothing can be read"
     directory, name = Path(prefix).parent, Path(prefix).name
     if directory.is_dir():
         near = sorted(p.stem for p in directory.iterdir() if p.suffix == ".idx")

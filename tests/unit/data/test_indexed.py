@@ -221,6 +221,18 @@ def test_missing_files_suggest_what_is_there(tmp_path, given_name, hint):
     assert hint in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "gone, hint", [(".idx", "lmcore data repair"), (".bin", "copy the tokens")]
+)
+def test_half_a_dataset_is_told_from_none(tmp_path, gone, hint):
+    """Where one of the two files is there the hint is about the other, not about the name."""
+    prefix = write(tmp_path / "x_text_document", [[1]])
+    Path(f"{prefix}{gone}").unlink()
+    with pytest.raises(DataError, match=f"x_text_document{gone}") as caught:
+        IndexedDataset(prefix)
+    assert hint in caught.value.hint
+
+
 @pytest.mark.parametrize("dtype, token", [("uint16", 65536), ("uint16", -1), ("int32", 2**31)])
 def test_token_that_does_not_fit_is_refused(tmp_path, dtype, token):
     """A token beyond the type is an error, never another token; nothing is left on disk."""
