@@ -14,6 +14,7 @@ import pytest
 
 from lmcore.cli.data import run
 from lmcore.cli.data_prepare import _PlainProgress
+from lmcore.data.indexed import IndexedDataset
 from lmcore.data.prepare import Progress
 from lmcore.errors import ConfigError, DataError
 
@@ -31,6 +32,43 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 BYTES = ["--tokenizer-type", "ByteTokenizer"]
 PREPARE = ["prepare", "--input", "corpus.jsonl", "--output-prefix", "out", *BYTES]
+
+
+EXAMPLE = """\
+{"src": "a.example", "text": "The quick brown fox", "type": "Eng", "id": "0", "title": "First"}
+{"src": "b.example", "text": "jumps over the dog", "type": "Eng", "id": "42", "title": "Second"}
+"""
+
+
+@pytest.mark.parametrize("key_flag", ["--json-key", "--json-keys", "--text-key"])
+def test_the_familys_example_of_loose_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_flag: str
+) -> None:
+    """Of `src, text, type, id, title` the keys asked for are taken, each into two files."""
+    monkeypatch.chdir(tmp_path)
+    Path("web.json").write_text(EXAMPLE, encoding="utf-8")
+    command = ["prepare", "--input", "web.json", "--output-prefix", "out", *BYTES]
+    assert run([*command, "--append-eod", key_flag, "text", "title"]) == 0
+    made = {path.name for path in tmp_path.glob("out*.[bi]*")}
+    assert made == {
+        f"out_{key}_document.{end}" for key in ("text", "title") for end in ("bin", "idx")
+    }
+    for row in map(json.loads, EXAMPLE.splitlines()):
+        for key in ("text", "title"):
+            stored = IndexedDataset(f"out_{key}_document")
+            ids = [*row[key].encode(), 256]
+            assert ids in [stored.document(i).tolist() for i in range(stored.document_count)]
+
+
+def test_eight_workers_write_what_one_writes(corpus: Path) -> None:
+    """`--workers 1` and `--workers 8` give identical bytes."""
+    corpus.write_text("".join(f'{{"text": "document {i}"}}\n' for i in range(999)), "utf-8")
+    made = []
+    for workers in ("1", "8"):
+        assert run([*PREPARE, "--append-eod", "--workers", workers]) == 0
+        made.append([Path(f"out_text_document.{end}").read_bytes() for end in ("bin", "idx")])
+    assert len(made[0][0]) > 2 * 999 * 10
+    assert made[0] == made[1]
 
 
 def test_prepare_and_inspect(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
