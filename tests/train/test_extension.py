@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.cli.main import main
+from lmcore.data.corpora import bundled_text
 from lmcore.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +79,21 @@ def test_a_run_with_everything_of_it(extension, train, capsys) -> None:
     extension(False)
     assert main(argv) == 2
     assert "unknown tokenizer type `ArithmeticTokenizer`" in capsys.readouterr().err
+
+
+def test_texts_by_their_names_are_one_after_the_other(extension, train) -> None:
+    """A plugin's text and lmcore's own are sources of one run, and every document counts once."""
+    run = train(
+        "one",
+        "--train-data arithmetic shakespeare --tokenizer-type ByteTokenizer --train-iters 2"
+        " --split 90,10,0 --device cpu",
+        prefix=None,
+    )
+    assert run.status == 0, run.err
+    told = re.search(r"2 texts of --train-data: ([\d,]+) tokens, .* ([\d,]+) documents", run.err)
+    tokens, documents = (int(number.replace(",", "")) for number in told.groups())
+    texts = (EXAMPLE / "src" / PACKAGE / "arithmetic.txt", bundled_text().path)
+    assert tokens == sum(text.stat().st_size for text in texts) + documents  # bytes and ends
 
 
 def test_a_run_outlives_the_plugin(extension, train, capsys) -> None:
