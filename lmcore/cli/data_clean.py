@@ -71,7 +71,7 @@ class CleanSection(TokenizerSection, InputSection):
     dropped: str | None = option(
         None, "Where one line for each document left out goes, with the reason.", metavar="FILE"
     )
-    key: str = option("text", "Key of the text; dots lead into inner objects.")
+    key: str = option("text", "Key of the text; in JSON lines dots lead into inner objects.")
     workers: int = option(1, "Processes that work on single documents.", minimum=1)
     on_error: str = option(
         "stop",
