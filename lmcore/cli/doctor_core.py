@@ -21,7 +21,7 @@ _FULL_DISK = 10**8
 
 def core_checks(plugins: PluginSet) -> list[Check]:
     """Return the checks of lmcore itself: interpreter, packages, native code, disk, device."""
-    return [_python(), *_packages(), _native_builder(), _disk(Path.cwd()), _device(plugins)]
+    return [_python(), *_packages(), _native_code(), _disk(Path.cwd()), _device(plugins)]
 
 
 def _python() -> Check:
@@ -57,13 +57,13 @@ def _packages() -> list[Check]:
     return [Check("packages", CheckStatus.OK, ", ".join(fitting)), *checks]
 
 
-def _native_builder() -> Check:
+def _native_code() -> Check:
     from lmcore.data import native
 
     if native.available:
-        return Check("index builder", CheckStatus.OK, f"native: {native.reason}")
+        return Check("native code", CheckStatus.OK, native.reason)
     fix = "install a C++ compiler (g++), then install lmcore again from its folder"
-    return Check("index builder", CheckStatus.WARNING, native.reason, fix)
+    return Check("native code", CheckStatus.WARNING, native.reason, fix)
 
 
 def _disk(folder: Path) -> Check:

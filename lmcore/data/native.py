@@ -1,7 +1,7 @@
-"""The C++ twins of index builders and readers; `lmcore doctor` shows whether they are here.
+"""The C++ twins of what loops in Python; `lmcore doctor` shows whether they are here.
 
 `lmcore._native` exists in wheels and wherever a C++ compiler was at hand when lmcore was
-installed.  Without it the numpy versions beside each caller do the same, byte for byte.
+installed.  Without it the Python versions beside each caller do the same, byte for byte.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ Counter = npt.NDArray[np.int64]
 """One number, of finished units of work, that a builder raises while it works."""
 
 _MOST_THREADS = 8
+_INTERFACE = 2
+"""What `native/module.cpp` says: it goes up there and here with every change of a signature."""
+
+_INSTEAD = "data is prepared and indexed in Python, many times slower"
 
 
 class NativeReader(Protocol):
@@ -119,9 +123,11 @@ def _load() -> tuple[NativeBuilders | None, str]:
     try:
         module = importlib.import_module("lmcore._native")
     except ModuleNotFoundError:
-        return None, "lmcore was installed without a C++ compiler; numpy builds the indices"
+        return None, f"lmcore was installed without a C++ compiler; {_INSTEAD}"
     except ImportError as error:
-        return None, f"`lmcore._native` does not load ({error}); numpy builds the indices"
+        return None, f"`lmcore._native` does not load ({error}); {_INSTEAD}"
+    if getattr(module, "INTERFACE", None) != _INTERFACE:
+        return None, f"`{module.__file__}` is of another version of lmcore; {_INSTEAD}"
     return cast("NativeBuilders", module), f"`{module.__file__}`"
 
 

@@ -21,14 +21,14 @@ def test_the_core_is_checked():
     """Interpreter, packages, native code, disk and device each have a line."""
     names = list(checks())
     assert names[:2] == ["python", "packages"]
-    assert names[-3:] == ["index builder", "disk", "device"]
+    assert names[-3:] == ["native code", "disk", "device"]
 
 
 def test_a_missing_native_builder_is_a_warning_with_its_fix(monkeypatch):
     """The Python version works, so it is a warning, and the fix is named."""
     monkeypatch.setattr(native, "available", False)
     monkeypatch.setattr(native, "reason", "installed without a compiler")
-    check = checks()["index builder"]
+    check = checks()["native code"]
     assert check.status is CheckStatus.WARNING
     assert check.detail == "installed without a compiler"
     assert check.fix == "install a C++ compiler (g++), then install lmcore again from its folder"
