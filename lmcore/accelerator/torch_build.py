@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +34,8 @@ def torch_build(toolkit: str, version_file: Path | None = None) -> TorchBuild:
         toolkit: The name in torch's `version.py` that holds the toolkit's version.
         version_file: That file; default: the installed distribution's.
     """
+    import importlib.metadata  # 25 ms, which only probes spend
+
     try:
         installed = importlib.metadata.distribution("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -7,7 +7,6 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lmcore.cli.selection import find_plugins
 from lmcore.cli.terminal_text import size_text
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import option
@@ -78,6 +77,7 @@ def run(argv: list[str]) -> int:
 
 def _corpora(argv: list[str]) -> int:
     wanted = parse_section(CorporaSection, argv, command="lmcore data corpora")
+    from lmcore.cli.selection import find_plugins
     from lmcore.data.corpora import named_texts
 
     texts = named_texts(find_plugins(argv, probe=False))

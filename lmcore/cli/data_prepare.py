@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from lmcore.cli.input_options import reading_of, sentences_of
 from lmcore.cli.progress_line import ProgressLine
-from lmcore.cli.selection import find_plugins
 from lmcore.cli.terminal_text import counts_text, size_text, speed_text
 from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
@@ -19,7 +18,7 @@ from lmcore.config.option import REQUIRED, option
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.input import InputSection
 from lmcore.config.section.tokenizer import TYPES, TokenizerSection
-from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError
 
 if TYPE_CHECKING:
@@ -165,10 +164,14 @@ def _request(wanted: PrepareSection, argv: list[str], *, live: bool) -> PrepareR
 
 def _tokenizer(wanted: PrepareSection, argv: list[str]) -> Tokenizer:
     from lmcore.data.tokenizer import tokenizer_from
+
+    settings = TokenizerSettings.of(wanted)
+    if wanted.tokenizer_type in BUILT_IN_TYPES and not wanted.plugin_off:
+        return tokenizer_from(settings)  # the plugins, which take a tenth of a second, bring others
+    from lmcore.cli.selection import find_plugins
     from lmcore.data.tokenizer.registry import registered_types
 
-    extra = registered_types(find_plugins(argv, probe=False))
-    return tokenizer_from(TokenizerSettings.of(wanted), extra=extra)
+    return tokenizer_from(settings, extra=registered_types(find_plugins(argv, probe=False)))
 
 
 def _input_of(

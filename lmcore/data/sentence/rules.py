@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from lmcore.data.sentence.language import code_of
 from lmcore.errors import MissingPackageError
@@ -56,6 +55,8 @@ class RuleSplitter:
 
     def describe(self) -> dict[str, str]:
         """Return what decides the output."""
+        from importlib.metadata import version  # 25 ms, where nobody asks for it
+
         return {
             "splitter": "sentencex",
             "version": version("sentencex"),

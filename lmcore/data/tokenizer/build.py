@@ -19,7 +19,6 @@ from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
 from lmcore.data.tokenizer.null import NullTokenizer
 from lmcore.data.tokenizer.settled import SettledTokenizer
 from lmcore.errors import ConfigError, suggestion
-from lmcore.plugins.registrations import Registrations
 
 __all__ = ["build_tokenizer", "tokenizer_from", "tokenizer_types"]
 
@@ -139,6 +138,8 @@ def tokenizer_from(
     if kind is not None and kind in BUILT_IN_TYPES:
         return _built_in(settings, kind, BUILT_IN_TYPES[kind])
     if kind is None or kind not in extra:
+        from lmcore.plugins.registrations import Registrations
+
         raise ConfigError(
             f"unknown tokenizer type `{kind}`" if kind else "no tokenizer type is given",
             why=extra.why_missing() if isinstance(extra, Registrations) else None,
