@@ -274,7 +274,10 @@ class _Session:
         Not before the first step, which may import the same modules to compile.
         """
         self.clock.mark("first_step")
-        threading.Thread(target=warm_up, name="lmcore-import", daemon=True).start()
+        if self._leads:
+            # No daemon: where a run ends at once, Python would end the thread within torch's C++,
+            # which aborts the process.
+            threading.Thread(target=warm_up, name="lmcore-import", daemon=False).start()
 
     def _describe_run(self) -> None:
         """Write what is known before the first step."""
