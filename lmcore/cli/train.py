@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from lmcore import log
 from lmcore.cli.selection import find_plugins, prepare_environment, select_device
@@ -72,7 +72,20 @@ def run(argv: list[str]) -> int:
     result = run_training(plan, tokenizer, plugins, selection, rank, clock, texts=texts)
     if rank.rank == 0:
         _report(result)
+    if rank.world_size > 1:
+        _leave()
     return 0
+
+
+def _leave() -> NoReturn:
+    """End a process of several now that everything is written and closed.
+
+    Where Python ends it, threads of communication libraries may still run when C++ takes their
+    objects down, which aborts a process that has done all its work.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _wanted(loaded: LoadedConfig) -> int | None:
