@@ -39,9 +39,6 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 """Module and summary of every command, under the title that the help groups it by."""
 
-_LAUNCHED = "LMCORE_LAUNCHED"
-"""Set for a process that `lmcore` started as one of several; see `lmcore.runtime.launched`."""
-
 _TERMINATED_BY_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
 _INTERRUPTED = 130  # 128 + SIGINT
 
@@ -62,16 +59,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _TERMINATED_BY_PIPE
     except KeyboardInterrupt:
-        if not os.environ.get(_LAUNCHED):  # the launcher says it, once
+        if not _is_launched():  # the launcher says it, once
             sys.stderr.write("interrupted\n")
         return _INTERRUPTED
     except Exception as error:
-        if os.environ.get(_LAUNCHED):
-            from lmcore.runtime.launched import tell
+        if not _is_launched():
+            raise
+        from lmcore.runtime.launched import tell
 
-            return tell(error, os.environ).status
-        raise
+        return tell(error, os.environ).status
     return status
+
+
+def _is_launched() -> bool:
+    """Return whether `lmcore` started this process as one of several, and shows its errors."""
+    from lmcore.runtime.launched import LAUNCHED
+
+    return bool(os.environ.get(LAUNCHED))
 
 
 def _reader_is_gone() -> bool:
@@ -97,7 +101,7 @@ def _start(arguments: list[str]) -> int:
         return _run(arguments[0], arguments[1:])
     except LmcoreError as error:
         sys.stdout.flush()
-        if os.environ.get(_LAUNCHED):
+        if _is_launched():
             raise
         sys.stderr.write(error.render() + "\n")
         return error.exit_status

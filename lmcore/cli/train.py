@@ -20,6 +20,7 @@ from lmcore.plugins.registrations import plugin_sections
 if TYPE_CHECKING:
     from lmcore.config.load import LoadedConfig
     from lmcore.plugins import Selection
+    from lmcore.runtime.rank import RankInfo
     from lmcore.train.run import RunResult
 
 __all__ = ["SUMMARY", "run"]
@@ -37,7 +38,7 @@ def run(argv: list[str]) -> int:
     from lmcore.data.tokenizer.registry import registered_types
     from lmcore.runtime.launched import end_with_launcher
     from lmcore.runtime.launchers import translate
-    from lmcore.runtime.rank import rank_info, started_by_launcher
+    from lmcore.runtime.rank import rank_info
     from lmcore.train.corpus import choose_texts, choose_tokenizer
     from lmcore.train.phases import PhaseClock
 
@@ -50,13 +51,11 @@ def run(argv: list[str]) -> int:
     loaded = load_config(
         argv,
         plugins=plugin_sections(plugins),
-        check=lambda loaded: problems_of(loaded, world_size=_wanted(loaded) or rank.world_size),
+        check=lambda loaded: problems_of(loaded, world_size=_asked(loaded, rank)),
     )
     plugins = plugins.without(loaded.config.accelerator.plugin_off)  # a file's, too
     selection = select_device(plugins, loaded.config.accelerator.device, rank)
-    world_size = rank.world_size
-    if not started_by_launcher(os.environ):
-        world_size = _wanted(loaded) or max(1, selection.probe.count)
+    world_size = _asked(loaded, rank, otherwise=selection.probe.count)
     texts = choose_texts(loaded.config.data, named_texts(plugins))
     tokenizer = choose_tokenizer(loaded.config.data, registered_types(plugins))
     plan = resolve(loaded, world_size=world_size, vocab_size=tokenizer.vocab_size)
@@ -88,25 +87,29 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _wanted(loaded: LoadedConfig) -> int | None:
-    """Return the processes that `--nproc-per-node` asks for on this host.
+def _asked(loaded: LoadedConfig, rank: RankInfo, *, otherwise: int = 1) -> int:
+    """Return how many processes the run has: as many as a launcher started, or is to start.
+
+    Args:
+        loaded: The settings.
+        rank: This process's place.
+        otherwise: How many where neither a launcher nor `--nproc-per-node` says.
 
     Raises:
-        ConfigError: A launcher started another number of them.
+        ConfigError: A launcher started another number than the settings ask for.
     """
-    from lmcore.runtime.rank import rank_info, started_by_launcher
+    from lmcore.runtime.rank import started_by_launcher
 
     wanted: int | None = loaded.value("nproc_per_node")
-    if wanted is None or not started_by_launcher(os.environ):
-        return wanted
-    found = rank_info(os.environ)
-    if wanted != found.local_world_size:
+    if not started_by_launcher(os.environ):
+        return wanted or max(1, otherwise)
+    if wanted not in {None, rank.local_world_size}:
         raise ConfigError(
-            f"{loaded.shown('nproc_per_node')}: a launcher started {found.local_world_size} here",
+            f"{loaded.shown('nproc_per_node')}: a launcher started {rank.local_world_size} here",
             why="LOCAL_WORLD_SIZE says so, and the launcher decides",
             hint="leave `--nproc-per-node` to the launcher, or start `lmcore train` without one",
         )
-    return found.world_size
+    return rank.world_size
 
 
 def _start_processes(argv: list[str], num_processes: int, selection: Selection) -> int:

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _FAILED = "failed"
 _LEFT = "left"
-_POLL_SECONDS = (0.001, 0.1)  # first and longest pause between two looks at the store
+_POLL_SECONDS = (0.001, 0.02)  # first and longest pause between two looks at the store
 _VERDICT_SECONDS = 5.0
 """How much longer than rank 0 the others wait: it is the one that can name who is missing."""
 _BEAT_SECONDS = 1.0

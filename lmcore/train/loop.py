@@ -66,11 +66,15 @@ class Reporter:
         metrics: MetricsFile | None,
         tensorboard: TensorBoard | None,
     ) -> None:
-        """Ask the device for its peak once; without *metrics* no file is written."""
+        """Ask the device for its peak once.
+
+        Without *metrics*, as in all processes of a run but one, nobody reads the rows: no file is
+        written, and no peak is asked for, which may have to be measured.
+        """
         self.plan, self.display, self.metrics = plan, display, metrics
         self.tensorboard = tensorboard
         device, compute = runtime.device, runtime.precision.compute
-        one = device.peak_flops(compute) if device.peak_flops is not None else None
+        one = device.peak_flops(compute) if metrics and device.peak_flops else None
         self.peak = one * plan.world_size if one else None
         self._rows: list[StepRow] = []
         self._recent: list[float] = []
