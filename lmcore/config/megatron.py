@@ -77,6 +77,8 @@ RENAMED: Mapping[str, Renamed] = {
     "--vocab": Renamed("--vocab-file"),
     **_TOKENIZER_RENAMED,
     "--fine-tune": Renamed("--finetune"),
+    "--deepspeed": Renamed("--engine deepspeed"),
+    "--cpu-optimizer": Renamed("--cpu-offload"),
     "--num-gpus": Renamed("--nproc-per-node"),
     "--use-checkpoint-opt-params-scheduler": Renamed("--use-checkpoint-opt-param-scheduler"),
     "--bf16": Renamed("--precision bf16"),
@@ -90,7 +92,12 @@ RENAMED: Mapping[str, Renamed] = {
 }
 
 # They take no value.
-_SWITCHES = {"--add-special-tokens", "--finetune", "--use-checkpoint-opt-param-scheduler"}
+_SWITCHES = {
+    "--add-special-tokens",
+    "--cpu-offload",
+    "--finetune",
+    "--use-checkpoint-opt-param-scheduler",
+}
 
 _PARALLEL = Fixed("the model is whole on each device", ("1",), _ONE_DEVICE_GROUP)
 _KERNELS = Fixed(
@@ -111,9 +118,6 @@ FIXED: Mapping[str, Fixed] = {
     "--pipeline-model-parallel-size": _PARALLEL,
     "--context-parallel-size": _PARALLEL,
     "--expert-model-parallel-size": _PARALLEL,
-    "--zero-stage": Fixed(
-        "optimizer states are not sharded", ("0",), f"sharding is {_LATER}: use 0"
-    ),
     "--DDP-impl": Fixed(
         "gradients are summed over the processes", ("local", "torch"), f"sharding is {_LATER}"
     ),
@@ -132,6 +136,7 @@ FIXED: Mapping[str, Fixed] = {
     "--no-masked-softmax-fusion": _KERNELS,
     "--no-gradient-accumulation-fusion": _KERNELS,
     "--use-mcore-models": Fixed("there is one transformer"),
+    "--cpu-torch-adam": Fixed("the update is torch's own wherever the optimizer's state lies"),
     "--deepspeed-activation-checkpointing": Fixed("`--recompute` alone says what is recomputed"),
     "--dataset-impl": _FORMAT,
     "--data-impl": _FORMAT,
@@ -167,6 +172,7 @@ _GENERATE = "it belongs to `lmcore generate`"
 _LAUNCHER = "it belongs to the launcher, before the command"
 _EVALUATION = f"evaluation tasks are {_LATER}"
 _SHARDING = f"model parallelism and sharding are {_LATER}"
+_ENGINE_FILE = "use `--engine deepspeed`, and `--deepspeed-config FILE` for a file"
 _CONVERSION = f"converting checkpoints is {_LATER}"
 _RUN_CONFIG = "start from the run's settings: `lmcore train RUN/config.yaml --load RUN`"
 _RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then give `--data-path`"
@@ -192,7 +198,8 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all("use `--deterministic`", "--embedding-weights-in-fp32"),
     **_all(_SHARDING, "--sequence-parallel", "--use-distributed-optimizer", "--num-experts"),
     **_all(_SHARDING, "--num-layers-per-virtual-pipeline-stage", "--overlap-grad-reduce"),
-    **_all(_SHARDING, "--deepspeed", "--deepspeed-config", "--pipeline-model-parallel-split-rank"),
+    **_all(_SHARDING, "--pipeline-model-parallel-split-rank"),
+    **_all(_ENGINE_FILE, "--deepscale", "--deepscale-config", "--deepspeed-mpi"),
     **_all("use `--global-batch-size`", "--num-microbatches-in-minibatch", "--rampup-batch-size"),
     **_all(_GPT_ONLY, "--swiglu", "--use-rotary-position-embeddings", "--disable-bias-linear"),
     **_all(_GPT_ONLY, "--untie-embeddings-and-output-weights", "--num-key-value-heads"),

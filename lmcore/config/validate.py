@@ -12,6 +12,7 @@ from pathlib import Path
 from lmcore.config.load import LoadedConfig
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.config.validate_data import DATA_RULES
+from lmcore.config.validate_deepspeed import DEEPSPEED_RULES
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["DEFAULT_TRAIN_ITERS", "RULES", "problems_of"]
@@ -203,6 +204,7 @@ RULES: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _files,
     *DATA_RULES,
     _loading,
+    *DEEPSPEED_RULES,
 )
 """The rules that need nothing but the settings."""
 

@@ -9,7 +9,29 @@ from lmcore.config.option import option
 
 @dataclass(frozen=True)
 class ParallelSection:
-    """Processes of a run; each has a device, and all hold the whole model."""
+    """Processes of a run, each with a device, and the engine that keeps them together."""
+
+    engine: str = option(
+        "native",
+        "What takes the steps: torch's own blocks, or DeepSpeed (`lmcore[deepspeed]`).",
+        choices=("native", "deepspeed"),
+    )
+    zero_stage: int | None = option(
+        None,
+        "What is sharded over data-parallel processes: 1 optimizer state, 2 gradients too, 3 "
+        "weights too; 0 nothing.",
+        minimum=0,
+        maximum=3,
+    )
+    cpu_offload: bool = option(
+        False, "Keep the optimizer's state, and of stage 3 the weights, in the host's memory."
+    )
+    deepspeed_config: str | None = option(
+        None,
+        'DeepSpeed\'s own JSON file; what it leaves out, or calls "auto", is filled in from the '
+        "settings here.",
+        metavar="FILE",
+    )
 
     nproc_per_node: int | None = option(
         None,
