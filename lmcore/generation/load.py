@@ -105,7 +105,7 @@ def read_shape(values: Mapping[str, Any], checkpoint: Path) -> ModelShape:
     Raises:
         CheckpointError: A value is missing, unknown, of the wrong type or out of bounds.
     """
-    fields = {field.name: str(field.type) for field in dataclasses.fields(ModelShape)}
+    fields = ModelShape.saved_types()
     problem = _names_problem(set(values), set(fields))
     for name, kind in fields.items():
         if problem is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.recompute import recompute_of
-from lmcore.model.shape import ModelShape
+from lmcore.model.shape import ModelPart, ModelShape
 
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
@@ -29,6 +29,7 @@ def build_model(
     seed: int | None,
     compile_blocks: bool = False,
     masked: bool = False,
+    part: ModelPart | None = None,
 ) -> GPT:
     """Return a GPT on the run's device.
 
@@ -38,6 +39,7 @@ def build_model(
         seed: Seed of the initial weights; None leaves them uninitialised, to be loaded.
         compile_blocks: Whether each block is compiled at its first call.
         masked: Whether tokens of a sample may be told to attend to their own document alone.
+        part: What of the model to build; None: all.
 
     Raises:
         DeviceError: The precision is not in force in the model.
@@ -49,11 +51,12 @@ def build_model(
             op_binding(runtime, compile_blocks=compile_blocks),
             recompute_of(runtime, compile_blocks=compile_blocks),
             masked=masked,
+            part=part,
         )
     if seed is not None:
         model.initialize(seed)
     runtime.precision.apply(model)
     if compile_blocks:
-        for block in model.blocks:
+        for block in model.blocks.values():
             block.compile(dynamic=False)
     return model

@@ -8,6 +8,7 @@ vocabulary, T = B * S.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,14 @@ from torch.nn import functional
 from lmcore.model.cache import KeyValueCache
 from lmcore.model.layers import Embedding
 from lmcore.model.recompute import KEEP_ALL, Recompute
+from lmcore.model.shape import ModelPart
 from lmcore.model.transformer import Block, LayerNorm, output_std
 
 if TYPE_CHECKING:
     from lmcore.model.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
 
-__all__ = ["GPT"]
+__all__ = ["GPT", "initial_weight"]
 
 
 class GPT(nn.Module):
@@ -40,6 +42,7 @@ class GPT(nn.Module):
         recompute: Recompute = KEEP_ALL,
         *,
         masked: bool = False,
+        part: ModelPart | None = None,
     ) -> None:
         """Build the model; parameters are uninitialised until `initialize`.
 
@@ -48,39 +51,35 @@ class GPT(nn.Module):
             ops: Where the kernels come from.
             recompute: How layers and their attention run in training.
             masked: Whether attention may be limited to documents.
+            part: What of the model to build; None: all.
         """
         super().__init__()
-        self.shape, self.masked = shape, masked
-        self.token_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
-        self.position_embedding = Embedding(shape.max_position_embeddings, shape.hidden_size)
-        self.blocks = nn.ModuleList(
-            Block(shape, ops, recompute.attention, masked=masked) for _ in range(shape.num_layers)
+        part = part or ModelPart.whole(shape)
+        self.shape, self.masked, self.part = shape, masked, part
+        if part.embedding or part.head:
+            self.token_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
+        if part.embedding:
+            self.position_embedding = Embedding(shape.max_position_embeddings, shape.hidden_size)
+        self.blocks = nn.ModuleDict(
+            {
+                str(number): Block(shape, ops, recompute.attention, masked=masked)
+                for number in part.layers
+            }
         )
-        self.final_norm = LayerNorm(shape, ops)
         self.recompute = recompute
-        self.linear_cross_entropy: Callable[..., Tensor] = ops.bind(
-            "linear_cross_entropy",
-            vocab_size=shape.padded_vocab_size,
-            hidden_size=shape.hidden_size,
-        )
+        if part.head:
+            self.final_norm = LayerNorm(shape, ops)
+            self.linear_cross_entropy: Callable[..., Tensor] = ops.bind(
+                "linear_cross_entropy",
+                vocab_size=shape.padded_vocab_size,
+                hidden_size=shape.hidden_size,
+            )
 
     def initialize(self, seed: int) -> None:
-        """Draw every weight from N(0, sigma) on the CPU with a generator of its own.
-
-        The result depends on the seed and the shape alone, not on the device or on any other
-        random state.  Gains are 1 and offsets 0.
-        """
-        generator = torch.Generator().manual_seed(seed)
-        narrow = output_std(self.shape)
+        """Give every weight its initial value; see `initial_weight`."""
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                if parameter.ndim < 2:
-                    parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
-                    continue
-                residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-                std = narrow if residual else self.shape.init_method_std
-                drawn = torch.empty(parameter.shape, dtype=torch.float32)
-                parameter.copy_(drawn.normal_(0.0, std, generator=generator))
+                parameter.copy_(initial_weight(name, parameter.shape, self.shape, seed))
 
     def forward(
         self,
@@ -99,27 +98,42 @@ class GPT(nn.Module):
             documents_BS: A number for each token's document, beyond which it does not attend; of
                 a model that was built `masked`, without *cache*.
         """
-        start = cache.length if cache is not None else 0
+        x_BSH = self.embed(tokens_BS, positions_BS, start=cache.length if cache else 0)
+        if cache is None:
+            x_BSH = self.run_blocks(x_BSH, documents_BS)
+        else:
+            for block, layer_cache in zip(self.blocks.values(), cache.layers, strict=True):
+                x_BSH = block(x_BSH, layer_cache)
+        return self.final_norm(x_BSH)  # type: ignore[no-any-return]
+
+    def embed(
+        self, tokens_BS: Tensor, positions_BS: Tensor | None = None, *, start: int = 0
+    ) -> Tensor:
+        """Return the hidden states before the first layer.
+
+        Args:
+            tokens_BS: Token ids.
+            positions_BS: Position of each token; None: its place in the sequence.
+            start: Place of the first token.
+        """
         places = positions_BS
         if places is None:
             places = torch.arange(start, start + tokens_BS.shape[1], device=tokens_BS.device)
         x_BSH = self.token_embedding(tokens_BS) + self.position_embedding(places)
-        x_BSH = functional.dropout(x_BSH, self.shape.hidden_dropout, self.training)
-        if cache is not None:
-            for block, layer_cache in zip(self.blocks, cache.layers, strict=True):
-                x_BSH = block(x_BSH, layer_cache)
-            return self.final_norm(x_BSH)  # type: ignore[no-any-return]
-        blocks: list[Callable[[Tensor], Tensor]] = list(self.blocks)
+        return functional.dropout(x_BSH, self.shape.hidden_dropout, self.training)
+
+    def run_blocks(self, x_BSH: Tensor, documents_BS: Tensor | None = None) -> Tensor:
+        """Return the hidden states after all layers; *documents_BS* as in `forward`."""
+        blocks: list[Callable[[Tensor], Tensor]] = list(self.blocks.values())
         if documents_BS is not None:
             assert self.masked, "attention was bound without a mask"
             hidden_B1SS = documents_BS[:, None, :, None] != documents_BS[:, None, None, :]
-            blocks = [functools.partial(block, mask_B1SS=hidden_B1SS) for block in self.blocks]
+            blocks = [functools.partial(block, mask_B1SS=hidden_B1SS) for block in blocks]
         if self.training:
-            x_BSH = self.recompute.run_blocks(blocks, x_BSH)
-        else:
-            for run in blocks:
-                x_BSH = run(x_BSH)
-        return self.final_norm(x_BSH)  # type: ignore[no-any-return]
+            return self.recompute.run_blocks(blocks, x_BSH)
+        for run in blocks:
+            x_BSH = run(x_BSH)
+        return x_BSH
 
     def loss(
         self,
@@ -135,6 +149,10 @@ class GPT(nn.Module):
         See `forward` for the arguments by name.
         """
         hidden_BSH = self(tokens_BS, positions_BS=positions_BS, documents_BS=documents_BS)
+        return self.loss_of(hidden_BSH, targets_BS, loss_weight_BS)
+
+    def loss_of(self, hidden_BSH: Tensor, targets_BS: Tensor, loss_weight_BS: Tensor) -> Tensor:
+        """Return the loss of hidden states after the final norm; see `loss`."""
         return self.linear_cross_entropy(
             hidden_BSH.flatten(0, 1),
             self.token_embedding.weight,
@@ -161,3 +179,25 @@ class GPT(nn.Module):
     def parameter_count(self) -> int:
         """Return the number of parameters, tied ones once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def initial_weight(name: str, size: torch.Size, shape: ModelShape, seed: int) -> Tensor:
+    """Return a parameter's initial value in float32, on the CPU.
+
+    Matrices are drawn from N(0, sigma), those that write to the residual stream with sigma /
+    sqrt(2 l); gains are 1, biases and offsets 0.  It depends on name, size, *shape* and *seed*
+    alone: not on the device, on other parameters or on any other random state.
+
+    Args:
+        name: Of the parameter in the model.
+        size: Of the whole parameter.
+        shape: The model's; sigma and the number of layers are used.
+        seed: The run's.
+    """
+    if len(size) < 2:
+        return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0)
+    residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+    std = output_std(shape) if residual else shape.init_method_std
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.empty(size, dtype=torch.float32).normal_(0.0, std, generator=generator)

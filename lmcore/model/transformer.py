@@ -56,8 +56,8 @@ class Attention(nn.Module):
         self.num_heads = shape.num_attention_heads
         self.head_dim = shape.head_dim
         self.dropout = shape.attention_dropout
-        self.qkv = Linear(shape.hidden_size, 3 * shape.hidden_size, ops)
-        self.output = Linear(shape.hidden_size, shape.hidden_size, ops, bias=False)
+        self.qkv = Linear(shape.hidden_size, 3 * shape.attention_size, ops)
+        self.output = Linear(shape.attention_size, shape.hidden_size, ops, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(shape.hidden_size))
         self.op: Callable[..., Tensor] = ops.bind(
             "attention",
@@ -80,13 +80,10 @@ class Attention(nn.Module):
 
         Those in *cache* come before x_BSH's.
         """
-        batch, length, _ = x_BSH.shape
-        qkv_3BNSD = (
-            self.qkv(x_BSH)
-            .view(batch, length, 3, self.num_heads, self.head_dim)
-            .permute(2, 0, 3, 1, 4)
-        )
-        q_BNSD, k_BNSD, v_BNSD = qkv_3BNSD.unbind(0)
+        packed_BSQ = self.qkv(x_BSH)  # Q = 3 * N * D
+        batch, length, _ = packed_BSQ.shape
+        qkv_3BNSD = packed_BSQ.view(batch, length, 3, self.num_heads, self.head_dim)
+        q_BNSD, k_BNSD, v_BNSD = qkv_3BNSD.permute(2, 0, 3, 1, 4).unbind(0)
         if cache is not None:
             k_BNSD, v_BNSD = cache.extend(k_BNSD, v_BNSD)
         dropout = self.dropout if self.training else 0.0

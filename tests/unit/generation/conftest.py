@@ -37,7 +37,7 @@ def ops(request: pytest.FixtureRequest) -> OpBinding:
 def model(ops: OpBinding) -> GPT:
     """A model with random weights; the padded ids would often win if they could."""
     made = GPT(SHAPE, ops)
-    made.initialize(3)
+    made.initialize(7)
     with torch.no_grad():
         made.token_embedding.weight[300:] *= 3
     return made
@@ -61,7 +61,7 @@ def run_directory(tmp_path: Path) -> Path:
     tokenizer = ByteTokenizer()
     save_tokenizer(tokenizer, directory / "tokenizer")
     source = GPT(SHAPE, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))
-    source.initialize(3)
+    source.initialize(7)
     tensors = {f"model.{name}": tensor.detach() for name, tensor in source.named_parameters()}
     tensors["optimizer.step"] = torch.tensor(5.0)
     described = {"describe": tokenizer.describe(), "fingerprint": tokenizer.fingerprint()}

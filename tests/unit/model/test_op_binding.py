@@ -61,7 +61,7 @@ def test_a_module_keeps_the_bare_kernel():
     """
     kernel = "lmcore.accelerator.reference"
     table = OpTable(OP_SPECS, [OpImpl("layer_norm", "own", f"{kernel}:layer_norm", plugin="chip")])
-    norm = GPT(SHAPE, OpBinding(table, "cpu", "float32")).blocks[0].attention_norm
+    norm = GPT(SHAPE, OpBinding(table, "cpu", "float32")).blocks["0"].attention_norm
     assert vars(norm)["op"] is load_target(f"{kernel}:layer_norm")
     assert table.resolutions[0].chosen == "own"
 

@@ -110,7 +110,7 @@ def test_layers_are_entered_again(
     """A step enters a layer once, and twice where it is recomputed."""
     model = make_model(num_layers=4, recompute=under(full_policy(), *placed))
     calls = [0] * 4
-    for index, block in enumerate(model.blocks):
+    for index, block in enumerate(model.blocks.values()):
 
         def note(*_: Any, index: int = index) -> None:
             calls[index] += 1
@@ -144,7 +144,7 @@ def test_selective_recomputes_attention_alone(make_model: MakeModel, remember: A
     run = selective_policy().attention
     assert run is not None
     model = make_model(recompute=Recompute(attention=partial(run, remember=remember)))
-    for block in model.blocks:
+    for block in model.blocks.values():
         attention, plain = block.attention, block.attention.op
 
         def noting(*args: Any, plain: Any = plain, **options: Any) -> Tensor:

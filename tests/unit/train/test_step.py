@@ -140,7 +140,7 @@ def test_infinite_weight(one_step: Any, make_plan: Any, weights: Any) -> None:
 
     def spoil(state: Any) -> None:
         with torch.no_grad():
-            state.model.blocks[1].feed_forward.up.weight[0, 0] = math.inf
+            state.model.blocks["1"].feed_forward.up.weight[0, 0] = math.inf
         seen["state"], seen["before"] = state, weights(state)
 
     with pytest.raises(NotFiniteError) as caught:

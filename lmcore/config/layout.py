@@ -1,0 +1,113 @@
+"""How a run's processes divide the model and the samples, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["SCHEDULES", "ParallelLayout"]
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "zero-bubble-v")
+"""Orders in which a pipeline's stages take their micro-batches."""
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """Sizes of the axes of a run; processes are numbered with `tensor` as the fastest axis.
+
+    The order from slowest to fastest is pipeline, replicas, shards, context, tensor.
+
+    Attributes:
+        tensor: Processes that divide every layer's weights.
+        context: Processes that divide every sequence.
+        pipeline: Processes that divide the layers.
+        data: Processes that see different samples.
+        sequence: Whether those of `tensor` divide activations between the layers too.
+        replicas: Groups of `data` that hold the same shards.
+        zero_stage: What is sharded over data-parallel processes: 0 nothing, 1 optimizer state,
+            2 gradients too, 3 weights too.
+        stages_per_process: Pipeline stages of each process.
+        schedule: One of `SCHEDULES`.
+    """
+
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+    data: int = 1
+    sequence: bool = False
+    replicas: int = 1
+    zero_stage: int = 0
+    stages_per_process: int = 1
+    schedule: str = "1f1b"
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], world_size: int) -> ParallelLayout:
+        """Return the layout that valid *settings* of the `parallel` section give *world_size*."""
+        tensor = settings["tensor_model_parallel_size"]
+        context = settings["context_parallel_size"]
+        pipeline = settings["pipeline_model_parallel_size"]
+        data = world_size // (tensor * context * pipeline)
+        zero_stage = settings["zero_stage"] or 0
+        if settings["use_distributed_optimizer"]:
+            zero_stage = max(zero_stage, 1)
+        if settings["engine"] != "native":
+            zero_stage = 0  # the engine shards by itself
+        schedule = settings["pipeline_schedule"]
+        per_stage = settings["num_layers_per_virtual_pipeline_stage"]
+        stages = 1
+        if per_stage is not None:
+            stages = settings["num_layers"] // (pipeline * per_stage)
+        if schedule is None:
+            schedule = "interleaved" if stages > 1 else "1f1b"
+        if schedule == "zero-bubble-v":
+            stages = 2
+        return cls(
+            tensor=tensor,
+            context=context,
+            pipeline=pipeline,
+            data=data,
+            sequence=settings["sequence_parallel"] and tensor > 1,
+            replicas=settings["data_parallel_replicas"],
+            zero_stage=zero_stage if data * context > 1 else 0,
+            stages_per_process=stages if pipeline > 1 else 1,
+            schedule=schedule,
+        )
+
+    @property
+    def world_size(self) -> int:
+        """All processes."""
+        return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def model_size(self) -> int:
+        """Processes that together see one sample."""
+        return self.tensor * self.context * self.pipeline
+
+    @property
+    def divides_model(self) -> bool:
+        """Whether no process holds the whole model and optimizer."""
+        return self.tensor > 1 or self.pipeline > 1 or self.zero_stage > 0
+
+    @property
+    def shards(self) -> int:
+        """Processes that share out what is sharded; those of `context` take part."""
+        return self.data * self.context // self.replicas
+
+    @property
+    def words(self) -> str:
+        """The layout for people: "tensor 2 (sequence) x pipeline 2 x data 2 (ZeRO-1)"."""
+        parts = []
+        if self.tensor > 1:
+            parts.append(f"tensor {self.tensor}" + (" (sequence)" if self.sequence else ""))
+        if self.context > 1:
+            parts.append(f"context {self.context}")
+        if self.pipeline > 1:
+            stages = f", {self.stages_per_process} stages each" * (self.stages_per_process > 1)
+            parts.append(f"pipeline {self.pipeline} ({self.schedule}{stages})")
+        notes = [f"ZeRO-{self.zero_stage}"] if self.zero_stage else []
+        if self.zero_stage and self.replicas > 1:
+            notes.append(f"{self.replicas} replicas")
+        if self.data > 1 or notes or not parts:
+            parts.append(f"data {self.data}" + (f" ({', '.join(notes)})" if notes else ""))
+        return " x ".join(parts)
