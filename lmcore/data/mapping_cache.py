@@ -19,17 +19,13 @@ __all__ = ["BlockRequest", "SegmentRequest"]
 
 
 @dataclass(frozen=True)
-class SegmentRequest:
-    """The mapping of `build_segment_mapping` over a range of documents."""
+class _MappingRequest:
+    """What both mappings follow from, of a range of documents."""
 
     document_range: tuple[int, int]
     sequence_range: tuple[int, int]
     num_samples: int | None
     longest: int
-    short_probability: float
-    seed: int
-    least_sentences: int
-    kind: ClassVar[str] = "mapping of sentences"
 
     def settings(self) -> Mapping[str, object]:
         """Return all fields."""
@@ -39,11 +35,25 @@ class SegmentRequest:
         """Return the number of samples, where it is known."""
         return self.num_samples or 0
 
+    def _documents(self, indexed: IndexedDataset) -> npt.NDArray[np.int64]:
+        """Return the first sequence of each document, and where the last one ends."""
+        first, last = self.document_range
+        return indexed.document_indices[first : last + 1]
+
+
+@dataclass(frozen=True)
+class SegmentRequest(_MappingRequest):
+    """The mapping of `build_segment_mapping` over a range of documents."""
+
+    short_probability: float
+    seed: int
+    least_sentences: int
+    kind: ClassVar[str] = "mapping of sentences"
+
     def build(self, indexed: IndexedDataset, progress: Counter) -> Arrays:
         """Build the mapping."""
-        first, last = self.document_range
         mapping = build_segment_mapping(
-            indexed.document_indices[first : last + 1],
+            self._documents(indexed),
             indexed.sizes,
             num_samples=self.num_samples,
             longest=self.longest,
@@ -56,7 +66,7 @@ class SegmentRequest:
 
 
 @dataclass(frozen=True)
-class BlockRequest:
+class BlockRequest(_MappingRequest):
     """The mapping of `build_block_mapping` over a range of documents.
 
     Attributes:
@@ -64,10 +74,6 @@ class BlockRequest:
         longest_title: Longer titles count as so long.
     """
 
-    document_range: tuple[int, int]
-    sequence_range: tuple[int, int]
-    num_samples: int | None
-    longest: int
     seed: int
     one_sentence: bool
     titles: IndexedDataset | None
@@ -79,15 +85,10 @@ class BlockRequest:
         facts = None if self.titles is None else sequence_facts(self.titles, self.document_range)
         return {**vars(self), "titles": facts.digest if facts else None}
 
-    def work(self, facts: SequenceFacts) -> int:  # noqa: ARG002  # follows from the samples
-        """Return the number of samples, where it is known."""
-        return self.num_samples or 0
-
     def build(self, indexed: IndexedDataset, progress: Counter) -> Arrays:
         """Build the mapping."""
-        first, last = self.document_range
         mapping = build_block_mapping(
-            indexed.document_indices[first : last + 1],
+            self._documents(indexed),
             indexed.sizes,
             self._title_sizes(),
             num_samples=self.num_samples,

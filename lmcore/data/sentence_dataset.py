@@ -106,10 +106,11 @@ class SentenceSamples:
 
     def check_vocabulary(self, tokens: npt.NDArray[np.int64], size: int) -> None:
         """Raise `DataError` for a token that the vocabulary does not have."""
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < size:
+        low, high = (int(tokens.min()), int(tokens.max())) if len(tokens) else (0, 0)
+        if low < 0 or high >= size:
             raise DataError(
-                f"`{self._indexed.prefix}` holds token {int(tokens.max())}, the vocabulary has "
-                f"{size}",
+                f"`{self._indexed.prefix}` holds token {low if low < 0 else high}, the vocabulary "
+                f"has {size}",
                 why="the data set was prepared with another tokenizer, or is damaged",
                 hint="give the tokenizer of the data set, or prepare it again",
             )

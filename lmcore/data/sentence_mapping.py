@@ -70,14 +70,12 @@ def build_segment_mapping(
         raise ValueError(f"{short_probability=}, {least_sentences=}")
     ratio = _short_ratio(short_probability)
     epochs, wanted = _epochs(num_samples, longest, seed)
-    if native.builders is not None:
-        rows = native.builders.build_segment_mapping(
-            documents, sizes, epochs, wanted, longest, ratio, seed, least_sentences, progress
-        )
-    else:
-        rows = build_segment_mapping_python(
-            documents, sizes, epochs, wanted, longest, ratio, seed, least_sentences, progress
-        )
+    build = (
+        build_segment_mapping_python
+        if native.builders is None
+        else native.builders.build_segment_mapping
+    )
+    rows = build(documents, sizes, epochs, wanted, longest, ratio, seed, least_sentences, progress)
     return _checked_rows(rows, num_samples, least_sentences)
 
 

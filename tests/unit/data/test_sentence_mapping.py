@@ -29,6 +29,18 @@ def arrays(documents):
     return starts, sizes
 
 
+def segments(starts, sizes, **changes):
+    """One epoch of samples of 10 tokens or a sentence, none of them shorter, unless *changes*."""
+    asked = {
+        "num_samples": None,
+        "longest": 10,
+        "short_probability": 0.0,
+        "seed": 1,
+        "least_sentences": 1,
+    }
+    return build_segment_mapping(starts, sizes, **{**asked, **changes})
+
+
 @pytest.fixture(params=["native", "python"])
 def either(request, monkeypatch):
     """Run a test on C++ and on Python."""
@@ -85,25 +97,9 @@ def test_an_epoch_by_hand(either):
     """Two documents at 10 tokens a sample: where each sample must end follows from the sizes."""
     # The first: 4+7 is full and two sentences are left over; the second has a single sentence.
     starts, sizes = arrays([[4, 7, 3, 5, 6, 1], [8]])
-    mapping = build_segment_mapping(
-        starts,
-        sizes,
-        num_samples=None,
-        longest=10,
-        short_probability=0.0,
-        seed=1,
-        least_sentences=2,
-    )
+    mapping = segments(starts, sizes, least_sentences=2)
     assert sorted(mapping.tolist()) == [[0, 2, 10], [2, 6, 10]]
-    mapping = build_segment_mapping(
-        starts,
-        sizes,
-        num_samples=None,
-        longest=10,
-        short_probability=0.0,
-        seed=1,
-        least_sentences=1,
-    )
+    mapping = segments(starts, sizes)
     assert sorted(mapping.tolist()) == [[0, 2, 10], [2, 6, 10], [6, 7, 10]]
 
 
@@ -119,15 +115,7 @@ def test_blocks_by_hand(either):
 def test_short_samples_are_as_frequent_as_asked(either):
     """With a probability of .1 about a tenth of the samples is shorter, of any length from 2."""
     starts, sizes = arrays([[10] * 40 for _ in range(400)])
-    mapping = build_segment_mapping(
-        starts,
-        sizes,
-        num_samples=None,
-        longest=50,
-        short_probability=0.1,
-        seed=3,
-        least_sentences=2,
-    )
+    mapping = segments(starts, sizes, longest=50, short_probability=0.1, seed=3, least_sentences=2)
     short = mapping[mapping[:, 2] < 50, 2]
     assert 0.07 < len(short) / len(mapping) < 0.13
     assert short.min() >= 2
@@ -145,15 +133,7 @@ def test_documents_without_a_sample_are_an_error(either, documents):
     starts, sizes = arrays(documents)
     for samples in (None, 10):
         with pytest.raises(DataError, match="make no sample"):
-            build_segment_mapping(
-                starts,
-                sizes,
-                num_samples=samples,
-                longest=10,
-                short_probability=0.1,
-                seed=1,
-                least_sentences=2,
-            )
+            segments(starts, sizes, num_samples=samples, short_probability=0.1, least_sentences=2)
 
 
 @pytest.mark.parametrize(
@@ -168,15 +148,7 @@ def test_documents_without_a_sample_are_an_error(either, documents):
 def test_documents_outside_the_sentences_are_refused(either, starts, sizes):
     """Bounds that fall, or lie outside the sentences, are refused before anything is read."""
     with pytest.raises(ValueError):
-        build_segment_mapping(
-            starts,
-            sizes,
-            num_samples=1,
-            longest=10,
-            short_probability=0.1,
-            seed=1,
-            least_sentences=1,
-        )
+        segments(starts, sizes, num_samples=1, short_probability=0.1)
 
 
 @pytest.mark.parametrize(
@@ -193,15 +165,8 @@ def test_documents_outside_the_sentences_are_refused(either, starts, sizes):
 )
 def test_settings_out_of_range_are_refused(either, change):
     """Each setting is held to its range."""
-    arguments = {
-        "num_samples": 3,
-        "longest": 10,
-        "short_probability": 0.1,
-        "seed": 1,
-        "least_sentences": 1,
-    }
     with pytest.raises(ValueError):
-        build_segment_mapping(*arrays([[1, 2]]), **{**arguments, **change})
+        segments(*arrays([[1, 2]]), **{"num_samples": 3, **change})
 
 
 def test_titles_belong_to_the_documents(either):
