@@ -7,7 +7,6 @@ so that the same input gives the same sample.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmcore.data.input.batch import Batch, LineBatch
-from lmcore.data.input.document import require_utf8, text_of
+from lmcore.data.input.document import record_of, require_utf8, text_of
 from lmcore.data.input.files import find_inputs
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument
@@ -174,14 +173,7 @@ def _ended(texts: Sequence[str], numbers: Sequence[int]) -> Iterator[str]:
 
 
 def _of_line(line: bytes, keys: tuple[str, ...]) -> list[str]:
-    try:
-        record = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise BadDocument("not UTF-8", f"byte {error.start + 1} of the line") from None
-    except (ValueError, RecursionError) as error:
-        raise BadDocument("broken JSON", str(error)) from None
-    if not isinstance(record, dict):
-        raise BadDocument("broken JSON", "a document is a JSON object")
+    record = record_of(line)
     texts = [text_of(record, key, "--json-keys") for key in keys]
     for text in texts:
         try:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 
-from lmcore.data.clean.document import Entry
+from lmcore.data.clean.document import Entry, to_line
 from lmcore.data.input.problem import Problem
 
 __all__ = ["StepCounts", "dropped_line", "problem_line"]
@@ -70,13 +69,13 @@ def dropped_line(
     if kept is not None:
         record["kept"] = {"source": kept.source, "line": kept.number}
     if removed:
-        return _json({**record, "removed": removed})
-    return b'%b, "document": %b}' % (_json(record)[:-1], entry.raw)
+        return to_line({**record, "removed": removed})
+    return b'%b, "document": %b}' % (to_line(record)[:-1], entry.raw)
 
 
 def problem_line(problem: Problem) -> bytes:
     """Return the line of a document that could not be read."""
-    return _json(
+    return to_line(
         {
             "step": "read",
             "reason": problem.reason,
@@ -85,10 +84,3 @@ def problem_line(problem: Problem) -> bytes:
             "line": problem.line,
         }
     )
-
-
-def _json(record: dict[str, object]) -> bytes:
-    try:
-        return json.dumps(record, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # half a surrogate pair
-        return json.dumps(record).encode()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from lmcore.data.input.batch import LineBatch, TextBatch
-from lmcore.data.input.document import key_missing
+from lmcore.data.input.document import key_missing, record_of, require_text
 from lmcore.data.input.problem import BadDocument, Problem
 
 __all__ = [
@@ -153,28 +153,10 @@ def documents_of(
 
 
 def _document(source: str, number: int, raw: bytes, keys: Keys) -> Document:
-    record = _record(raw)
+    record = record_of(raw)
     text = field_of(record, keys.text, flag="--key")
     url = "" if keys.url is None else field_of(record, keys.url, flag="--url-key")
     return Document(source, number, raw, record, text, url)
-
-
-def _record(raw: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(raw.decode())
-    except UnicodeDecodeError as error:
-        detail = f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
-        raise BadDocument("not UTF-8", detail, "convert the file to UTF-8") from None
-    except RecursionError:
-        raise BadDocument("broken JSON", "it is nested too deeply") from None
-    except json.JSONDecodeError as error:
-        detail = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-        raise BadDocument("broken JSON", detail) from None
-    except ValueError as error:  # a number of thousands of digits
-        raise BadDocument("broken JSON", str(error)) from None
-    if not isinstance(record, dict):
-        raise BadDocument("broken JSON", "a document is a JSON object, this line is none")
-    return record
 
 
 def field_of(record: dict[str, Any], key: str, *, flag: str) -> str:
@@ -191,6 +173,4 @@ def field_of(record: dict[str, Any], key: str, *, flag: str) -> str:
             if not isinstance(value, dict) or name not in value:
                 raise key_missing(key, record, flag)
             value = value[name]
-    if not isinstance(value, str):
-        raise BadDocument("not a string", f"`{key}` is `{json.dumps(value)[:40]}`")
-    return value
+    return require_text(key, value)

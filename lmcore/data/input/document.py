@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lmcore.data.input.batch import TextBatch
 from lmcore.data.input.files import InputFile
@@ -12,7 +13,16 @@ from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument, Problem, Unit
 from lmcore.errors import nearest
 
-__all__ = ["Document", "gathered", "key_missing", "require_utf8", "text_of", "unusable"]
+__all__ = [
+    "Document",
+    "gathered",
+    "key_missing",
+    "record_of",
+    "require_text",
+    "require_utf8",
+    "text_of",
+    "unusable",
+]
 
 _SHOWN_KEYS = 10
 
@@ -97,11 +107,34 @@ def unusable(file: InputFile, options: InputOptions, bad: BadDocument) -> TextBa
     return TextBatch(file.path, "file", (), ((),) * len(options.keys), 0, problems=(problem,))
 
 
+def record_of(line: bytes) -> dict[str, Any]:
+    """Return the object that a line of JSON is; raise `BadDocument` where it is none."""
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        detail = f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
+        raise BadDocument("not UTF-8", detail, "convert the file to UTF-8") from None
+    except RecursionError:
+        raise BadDocument("broken JSON", "it is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        detail = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+        raise BadDocument("broken JSON", detail) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise BadDocument("broken JSON", str(error)) from None
+    if not isinstance(record, dict):
+        raise BadDocument("broken JSON", "a document is a JSON object, this line is none")
+    return record
+
+
 def text_of(record: Mapping[str, object], key: str, flag: str) -> str:
     """Return the text under *key*, which *flag* names; raise `BadDocument` where there is none."""
     if key not in record:
         raise key_missing(key, record, flag)
-    value = record[key]
+    return require_text(key, record[key])
+
+
+def require_text(key: str, value: object) -> str:
+    """Return what stands under *key*; raise `BadDocument` where it is no text."""
     if not isinstance(value, str):
         raise BadDocument("not a string", f"`{key}` is `{json.dumps(value)[:40]}`")
     return value

@@ -22,7 +22,7 @@ import tokenizers
 
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer.pretrained_files import PretrainedFiles, read_pretrained
-from lmcore.data.tokenizer.settled import SettledTokenizer, SpecialIds
+from lmcore.data.tokenizer.settled import SettledTokenizer, SpecialIds, refuse_surrogates
 from lmcore.errors import DataError
 
 __all__ = ["PretrainedTokenizer", "pretrained_path"]
@@ -90,8 +90,7 @@ class PretrainedTokenizer(SettledTokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Return the ids of each text, as int32 arrays."""
         for text in texts:
-            if not text.isascii():
-                text.encode()  # a lone surrogate is told as such
+            refuse_surrogates(text)
         encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         arrays = []
         for text, one in zip(texts, encoded, strict=True):

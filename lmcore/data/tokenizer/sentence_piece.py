@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer.sentence_piece_file import Processor, load_model
-from lmcore.data.tokenizer.settled import SettledTokenizer, SpecialIds
+from lmcore.data.tokenizer.settled import SettledTokenizer, SpecialIds, refuse_surrogates
 
 __all__ = ["GPTSentencePieceTokenizer", "Llama2Tokenizer", "SentencePieceTokenizer"]
 
@@ -66,8 +66,7 @@ class _ModelTokenizer(SettledTokenizer):
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         for text in texts:
-            if not text.isascii():
-                text.encode()  # a lone surrogate is told as such
+            refuse_surrogates(text)
         # One thread: data preparation starts a process for each core.
         return self._model.encode(texts, num_threads=1)
 

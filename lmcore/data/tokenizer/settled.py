@@ -20,7 +20,14 @@ from lmcore.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["SettledTokenizer", "SpecialIds", "read_bounded", "special_ids", "spellings"]
+__all__ = [
+    "SettledTokenizer",
+    "SpecialIds",
+    "read_bounded",
+    "refuse_surrogates",
+    "special_ids",
+    "spellings",
+]
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,12 @@ def spellings(tokenizer: Tokenizer) -> tuple[str, ...]:
             hint="use `--tokenizer-type BertWordPieceLowerCase`",
         )
     return found
+
+
+def refuse_surrogates(text: str) -> None:
+    """Raise `UnicodeEncodeError` for half a surrogate pair, of which libraries make something."""
+    if not text.isascii():
+        text.encode()
 
 
 def read_bounded(path: str, limit: int, *, flag: str) -> bytes:

@@ -16,7 +16,12 @@ import tokenizers
 
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer.bert_words import word_splitter
-from lmcore.data.tokenizer.settled import SettledTokenizer, SpecialIds, read_bounded
+from lmcore.data.tokenizer.settled import (
+    SettledTokenizer,
+    SpecialIds,
+    read_bounded,
+    refuse_surrogates,
+)
 from lmcore.data.tokenizer.word_cache import WordCache
 from lmcore.errors import DataError
 
@@ -71,7 +76,7 @@ class BertWordPieceTokenizer(SettledTokenizer):
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of *text*, without `[CLS]` and `[SEP]`."""
-        _refuse_surrogates(text)
+        refuse_surrogates(text)
         return list(chain.from_iterable(map(self._ids_of_word.__getitem__, self._split(text))))
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
@@ -79,7 +84,7 @@ class BertWordPieceTokenizer(SettledTokenizer):
         ids_of, split = self._ids_of_word.__getitem__, self._split
         arrays = []
         for text in texts:
-            _refuse_surrogates(text)
+            refuse_surrogates(text)
             ids = chain.from_iterable(map(ids_of, split(text)))
             arrays.append(np.fromiter(ids, dtype=np.int32))
         return arrays
@@ -99,11 +104,6 @@ class BertWordPieceTokenizer(SettledTokenizer):
     def files(self) -> tuple[str, ...]:
         """Return `vocab.txt`."""
         return (self.settings.vocab_file,) if self.settings.vocab_file else ()
-
-
-def _refuse_surrogates(text: str) -> None:
-    if not text.isascii():
-        text.encode()
 
 
 def _read_vocabulary(path: str) -> dict[str, int]:
