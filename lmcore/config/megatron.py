@@ -82,6 +82,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--num-gpus": Renamed("--nproc-per-node"),
     "--use-checkpoint-opt-params-scheduler": Renamed("--use-checkpoint-opt-param-scheduler"),
     "--bf16": Renamed("--precision bf16"),
+    "--fp16": Renamed("--precision fp16"),
     "--norm-epsilon": Renamed("--layernorm-epsilon"),
     "--checkpoint-activations": Renamed("--recompute full"),
     "--recompute-activations": Renamed("--recompute selective"),
@@ -104,7 +105,7 @@ _KERNELS = Fixed(
     "kernels are chosen op by op, the fastest the device offers; `--ops` prefers others"
 )
 _EVENTS = Fixed("TensorBoard gets what metrics.jsonl gets")
-_REDUCTION = Fixed("gradients are summed in fp32 by every precision policy")
+_KEPT = "weights stay in fp32 under bf16 and fp16, and so do"
 
 _FORMAT = Fixed(
     "the format is read from the file; every one is memory-mapped",
@@ -124,7 +125,9 @@ FIXED: Mapping[str, Fixed] = {
     "--distributed-backend": Fixed("the device's plugin names its backend", None),
     "--local-rank": Fixed("the rank is read from the environment", None),
     "--no-async-tensor-model-parallel-allreduce": Fixed(_PARALLEL.note),
-    "--accumulate-allreduce-grads-in-fp32": _REDUCTION,
+    "--accumulate-allreduce-grads-in-fp32": Fixed(f"{_KEPT} gradients, in every sum of them"),
+    "--fp32-residual-connection": Fixed(f"{_KEPT} embeddings and the residual stream"),
+    "--embedding-weights-in-fp32": Fixed(f"{_KEPT} those of the embeddings"),
     "--attention-softmax-in-fp32": Fixed("softmax is computed in fp32"),
     "--no-query-key-layer-scaling": Fixed("scores are scaled by the head size alone"),
     "--use-cpu-initialization": Fixed("weights do not depend on the device they are made on"),
@@ -159,7 +162,7 @@ FIXED: Mapping[str, Fixed] = {
     "--check-for-nan-in-loss-and-grad": Fixed("a loss that is not finite stops the run"),
     "--log-throughput": Fixed("the training line shows tokens/s and MFU"),
     "--log-timers-to-tensorboard": _EVENTS,
-    "--log-batch-size-to-tensorboard": Fixed("the batch size does not change during a run"),
+    "--log-batch-size-to-tensorboard": _EVENTS,
     "--log-learning-rate-to-tensorboard": _EVENTS,
     "--log-validation-ppl-to-tensorboard": _EVENTS,
     "--log-loss-scale-to-tensorboard": _EVENTS,
@@ -177,7 +180,6 @@ _CONVERSION = f"converting checkpoints is {_LATER}"
 _RUN_CONFIG = "start from the run's settings: `lmcore train RUN/config.yaml --load RUN`"
 _RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then give `--data-path`"
 _TRACKING = "metrics.jsonl and TensorBoard in the run directory hold the same figures"
-_FP16 = "use `--precision bf16`, or fp32: dynamic loss scaling is " + _LATER
 _TIKTOKEN = "convert the vocabulary to a `tokenizer.json`, for `--tokenizer-type HFTokenizer`"
 _TOKENIZER_UNSUPPORTED = {
     "--trust-remote-code": "a tokenizer's own code is never run: give a `tokenizer.json`",
@@ -192,15 +194,13 @@ def _all(hint: str, *flags: str) -> dict[str, str]:
 
 
 UNSUPPORTED: Mapping[str, str] = {
-    **_all(_FP16, "--fp16", "--loss-scale", "--initial-loss-scale", "--min-loss-scale"),
-    **_all(_FP16, "--loss-scale-window", "--hysteresis", "--fp16-lm-cross-entropy"),
-    **_all("use `--precision fp32`", "--fp32-residual-connection"),
-    **_all("use `--deterministic`", "--embedding-weights-in-fp32"),
+    **_all("leave it out: the loss is computed in fp32", "--fp16-lm-cross-entropy"),
     **_all(_SHARDING, "--sequence-parallel", "--use-distributed-optimizer", "--num-experts"),
     **_all(_SHARDING, "--num-layers-per-virtual-pipeline-stage", "--overlap-grad-reduce"),
     **_all(_SHARDING, "--pipeline-model-parallel-split-rank"),
     **_all(_ENGINE_FILE, "--deepscale", "--deepscale-config", "--deepspeed-mpi"),
-    **_all("use `--global-batch-size`", "--num-microbatches-in-minibatch", "--rampup-batch-size"),
+    **_all("use `--global-batch-size`", "--num-microbatches-in-minibatch"),
+    **_all("use a batch that divides", "--decrease-batch-size-if-needed"),
     **_all(_GPT_ONLY, "--swiglu", "--use-rotary-position-embeddings", "--disable-bias-linear"),
     **_all(_GPT_ONLY, "--untie-embeddings-and-output-weights", "--num-key-value-heads"),
     **_all(_GPT_ONLY, "--group-query-attention", "--num-query-groups", "--kv-channels"),

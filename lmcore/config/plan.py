@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmcore.config.batch_size import BatchSizes
 from lmcore.config.load import Source
 from lmcore.config.option import Option
 from lmcore.config.plugin_section import plugin_options
@@ -28,7 +29,7 @@ class RunPlan:
         preset: The preset that was named, if any.
         world_size: Processes.
         data_parallel_size: Processes that see different samples.
-        num_micro_batches: Forward passes of each process in a step.
+        num_micro_batches: Forward passes of each process in a step of `global_batch_size`.
         vocab_size: Tokens of the tokenizer, or more where `vocab_size` asks for it.
         padded_vocab_size: Rows of the embedding.
         train_iters: Steps.
@@ -38,7 +39,8 @@ class RunPlan:
         lr_decay_samples: Samples after which the rate has reached its lowest.
         lr_warmup_samples: Samples of linear warm-up; not a whole number for some fractions.
         parameter_count: Exact.
-        flops_per_step: Model FLOPs of one step, all processes together, without recomputation.
+        flops_per_step: Model FLOPs of a step of `global_batch_size`, all processes together,
+            without recomputation.
         model_shape: What a checkpoint must agree with.
     """
 
@@ -62,7 +64,7 @@ class RunPlan:
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of a step."""
+        """Samples of a step; where the batch grows, of a step after that."""
         return (
             self.num_micro_batches
             * self.config.training.micro_batch_size
@@ -70,9 +72,14 @@ class RunPlan:
         )
 
     @property
-    def tokens_per_step(self) -> int:
-        """Tokens of a step, over all processes."""
-        return self.global_batch_size * self.config.model.seq_length
+    def batch_sizes(self) -> BatchSizes:
+        """Samples of every step."""
+        return BatchSizes.of(self.global_batch_size, self.config.training.rampup_batch_size)
+
+    @property
+    def flops_per_sample(self) -> int:
+        """Model FLOPs of a sample, as in `flops_per_step`."""
+        return self.flops_per_step // self.global_batch_size
 
     @property
     def derived(self) -> dict[str, int | float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from lmcore.config.batch_size import BatchSizes
 from lmcore.config.load import LoadedConfig, Source
 from lmcore.config.plan import RunPlan
 from lmcore.config.section import Config
@@ -107,7 +108,8 @@ def _length(config: Config, batch: int) -> tuple[int, int]:
     """Return steps and samples of the run; the last, incomplete batch of samples is left out."""
     training = config.training
     if training.train_samples is not None:
-        return training.train_samples // batch, training.train_samples
+        sizes = BatchSizes.of(batch, training.rampup_batch_size)
+        return sizes.steps(training.train_samples), training.train_samples
     steps = _known(training.train_iters)
     return steps, steps * batch
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lmcore.config.load import LoadedConfig
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
+from lmcore.config.validate_batch import loss_scales, ramp_up
 from lmcore.config.validate_data import DATA_RULES
 from lmcore.config.validate_deepspeed import DEEPSPEED_RULES
 from lmcore.errors import ConfigError, LmcoreError
@@ -26,7 +27,7 @@ Problems = Iterator[LmcoreError]
 def problems_of(loaded: LoadedConfig, *, world_size: int) -> list[LmcoreError]:
     """Return every problem that settings and number of processes decide, in the rules' order."""
     found = [problem for rule in RULES for problem in rule(loaded)]
-    return [*found, *_batch_sizes(loaded, world_size)]
+    return [*found, *_batch_sizes(loaded, world_size), *ramp_up(loaded, world_size)]
 
 
 def _heads(loaded: LoadedConfig) -> Problems:
@@ -75,6 +76,7 @@ def _length(loaded: LoadedConfig) -> Problems:
     yield from _exclusive(loaded, "train_iters", "train_samples")
     samples, total = loaded.value("train_samples"), loaded.value("global_batch_size")
     batch = total or loaded.value("micro_batch_size")
+    batch = next(iter(loaded.value("rampup_batch_size")), batch)  # the first step's
     if samples is not None and samples < batch:
         yield ConfigError(
             f"{loaded.shown('train_samples')} is less than one step",
@@ -200,6 +202,7 @@ RULES: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _schedule_units,
     _warmup,
     _rates,
+    loss_scales,
     _tokenizer,
     _files,
     *DATA_RULES,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmcore.accelerator.recompute import Placement
+from lmcore.config.section.accelerator import AcceleratorSection
+from lmcore.config.validate_batch import DYNAMIC_SCALE
 from lmcore.errors import ConfigError
 from lmcore.plugins import (
     checkpoint_stagers,
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from lmcore.plugins import PluginSet, Selection
 
 __all__ = ["Policies", "start_policies"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,18 +55,15 @@ def start_policies(
     """Choose the policies that the configuration names and prove that they hold on the device.
 
     Raises:
-        ConfigError: The device does not offer one, or this version cannot train with it.
+        ConfigError: The device does not offer one, or another option does not go with it.
         DeviceError: One is not in force.
         PluginError: Two plugins offer the same.
     """
     asked = config.accelerator
     precision = choose_precision(precision_policies(plugins, selection, device), asked.precision)
     precision.verify(device)
-    if precision.loss_scaling:
-        raise ConfigError(
-            f"precision `{precision.name}` needs a loss scale, which this version does not have",
-            hint="use `--precision bf16` or `--precision fp32`",
-        )
+    if not precision.loss_scaling:
+        _without_loss_scale(asked, precision)
     recompute = choose_recompute(recompute_policies(plugins, selection, device), asked.recompute)
     placed = asked.recompute_method is not None or asked.recompute_num_layers != 1
     if placed and recompute.block is None:
@@ -80,3 +82,19 @@ def start_policies(
             checkpoint_stagers(plugins, selection, device), copies=config.checkpoint.async_save
         ),
     )
+
+
+def _without_loss_scale(asked: AcceleratorSection, precision: PrecisionPolicy) -> None:
+    """Refuse a fixed loss scale; say of the settings of a dynamic one that they change nothing."""
+    if asked.loss_scale:
+        raise ConfigError(
+            f"`--loss-scale {asked.loss_scale:g}` does not go with precision `{precision.name}`",
+            why="its gradients do not underflow: there is nothing to scale",
+            hint="leave `--loss-scale` out, or use a precision that needs it, such as `fp16`",
+        )
+    plain = AcceleratorSection()
+    for name in DYNAMIC_SCALE:
+        if getattr(asked, name) != getattr(plain, name):
+            flag = name.replace("_", "-")
+            text = "`--%s` changes nothing: precision `%s` has no loss scale"
+            logger.info(text, flag, precision.name)

@@ -21,9 +21,10 @@ class Progress:
 
     Attributes:
         train_iters: Steps of the whole run.
-        global_batch_size: Samples of a step.
         seconds_left: Estimate for the rest of the run.
-        mean_loss: Mean loss over the steps since the last line.
+        skipped_iterations: Steps since the last line that overflowed and updated nothing.
+        nan_iterations: Steps since the last line whose loss was not finite.
+        mean_loss: Mean loss over the other steps since the last line; None where there are none.
         mean_step_ms: Mean step time over the same steps.
         mean_tokens_per_second: Their mean speed.
         mean_mfu: Their mean model-FLOPs utilisation, None where the peak is unknown.
@@ -31,9 +32,10 @@ class Progress:
     """
 
     train_iters: int
-    global_batch_size: int
     seconds_left: float
-    mean_loss: float
+    skipped_iterations: int
+    nan_iterations: int
+    mean_loss: float | None
     mean_step_ms: float
     mean_tokens_per_second: float
     mean_mfu: float | None
@@ -65,18 +67,26 @@ def duration(seconds: float) -> str:
 
 
 def training_line(row: StepRow, progress: Progress) -> str:
-    """Return Megatron's log line, with tokens/s, MFU and the time left at its end."""
+    """Return Megatron's log line, with tokens/s, MFU and the time left at its end.
+
+    As there, the loss is left out where all steps since the last line were skipped, and the norm
+    where the last one was.
+    """
     parts = [
         f" iteration {row.step:8d}/{progress.train_iters:8d}",
         f"consumed samples: {row.consumed_samples:12d}",
         f"elapsed time per iteration (ms): {progress.mean_step_ms:.1f}",
         f"learning rate: {row.learning_rate:.3E}",
-        f"global batch size: {progress.global_batch_size:5d}",
-        f"lm loss: {progress.mean_loss:.6E}",
-        f"loss scale: {row.loss_scale:.1f}",
-        f"grad norm: {row.grad_norm:.3f}",
-        f"number of skipped iterations: {0:3d}",
-        f"number of nan iterations: {0:3d}",
+        f"global batch size: {row.global_batch_size:5d}",
+    ]
+    if progress.mean_loss is not None:
+        parts.append(f"lm loss: {progress.mean_loss:.6E}")
+    parts.append(f"loss scale: {row.loss_scale:.1f}")
+    if row.grad_norm is not None:
+        parts.append(f"grad norm: {row.grad_norm:.3f}")
+    parts += [
+        f"number of skipped iterations: {progress.skipped_iterations:3d}",
+        f"number of nan iterations: {progress.nan_iterations:3d}",
         f"tokens/s: {progress.mean_tokens_per_second:.0f}",
     ]
     if progress.mean_mfu is not None:

@@ -69,7 +69,8 @@ class LiveDisplay:
 
     def step(self, row: StepRow, progress: Progress) -> None:
         """Take in a step; the view is redrawn a few times a second."""
-        self.losses.append(row.loss)
+        if row.loss is not None:
+            self.losses.append(row.loss)
         self._last = (row, progress)
         if self._live is None:
             self._live = Live(
@@ -116,7 +117,8 @@ class LiveDisplay:
             f"{duration(progress.seconds_left)} left",
         )
         body = Table.grid(padding=(0, 2))
-        body.add_row("loss", Text(f"{row.loss:.4f}", style="bold cyan"), self._curve())
+        shown = "not finite" if row.loss is None else f"{row.loss:.4f}"
+        body.add_row("loss", Text(shown, style="bold cyan"), self._curve())
         if self.validations:
             step, loss, perplexity = self.validations[-1]
             body.add_row(
@@ -128,8 +130,12 @@ class LiveDisplay:
         speed = f"{progress.mean_tokens_per_second:,.0f}"
         detail = f"tokens/s, {progress.mean_step_ms:.0f} ms a step{mfu}"
         body.add_row("speed", Text(speed, style="bold"), Text(detail, style="dim"))
-        rate = f"learning rate {row.learning_rate:.2e}, gradient norm {row.grad_norm:.2f}"
+        norm = "step skipped" if row.grad_norm is None else f"gradient norm {row.grad_norm:.2f}"
+        rate = f"learning rate {row.learning_rate:.2e}, {norm}"
         body.add_row("", "", Text(rate, style="dim"))
+        if row.skipped_iterations:
+            scale = f"loss scale {row.loss_scale:g}, {row.skipped_iterations} steps skipped so far"
+            body.add_row("", "", Text(scale, style="dim"))
         return Group(head, body)
 
     def _curve(self) -> Text:

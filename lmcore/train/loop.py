@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,7 @@ class Outcome:
         test: The test at the end, where there is one.
         checkpoint: The last one saved.
         step_ms: Time of every step.
+        tokens_per_second: Speed of every step.
     """
 
     reason: str | None = None
@@ -53,6 +55,7 @@ class Outcome:
     test: Validation | None = None
     checkpoint: Path | None = None
     step_ms: list[float] = field(default_factory=list)
+    tokens_per_second: list[float] = field(default_factory=list)
 
 
 class Reporter:
@@ -81,20 +84,24 @@ class Reporter:
 
     def row(self, state: TrainState, result: StepResult, seconds: float, wait: float) -> StepRow:
         """Return the row of a step that took *seconds*, *wait* of them for data."""
-        mfu = self.plan.flops_per_step / seconds / self.peak if self.peak else None
         return StepRow(
             step=state.iteration,
             consumed_samples=state.consumed_samples,
             consumed_tokens=state.consumed_tokens,
-            loss=result.loss,
+            global_batch_size=result.samples,
+            loss=result.loss if math.isfinite(result.loss) else None,
             learning_rate=result.learning_rate,
             grad_norm=result.grad_norm,
-            loss_scale=1.0,
-            tokens_per_second=self.plan.tokens_per_step / seconds,
+            loss_scale=result.loss_scale,
+            skipped_iterations=state.skipped_iterations,
+            tokens_per_second=result.samples * self.plan.config.model.seq_length / seconds,
             step_time_ms=seconds * 1e3,
             data_wait_ms=wait * 1e3,
-            mfu=mfu,
+            mfu=self._mfu(result.samples, seconds),
         )
+
+    def _mfu(self, samples: int, seconds: float) -> float | None:
+        return self.plan.flops_per_sample * samples / seconds / self.peak if self.peak else None
 
     def report(self, row: StepRow, validation: Validation | None) -> None:
         """Write and show a row, with the validation that followed it."""
@@ -105,7 +112,8 @@ class Reporter:
         if self.tensorboard is not None:
             self.tensorboard.write(row)
         self._rows.append(row)
-        self._recent = [*self._recent[-_SPEED_WINDOW + 1 :], row.step_time_ms]
+        per_sample = row.step_time_ms / row.global_batch_size
+        self._recent = [*self._recent[-_SPEED_WINDOW + 1 :], per_sample]
         self.display.step(row, self._progress(row))
         if row.step % self.plan.config.logging.log_interval == 0:
             self._rows.clear()
@@ -113,19 +121,22 @@ class Reporter:
             self.display.validation(row.step, validation.loss, validation.perplexity)
 
     def _progress(self, row: StepRow) -> Progress:
-        count = len(self._rows)
-        mean_ms = sum(one.step_time_ms for one in self._rows) / count
+        plan, rows = self.plan, self._rows
+        seconds = sum(one.step_time_ms for one in rows) / 1e3
+        samples = sum(one.global_batch_size for one in rows)
+        losses = [one.loss for one in rows if one.loss is not None and not one.skipped]
         typical_ms = sorted(self._recent)[len(self._recent) // 2]
-        total = self.plan.train_iters
-        tokens_per_second = self.plan.tokens_per_step / mean_ms * 1e3
+        steps_left = plan.train_iters - row.step
+        samples_left = plan.batch_sizes.samples(steps_left, row.consumed_samples)
         return Progress(
-            train_iters=total,
-            global_batch_size=self.plan.global_batch_size,
-            seconds_left=(total - row.step) * typical_ms / 1e3,
-            mean_loss=sum(one.loss for one in self._rows) / count,
-            mean_step_ms=mean_ms,
-            mean_tokens_per_second=tokens_per_second,
-            mean_mfu=self.plan.flops_per_step / mean_ms * 1e3 / self.peak if self.peak else None,
+            train_iters=plan.train_iters,
+            seconds_left=samples_left * typical_ms / 1e3,
+            skipped_iterations=sum(one.skipped for one in rows),
+            nan_iterations=sum(one.loss is None for one in rows),
+            mean_loss=sum(losses) / len(losses) if losses else None,
+            mean_step_ms=seconds / len(rows) * 1e3,
+            mean_tokens_per_second=samples * plan.config.model.seq_length / seconds,
+            mean_mfu=self._mfu(samples, seconds),
             ends_line=row.step % self.plan.config.logging.log_interval == 0,
         )
 
@@ -182,6 +193,7 @@ def train(
                 after_first_step()
             outcome.row = row
             outcome.step_ms.append(row.step_time_ms)
+            outcome.tokens_per_second.append(row.tokens_per_second)
             validation = _validation_due(state, corpus, plan, runtime, exits)
             if validation is not None:
                 outcome.validation = (state.iteration, validation)

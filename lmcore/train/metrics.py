@@ -33,10 +33,13 @@ class StepRow:
     Attributes:
         step: Number of the step, from 1.
         consumed_samples, consumed_tokens: Counts after the step.
-        loss: Mean over the step's counted tokens, in nats.
-        learning_rate: Rate that the step used.
-        grad_norm: Norm before clipping.
-        loss_scale: 1 without loss scaling.
+        global_batch_size: Samples of the step.
+        loss: Mean over the step's counted tokens, in nats; None where it is not finite, which
+            only a step that was skipped may have.
+        learning_rate: Rate that the step used; of one that was skipped, that of the last update.
+        grad_norm: Norm before clipping; None where the step was skipped.
+        loss_scale: After the step; 1 without loss scaling.
+        skipped_iterations: Steps of the run that overflowed and updated nothing, so far.
         tokens_per_second: Tokens of the step over its time.
         step_time_ms: Wall time of the step, waiting for data included.
         data_wait_ms: The part spent waiting for data.
@@ -48,16 +51,23 @@ class StepRow:
     step: int
     consumed_samples: int
     consumed_tokens: int
-    loss: float
+    global_batch_size: int
+    loss: float | None
     learning_rate: float
-    grad_norm: float
+    grad_norm: float | None
     loss_scale: float
+    skipped_iterations: int
     tokens_per_second: float
     step_time_ms: float
     data_wait_ms: float
     mfu: float | None
     valid_loss: float | None = None
     valid_perplexity: float | None = None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step updated nothing."""
+        return self.grad_norm is None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON values; what does not apply is left out."""
@@ -217,6 +227,8 @@ _TAGS = {
     "train/grad_norm": "grad_norm",
     "train/learning_rate": "learning_rate",
     "train/loss_scale": "loss_scale",
+    "train/skipped_iterations": "skipped_iterations",
+    "train/global_batch_size": "global_batch_size",
     "speed/tokens_per_second": "tokens_per_second",
     "speed/step_time_ms": "step_time_ms",
     "speed/data_wait_ms": "data_wait_ms",

@@ -316,11 +316,13 @@ class _Session:
             f"data      {corpus.title}: {corpus.token_count:,} tokens, {self.tokenizer.name}, "
             f"{corpus.document_count:,} documents"
         )
+        sizes = plan.batch_sizes
+        growing = f"{sizes.start} to " if sizes.ramp_samples else ""
         start = f" from step {state.iteration} of {loaded}" if loaded else ""
         if loaded and plan.config.checkpoint.finetune:
             start = f", from the weights of {loaded}"
         say(
-            f"training  {plan.train_iters} steps of {plan.global_batch_size} x "
+            f"training  {plan.train_iters} steps of {growing}{sizes.final} x "
             f"{model.seq_length} tokens{start}"
         )
         say(f"writing   {self.directory.path}{os.sep}")
@@ -352,8 +354,8 @@ class _Session:
             "test_perplexity": outcome.test.perplexity if outcome.test else None,
             "parameter_count": self.plan.parameter_count,
             "median_step_ms": typical,
-            "median_tokens_per_second": self.plan.tokens_per_step / typical * 1e3
-            if typical
+            "median_tokens_per_second": statistics.median(outcome.tokens_per_second)
+            if outcome.tokens_per_second
             else None,
             "startup_seconds": self.clock.seconds,
             "seconds": seconds,

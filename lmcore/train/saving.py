@@ -132,6 +132,7 @@ def take_snapshot(
     meta: dict[str, Any] = {
         "counters": state.counters(),
         "schedule": state.schedule_settings(),
+        "loss_scale": state.loss_scale.state(),
         "data_order": order,
         "data": data,
         "seed": plan.config.training.seed,
@@ -192,10 +193,9 @@ def restore(state: TrainState, plan: RunPlan, runtime: Runtime, *, order: str) -
     load_checkpoint(checkpoint, tensors | named)
     if states:
         set_random_states(states, runtime)
-    counters = manifest.meta["counters"]
-    state.iteration = int(counters["iteration"])
-    state.consumed_samples = int(counters["consumed_samples"])
-    state.consumed_tokens = int(counters["consumed_tokens"])
+    state.set_counters(manifest.meta["counters"])
+    if asked.load_optim:
+        state.loss_scale.restore(manifest.meta.get("loss_scale", {}))
     return checkpoint
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from lmcore.accelerator.op import OpContext
 from lmcore.optim.adamw import AdamW, parameter_groups
+from lmcore.optim.loss_scale import FixedLossScale, LossScale, loss_scale_of
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.parallel.data_parallel import DataParallel
 
@@ -27,6 +29,13 @@ __all__ = [
     "set_random_states",
 ]
 
+_COUNTERS = (
+    "iteration",
+    "consumed_samples",
+    "consumed_tokens",
+    "scheduled_samples",
+    "skipped_iterations",
+)
 _STREAM = "rng.stream."
 _SEED_STEP = 1_000_003
 """From one process's seed to the next one's."""
@@ -34,20 +43,25 @@ _SEED_STEP = 1_000_003
 
 @dataclass
 class TrainState:
-    """Weights, optimizer, schedule, counters and random states of a run.
+    """Weights, optimizer, schedule, loss scale and counters of a run.
 
     Attributes:
-        iteration: Steps done.
+        iteration: Steps done, those that were skipped included.
         consumed_samples: Samples seen in training.
         consumed_tokens: Tokens seen in training.
+        scheduled_samples: Samples of the steps that updated: where the learning rate stands.
+        skipped_iterations: Steps that overflowed and updated nothing.
     """
 
     model: GPT
     optimizer: AdamW
     schedule: LearningRateSchedule
+    loss_scale: LossScale = field(default_factory=FixedLossScale)
     iteration: int = 0
     consumed_samples: int = 0
     consumed_tokens: int = 0
+    scheduled_samples: int = 0
+    skipped_iterations: int = 0
 
     @classmethod
     def create(cls, model: GPT, plan: RunPlan, runtime: Runtime) -> TrainState:
@@ -60,7 +74,8 @@ class TrainState:
             betas=(asked.adam_beta1, asked.adam_beta2),
             epsilon=asked.adam_eps,
         )
-        return cls(model, optimizer, LearningRateSchedule.from_plan(plan))
+        scale = loss_scale_of(plan.config.accelerator, runtime.precision)
+        return cls(model, optimizer, LearningRateSchedule.from_plan(plan), scale)
 
     def tensors(self, *, optimizer: bool = True) -> dict[str, Tensor]:
         """Return the live weights and, if wanted, optimizer state, by checkpoint name."""
@@ -71,12 +86,17 @@ class TrainState:
         return found
 
     def counters(self) -> dict[str, int]:
-        """Return iteration and consumed counts, as a checkpoint's metadata keeps them."""
-        return {
-            "iteration": self.iteration,
-            "consumed_samples": self.consumed_samples,
-            "consumed_tokens": self.consumed_tokens,
-        }
+        """Return iteration, consumed and other counts, as a checkpoint's metadata keeps them."""
+        return {name: getattr(self, name) for name in _COUNTERS}
+
+    def set_counters(self, counters: Mapping[str, Any]) -> None:
+        """Go on from what `counters` returned.
+
+        One that is not there is what it would be in a run that skipped no step.
+        """
+        plain = {"scheduled_samples": counters["consumed_samples"], "skipped_iterations": 0}
+        for name in _COUNTERS:
+            setattr(self, name, int(counters[name] if name in counters else plain[name]))
 
     def schedule_settings(self) -> dict[str, Any]:
         """Return the schedule's numbers, which a resumed run must share."""

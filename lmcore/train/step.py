@@ -1,7 +1,8 @@
 """One optimizer step: forward and backward of each micro-batch, clipping, update.
 
 Loss is the mean over micro-batches of each one's mean over its counted tokens, as Megatron
-reports it.  Nothing is updated when loss or gradient norm is not finite.
+reports it.  Nothing is updated when loss or gradient norm is not finite: the step is skipped where
+the precision has a loss scale that can still give way, else it is an error.
 """
 
 from __future__ import annotations
@@ -37,16 +38,26 @@ class StepResult:
     """What one step yields, the same in all processes.
 
     Attributes:
-        loss: Mean over all micro-batches.
-        grad_norm: Before clipping.
-        learning_rate: The rate that was used.
+        loss: Mean over all micro-batches; may not be finite where the step was skipped.
+        grad_norm: Before clipping; None where the step was skipped.
+        learning_rate: The rate that was used; where the step was skipped, that of the last one
+            that was not.
+        samples: Samples of the step over all processes.
+        loss_scale: The scale after the step, as Megatron reports it.
         requests: How many processes ask for each of what `TrainStep.__call__` was told to ask.
     """
 
     loss: float
-    grad_norm: float
+    grad_norm: float | None
     learning_rate: float
+    samples: int
+    loss_scale: float = 1.0
     requests: tuple[float, ...] = ()
+
+    @property
+    def skipped(self) -> bool:
+        """Whether an overflow kept the step from updating anything."""
+        return self.grad_norm is None
 
 
 class NotFiniteError(RunError):
@@ -102,9 +113,9 @@ class TrainStep:
 
     def __init__(self, plan: RunPlan, runtime: Runtime, model: GPT) -> None:
         """Bind the gradient norm, place *model* on all processes, keep what every step needs."""
-        self.num_micro_batches = plan.num_micro_batches
-        self.samples = plan.global_batch_size
-        self.tokens = plan.tokens_per_step
+        self.batch_sizes = plan.batch_sizes
+        self.samples_at_once = plan.global_batch_size // plan.num_micro_batches
+        self.seq_length = plan.config.model.seq_length
         self.clip = plan.config.optimizer.clip_grad
         self.device = runtime.device.torch_device
         self.context = runtime.precision.context
@@ -128,33 +139,51 @@ class TrainStep:
             requests: Called when backward is done; what it returns is summed over the processes.
 
         Raises:
-            NotFiniteError: Loss or gradient norm is NaN or infinite; nothing was updated.
+            NotFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can give
+                way; nothing was updated.
         """
-        optimizer = state.optimizer
+        optimizer, scale = state.optimizer, state.loss_scale.value
+        samples = self.batch_sizes.at(state.consumed_samples)
+        count = samples // self.samples_at_once
         optimizer.zero_grad()
         losses = [
-            self._backward(next(batches), last=number == self.num_micro_batches)
-            for number in range(1, self.num_micro_batches + 1)
+            self._backward(next(batches), share=scale / count, last=number == count)
+            for number in range(1, count + 1)
         ]
         gradients = optimizer.gradients()
-        own = float(torch.stack(losses).sum())
-        total, *asked = self.data_parallel.total(own, *requests())
+        own = float(torch.stack(losses).sum()) / scale
+        norm = float(self.norm(gradients)) / scale
+        # One process's overflow is every one's: all skip, and all scales stay equal.
+        bad = float(not math.isfinite(norm))
+        total, overflows, *asked = self.data_parallel.total(own, bad, *requests())
         loss = total / self.data_parallel.size
-        norm = float(self.norm(gradients))
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise _not_finite(state, [float(x) for x in losses], loss, norm, self.samples)
-        clip_by_norm(gradients, norm, self.clip)
-        rate = state.schedule(state.consumed_samples + self.samples)
-        optimizer.step(rate)
+        skipped = overflows > 0 or not math.isfinite(loss)
+        if not state.loss_scale.update(overflow=skipped):
+            raise _not_finite(state, [float(x) for x in losses], loss, norm, samples)
+        if skipped:
+            state.skipped_iterations += 1
+        else:
+            state.scheduled_samples += samples
+            clip_by_norm(gradients, norm, self.clip, loss_scale=scale)
+        rate = state.schedule(state.scheduled_samples)
+        if not skipped:
+            optimizer.step(rate)
         state.iteration += 1
-        state.consumed_samples += self.samples
-        state.consumed_tokens += self.tokens
-        return StepResult(loss, norm, rate, tuple(asked))
+        state.consumed_samples += samples
+        state.consumed_tokens += samples * self.seq_length
+        return StepResult(
+            loss,
+            None if skipped else norm,
+            rate,
+            samples,
+            loss_scale=state.loss_scale.value,
+            requests=tuple(asked),
+        )
 
-    def _backward(self, batch: Batch, *, last: bool) -> Tensor:
+    def _backward(self, batch: Batch, *, share: float, last: bool) -> Tensor:
         with self.data_parallel.accumulating(self.loss, last=last):
             with self.context():
-                loss = mean_loss(self.loss, batch, self.device, share=1.0 / self.num_micro_batches)
+                loss = mean_loss(self.loss, batch, self.device, share=share)
             loss.backward()
         return loss.detach()
 
@@ -174,6 +203,9 @@ def _not_finite(
     else:
         what = f"the gradient norm is {norm} at {where}"
         why = "the loss is finite, its gradients are not"
+        if math.isfinite(norm):
+            what = f"the gradient norm of another process is not finite at {where}"
+            why = "this one's is"
     bad = [
         name
         for name, parameter in state.model.named_parameters()
@@ -184,6 +216,8 @@ def _not_finite(
         why += f"; weights that are not finite: {_some(weights)}"
     elif bad:
         why += f"; gradients that are not finite: {_some(bad)}"
+    if state.loss_scale.limit:
+        why += f"; {state.loss_scale.limit}"
     return NotFiniteError(what, why=f"{why}; nothing was updated in this step", hint=HINT)
 
 

@@ -22,7 +22,24 @@ class AcceleratorSection:
     )
     plugin_off: tuple[str, ...] = plugin_off_option()
     precision: str | None = option(
-        None, "Precision policy, such as fp32 or bf16; default: the device's first.", metavar="NAME"
+        None,
+        "Precision policy, such as fp32, bf16 or fp16; default: the device's first.",
+        metavar="NAME",
+    )
+    loss_scale: float | None = option(
+        None, "Fixed loss scale of fp16; 0 or none: dynamic.", minimum=0
+    )
+    initial_loss_scale: float = option(
+        2.0**32, "Dynamic loss scale of the first step; 2^32 by default.", above=0
+    )
+    min_loss_scale: float = option(1.0, "Lowest dynamic loss scale.", above=0)
+    loss_scale_window: int = option(
+        1000, "Steps without an overflow after which the dynamic loss scale is doubled.", minimum=1
+    )
+    hysteresis: int = option(
+        2,
+        "Overflows, counted from when the dynamic loss scale grew last, until it is halved.",
+        minimum=1,
     )
     recompute: str = option("none", "Recompute policy, as the device offers them.", metavar="NAME")
     recompute_method: str | None = option(

@@ -19,6 +19,13 @@ class TrainingSection:
         "Samples of one step over all devices; default: micro_batch_size * data-parallel size.",
         minimum=1,
     )
+    rampup_batch_size: tuple[int, ...] = option(
+        (),
+        "Let the global batch size grow from START by INCREMENT at a time to global_batch_size, "
+        "over SAMPLES samples; goes with train_samples.",
+        minimum=1,
+        metavar="START INCREMENT SAMPLES",
+    )
     eval_interval: int = option(250, "Steps between validations; 0 for none.", minimum=0)
     eval_iters: int = option(20, "Global batches of one validation; 0 for none.", minimum=0)
     exit_interval: int | None = option(

@@ -35,9 +35,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_problems_of_the_settings_come_with_unsupported_flags() -> None:
     """Flags that are refused do not hide what is wrong with the settings."""
     with pytest.raises(ConfigError) as caught:
-        load_config(["--fp16", "--min-lr", "1"], check=partial(problems_of, world_size=1))
+        load_config(["--epochs", "3", "--min-lr", "1"], check=partial(problems_of, world_size=1))
     found = [one.what for one in [caught.value, *caught.value.others]]
-    assert found[0] == "`--fp16` is not supported"
+    assert found[0] == "`--epochs 3` is not supported"
     assert found[1].startswith("`--min-lr 1` exceeds ")
     assert len(found) == 2
 

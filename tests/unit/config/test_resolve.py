@@ -26,7 +26,7 @@ def test_derived_defaults() -> None:
     assert plan.config.training.global_batch_size == plan.global_batch_size == 6
     assert plan.config.training.train_iters == plan.train_iters == 1500
     assert plan.train_samples == 9000
-    assert plan.tokens_per_step == 96
+    assert plan.flops_per_sample * 6 == plan.flops_per_step
     assert plan.num_micro_batches == 1
     assert plan.data_parallel_size == 3
     assert plan.padded_vocab_size == 384

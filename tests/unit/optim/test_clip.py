@@ -54,3 +54,13 @@ def test_zero_gradients() -> None:
     zeros = [torch.zeros(3)]
     clip_by_norm(zeros, 0.0, 1.0)
     assert torch.equal(zeros[0], torch.zeros(3))
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5, 1e6])
+def test_loss_scale(limit: float) -> None:
+    """The scale is divided out in the same pass, clipped or not, to the same bits."""
+    plain, scaled = gradients(), [one * 2.0**20 for one in gradients()]
+    clip_by_norm(plain, norm_of(gradients()), limit)
+    clip_by_norm(scaled, norm_of(gradients()), limit, loss_scale=2.0**20)
+    for one, other in zip(plain, scaled, strict=True):
+        assert torch.equal(one, other)

@@ -113,14 +113,14 @@ def test_an_extension_adds_to_the_device() -> None:
 
 def test_a_dtype_that_the_device_lacks() -> None:
     """A policy that computes in it is refused when named, and never the default."""
-    hooks = {PRECISION: [named("fp16", "float16", priority=999)]}
+    hooks = {PRECISION: [named("fp8", "float8_e5m2", priority=999)]}
     assert start(**hooks).precision.name == "fp32"
-    with pytest.raises(ConfigError, match="`--precision fp16`: the device cannot run it") as caught:
-        start("--precision fp16", **hooks)
+    with pytest.raises(ConfigError, match="`--precision fp8`: the device cannot run it") as caught:
+        start("--precision fp8", **hooks)
     assert caught.value.why == (
-        "device `cpu` computes products in bfloat16, float32, float64, not in float16"
+        "device `cpu` computes products in bfloat16, float16, float32, float64, not in float8_e5m2"
     )
-    assert caught.value.hint == "it can run `bf16`, `fp32`, `fp64`"
+    assert caught.value.hint == "it can run `bf16`, `fp16`, `fp32`, `fp64`"
 
 
 def test_a_policy_that_is_not_in_force() -> None:
@@ -139,10 +139,19 @@ def test_a_recompute_policy_that_is_not_exact() -> None:
         start("--recompute half", **{RECOMPUTE: [RecomputePolicy("half", "halves", block=run)]})
 
 
-def test_a_loss_scale() -> None:
-    """A policy that needs a loss scale is refused after it was found sound."""
-    with pytest.raises(ConfigError, match="needs a loss scale"):
-        start("--precision half", **{PRECISION: [named("half", loss_scaling=True)]})
+def test_a_loss_scale(caplog: pytest.LogCaptureFixture) -> None:
+    """A fixed one is refused where nothing is scaled; settings of a dynamic one are idle there."""
+    caplog.set_level("INFO", logger="lmcore.runtime.policies")
+    flags = "--hysteresis 4 --loss-scale-window 1000"
+    assert start(f"--precision fp16 {flags}").precision.loss_scaling
+    assert start("--precision fp16 --loss-scale 1024").precision.name == "fp16"
+    assert not caplog.records
+    assert start(f"--precision bf16 --loss-scale 0 {flags}").precision.name == "bf16"
+    assert [record.getMessage() for record in caplog.records] == [
+        "`--hysteresis` changes nothing: precision `bf16` has no loss scale"
+    ]
+    with pytest.raises(ConfigError, match="`--loss-scale 1024` does not go with precision `bf16`"):
+        start("--precision bf16 --loss-scale 1024")
 
 
 def test_offload_on_the_host() -> None:

@@ -21,10 +21,12 @@ ROW = StepRow(
     step=26,
     consumed_samples=52,
     consumed_tokens=106_496,
+    global_batch_size=2,
     loss=9.5,
     learning_rate=6e-5 * 52 / 183_105,
     grad_norm=12.3456,
     loss_scale=1.0,
+    skipped_iterations=0,
     tokens_per_second=4000.4,
     step_time_ms=1000.0,
     data_wait_ms=1.0,
@@ -35,8 +37,9 @@ ROW = StepRow(
 def progress(**changes: Any) -> Progress:
     numbers: dict[str, Any] = {
         "train_iters": 500_000,
-        "global_batch_size": 2,
         "seconds_left": 3723.4,
+        "skipped_iterations": 0,
+        "nan_iterations": 0,
         "mean_loss": 10.412345678,
         "mean_step_ms": 1023.96,
         "mean_tokens_per_second": 4000.4,

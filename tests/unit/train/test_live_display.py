@@ -15,8 +15,8 @@ from lmcore.train.display import Progress
 from lmcore.train.live_display import LiveDisplay, sparkline
 from lmcore.train.metrics import StepRow
 
-ROW = StepRow(3, 24, 384, 4.25, 1e-3, 0.75, 1.0, 5000.0, 80.0, 0.1, None)
-PROGRESS = Progress(12, 8, 61.0, 4.5, 81.0, 4900.0, 0.31, ends_line=False)
+ROW = StepRow(3, 24, 384, 8, 4.25, 1e-3, 0.75, 1.0, 0, 5000.0, 80.0, 0.1, None)
+PROGRESS = Progress(12, 61.0, 0, 0, 4.5, 81.0, 4900.0, 0.31, ends_line=False)
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 

@@ -194,7 +194,7 @@ def test_samples_in_order(run_loop: Any, make_plan: Any, make_corpus: Any, consu
         def __call__(self, state: Any, batches: Any) -> StepResult:
             seen.extend(next(batches).tokens_BS.tolist())
             state.iteration += 1
-            return StepResult(1.0, 1.0, 1e-3)
+            return StepResult(1.0, 1.0, 1e-3, samples=4)
 
     def at(state: Any) -> None:
         state.consumed_samples = consumed
@@ -255,7 +255,7 @@ class TimedStep:
     def __call__(self, state: Any, batches: Any) -> StepResult:
         state.iteration += 1
         state.consumed_samples += self.plan.global_batch_size
-        return StepResult(float(next(self.losses)), 1.0, 1e-3)
+        return StepResult(float(next(self.losses)), 1.0, 1e-3, samples=4)
 
 
 def test_lines_are_means(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_lines_are_means(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None
 def test_mfu(make_plan: Any, runtime: Any, tmp_path: Path, make_state: Any) -> None:
     """MFU is the model's FLOPs over the peak in the same time; without a peak there is none."""
     plan = make_plan("")
-    result = StepResult(1.0, 1.0, 1e-3)
+    result = StepResult(1.0, 1.0, 1e-3, samples=plan.global_batch_size)
     with MetricsFile(tmp_path / "m.jsonl") as metrics:
         for peak, wanted in ((lambda dtype: 1e9, plan.flops_per_step / 0.5 / 1e9), (None, None)):
             missing = dict(runtime.device.missing) | ({} if peak else {"peak_flops": "unknown"})

@@ -22,10 +22,12 @@ def row(step: int, **changes: Any) -> StepRow:
     numbers: dict[str, Any] = {
         "consumed_samples": 8 * step,
         "consumed_tokens": 128 * step,
+        "global_batch_size": 8,
         "loss": 5.0 / step,
         "learning_rate": 1e-3,
         "grad_norm": 0.5,
         "loss_scale": 1.0,
+        "skipped_iterations": 0,
         "tokens_per_second": 1e4,
         "step_time_ms": 12.5,
         "data_wait_ms": 0.25,
@@ -43,10 +45,14 @@ def test_keys() -> None:
     always = {
         *("step", "consumed_samples", "consumed_tokens", "loss", "learning_rate", "grad_norm"),
         *("loss_scale", "tokens_per_second", "step_time_ms", "data_wait_ms"),
+        *("global_batch_size", "skipped_iterations"),
     }
     assert set(row(1).to_dict()) == always
     full = row(1, mfu=0.4, valid_loss=1.0, valid_perplexity=2.7)
     assert set(full.to_dict()) == always | {"mfu", "valid_loss", "valid_perplexity"}
+    skipped = row(2, loss=None, grad_norm=None)
+    assert (skipped.skipped, row(1).skipped) == (True, False)
+    assert set(skipped.to_dict()) == always - {"loss", "grad_norm"}
 
 
 def test_rows_are_there_at_once(tmp_path: Path) -> None:
@@ -187,6 +193,7 @@ def test_tensorboard_events(tmp_path: Path) -> None:
     found = scalars(tmp_path / "tb")
     assert found[2, "train/loss"] == 2.5
     assert found[1, "train/learning_rate"] == pytest.approx(1e-3)
+    assert found[1, "train/global_batch_size"] == 8
     assert found[1, "speed/mfu"] == 0.5
     assert (3, "speed/mfu") not in found
     assert found[3, "valid/loss"] == 2.5
@@ -195,6 +202,7 @@ def test_tensorboard_events(tmp_path: Path) -> None:
         *("train/loss", "train/grad_norm", "train/learning_rate", "train/loss_scale"),
         *("speed/tokens_per_second", "speed/step_time_ms", "speed/data_wait_ms", "speed/mfu"),
         *("valid/loss", "valid/perplexity"),
+        *("train/global_batch_size", "train/skipped_iterations"),
     }
 
 

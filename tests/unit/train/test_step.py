@@ -55,6 +55,8 @@ def test_accumulation(one_step: Any, micro: int) -> None:
             "iteration": 1,
             "consumed_samples": 8,
             "consumed_tokens": 8 * 16,
+            "scheduled_samples": 8,
+            "skipped_iterations": 0,
         }
     )
 

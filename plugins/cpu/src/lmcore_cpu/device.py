@@ -27,6 +27,7 @@ from lmcore_cpu.settings import CpuSection
 __all__ = ["create_device"]
 
 _DEFAULTS = CpuSection()
+_DTYPES = frozenset({"float32", "float64", "bfloat16", "float16"})
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # man 5 proc: resets the high-water mark of resident memory
@@ -67,7 +68,7 @@ def create_device(settings: CpuSection = _DEFAULTS) -> Device:
         type="cpu",
         index=0,
         name=cpu_name(),
-        dtypes=frozenset({"float32", "float64", "bfloat16"}),
+        dtypes=_DTYPES,
         synchronize=_nothing_to_wait_for,
         set_current=_only_device,
         seed=_seed,
@@ -161,7 +162,7 @@ class _PeakFlops:
 
     def __call__(self, dtype: str) -> float | None:
         """Return FLOP/s for a dtype's name, or None for one that products are not computed in."""
-        if dtype not in {"float32", "float64", "bfloat16"}:
+        if dtype not in _DTYPES:
             return None
         case = (dtype, torch.get_num_threads())
         if case not in self.measured:
