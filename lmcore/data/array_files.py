@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.indexed_writer import disk_errors, replace_file
+from lmcore.data.indexed_files import disk_errors, replace_file
 from lmcore.log import warn_once
 
 __all__ = ["Arrays", "load_arrays", "store_arrays"]

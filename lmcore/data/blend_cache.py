@@ -12,7 +12,7 @@ from lmcore.data.array_files import Arrays, load_arrays, store_arrays
 from lmcore.data.blending import BlendIndex, build_blend_index
 from lmcore.data.build_lock import build_or_wait
 from lmcore.data.build_progress import log_progress, reported
-from lmcore.data.indexed_writer import disk_errors
+from lmcore.data.indexed_files import disk_errors
 from lmcore.errors import DataError
 from lmcore.log import warn_once
 

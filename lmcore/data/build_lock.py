@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import psutil
 
-from lmcore.data.indexed_writer import disk_errors
+from lmcore.data.indexed_files import disk_errors
 from lmcore.errors import DataError
 
 __all__ = ["build_or_wait"]

@@ -27,7 +27,7 @@ from lmcore.data.build_lock import build_or_wait
 from lmcore.data.build_progress import ProgressCallback, log_progress, reported
 from lmcore.data.gpt_index import FINAL_EPOCH_THRESHOLD, GPTIndex, build_gpt_index, plan_epochs
 from lmcore.data.indexed import IndexedDataset
-from lmcore.data.indexed_writer import disk_errors
+from lmcore.data.indexed_files import disk_errors
 from lmcore.data.native import Counter
 from lmcore.data.sequence_facts import SequenceFacts, record_facts, sequence_facts
 from lmcore.errors import DataError

@@ -13,13 +13,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.index_file import Format
 from lmcore.data.index_writing import IndexContent, write_index
 from lmcore.errors import DataError
 
-__all__ = ["IndexedFiles", "disk_errors", "replace_file"]
+__all__ = [
+    "IndexedFiles",
+    "commit_pair",
+    "disk_errors",
+    "replace_file",
+    "replacing",
+    "require_range",
+]
 
 _BUFFER = 1 << 20
 
@@ -48,6 +56,45 @@ def replace_file(temporary: Path, target: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that gets the name *path*, durably, where the block ends well.
+
+    Raises:
+        DataError: The disk refuses; an older file of that name stays.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with disk_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            replace_file(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def commit_pair(made: tuple[Path, Path], bin_path: Path, idx_path: Path) -> None:
+    """Name a finished `.bin` and `.idx`; an older index goes first, so that none misfits."""
+    with disk_errors(idx_path):
+        idx_path.unlink(missing_ok=True)
+        for temporary, path in zip(made, (bin_path, idx_path), strict=True):
+            replace_file(temporary, path)
+
+
+def require_range(tokens: npt.NDArray[np.integer], dtype: npt.DTypeLike, bin_path: Path) -> None:
+    """Raise `DataError` for a token that is negative or too large for its type."""
+    highest = np.iinfo(np.dtype(dtype)).max
+    low, high = (int(tokens.min()), int(tokens.max())) if tokens.size else (0, 0)
+    if low < 0 or high > highest:
+        raise DataError(
+            f"`{bin_path}`: token {low if low < 0 else high} does not fit {dtype}",
+            why=f"the type holds 0 to {highest}",
+            hint="the tokenizer gives ids outside its own vocabulary",
+        )
 
 
 class IndexedFiles:
@@ -85,13 +132,10 @@ class IndexedFiles:
         self._finished = True
 
     def commit(self) -> None:
-        """Give the finished files their names; an older index goes first, so that none misfits."""
+        """Give the finished files their names."""
         if not self._finished:
             raise RuntimeError("`finish` comes before `commit`")
-        with disk_errors(self.idx_path):
-            self.idx_path.unlink(missing_ok=True)
-            replace_file(self._temporaries[0], self.bin_path)
-            replace_file(self._temporaries[1], self.idx_path)
+        commit_pair(self._temporaries, self.bin_path, self.idx_path)
 
     def close(self) -> None:
         """Remove what is not committed; may be called again."""

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from lmcore.data.index_file import Format
 from lmcore.data.index_writing import NumberSpool, dtype_code
-from lmcore.data.indexed_files import IndexedFiles, disk_errors, replace_file
+from lmcore.data.indexed_files import IndexedFiles, disk_errors, require_range
 from lmcore.errors import DataError
 
-__all__ = ["FORMATS", "IndexedDatasetWriter", "disk_errors", "replace_file"]
+__all__ = ["FORMATS", "IndexedDatasetWriter"]
 
 FORMATS: dict[str, Format] = {"mmap": "mmap", "cached": "cached", "lazy": "cached"}
 """What `--dataset-impl` names; `cached` and `lazy` are one format with two readers."""
@@ -40,7 +40,7 @@ class IndexedDatasetWriter:
     def __init__(
         self, prefix: str | Path, dtype: npt.DTypeLike, *, dataset_impl: str = "mmap"
     ) -> None:
-        self.code, self.dtype = dtype_code(dtype)
+        _, self.dtype = dtype_code(dtype)
         self.format = FORMATS[dataset_impl]
         self.prefix = str(prefix)
         self._files = IndexedFiles(prefix)
@@ -101,7 +101,7 @@ class IndexedDatasetWriter:
         self._files.finish(self, self.dtype, self.format)
 
     def commit(self) -> None:
-        """Give the finished files their names; an older index goes first, so that none misfits."""
+        """Give the finished files their names."""
         self._files.commit()
 
     def close(self) -> None:
@@ -125,24 +125,13 @@ class IndexedDatasetWriter:
     def _append(self, values: npt.NDArray[np.integer], sizes: npt.NDArray[np.int64]) -> None:
         if values.ndim != 1 or int(sizes.sum()) != values.size or (sizes < 0).any():
             raise ValueError(f"{values.size} tokens do not make sequences of {sizes.sum()}")
-        if values.size:
-            self._check_range(values)
+        require_range(values, self.dtype, self.bin_path)
         _check_sizes(sizes, self.bin_path)
         with disk_errors(self.idx_path):
             self._sizes.extend(sizes)
         with disk_errors(self.bin_path):
             self._files.bin.write(np.ascontiguousarray(values.astype(self.dtype, copy=False)).data)
         self.tokens += values.size
-
-    def _check_range(self, values: npt.NDArray[np.integer]) -> None:
-        limits = np.iinfo(self.dtype)
-        low, high = int(values.min()), int(values.max())
-        if low < max(0, limits.min) or high > limits.max:
-            raise DataError(
-                f"`{self.bin_path}`: token {low if low < 0 else high} does not fit {self.dtype}",
-                why=f"the type holds 0 to {limits.max}",
-                hint="the tokenizer gives ids outside its own vocabulary",
-            )
 
 
 def _as_array(tokens: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from lmcore.data.encoded import KeyTokens
 from lmcore.data.index_file import Format
 from lmcore.data.index_writing import write_index
-from lmcore.data.indexed_files import disk_errors, replace_file
+from lmcore.data.indexed_files import commit_pair, disk_errors, require_range
 from lmcore.errors import DataError
 
 __all__ = ["KeyCounts", "KeyOutput"]
@@ -118,17 +118,9 @@ class KeyOutput:
         )
 
     def _fitting(self, tokens: Integers) -> Integers:
-        if tokens.dtype == self.dtype:
-            return tokens.astype(self.dtype.newbyteorder("<"), copy=False)
-        limits = np.iinfo(self.dtype)
-        low, high = (int(tokens.min()), int(tokens.max())) if tokens.size else (0, 0)
-        if low < 0 or high > limits.max:
-            raise DataError(
-                f"`{self.bin_path}`: token {low if low < 0 else high} does not fit {self.dtype}",
-                why=f"the type holds 0 to {limits.max}",
-                hint="the tokenizer gives ids outside its own vocabulary",
-            )
-        return tokens.astype(self.dtype.newbyteorder("<"))
+        if tokens.dtype != self.dtype:
+            require_range(tokens, self.dtype, self.bin_path)
+        return tokens.astype(self.dtype.newbyteorder("<"), copy=False)
 
     def sync(self) -> None:
         """Bring everything to the disk."""
@@ -158,11 +150,8 @@ class KeyOutput:
             os.fsync(file.fileno())
 
     def commit(self) -> None:
-        """Give the finished files their names; an older index goes first, so that none misfits."""
-        with disk_errors(self.idx_path):
-            self.idx_path.unlink(missing_ok=True)
-            replace_file(self._paths[0], self.bin_path)
-            replace_file(self._idx, self.idx_path)
+        """Give the finished files their names."""
+        commit_pair((self._paths[0], self._idx), self.bin_path, self.idx_path)
 
     def close(self) -> None:
         """Close the files; they stay where they are."""

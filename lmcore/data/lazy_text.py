@@ -16,7 +16,7 @@ from typing import Self
 
 import numpy as np
 
-from lmcore.data.indexed_writer import disk_errors, replace_file
+from lmcore.data.indexed_files import disk_errors, replace_file
 from lmcore.errors import DataError
 
 __all__ = ["LazyText", "write_lazy_text"]

@@ -7,12 +7,11 @@ other tools do without.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from lmcore.data.indexed_writer import disk_errors, replace_file
+from lmcore.data.indexed_files import disk_errors, replacing
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import DataError
 
@@ -109,15 +108,9 @@ _HINT = "prepare the data anew, or remove the file: the dataset can be read with
 
 def write_metadata(prefix: str | Path, metadata: DatasetMetadata) -> None:
     """Write the metadata of a dataset; the file appears whole."""
-    path = metadata_path(prefix)
-    temporary = Path(f"{path}.{os.getpid()}.tmp")
-    with disk_errors(path):
-        try:
-            text = json.dumps(asdict(metadata), indent=1, ensure_ascii=False)
-            temporary.write_text(text + "\n", encoding="utf-8")
-            replace_file(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    text = json.dumps(asdict(metadata), indent=1, ensure_ascii=False)
+    with replacing(metadata_path(prefix)) as file:
+        file.write(f"{text}\n".encode())
 
 
 def remove_metadata(prefix: str | Path) -> None:

@@ -8,21 +8,20 @@ another.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from lmcore.data.indexed_files import disk_errors, replace_file
+from lmcore.data.indexed_files import replacing
 from lmcore.data.input.files import InputFile
 from lmcore.data.prepare_request import (
     KeyReport,
     PrepareReport,
     PrepareRequest,
 )
-from lmcore.data.prepare_state import Identity
+from lmcore.data.prepare_state import Identity, changed_settings
 from lmcore.errors import ConfigError, DataError, LmcoreError
 
 __all__ = ["join_partitions", "share_of", "write_record"]
@@ -74,18 +73,9 @@ def write_record(request: PrepareRequest, identity: Identity, report: PrepareRep
         identity: Of the whole input.
         report: What the share gave.
     """
-    path = _record_path(request.prefix)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     content = {"identity": _common(identity), "report": asdict(report)}
-    with disk_errors(path):
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump(content, file, ensure_ascii=False)
-                file.flush()
-                os.fsync(file.fileno())
-            replace_file(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with replacing(_record_path(request.prefix)) as file:
+        file.write(json.dumps(content, ensure_ascii=False).encode())
 
 
 def _common(identity: Identity) -> Identity:
@@ -173,11 +163,7 @@ def _reports(shares: Sequence[PrepareRequest], wanted: Identity) -> list[dict[st
 
 
 def _differences(found: Identity, wanted: Identity) -> list[str]:
-    told = [
-        f"{name}: was `{found['settings'].get(name)}`, is `{value}`"
-        for name, value in wanted["settings"].items()
-        if found["settings"].get(name) != value
-    ]
+    told = changed_settings(found, wanted)
     if found["files"] != wanted["files"]:
         told.append(f"input: was {len(found['files'])} files, is {len(wanted['files'])} others")
     return told

@@ -7,7 +7,6 @@ output's bytes: what continues under other circumstances is refused, with what d
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,13 +14,21 @@ from typing import Any, cast
 
 import numpy as np
 
-from lmcore.data.indexed_files import disk_errors, replace_file
+from lmcore.data.indexed_files import replacing
 from lmcore.data.input.files import InputFile
 from lmcore.data.key_output import KeyCounts
 from lmcore.data.prepare_request import PrepareRequest
 from lmcore.errors import ConfigError, DataError
 
-__all__ = ["Identity", "PrepareState", "identity_of", "read_state", "require_same", "write_state"]
+__all__ = [
+    "Identity",
+    "PrepareState",
+    "changed_settings",
+    "identity_of",
+    "read_state",
+    "require_same",
+    "write_state",
+]
 
 _VERSION = 1
 _MAX_BYTES = 1 << 28  # a corpus of a million files
@@ -101,11 +108,7 @@ def _file_identity(file: InputFile) -> list[Any]:
 
 def require_same(recorded: Identity, present: Identity, folder: Path) -> None:
     """Raise `ConfigError` with every difference between a recorded identity and the present one."""
-    told = [
-        f"{name}: was `{recorded['settings'].get(name)}`, is `{value}`"
-        for name, value in present["settings"].items()
-        if recorded["settings"].get(name) != value
-    ]
+    told = changed_settings(recorded, present)
     before, now = recorded["files"], present["files"]
     if len(before) != len(now):
         told.append(f"input: was {len(before)} files, is {len(now)}")
@@ -120,6 +123,15 @@ def require_same(recorded: Identity, present: Identity, folder: Path) -> None:
             hint="run it as it was begun, or remove the directory and start again without "
             "`--resume`",
         )
+
+
+def changed_settings(recorded: Identity, present: Identity) -> list[str]:
+    """Return what each setting was that is another now."""
+    return [
+        f"{name}: was `{recorded['settings'].get(name)}`, is `{value}`"
+        for name, value in present["settings"].items()
+        if recorded["settings"].get(name) != value
+    ]
 
 
 def _file_difference(old: list[Any], new: list[Any]) -> str:
@@ -138,14 +150,9 @@ def write_state(path: Path, identity: Identity, state: PrepareState) -> None:
     Raises:
         DataError: The disk refuses.
     """
-    temporary = path.with_suffix(".tmp")
     content = {"version": _VERSION, "identity": identity, "state": asdict(state)}
-    with disk_errors(path):
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False)
-            file.flush()
-            os.fsync(file.fileno())
-        replace_file(temporary, path)
+    with replacing(path) as file:
+        file.write(json.dumps(content, ensure_ascii=False).encode())
 
 
 def read_state(path: Path) -> tuple[Identity, PrepareState] | None:

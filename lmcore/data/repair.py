@@ -7,8 +7,7 @@ was missing.  Tokens that need no change are linked, or copied where the disk ca
 from __future__ import annotations
 
 import errno
-import os
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from lmcore.data.index_file import TOKEN_DTYPES, Format, Index, read_index
 from lmcore.data.index_rebuild import RebuiltIndex
 from lmcore.data.index_writing import IndexContent, write_index
 from lmcore.data.indexed import IndexedDataset
-from lmcore.data.indexed_files import disk_errors, replace_file
+from lmcore.data.indexed_files import disk_errors, replacing
 from lmcore.data.metadata import DatasetMetadata, metadata_path, read_metadata, write_metadata
 from lmcore.data.uncounted_end import CountedEnds, find_uncounted_end
 from lmcore.errors import ConfigError, DataError
@@ -264,16 +263,8 @@ def _require_free(path: Path) -> None:
 
 def _write_index(mended: _Mended, path: Path) -> None:
     assert mended.content is not None
-    temporary = Path(f"{path}.{os.getpid()}.tmp")
-    try:
-        with disk_errors(path):
-            with temporary.open("wb") as file:
-                write_index(file, mended.content, mended.dtype, mended.format)
-                file.flush()
-                os.fsync(file.fileno())
-            replace_file(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        write_index(file, mended.content, mended.dtype, mended.format)
 
 
 def _link(source: Path, target: Path) -> None:
@@ -288,17 +279,10 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    temporary = Path(f"{target}.{os.getpid()}.tmp")
-    try:
-        with source.open("rb") as old, temporary.open("wb") as new:
-            size = source.stat().st_size
-            if copy_bytes(old.fileno(), new.fileno(), 0, size) != size:
-                raise DataError(f"`{source}` changed while it was read")
-            os.fsync(new.fileno())
-        replace_file(temporary, target)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with source.open("rb") as old, replacing(target) as new:
+        size = source.stat().st_size
+        if copy_bytes(old.fileno(), new.fileno(), 0, size) != size:
+            raise DataError(f"`{source}` changed while it was read")
 
 
 def _write_metadata(

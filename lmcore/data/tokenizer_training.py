@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.data.indexed_writer import disk_errors
+from lmcore.data.indexed_files import disk_errors
 from lmcore.data.tokenizer import Tokenizer, tokenizer_from
 from lmcore.data.tokenizer_trainers import KINDS, Kind, Recipe
 from lmcore.data.training_text import ReadProgress, TextSample, read_sample
