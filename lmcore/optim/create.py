@@ -1,0 +1,152 @@
+"""The optimizer that a run's settings ask for.
+
+Each class is imported where it is made: a run with one optimizer does not pay for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from lmcore.optim.optimizer import Optimizer, SumOverShards, parameter_groups
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lmcore.config.section.optimizer import OptimizerSection
+
+__all__ = ["create_optimizer"]
+
+Named = tuple[tuple[str, "nn.Parameter"], ...]
+Bind = Callable[[str], Callable[..., None]]
+
+
+def create_optimizer(
+    settings: OptimizerSection,
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    *,
+    bind: Bind,
+    sum_over_shards: SumOverShards | None = None,
+) -> Optimizer:
+    """Return the optimizer of a run, its state at zero.
+
+    Args:
+        settings: Which one, and its numbers.
+        named_parameters: What to train, whole or this process's parts; see
+            `lmcore.config.optimizers.sharding_of` for what an optimizer can do with parts.
+        bind: Returns the kernel of an op by the op's name.
+        sum_over_shards: Adds numbers over the processes that hold parts of a parameter; None:
+            every parameter is whole.
+    """
+    named: Named = tuple(named_parameters)
+    if settings.optimizer == "lamb":
+        from lmcore.optim.lamb import LAMB
+
+        return LAMB(
+            parameter_groups(named, settings.weight_decay),
+            betas=(settings.adam_beta1, settings.adam_beta2),
+            epsilon=settings.adam_eps,
+            sum_over_shards=sum_over_shards,
+        )
+    return _MAKERS[settings.optimizer](settings, named, bind)
+
+
+def _adam(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:
+    from lmcore.optim.adamw import AdamW
+
+    return AdamW(
+        parameter_groups(named, settings.weight_decay),
+        bind("adamw"),
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        epsilon=settings.adam_eps,
+    )
+
+
+def _adam8bit(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:
+    from lmcore.optim.adam8bit import AdamW8bit
+
+    return AdamW8bit(
+        parameter_groups(named, settings.weight_decay),
+        bind("adamw"),
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        epsilon=settings.adam_eps,
+    )
+
+
+def _sgd(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:  # noqa: ARG001
+    from lmcore.optim.sgd import SGD
+
+    return SGD(parameter_groups(named, settings.weight_decay), momentum=settings.sgd_momentum)
+
+
+def _adopt(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:  # noqa: ARG001
+    from lmcore.optim.adopt import ADOPT
+
+    return ADOPT(
+        parameter_groups(named, settings.weight_decay),
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        epsilon=settings.adam_eps,
+    )
+
+
+def _sophia(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:  # noqa: ARG001
+    from lmcore.optim.sophia import Sophia
+
+    return Sophia(
+        parameter_groups(named, settings.weight_decay),
+        betas=(settings.sophiag_beta1, settings.sophiag_beta2),
+        rho=settings.sophiag_rho,
+        interval=settings.sophiag_hessian_interval,
+    )
+
+
+def _schedule_free(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:  # noqa: ARG001
+    from lmcore.optim.schedule_free import ScheduleFreeAdamW
+
+    return ScheduleFreeAdamW(
+        parameter_groups(named, settings.weight_decay),
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        epsilon=settings.adam_eps,
+    )
+
+
+def _muon(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:
+    from lmcore.optim.muon import Muon
+
+    return Muon(
+        named,
+        bind("adamw"),
+        weight_decay=settings.weight_decay,
+        momentum=settings.muon_momentum,
+        nesterov=settings.muon_nesterov,
+        num_iterations=settings.muon_num_ns_steps,
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        epsilon=settings.adam_eps,
+    )
+
+
+def _shampoo(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:
+    from lmcore.optim.shampoo import Shampoo
+
+    return Shampoo(
+        named,
+        bind("adamw"),
+        weight_decay=settings.weight_decay,
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        epsilon=settings.adam_eps,
+        root_epsilon=settings.shampoo_eps,
+        block_size=settings.shampoo_max_preconditioner_dim,
+        frequency=settings.shampoo_precondition_frequency,
+    )
+
+
+_MAKERS: dict[str, Callable[[OptimizerSection, Named, Bind], Optimizer]] = {
+    "adam": _adam,
+    "sgd": _sgd,
+    "muon": _muon,
+    "sophia": _sophia,
+    "adopt": _adopt,
+    "shampoo": _shampoo,
+    "schedulefree": _schedule_free,
+    "adam8bit": _adam8bit,
+}

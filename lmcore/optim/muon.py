@@ -1,0 +1,85 @@
+"""Muon for the layers' matrices, by torch's own class; AdamW for embeddings and vectors.
+
+Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); the size
+of an update as in Liu et al., "Muon is Scalable for LLM Training" (2025), so that one learning
+rate and one decay, those of AdamW, serve both halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from lmcore.optim.adamw import AdamW
+from lmcore.optim.optimizer import Optimizer, split_matrices
+
+__all__ = ["Muon"]
+
+
+class Muon(Optimizer):
+    """weight -= lr * 0.2 * sqrt(max(rows, columns)) * orthogonal(momentum), decay decoupled.
+
+    The matrix that joins queries, keys and values is taken as one.
+    """
+
+    sharding = "whole"
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        update: Callable[..., None],
+        *,
+        weight_decay: float,
+        momentum: float,
+        nesterov: bool,
+        num_iterations: int,
+        betas: tuple[float, float],
+        epsilon: float,
+    ) -> None:
+        """Make both halves.
+
+        Args:
+            named_parameters: What to train.
+            update: The bound `adamw` op.
+            weight_decay: Of matrices and embeddings.
+            momentum: Of the gradients that are orthogonalized.
+            nesterov: Whether the gradient is added to the momentum once more.
+            num_iterations: Newton-Schulz iterations, in bfloat16.
+            betas, epsilon: Of AdamW.
+        """
+        matrices, others = split_matrices(named_parameters, weight_decay)
+        super().__init__((*matrices, *others))
+        self.others = AdamW(others, update, betas=betas, epsilon=epsilon)
+        self._matrices = [one for group in matrices for one in group.parameters]
+        names = [name for group in matrices for name in group.names]
+        buffers = [
+            torch.zeros_like(one, memory_format=torch.preserve_format).detach()
+            for one in self._matrices
+        ]
+        self._state["momentum_buffer"] = dict(zip(names, buffers, strict=True))
+        self._muon = None
+        if self._matrices:
+            self._muon = torch.optim.Muon(
+                self._matrices,
+                weight_decay=weight_decay,
+                momentum=momentum,
+                nesterov=nesterov,
+                ns_steps=num_iterations,
+                adjust_lr_fn="match_rms_adamw",
+            )
+            for parameter, buffer in zip(self._matrices, buffers, strict=True):
+                self._muon.state[parameter]["momentum_buffer"] = buffer
+
+    def step(self, lr: float) -> None:
+        """Update every parameter from its gradient; all must have one."""
+        if self._muon is not None:
+            for group in self._muon.param_groups:
+                group["lr"] = lr
+            self._muon.step()
+        self.others.step(lr)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the live state of both halves by name."""
+        return super().state_tensors() | self.others.state_tensors()

@@ -1,0 +1,114 @@
+"""Schedule-free AdamW: no decay of the learning rate; the weights to use are an average.
+
+Source: Defazio et al., "The Road Less Scheduled" (2024), with the weighting of the average by the
+learning rate that its authors' package has.  That package keeps y alone and moves between x and y
+by arithmetic, so that a validation or a save changes the run's last bits; here x is kept too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lmcore.optim.optimizer import Optimizer, ParameterGroup, raise_counts
+
+__all__ = ["ScheduleFreeAdamW"]
+
+
+class ScheduleFreeAdamW(Optimizer):
+    """Three sequences: z, where the steps go; x, the average of z; y between, that is trained.
+
+    z -= lr * (g / (sqrt(v) + eps) + decay * y), x = lerp(x, z, c), y = lerp(z, x, beta1), where c
+    is the share in the sum of squared rates so far.  Parameters hold y in training and x after
+    `eval_mode`.
+    """
+
+    sharding = "elementwise"
+
+    def __init__(
+        self, groups: tuple[ParameterGroup, ...], *, betas: tuple[float, float], epsilon: float
+    ) -> None:
+        """Allocate z, x and the second moment.
+
+        Args:
+            groups: What to train.
+            betas: Share of x in y, and decay of the second moment.
+            epsilon: Added to the root of the second moment, after bias correction.
+        """
+        super().__init__(groups)
+        self.beta1, self.beta2 = betas
+        self.epsilon = epsilon
+        self.training = True
+        self._second = self._moments("exp_avg_sq")
+        self._z = self._moments("z")
+        self._steps = self._scalars("step")
+        # Doubles: sums of small numbers over a whole run.
+        self._sums = self._scalars("weight_sum", torch.float64)
+        self._highest = self._scalars("lr_max", torch.float64)
+        self._x = [[torch.zeros_like(one).detach() for one in g.parameters] for g in groups]
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Update every parameter from its gradient; all must have one."""
+        assert self.training, "the weights are those to use: call `train_mode` first"
+        for place, group in enumerate(self.groups):
+            second, z, x = self._second[place], self._z[place], self._x[place]
+            count = raise_counts(self._steps[place])
+            if count == 1:
+                torch._foreach_copy_(z, group.parameters)
+                torch._foreach_copy_(x, group.parameters)
+            share = self._share(place, lr)
+            gradients = group.gradients()
+            torch._foreach_mul_(second, self.beta2)
+            torch._foreach_addcmul_(second, gradients, gradients, value=1 - self.beta2)
+            roots = torch._foreach_div(second, 1 - self.beta2**count)
+            torch._foreach_sqrt_(roots)
+            torch._foreach_add_(roots, self.epsilon)
+            moves = torch._foreach_div(gradients, roots)
+            if group.weight_decay:
+                torch._foreach_add_(moves, group.parameters, alpha=group.weight_decay)
+            torch._foreach_add_(z, moves, alpha=-lr)
+            torch._foreach_lerp_(x, z, share)
+            self._to_y(place)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the live state by name; x is in the parameters, which hold it after `eval_mode`.
+
+        Saved with parameters that hold y it would be another run's.
+        """
+        assert not self.training, "the weights are those of training: call `eval_mode` first"
+        return super().state_tensors()
+
+    @torch.no_grad()
+    def eval_mode(self) -> None:
+        """Let the parameters hold x."""
+        if self.training:
+            for group, x, steps in zip(self.groups, self._x, self._steps, strict=True):
+                if int(steps[0]):
+                    torch._foreach_copy_(group.parameters, x)
+        self.training = False
+
+    @torch.no_grad()
+    def train_mode(self) -> None:
+        """Let the parameters hold y again; x is what they hold now, which may have been loaded."""
+        if not self.training:
+            for place, (group, steps) in enumerate(zip(self.groups, self._steps, strict=True)):
+                if int(steps[0]):
+                    torch._foreach_copy_(self._x[place], group.parameters)
+                    self._to_y(place)
+        self.training = True
+
+    def _to_y(self, place: int) -> None:
+        """Give the parameters y: of the same x and z always the same bits."""
+        parameters = self.groups[place].parameters
+        torch._foreach_copy_(parameters, self._z[place])
+        torch._foreach_lerp_(parameters, self._x[place], self.beta1)
+
+    def _share(self, place: int, lr: float) -> float:
+        """Return the new z's share in the average, and count it."""
+        highest = max(lr, float(self._highest[place][0]))
+        total = float(self._sums[place][0]) + highest**2
+        for kept, value in ((self._highest[place], highest), (self._sums[place], total)):
+            for one in kept:
+                one.fill_(value)
+        return highest**2 / total if total else 0.0

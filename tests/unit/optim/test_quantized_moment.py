@@ -1,0 +1,71 @@
+"""Moments in 8 bits: the grid, the rounding, and torchao's as the oracle."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lmcore.optim.quantized_moment import BLOCK, QuantizedMoment, dynamic_grid
+
+
+@pytest.fixture(scope="module")
+def torchao():
+    """The library's own functions; its import warns of what it cannot load on this machine."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchao.optim import quant_utils
+    return quant_utils
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_grid_is_the_librarys(torchao, signed: bool) -> None:
+    """All 256 values are those that bitsandbytes and torchao use."""
+    wanted = torch.tensor(torchao.create_dynamic_map(signed=signed))
+    torch.testing.assert_close(dynamic_grid(signed=signed), wanted, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_are_the_librarys(torchao, signed: bool) -> None:
+    """The same numbers get the same codes and scales, but for ties that rounding decides."""
+    numbers = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)) ** 5
+    numbers = numbers if signed else numbers.abs()
+    moment = QuantizedMoment(numbers, signed=signed)
+    moment.write(numbers)
+    scaled, scales = torchao.scale_tensor(numbers, BLOCK)
+    codes = torchao.quantize_8bit_with_qmap(scaled, dynamic_grid(signed=signed)).view(-1, BLOCK)
+    assert torch.equal(moment.scales, scales)
+    apart = (moment.codes.int() - codes.int()).abs()
+    assert apart.max() <= 1
+    assert (apart > 0).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_nearest_value_is_kept(signed: bool) -> None:
+    """Every number becomes the nearest of the grid's, found in float64 by looking at all."""
+    numbers = torch.randn(3, 200, generator=torch.Generator().manual_seed(2)) ** 3
+    numbers = numbers if signed else numbers.abs()
+    moment = QuantizedMoment(numbers, signed=signed)
+    moment.write(numbers)
+    padded = np.zeros(768)
+    padded[:600] = numbers.flatten().numpy()
+    grid = dynamic_grid(signed=signed).numpy().astype(np.float64)
+    wanted = []
+    for block in padded.reshape(3, 256):
+        scale = np.abs(block).max()
+        wanted.append(grid[np.abs(block[:, None] / scale - grid).argmin(1)] * scale)
+    found = moment.read()
+    assert found.shape == numbers.shape
+    np.testing.assert_allclose(found.flatten(), np.concatenate(wanted)[:600], rtol=1e-5)
+
+
+def test_zeros_stay_zeros() -> None:
+    """At the beginning and after a write of zeros a moment reads as exact zeros."""
+    for signed in (True, False):
+        moment = QuantizedMoment(nn.Parameter(torch.ones(5, 100)).detach(), signed=signed)
+        assert torch.equal(moment.read(), torch.zeros(5, 100))
+        moment.write(torch.zeros(5, 100))
+        assert torch.equal(moment.read(), torch.zeros(5, 100))
