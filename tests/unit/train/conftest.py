@@ -16,8 +16,8 @@ from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
 from lmcore.data.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
-from lmcore.model.build import build_model
 from lmcore.model.shape import ModelShape
+from lmcore.parallel.parallel_model import parallelize
 from lmcore.plugins import discover, select
 from lmcore.runtime.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
@@ -60,6 +60,8 @@ def make_plan(data_prefix: str) -> Callable[[str], RunPlan]:
     def make(flags: str = "") -> RunPlan:
         words = flags.split()
         tiny = {name: value for name, value in TINY.items() if name not in words}
+        if "--train-samples" in words:
+            del tiny["--train-iters"]
         argv = [word for pair in tiny.items() for word in pair]
         argv += ["--data-path", data_prefix, *words]
         return resolve(load_config(argv), world_size=1, vocab_size=257)
@@ -83,8 +85,8 @@ def make_state(runtime: Runtime) -> Callable[[RunPlan], TrainState]:
     def make(plan: RunPlan) -> TrainState:
         seed_everything(plan.config.training.seed, runtime)
         shape = ModelShape.from_plan(plan)
-        model = build_model(shape, runtime, seed=plan.config.training.seed)
-        return TrainState.create(model, plan, runtime)
+        parallel = parallelize(shape, plan.layout, runtime, seed=plan.config.training.seed)
+        return TrainState.create(parallel, plan, runtime)
 
     return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -64,6 +65,18 @@ def test_training_line() -> None:
     assert training_line(ROW, progress(mean_mfu=None)) == (
         MEGATRON + " tokens/s: 4000 | ETA: 1:02:03 |"
     )
+
+
+def test_lines_of_skipped_steps() -> None:
+    """As in Megatron's line, there is no norm without an update, and no loss without any."""
+    row = dataclasses.replace(ROW, grad_norm=None, loss_scale=2.0**32, loss=None)
+    line = training_line(row, progress(skipped_iterations=2, nan_iterations=1))
+    assert (
+        "| lm loss: 1.041235E+01 | loss scale: 4294967296.0 | number of skipped iterations:   2 | "
+        "number of nan iterations:   1 |" in line
+    )
+    line = training_line(row, progress(mean_loss=None, skipped_iterations=1))
+    assert "| global batch size:     2 | loss scale: 4294967296.0 | number of skipped" in line
 
 
 def test_training_line_parses() -> None:

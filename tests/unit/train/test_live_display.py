@@ -54,6 +54,17 @@ def test_view(display: LiveDisplay) -> None:
         assert part in text, part
 
 
+def test_skipped_steps(display: LiveDisplay) -> None:
+    """A step that was skipped has no norm; how many there were and the scale are shown."""
+    skipped = dataclasses.replace(
+        ROW, loss=None, grad_norm=None, skipped_iterations=2, loss_scale=65536.0
+    )
+    display.step(skipped, dataclasses.replace(PROGRESS, mean_loss=None))
+    text = drawn(display)
+    for part in ("not finite", "step skipped", "loss scale 65536, 2 steps skipped so far"):
+        assert part in text, part
+
+
 def test_no_mfu(display: LiveDisplay) -> None:
     """Where the device's peak is unknown nothing is said of it."""
     display.step(ROW, dataclasses.replace(PROGRESS, mean_mfu=None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -272,6 +273,55 @@ def test_lines_are_means(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None
     last = display.steps[-1][1]
     assert last.seconds_left == 0
     assert display.steps[0][1].seconds_left == pytest.approx(8 * 0.1)
+
+
+def test_rows_of_skipped_steps(run_loop: Any) -> None:
+    """Their losses are in no mean, they are counted by line and run, and have no norm."""
+
+    class Skipping(TimedStep):
+        def __call__(self, state: Any, batches: Any) -> StepResult:
+            result = super().__call__(state, batches)
+            if state.iteration not in {2, 3, 4, 7}:
+                return result
+            state.skipped_iterations += 1
+            loss = math.nan if state.iteration == 7 else result.loss
+            return dataclasses.replace(result, loss=loss, grad_norm=None, loss_scale=8.0)
+
+    _, rows, _, display = run_loop("--train-iters 8 --log-interval 2", step_type=Skipping)
+    lines = [p for row, p in display.steps if p.ends_line]
+    assert [p.mean_loss for p in lines] == [1.0, None, 5.5, 8.0]
+    assert [p.skipped_iterations for p in lines] == [1, 2, 0, 1]
+    assert [p.nan_iterations for p in lines] == [0, 0, 0, 1]
+    assert [row["skipped_iterations"] for row in rows] == [0, 1, 2, 3, 3, 3, 4, 4]
+    assert [row["step"] for row in rows if "grad_norm" not in row] == [2, 3, 4, 7]
+    assert [row["step"] for row in rows if "loss" not in row] == [7]
+    assert rows[1]["loss_scale"] == 8.0
+
+
+def test_growing_batches(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, speeds and the time left go by the samples of each step."""
+    sizes = (4, 4, 8, 12, 12)
+
+    class Growing(TimedStep):
+        def __call__(self, state: Any, batches: Any) -> StepResult:
+            state.iteration += 1
+            size = sizes[state.iteration - 1]
+            state.consumed_samples += size
+            return StepResult(1.0, 1.0, 1e-3, samples=size)
+
+    ticks = iter(itertools.accumulate(value for size in sizes for value in (0.0, size / 40)))
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks))
+    monkeypatch.setattr("lmcore.train.loop.time", clock)
+    flags = "--train-samples 48 --rampup-batch-size 4 4 16 --global-batch-size 12 --log-interval 3"
+    outcome, rows, _, display = run_loop(flags, step_type=Growing)
+    assert [row["global_batch_size"] for row in rows] == list(sizes)
+    assert [row["tokens_per_second"] for row in rows] == pytest.approx([40 * 16] * 5)
+    assert outcome.tokens_per_second == [row["tokens_per_second"] for row in rows]
+    # 40 samples at 40 a second, whatever the size of the steps; 8 do not fill another
+    left = [(40 - row.consumed_samples) / 40 for row, _ in display.steps]
+    assert [p.seconds_left for _, p in display.steps] == pytest.approx(left)
+    assert display.steps[2][1].mean_tokens_per_second == pytest.approx(640)
+    assert display.steps[2][1].mean_step_ms == pytest.approx(16 / 40 / 3 * 1e3)
 
 
 def test_mfu(make_plan: Any, runtime: Any, tmp_path: Path, make_state: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from lmcore.data.loader import BatchLoader
 from lmcore.errors import CheckpointError, ConfigError
+from lmcore.optim.loss_scale import DynamicLossScale
 from lmcore.train import saving
 from lmcore.train.saving import data_order, restore, take_snapshot
 from lmcore.train.state import TrainState
@@ -29,7 +30,7 @@ def trained(
     def make(flags: str = "") -> tuple[TrainState, str, Path]:
         plan = make_plan(f"{BASE} {flags}")
         state, corpus = make_state(plan), make_corpus(plan)
-        step = TrainStep(plan, runtime, state.model)
+        step = TrainStep(plan, runtime)
         with BatchLoader(corpus.train, micro_batch_size=4) as batches:
             for _ in range(3):
                 step(state, batches)
@@ -51,6 +52,34 @@ def resume(make_plan: Any, make_state: Any, runtime: Any) -> Any:
         return state, restore(state, plan, runtime, order=order)
 
     return go_on
+
+
+def test_a_loss_scale_goes_on(trained: Any, resume: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scale, its counts and the place in the schedule come back; without the optimizer anew."""
+    create, scales = TrainState.create, iter([1024.0, 2.0, 4.0])
+
+    def with_scale(*args: Any) -> TrainState:
+        state = create(*args)
+        state.loss_scale = DynamicLossScale(next(scales), window=5)
+        if state.loss_scale.value == 1024.0:  # the one that is saved
+            state.skipped_iterations, state.scheduled_samples = 7, 100
+        return state
+
+    monkeypatch.setattr(TrainState, "create", with_scale)
+    _, order, folder = trained()
+    after, _ = resume(folder, order)
+    assert after.loss_scale.state() == {"value": 1024.0, "good_steps": 3, "tolerance": 2}
+    assert (after.skipped_iterations, after.scheduled_samples) == (7, 112)
+    anew, _ = resume(folder, order, "--no-load-optim")
+    assert anew.loss_scale == DynamicLossScale(4.0, window=5)
+    assert (anew.skipped_iterations, anew.scheduled_samples) == (7, 112)
+
+
+def test_a_checkpoint_without_skipped_steps(make_plan: Any, make_state: Any) -> None:
+    """Counters that know of no skipped steps stand for a run that skipped none."""
+    state = make_state(make_plan(""))
+    state.set_counters({"iteration": 3, "consumed_samples": 12, "consumed_tokens": 192})
+    assert (state.iteration, state.scheduled_samples, state.skipped_iterations) == (3, 12, 0)
 
 
 def test_round_trip(trained: Any, resume: Any, weights: Any) -> None:

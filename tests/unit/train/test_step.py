@@ -30,7 +30,7 @@ def one_step(make_plan: Any, make_corpus: Any, make_state: Any, runtime: Any) ->
         state = make_state(plan)
         if change is not None:
             change(state)
-        step = TrainStep(plan, runtime, state.model)
+        step = TrainStep(plan, runtime)
         with loader(plan, make_corpus(plan), state) as batches:
             results = [step(state, batches) for _ in range(steps)]
         grads = {n: p.grad.clone() for n, p in state.model.named_parameters()}
