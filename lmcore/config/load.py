@@ -18,6 +18,7 @@ from lmcore.config.command_line import (
     UnsupportedFlagError,
     parse_flags,
 )
+from lmcore.config.deepspeed_file import DeepSpeedFile
 from lmcore.config.megatron import train_flags
 from lmcore.config.option import Option
 from lmcore.config.plugin_section import (
@@ -106,6 +107,7 @@ class LoadedConfig:
             file that was passed over.
         texts: The flags as typed, by option name.
         plugins: The sections of plugins among them.
+        accumulation_steps: Micro-batches of a step, where DeepSpeed's file says how many.
     """
 
     config: Config
@@ -115,6 +117,7 @@ class LoadedConfig:
     notices: tuple[str, ...] = ()
     texts: Mapping[str, str] | None = None
     plugins: PluginSections = NO_PLUGINS
+    accumulation_steps: int | None = None
 
     @property
     def options(self) -> dict[str, Option]:
@@ -186,8 +189,17 @@ def load_config(
     if preset is not None and preset in PRESETS:
         layers.insert(0, _preset_layer(preset))
     layers.append(_flag_layer(parsed))
+    foreign = _deepspeed_file(layers)
+    accumulation = None
+    if foreign is not None:
+        layer = _deepspeed_layer(foreign, options, layers, parsed.texts, problems)
+        layers.insert(1 if preset in PRESETS else 0, layer)
+        notices += foreign.notices()
+        accumulation = foreign.accumulation_steps
     config, sources = _merge(options, layers, plugins, problems)
-    loaded = LoadedConfig(config, sources, preset, files, tuple(notices), parsed.texts, plugins)
+    loaded = LoadedConfig(
+        config, sources, preset, files, tuple(notices), parsed.texts, plugins, accumulation
+    )
     if not problems:
         for notice in notices:
             logger.warning("%s", notice)
@@ -209,6 +221,39 @@ def _flag_layer(parsed: ParsedFlags) -> _Layer:
         for name, value in parsed.values.items()
         if name != PRESET_OPTION.name
     }
+
+
+def _deepspeed_file(layers: Sequence[_Layer]) -> DeepSpeedFile | None:
+    """Return DeepSpeed's file that the highest of *layers* names; not yet read."""
+    for layer in reversed(layers):
+        if "deepspeed_config" in layer:
+            path = layer["deepspeed_config"][0]
+            return None if path is None else DeepSpeedFile(path)
+    return None
+
+
+def _deepspeed_layer(
+    file: DeepSpeedFile,
+    options: Mapping[str, Option],
+    layers: Sequence[_Layer],
+    texts: Mapping[str, str],
+    problems: list[LmcoreError],
+) -> _Layer:
+    """Return the settings that DeepSpeed's file has; those given here as well must agree."""
+    given = {
+        name: (value, f"{source}: {name}: {value}" if source.kind == "file" else texts[name])
+        for layer in layers
+        for name, (value, source) in layer.items()
+        if source.kind in {"file", "flag"} and name != PRESET_OPTION.name
+    }
+    try:
+        file.read()
+    except ConfigError as problem:
+        problems.append(problem)
+        return {}
+    problems += file.problems()
+    taken = file.layer(options, given, problems)
+    return {name: (value, Source("file", where)) for name, (value, where) in taken.items()}
 
 
 class _File:
