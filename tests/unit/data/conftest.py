@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.data import native
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.indexed_writer import IndexedDatasetWriter
 from lmcore.data.tokenizer import GPT2BPETokenizer
@@ -48,6 +49,15 @@ def gpt2_files(shared_data: Path) -> tuple[str, str]:
 def gpt2(gpt2_files: tuple[str, str]) -> GPT2BPETokenizer:
     """GPT-2's tokenizer on the engine that it has here."""
     return GPT2BPETokenizer(*gpt2_files)
+
+
+@pytest.fixture(params=["native", "python"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test on C++ and on what does the same in Python."""
+    if request.param == "python":
+        monkeypatch.setattr(native, "builders", None)
+    elif not native.available:
+        pytest.skip(native.reason)
 
 
 @pytest.fixture

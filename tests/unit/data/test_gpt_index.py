@@ -45,15 +45,6 @@ def samples_by_loop(sizes, documents, length, count) -> list[list[int]]:
     return result
 
 
-@pytest.fixture(params=["native", "python"])
-def either(request, monkeypatch):
-    """Run a test on C++ and on numpy."""
-    if request.param == "python":
-        monkeypatch.setattr(native, "builders", None)
-    elif not native.available:
-        pytest.skip(native.reason)
-
-
 def test_published_vector(either):
     """Five documents, length 4, 5 samples, seed 1234 give the published three arrays."""
     index = build_gpt_index(

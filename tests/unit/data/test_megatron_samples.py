@@ -16,7 +16,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from lmcore.data import native
 from lmcore.data.bert_dataset import BertDataset, BertSettings
 from lmcore.data.blending import build_blend_index
 from lmcore.data.gpt_dataset import GPTDataset
@@ -391,14 +390,9 @@ KINDS = ("GPT", "BERT", "T5", "BLOCKS", "SEGMENTS", "BLENDS")
 CASES = [(kind, name) for kind in KINDS for name in globals()[kind]]
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
 @pytest.mark.parametrize("kind, name", CASES)
-def test_samples_are_those_on_record(tmp_path, monkeypatch, kind, name, engine):
+def test_samples_are_those_on_record(tmp_path, either, kind, name):
     """In C++ and without it, every number of every sample is what megatron-core gave."""
-    if engine == "python":
-        monkeypatch.setattr(native, "builders", None)
-    elif not native.available:
-        pytest.skip(native.reason)
     made = globals()[f"our_{kind.lower()}"](case_of(kind, name), tmp_path)
     recorded = json.loads(GOLDEN.read_text())[kind][name]
     ours = summed(made)

@@ -17,15 +17,6 @@ from lmcore.errors import DataError
 DTYPES = ["uint8", "int8", "int16", "uint16", "int32", "int64"]
 
 
-@pytest.fixture(params=["native", "python"])
-def either(request, monkeypatch):
-    """Run a test on C++ and on Python."""
-    if request.param == "python":
-        monkeypatch.setattr(native, "builders", None)
-    elif not native.available:
-        pytest.skip(native.reason)
-
-
 def written(path, dtype, *, kind="mmap") -> tuple[IndexedDataset, list[list[int]]]:
     rng = np.random.RandomState(1)
     documents = [rng.randint(0, 127, rng.randint(1, 40)).tolist() for _ in range(50)]

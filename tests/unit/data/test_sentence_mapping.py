@@ -41,15 +41,6 @@ def segments(starts, sizes, **changes):
     return build_segment_mapping(starts, sizes, **{**asked, **changes})
 
 
-@pytest.fixture(params=["native", "python"])
-def either(request, monkeypatch):
-    """Run a test on C++ and on Python."""
-    if request.param == "python":
-        monkeypatch.setattr(native, "builders", None)
-    elif not native.available:
-        pytest.skip(native.reason)
-
-
 @needs_native
 @settings(deadline=None, max_examples=300)
 @given(

@@ -360,6 +360,8 @@ def test_shares_are_even_and_none_is_empty(tmp_path):
         shares = [share_of(files, i, partitions) for i in range(partitions)]
         assert [file for share in shares for file in share] == files
         assert all(shares)
+    # A third of all bytes and two thirds both lie in the large file, which is a share of its own.
+    assert [len(share_of(files, i, 3)) for i in range(3)] == [3, 1, 3]
     with pytest.raises(ConfigError, match="needs as many files"):
         share_of(files, 0, 8)
 

@@ -15,14 +15,10 @@ TYPES = [np.int32, np.uint32, np.int64]
 EDGES = [0, 1, 2, 3, 623, 624, 625, 2047, 2048, 2049, 65_535, 65_536, 65_537, 300_001]
 
 
-@pytest.fixture(params=["native", "numpy"])
-def either(request, monkeypatch):
+@pytest.fixture
+def either(either, monkeypatch):
     """Run a test on C++, however few values there are, and without it."""
     monkeypatch.setattr(shuffle_module, "_LEAST", 0)
-    if request.param == "numpy":
-        monkeypatch.setattr(native, "builders", None)
-    elif not native.available:
-        pytest.skip(native.reason)
 
 
 def compare(size: int, seed: int, dtype, drawn: int) -> None:
