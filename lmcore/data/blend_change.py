@@ -168,8 +168,7 @@ def _known(source: OpenSource, record: BlendRecord) -> SourceRecord | None:
 
 
 def _key(source: OpenSource) -> str:
-    first, last = (int(source.indexed.document_indices[bound]) for bound in source.documents)
-    return source_key(source.indexed, (first, last))
+    return source_key(source.indexed, source.indexed.sequence_range(source.documents))
 
 
 def _shown(names: Sequence[str], weights: Sequence[float]) -> str:

@@ -56,7 +56,7 @@ class DocumentRange:
     def of(cls, dataset: IndexedDataset, first: int = 0, last: int | None = None) -> DocumentRange:
         """Return documents *first* to *last* of an open dataset; None for its end."""
         last = dataset.document_count if last is None else last
-        begin, end = (int(dataset.document_indices[at]) for at in (first, last))
+        begin, end = dataset.sequence_range((first, last))
         return cls(
             prefix=dataset.prefix,
             first=first,

@@ -58,16 +58,14 @@ class GPTDataset:
         self.indexed = indexed
         self.sequence_length = sequence_length
         self.name = name
-        first, last = (int(indexed.document_indices[bound]) for bound in document_range)
+        sequences = indexed.sequence_range(document_range)
         records = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
-        facts = sequence_facts(indexed, (first, last), record_dir=records)
+        facts = sequence_facts(indexed, sequences, record_dir=records)
         if num_samples is None:
             num_samples = (facts.tokens - 1) // sequence_length
         self._num_samples = num_samples
-        request = IndexRequest(
-            (first, last), num_samples, sequence_length, seed, final_epoch_threshold
-        )
-        self.key = source_key(indexed, (first, last), facts=facts)
+        request = IndexRequest(sequences, num_samples, sequence_length, seed, final_epoch_threshold)
+        self.key = source_key(indexed, sequences, facts=facts)
         self._order = _order(self.key, request, facts.tokens)
         arrays = load_or_build(
             indexed, request, cache_dir=cache_dir, name=name, build=build, facts=facts

@@ -98,11 +98,16 @@ class Index:
         """Size that the `.bin` must have."""
         return self.tokens * self.dtype.itemsize
 
+    @property
+    def unit(self) -> int:
+        """What `starts` count for each token."""
+        return self.dtype.itemsize // self.start_bytes
+
     def start_of(self, sequence: int) -> int:
         """Return the number of tokens before a sequence; that of all of them for the last + 1."""
         if sequence == len(self.sizes):
             return self.tokens
-        return int(self.starts[sequence]) * self.start_bytes // self.dtype.itemsize
+        return int(self.starts[sequence]) // self.unit
 
 
 def read_index(path: str | Path, *, verify: bool = True) -> Index:
@@ -264,7 +269,7 @@ def _check_size(path: Path, sequence: int, size: int) -> None:
 
 def _check_starts(index: Index) -> None:
     """Compare each start with the sizes before it."""
-    unit, start = index.dtype.itemsize // index.start_bytes, 0
+    unit, start = index.unit, 0
     for at in range(0, len(index.sizes), _CHUNK):
         sizes = index.sizes[at : at + _CHUNK].astype(np.int64)
         if sizes.min() < 0:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.data.data_file_list import without_ending
 from lmcore.data.index_file import SHORT_FILE, TOKEN_DTYPES, map_file, read_index
 from lmcore.errors import DataError
 
@@ -57,7 +58,7 @@ class IndexedDataset:
         self.document_indices, self.modes = self.index.document_indices, self.index.modes
         self.tokens = self.index.tokens
         self._starts = self.index.starts
-        self._unit = self.dtype.itemsize // self.index.start_bytes
+        self._unit = self.index.unit
         self._check_bin()
         self._tokens: Tokens = (
             map_file(self.bin_path, self.dtype) if self.tokens else np.empty(0, dtype=self.dtype)
@@ -70,7 +71,14 @@ class IndexedDataset:
     @property
     def document_count(self) -> int:
         """Number of documents."""
-        return len(self.document_indices) - 1
+        return self.index.document_count
+
+    def sequence_range(self, documents: tuple[int, int]) -> tuple[int, int]:
+        """Return the first sequence of a range of documents, and the one after the last."""
+        first, last = documents
+        if not 0 <= first <= last <= self.document_count:
+            raise ValueError(f"documents {documents} of {self.document_count}")
+        return int(self.document_indices[first]), int(self.document_indices[last])
 
     @property
     def stored(self) -> Tokens:
@@ -105,7 +113,7 @@ class IndexedDataset:
         """
         if not 0 <= i < self.document_count:
             raise IndexError(f"document {i} of {self.document_count}")
-        first, last = (int(self.document_indices[at]) for at in (i, i + 1))
+        first, last = self.sequence_range((i, i + 1))
         return self._tokens[self.index.start_of(first) : self.index.start_of(last)]
 
     def _check_bin(self) -> None:
@@ -133,7 +141,7 @@ def _require_files(prefix: str, idx_path: Path, bin_path: Path) -> None:
 
 
 def _missing_hint(prefix: str) -> str:
-    bare = prefix.removesuffix(".bin").removesuffix(".idx")
+    bare = without_ending(prefix)
     if bare != prefix and Path(f"{bare}.idx").is_file():
         return f"give the prefix without its ending: `{bare}`"
     if Path(f"{prefix}.bin").is_file():

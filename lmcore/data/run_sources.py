@@ -316,7 +316,7 @@ def _exhaustive(
 
 def _length(source: OpenSource, sequence_length: int) -> int:
     """Return how many samples one epoch of a source holds."""
-    first, last = (int(source.indexed.document_indices[bound]) for bound in source.documents)
+    first, last = source.indexed.sequence_range(source.documents)
     tokens = int(source.indexed.sizes[first:last].sum(dtype=np.int64))
     return max(tokens - 1, 0) // sequence_length
 

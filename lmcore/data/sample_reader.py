@@ -35,7 +35,7 @@ class SampleReader:
             self._native = native.builders.SampleReader(
                 indexed.stored,
                 indexed.index.starts,
-                indexed.dtype.itemsize // indexed.index.start_bytes,
+                indexed.index.unit,
                 indexed.sizes,
                 index.document_index,
                 index.sample_index,

@@ -35,14 +35,6 @@ class SampleChoice(TypedDict):
     build: NotRequired[bool]
 
 
-def _sequence_range(indexed: IndexedDataset, document_range: tuple[int, int]) -> tuple[int, int]:
-    """Return the first sequence of a range of documents, and the one after the last."""
-    first, last = document_range
-    if not 0 <= first <= last <= indexed.document_count:
-        raise ValueError(f"documents {document_range} of {indexed.document_count}")
-    return int(indexed.document_indices[first]), int(indexed.document_indices[last])
-
-
 class SentenceSamples:
     """The samples of a mapping, in the order of training.
 
@@ -149,7 +141,7 @@ class SentenceDataset:
     ) -> None:
         wanted = request(
             document_range=document_range,
-            sequence_range=_sequence_range(indexed, document_range),
+            sequence_range=indexed.sequence_range(document_range),
             num_samples=num_samples,
         )
         self.samples = SentenceSamples(indexed, wanted, cache_dir=cache_dir, name=name, build=build)

@@ -106,12 +106,11 @@ def scan_tokens(
 
 def document_bounds(index: Index) -> Iterator[npt.NDArray[np.int64]]:
     """Yield where documents begin and end, in tokens: pieces whose last number begins the next."""
-    unit = index.dtype.itemsize // index.start_bytes
     for at in range(0, index.document_count, _DOCUMENTS):
         firsts = index.document_indices[at : at + _DOCUMENTS + 1]
         bounds = np.full(len(firsts), index.tokens, dtype=np.int64)
         inside = firsts < len(index.sizes)
-        bounds[inside] = index.starts[firsts[inside]] // unit
+        bounds[inside] = index.starts[firsts[inside]] // index.unit
         yield bounds
 
 
