@@ -18,7 +18,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from lmcore.data.indexed_files import disk_errors, replace_file
-from lmcore.data.input.compression import STDIN, open_text
+from lmcore.data.input.compression import BOM, STDIN, open_text
 from lmcore.data.input.files import find_inputs
 from lmcore.errors import ConfigError, DataError
 
@@ -26,7 +26,6 @@ __all__ = ["JsonPart", "JsonSplitReport", "split_json"]
 
 _NAMES = ("train", "dev", "test")
 _PIECE = 1 << 20
-_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def _pieces(file: str) -> Generator[tuple[int, bytes], None, None]:
     with open_text(file) as stream:
         while piece := stream.readline(_PIECE):
             if not begun:
-                piece = piece.removeprefix(_BOM) if number == 1 else piece
+                piece = piece.removeprefix(BOM) if number == 1 else piece
                 kept = not (piece.isspace() and len(piece) < _PIECE)
             if kept and piece:
                 yield number, piece

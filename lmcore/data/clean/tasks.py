@@ -6,18 +6,16 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from lmcore.data.input.compression import open_text
-from lmcore.data.input.files import resolve_inputs
+from lmcore.data.input.files import ending_of, resolve_inputs
 from lmcore.errors import DataError
 
 __all__ = ["read_tasks"]
 
 _MOST_BYTES = 1 << 30
 _TABLES = {".csv": ",", ".tsv": "\t"}
-_COMPRESSIONS = {".gz", ".zst", ".xz", ".bz2"}
 
 
 def read_tasks(files: Sequence[str], keys: Sequence[str]) -> list[str]:
@@ -52,8 +50,7 @@ def read_tasks(files: Sequence[str], keys: Sequence[str]) -> list[str]:
 
 def _records(path: str) -> Iterator[Any]:
     text = _content(path)
-    suffixes = [suffix for suffix in Path(path).suffixes if suffix not in _COMPRESSIONS]
-    delimiter = _TABLES.get(suffixes[-1].lower()) if suffixes else None
+    delimiter = _TABLES.get(ending_of(path))
     if delimiter is not None:
         csv.field_size_limit(_MOST_BYTES)
         if delimiter == "\t":  # the tables of GLUE have quotes that mean themselves

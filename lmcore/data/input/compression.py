@@ -23,6 +23,7 @@ from typing import BinaryIO, Protocol, cast
 from lmcore.errors import DataError, MissingPackageError
 
 __all__ = [
+    "BOM",
     "STDIN",
     "CutShortError",
     "DamagedError",
@@ -39,7 +40,7 @@ _ZSTD_STEPS = 1 << 8, 1 << 12  # its decompressor has no bound: 4 bytes may give
 _ZSTD_SUSPECT = 64  # growth from which it gets little at a time
 _XZ_MEMORY_BYTES = 1 << 28  # `xz -9` needs 64 MiB
 _AGAIN = "copy or download it again"
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 class _BadArchiveError(Exception):
@@ -124,7 +125,7 @@ def blocks(opened: Opened, size: int) -> Generator[bytes, None, None]:
     damage: Exception | None = None
     while not ended:
         pieces: list[bytes] = []
-        missing = max(size, len(_BOM))
+        missing = max(size, len(BOM))
         try:
             while missing and (piece := read(missing)):
                 pieces.append(piece)
@@ -134,7 +135,7 @@ def blocks(opened: Opened, size: int) -> Generator[bytes, None, None]:
             damage, ended = error, True
         block = b"".join(pieces)
         if first:
-            block, first = block.removeprefix(_BOM), False
+            block, first = block.removeprefix(BOM), False
         if block:
             yield block
     if damage is not None:

@@ -15,10 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from lmcore.data.input.compression import STDIN, open_text
+from lmcore.data.input.compression import BOM, STDIN, open_text
 from lmcore.errors import ConfigError, DataError, suggestion
 
-__all__ = ["FORMATS", "Format", "InputFile", "find_inputs", "format_of", "resolve_inputs"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "InputFile",
+    "ending_of",
+    "find_inputs",
+    "format_of",
+    "resolve_inputs",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +51,6 @@ _ENDINGS: dict[str, Format] = {
 }
 _MAGIC: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"FEA1": "arrow"}
 _PEEK_BYTES = 1 << 12
-_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -53,12 +60,10 @@ class InputFile:
     Attributes:
         path: As given or found.
         format: What it holds.
-        assumed: Whether neither its name nor the user said so.
     """
 
     path: str
     format: Format
-    assumed: bool = False
 
 
 def find_inputs(inputs: Sequence[str], input_format: str = "auto") -> list[InputFile]:
@@ -112,7 +117,7 @@ def format_of(path: str) -> InputFile:
         for magic, known in _MAGIC.items():
             if start.startswith(magic):
                 return InputFile(path, known)
-    return InputFile(path, "jsonl", assumed=True)
+    return InputFile(path, "jsonl")
 
 
 def _can_be_read(path: Path) -> bool:
@@ -135,10 +140,15 @@ def _matches(pattern: str, chosen: Format | None) -> list[str]:
 
 
 def _named_format(path: str) -> Format | None:
+    return _ENDINGS.get(ending_of(path))
+
+
+def ending_of(path: str) -> str:
+    """Return the ending of a name in lower case, without that of a compression; empty: none."""
     name = Path(path).name.lower()
     for ending in _COMPRESSED:
         name = name.removesuffix(ending)
-    return _ENDINGS.get(Path(name).suffix)
+    return Path(name).suffix
 
 
 def _files_below(directory: str, chosen: Format | None) -> list[str]:
@@ -146,7 +156,10 @@ def _files_below(directory: str, chosen: Format | None) -> list[str]:
     everything = sorted(_walk(directory))
     if chosen:
         wanted = {chosen, "json"} if chosen == "jsonl" else {chosen}
-        files = [path for path in everything if _named_format(path) in wanted or _bare(path)]
+        # A name without an ending may be anything: `part-00001.gz`, `wiki_00`.
+        files = [
+            path for path in everything if _named_format(path) in wanted or not ending_of(path)
+        ]
     else:
         files = [path for path in everything if _named_format(path)]
         _require_one_format(directory, files)
@@ -173,14 +186,6 @@ def _walk(directory: str) -> Iterator[str]:
             path = os.path.join(folder, name)  # noqa: PTH118  # as fast as the walk
             if not name.startswith((".", "_")) and Path(path).is_file():
                 yield path
-
-
-def _bare(path: str) -> bool:
-    """Return whether a name has no ending but that of a compression: `part-00001.gz`, `wiki_00`."""
-    name = Path(path).name
-    for ending in _COMPRESSED:
-        name = name.removesuffix(ending)
-    return not Path(name).suffix
 
 
 def _require_one_format(directory: str, files: Sequence[str]) -> None:
@@ -214,7 +219,7 @@ def _start(path: str) -> bytes:
     if not Path(path).is_file():
         return b""
     with open_text(path) as stream:
-        return stream.read(_PEEK_BYTES).removeprefix(_BOM)
+        return stream.read(_PEEK_BYTES).removeprefix(BOM)
 
 
 def _kind_of_json(start: bytes) -> Format:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import BinaryIO
 
 from lmcore.data.input.batch import TextBatch
-from lmcore.data.input.compression import Opened, blocks, open_input
+from lmcore.data.input.compression import BOM, Opened, blocks, open_input
 from lmcore.data.input.document import Document, gathered, key_missing, require_utf8, unusable
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import DocumentUnit, InputOptions
@@ -15,7 +15,6 @@ from lmcore.data.input.problem import BadDocument, Unit, too_long
 __all__ = ["KEY", "read"]
 
 KEY = "text"
-_BOM = b"\xef\xbb\xbf"
 _PIECE_BYTES = 1 << 16
 
 
@@ -113,7 +112,7 @@ def _raw_lines(stream: BinaryIO, bound: int) -> Iterator[tuple[int, bytes | int]
         while not piece.endswith(b"\n") and (piece := stream.readline(_PIECE_BYTES)):
             size += len(piece)
         if number == 1:
-            line = line.removeprefix(_BOM)
+            line = line.removeprefix(BOM)
         is_long = size > bound + 2 or len(line.rstrip(b"\r\n")) > bound
         yield number, size if is_long else line
         number += 1

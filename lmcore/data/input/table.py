@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from typing import BinaryIO
 
 from lmcore.data.input.batch import TextBatch
-from lmcore.data.input.compression import open_input
+from lmcore.data.input.compression import BOM, open_input
 from lmcore.data.input.document import Document, gathered, key_missing, require_utf8, unusable
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
@@ -16,7 +16,6 @@ from lmcore.data.input.problem import BadDocument, too_long
 
 __all__ = ["read"]
 
-_BOM = b"\xef\xbb\xbf"
 _OTHERS = {"\t": "tab", ";": "';'", "|": "'|'", ",": ","}
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
@@ -161,7 +160,7 @@ class _Lines:
             raise StopIteration
         self._number += 1
         if self._number == 1:
-            line = line.removeprefix(_BOM)
+            line = line.removeprefix(BOM)
         self._size += len(line)
         if self._size > self._bound + (2 if line.endswith(b"\n") else 0):
             self._to_line_end(line)

@@ -66,7 +66,7 @@ def test_format_is_told_by_name_and_content(tmp_path, name, content, expected):
 
 def test_standard_input_is_json_lines_unless_said():
     """Of a pipe nothing can be put back: it is JSON lines, or what the user says."""
-    assert find_inputs(["-"]) == [InputFile("-", "jsonl", assumed=True)]
+    assert find_inputs(["-"]) == [InputFile("-", "jsonl")]
     assert find_inputs(["-"], "csv") == [InputFile("-", "csv")]
 
 
