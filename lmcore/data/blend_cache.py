@@ -23,7 +23,6 @@ _log = logging.getLogger(__name__)
 _SMALL = 1 << 20
 """Samples of a blend that is built faster than its files are found."""
 _FORMAT = 1
-_PATIENCE_SECONDS = 600.0
 
 
 def blend_index(weights: Sequence[float], size: int, directory: Path, name: str) -> BlendIndex:
@@ -61,8 +60,6 @@ def blend_index(weights: Sequence[float], size: int, directory: Path, name: str)
             lambda: load_arrays(stem),
             store,
             what=what,
-            may_build=True,
-            patience=_PATIENCE_SECONDS,
         )
     except DataError as error:
         if not isinstance(error.__cause__, OSError):

@@ -71,10 +71,7 @@ class Kind:
 
 def _gpt2(lines: Sequence[str], recipe: Recipe, directory: Path) -> None:
     """Write `vocab.json` and `merges.txt` in GPT-2's layout: bytes, merges, special tokens."""
-    special = [*dict.fromkeys((*recipe.special_tokens, _END))]
-    merges = _byte_level_merges(lines, recipe, special)
-    tokens = dict.fromkeys([*byte_alphabet(), *(left + right for left, right in merges), *special])
-    vocabulary = {token: i for i, token in enumerate(tokens)}
+    vocabulary, merges, _ = _byte_level(lines, recipe)
     _write(directory / "vocab.json", json.dumps(vocabulary, ensure_ascii=False))
     rules = "".join(f"{left} {right}\n" for left, right in merges)
     _write(directory / "merges.txt", f"#version: 0.2\n{rules}")
@@ -82,10 +79,7 @@ def _gpt2(lines: Sequence[str], recipe: Recipe, directory: Path) -> None:
 
 def _pretrained(lines: Sequence[str], recipe: Recipe, directory: Path) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` of a byte-level BPE."""
-    special = [*dict.fromkeys((*recipe.special_tokens, _END))]
-    merges = _byte_level_merges(lines, recipe, special)
-    tokens = dict.fromkeys([*byte_alphabet(), *(left + right for left, right in merges), *special])
-    vocabulary = {token: i for i, token in enumerate(tokens)}
+    vocabulary, merges, special = _byte_level(lines, recipe)
     library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -102,9 +96,11 @@ def _pretrained(lines: Sequence[str], recipe: Recipe, directory: Path) -> None:
     _write(directory / "tokenizer_config.json", json.dumps(config, indent=2))
 
 
-def _byte_level_merges(
-    lines: Sequence[str], recipe: Recipe, special: Sequence[str]
-) -> list[tuple[str, str]]:
+def _byte_level(
+    lines: Sequence[str], recipe: Recipe
+) -> tuple[dict[str, int], list[tuple[str, str]], list[str]]:
+    """Return the vocabulary of a byte-level BPE, its merges, and its special tokens."""
+    special = [*dict.fromkeys((*recipe.special_tokens, _END))]
     _require_room(recipe, 256 + len(special), "the 256 bytes and the special tokens")
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocab_size - len(special),
@@ -116,7 +112,9 @@ def _byte_level_merges(
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.train_from_iterator(iter(lines), trainer)
     found: list[list[str]] = json.loads(library.to_str())["model"]["merges"]
-    return [(left, right) for left, right in found]
+    merges = [(left, right) for left, right in found]
+    tokens = dict.fromkeys([*byte_alphabet(), *(left + right for left, right in merges), *special])
+    return {token: i for i, token in enumerate(tokens)}, merges, special
 
 
 def _wordpiece(lower_case: bool) -> Train:  # noqa: FBT001  # the one thing that differs
