@@ -6,11 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import LoadedConfig
 from lmcore.config.section import run_options
 from lmcore.errors import ConfigError, LmcoreError
 
-__all__ = ["OPTIMIZERS", "OptimizerFacts", "Sharding", "optimizer_problems", "sharding_of"]
+__all__ = [
+    "OPTIMIZERS",
+    "OptimizerFacts",
+    "Sharding",
+    "optimizer_layout_problems",
+    "optimizer_problems",
+    "sharding_of",
+]
 
 Sharding = Literal["elementwise", "norms", "whole"]
 """What an optimizer can do with a part of a parameter: "elementwise": update it as it would within
@@ -27,11 +35,14 @@ class OptimizerFacts:
         sharding: What it can do with parts of parameters.
         options: Options that it reads, beside learning rate, decay and clipping.
         needs_whole: Why it needs whole parameters, where it does.
+        samples_labels: Whether it draws labels from the model's predictions, for which a process
+            needs the whole model's scores.
     """
 
     sharding: Sharding
     options: tuple[str, ...]
     needs_whole: str = ""
+    samples_labels: bool = False
 
 
 OPTIMIZERS: Mapping[str, OptimizerFacts] = {
@@ -46,6 +57,7 @@ OPTIMIZERS: Mapping[str, OptimizerFacts] = {
     "sophia": OptimizerFacts(
         "elementwise",
         ("sophiag_beta1", "sophiag_beta2", "sophiag_rho", "sophiag_hessian_interval"),
+        samples_labels=True,
     ),
     "adopt": OptimizerFacts("elementwise", _ADAM),
     "shampoo": OptimizerFacts(
@@ -91,3 +103,40 @@ def optimizer_problems(loaded: LoadedConfig) -> Iterator[LmcoreError]:
             why=f"it is an option of {owners}; `{chosen}` has {own}",
             hint=f"leave `--{name.replace('_', '-')}` out, or choose another `--optimizer`",
         )
+
+
+def optimizer_layout_problems(
+    loaded: LoadedConfig, layout: ParallelLayout
+) -> Iterator[LmcoreError]:
+    """Yield why the optimizer cannot train a model that is divided as *layout* says."""
+    chosen = loaded.value("optimizer")
+    facts = OPTIMIZERS[chosen]
+    dividing = []
+    if layout.tensor > 1 and (facts.needs_whole or facts.samples_labels):
+        dividing.append("tensor_model_parallel_size")
+    if layout.zero_stage and facts.needs_whole:
+        given = loaded.value("zero_stage")
+        dividing.append("zero_stage" if given else "use_distributed_optimizer")
+    if facts.samples_labels:
+        axes = {
+            "pipeline_model_parallel_size": layout.pipeline,
+            "context_parallel_size": layout.context,
+        }
+        dividing += [name for name, size in axes.items() if size > 1]
+    if not dividing:
+        return
+    others = ", ".join(f"`{name}`" for name in _suitable())
+    yield ConfigError(
+        f"{loaded.shown('optimizer')} does not go with "
+        + " and ".join(loaded.shown(name) for name in dividing),
+        why=facts.needs_whole
+        or "it draws labels from the scores over the whole vocabulary, of whole sequences",
+        hint=f"use one of {others}, or leave "
+        + " and ".join(f"`--{name.replace('_', '-')}`" for name in dividing)
+        + " out",
+    )
+
+
+def _suitable() -> list[str]:
+    """Return the optimizers that any layout goes with."""
+    return [n for n, one in OPTIMIZERS.items() if not (one.needs_whole or one.samples_labels)]

@@ -142,15 +142,19 @@ class Optimizer(ABC):
         """
 
     @property
-    def wants_curvature(self) -> bool:
-        """Whether `add_curvature` is to be called before the next step."""
-        return False
+    def curvature_interval(self) -> int | None:
+        """Steps from one call of `add_curvature` to the next, the first step's included.
 
-    def add_curvature(self, num_tokens: int) -> None:
+        None: there are none.
+        """
+        return None
+
+    def add_curvature(self, factor: float) -> None:
         """Estimate the curvature from gradients of the mean loss against sampled labels.
 
         Args:
-            num_tokens: Tokens that the mean is over, all processes together.
+            factor: Of their squares: tokens that the mean is over, all processes together, divided
+                by the square of the loss scale.
         """
         raise NotImplementedError(f"{type(self).__name__} has no estimate of the curvature")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from lmcore.optim.optimizer import Optimizer, ParameterGroup, raise_counts
+from lmcore.optim.optimizer import Optimizer, ParameterGroup
 
 __all__ = ["Sophia"]
 
@@ -45,28 +45,25 @@ class Sophia(Optimizer):
         self.rho, self.interval = rho, interval
         self._first = self._moments("exp_avg")
         self._curvature = self._moments("hessian")
-        self._steps = self._scalars("step")
 
     @property
-    def wants_curvature(self) -> bool:
-        """Whether `add_curvature` is to be called before the next step."""
-        return bool(self._steps) and int(self._steps[0][0]) % self.interval == 0
+    def curvature_interval(self) -> int:
+        """Steps from one call of `add_curvature` to the next, the first step's included."""
+        return self.interval
 
     @torch.no_grad()
-    def add_curvature(self, num_tokens: int) -> None:
+    def add_curvature(self, factor: float) -> None:
         """Estimate the curvature from the gradients, those against sampled labels."""
         for group, curvature in zip(self.groups, self._curvature, strict=True):
             gradients = group.gradients()
-            share = (1 - self.beta2) * num_tokens
+            share = (1 - self.beta2) * factor
             torch._foreach_mul_(curvature, self.beta2)
             torch._foreach_addcmul_(curvature, gradients, gradients, value=share)
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
-        state = zip(self.groups, self._first, self._curvature, self._steps, strict=True)
-        for group, first, curvature, steps in state:
-            raise_counts(steps)
+        for group, first, curvature in zip(self.groups, self._first, self._curvature, strict=True):
             torch._foreach_lerp_(first, group.gradients(), 1 - self.beta1)
             if group.weight_decay:
                 torch._foreach_mul_(group.parameters, 1 - lr * group.weight_decay)

@@ -63,7 +63,7 @@ def make(optimizer: str, named: dict[str, nn.Parameter], **settings: Any) -> Any
 def advance(named: dict[str, nn.Parameter], optimizer: Any, steps: range) -> None:
     """Take steps as a run does, the estimate of the curvature included."""
     for step in steps:
-        if optimizer.wants_curvature:
+        if optimizer.curvature_interval and step % optimizer.curvature_interval == 0:
             for name, gradient in gradients(1000 + step).items():
                 named[name].grad = gradient * 0.01
             optimizer.add_curvature(32)

@@ -1,10 +1,11 @@
-"""Sophia-G against its formula in float64, and when it asks for an estimate."""
+"""Sophia-G against its formula in float64, and how often it wants an estimate."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 
 
 def test_matches_the_formula(bench: Any) -> None:
@@ -28,12 +29,10 @@ def test_matches_the_formula(bench: Any) -> None:
     assert 0.05 < np.mean(clipped) < 0.95, "both branches of the clipping are compared"
 
 
-def test_asks_for_curvature_before_the_first_step_and_then_by_interval(bench: Any) -> None:
-    """Without an estimate every entry would be clipped, so there is one from the beginning."""
-    named = bench.weights()
-    optimizer = bench.make("sophia", named, sophiag_hessian_interval=3)
-    asked = []
-    for step in range(7):
-        asked.append(optimizer.wants_curvature)
-        bench.advance(named, optimizer, range(step, step + 1))
-    assert asked == [True, False, False, True, False, False, True]
+def test_says_how_often_it_wants_an_estimate(bench: Any) -> None:
+    """The step asks; the other optimizers want none, and do not take one."""
+    assert bench.make("sophia", {}, sophiag_hessian_interval=3).curvature_interval == 3
+    plain = bench.make("adam", {})
+    assert plain.curvature_interval is None
+    with pytest.raises(NotImplementedError, match="AdamW"):
+        plain.add_curvature(1)

@@ -1,0 +1,97 @@
+"""Options of one optimizer given to another, and optimizers in layouts that they do not bear."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmcore.config.layout import ParallelLayout
+from lmcore.config.load import load_config
+from lmcore.config.optimizers import (
+    OPTIMIZERS,
+    optimizer_layout_problems,
+    optimizer_problems,
+    sharding_of,
+)
+
+
+def problems(line: str) -> list[str]:
+    return [str(one) for one in optimizer_problems(load_config(line.split()))]
+
+
+def test_option_of_another_optimizer() -> None:
+    """It is named, with those that have it and with what the chosen one has."""
+    (found,) = problems("--optimizer sgd --adam-beta2 0.95")
+    assert found.startswith("`--adam-beta2 0.95` does not go with `--optimizer sgd`")
+    assert "it is an option of `adam`, `lamb`, " in found
+    assert "`sgd` has `--sgd-momentum`" in found
+    assert "leave `--adam-beta2` out" in found
+
+
+def test_switch_of_another_optimizer() -> None:
+    """A switch that is turned off is given too."""
+    (found,) = problems("--no-muon-nesterov")
+    assert "`--no-muon-nesterov` does not go with `optimizer: adam` (the default)" in found
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_own_options_go_with_it(name: str) -> None:
+    """Each optimizer takes its own options."""
+    values = {"muon_nesterov": "", "muon_num_ns_steps": "6", "sophiag_hessian_interval": "5"}
+    given = [
+        f"--{'no-' if option == 'muon_nesterov' else ''}{option.replace('_', '-')} "
+        + values.get(option, "7" if option.startswith("shampoo_") else "0.5")
+        for option in OPTIMIZERS[name].options
+    ]
+    assert problems(f"--optimizer {name} " + " ".join(given)) == []
+
+
+def test_defaults_go_with_all(tmp_path: Path) -> None:
+    """A run's `config.yaml` repeats every default."""
+    settings = tmp_path / "run.yaml"
+    settings.write_text("optimizer:\n  adam_beta1: 0.9\n  sgd_momentum: 0.9\n")
+    assert problems(f"{settings} --optimizer sgd") == []
+
+
+def layout_problems(line: str, **layout: int) -> list[str]:
+    loaded = load_config(line.split())
+    return [str(one) for one in optimizer_layout_problems(loaded, ParallelLayout(**layout))]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("layout", [{"tensor": 2}, {"zero_stage": 1, "data": 2}])
+def test_whole_matrices_are_not_divided(name: str, layout: dict[str, int]) -> None:
+    """What needs whole parameters is refused where they are divided; nothing else is."""
+    found = layout_problems(f"--optimizer {name}", **layout)
+    refused = sharding_of(name) == "whole" or (name == "sophia" and "tensor" in layout)
+    assert len(found) == int(refused)
+
+
+def test_reason_and_way_out() -> None:
+    """The layout is named, with the reason and the optimizers that go with it."""
+    (found,) = layout_problems("--optimizer muon --zero-stage 2", zero_stage=2, data=2)
+    assert "`--optimizer muon` does not go with `--zero-stage 2`" in found
+    assert "it orthogonalizes whole matrices" in found
+    assert "use one of `adam`, `sgd`, `lamb`, `adopt`, `schedulefree`" in found
+    assert "leave `--zero-stage` out" in found
+
+
+def test_distributed_optimizer_is_named_as_given() -> None:
+    """Who shards by Megatron's flag reads of that flag."""
+    (found,) = layout_problems(
+        "--optimizer adam8bit --use-distributed-optimizer", zero_stage=1, data=2
+    )
+    assert "`--use-distributed-optimizer`" in found
+
+
+def test_sophia_needs_the_whole_models_scores() -> None:
+    """It goes with samples and state shared out, not with a divided model or sequence."""
+    assert layout_problems("--optimizer sophia", data=2, zero_stage=3) == []
+    (found,) = layout_problems(
+        "--optimizer sophia --pipeline-model-parallel-size 2 --context-parallel-size 2",
+        pipeline=2,
+        context=2,
+    )
+    assert "`--pipeline-model-parallel-size 2` and `--context-parallel-size 2`" in found
+    assert "scores over the whole vocabulary" in found
