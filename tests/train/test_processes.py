@@ -216,6 +216,7 @@ def _workers_in_training(process: Any, directory: Path) -> list[int]:
         time.sleep(0.01)
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     found = [int(word) for word in path.read_text().split()]
+    assert len(found) == 2
     return sorted(found, key=lambda pid: b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
 
 
