@@ -128,7 +128,6 @@ def build_or_wait(
     build: Callable[[], None],
     *,
     what: str,
-    may_build: bool = True,
     patience: float = 600.0,
 ) -> T:
     """Return what *find* finds; let one process build it, the others wait.
@@ -141,8 +140,7 @@ def build_or_wait(
             nothing.
         build: Makes the thing so that *find* finds it.
         what: What is built, for messages.
-        may_build: Whether this process may build.
-        patience: Seconds without a result and without a live builder.
+        patience: Seconds without a result and without a live builder elsewhere.
 
     Raises:
         DataError: Nobody built it, or the lock cannot be written.
@@ -151,12 +149,11 @@ def build_or_wait(
     start = alive = time.monotonic()
     next_word, pause = start + _FIRST_WORD, _FIRST_POLL
     while True:
-        if may_build:
-            with _held(lock) as mine:
-                if mine:
-                    found = find()
-                    if found is None:
-                        build()
+        with _held(lock) as mine:
+            if mine:
+                found = find()
+                if found is None:
+                    build()
         found = find()
         if found is not None:
             return found
@@ -165,9 +162,9 @@ def build_or_wait(
             alive = now
         if now - alive > patience:
             raise DataError(
-                f"{what} has not appeared after {patience:.0f} s of waiting",
-                why=f"another process was to build it, and none holds `{lock}`",
-                hint="see whether the other processes of the run live and see this directory",
+                f"{what} has not appeared after {patience:.0f} s",
+                why=f"no other process holds `{lock}`, and what this one built is not found again",
+                hint="see whether files stay in this directory as they were written",
             )
         if now >= next_word:
             _log.info(

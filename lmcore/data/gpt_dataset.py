@@ -32,7 +32,6 @@ class GPTDataset:
         cache_dir: Where the index is kept; None for a directory beside the data.
         name: First part of the cache's file names, such as `train`.
         final_epoch_threshold: See `build_gpt_index`.
-        build: Whether this process may build the index; otherwise it waits for one that does.
 
     Attributes:
         key: Tells these documents from others, wherever they lie.
@@ -53,7 +52,6 @@ class GPTDataset:
         cache_dir: str | Path | None = None,
         name: str = "train",
         final_epoch_threshold: float = FINAL_EPOCH_THRESHOLD,
-        build: bool = True,
     ) -> None:
         self.indexed = indexed
         self.sequence_length = sequence_length
@@ -67,9 +65,7 @@ class GPTDataset:
         request = IndexRequest(sequences, num_samples, sequence_length, seed, final_epoch_threshold)
         self.key = source_key(indexed, sequences, facts=facts)
         self._order = _order(self.key, request, facts.tokens)
-        arrays = load_or_build(
-            indexed, request, cache_dir=cache_dir, name=name, build=build, facts=facts
-        )
+        arrays = load_or_build(indexed, request, cache_dir=cache_dir, name=name, facts=facts)
         self.index = request.index_of(arrays)
         self._reader = SampleReader(indexed, self.index, sequence_length)
 

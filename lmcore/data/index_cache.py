@@ -141,8 +141,6 @@ def load_or_build(
     *,
     cache_dir: str | Path | None,
     name: str,
-    build: bool = True,
-    timeout: float = 600.0,
     report: ProgressCallback = log_progress,
     facts: SequenceFacts | None = None,
 ) -> Arrays:
@@ -158,15 +156,11 @@ def load_or_build(
         cache_dir: `--data-cache-path`; None for a directory beside the data.  What is not there,
             and must not be written there, is built in memory, with a warning.
         name: First part of the files' names, for people.
-        build: Whether this process may build; one that may not waits for one that does.
-        timeout: Seconds to wait without a process that builds; while one does, and lives, the
-            wait has no limit.
         report: Told once a second how far the build is, if it takes that long.
         facts: Of the request's sequences, if they are known.
 
     Raises:
-        DataError: *cache_dir* is given and is no directory, or its disk is full; or nobody built
-            the index.
+        DataError: *cache_dir* is given and is no directory, or its disk is full.
     """
     directory = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
     known = facts or sequence_facts(indexed, request.sequence_range, record_dir=directory)
@@ -198,8 +192,6 @@ def load_or_build(
         lambda: load_arrays(stem),
         lambda: store_arrays(stem, make()),
         what=what,
-        may_build=build,
-        patience=timeout,
     )
 
 

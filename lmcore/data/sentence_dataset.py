@@ -32,7 +32,6 @@ class SampleChoice(TypedDict):
     num_samples: int | None
     cache_dir: NotRequired[str | Path | None]
     name: NotRequired[str]
-    build: NotRequired[bool]
 
 
 class SentenceSamples:
@@ -43,7 +42,6 @@ class SentenceSamples:
         request: Which mapping.
         cache_dir: Where the mapping is kept; None for a directory beside the data.
         name: First part of the cache's file names.
-        build: Whether this process may build the mapping.
 
     Attributes:
         rows: The mapping, read-only.
@@ -61,14 +59,11 @@ class SentenceSamples:
         *,
         cache_dir: str | Path | None,
         name: str,
-        build: bool,
     ) -> None:
         self._indexed, self._seed, self._num_samples = indexed, request.seed, request.num_samples
         records = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
         known = sequence_facts(indexed, request.sequence_range, record_dir=records)
-        arrays = load_or_build(
-            indexed, request, cache_dir=cache_dir, name=name, build=build, facts=known
-        )
+        arrays = load_or_build(indexed, request, cache_dir=cache_dir, name=name, facts=known)
         self.rows: npt.NDArray[np.integer] = arrays["mapping"]
         self.key = source_key(indexed, request.sequence_range, facts=known)
         facts = [self.key, request.seed, request.kind, dict(request.settings())]
@@ -118,7 +113,6 @@ class SentenceDataset:
         num_samples: Length of the dataset; documents repeat as needed.  None: one epoch.
         cache_dir: Where the mapping is kept; None for a directory beside the data.
         name: First part of the cache's file names, such as `train`.
-        build: Whether this process may build the mapping; otherwise it waits for one that does.
 
     Attributes:
         samples: Which sentences make a sample, and what is drawn in it; the request's seed is
@@ -137,14 +131,13 @@ class SentenceDataset:
         num_samples: int | None,
         cache_dir: str | Path | None = None,
         name: str = "train",
-        build: bool = True,
     ) -> None:
         wanted = request(
             document_range=document_range,
             sequence_range=indexed.sequence_range(document_range),
             num_samples=num_samples,
         )
-        self.samples = SentenceSamples(indexed, wanted, cache_dir=cache_dir, name=name, build=build)
+        self.samples = SentenceSamples(indexed, wanted, cache_dir=cache_dir, name=name)
 
     def __len__(self) -> int:
         """Return the number of samples asked for; the mapping may hold a few more."""

@@ -124,11 +124,12 @@ def test_the_builder_touches_its_lock(tmp_path, monkeypatch):
     assert len(set(seen)) > 2
 
 
-def test_patience_ends_without_a_builder(tmp_path):
-    """Who may not build and sees nobody build says what it waited for."""
+def test_patience_ends_without_a_result(tmp_path):
+    """What is built and not found again, by nobody, is an error in the end, and leaves no lock."""
     with pytest.raises(DataError, match="the thing has not appeared") as caught:
-        wait(tmp_path, may_build=False, patience=0.2)
+        build_or_wait(tmp_path / "lock", lambda: None, lambda: None, what="the thing", patience=0.2)
     assert str(tmp_path / "lock") in caught.value.why
+    assert not (tmp_path / "lock").exists()
 
 
 def test_a_directory_that_cannot_be_written_is_an_error(tmp_path):

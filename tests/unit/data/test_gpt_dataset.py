@@ -336,21 +336,6 @@ def test_lock_of_a_dead_process_is_removed(make_dataset, tmp_path, caplog):
     assert not lock.exists()
 
 
-def test_waiting_ends_with_an_error_that_names_the_lock(make_dataset, tmp_path):
-    """A process that may not build gives up after the time-out and says what it waited for."""
-    with pytest.raises(DataError) as caught:
-        load_or_build(
-            make_dataset(DOCUMENTS),
-            IndexRequest((0, 5), 5, 4, 0),
-            cache_dir=tmp_path / "cache",
-            name="train",
-            build=False,
-            timeout=0.3,
-        )
-    assert ".lock" in caught.value.why
-    assert "the sample index of train" in caught.value.what
-
-
 def test_foreign_data_trains(shared_data, tmp_path):
     """A file of another Megatron gives samples whose tokens are the file's."""
     indexed = IndexedDataset(shared_data / "interop/megatron_indexed/test_text_document")
