@@ -35,7 +35,7 @@ def framework(parts: Parts) -> Callable[[], float]:
     from lmcore.train.step import TrainStep
 
     batches = parts.batches()
-    step = TrainStep(parts.plan, parts.runtime, parts.state.model)
+    step = TrainStep(parts.plan, parts.runtime)
     metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
     reporter = Reporter(parts.plan, parts.runtime, open_display("none"), metrics, None)
     exits = ExitConditions(TrainingSection())
@@ -54,8 +54,12 @@ def by_hand(parts: Parts) -> Callable[[], float]:
     from torch import distributed, nn
     from torch.nn.parallel import DistributedDataParallel
 
+    from lmcore.config.layout import ParallelLayout
     from lmcore.model.build import build_model
     from lmcore.model.shape import ModelShape
+    from lmcore.parallel.mesh import ParallelMesh
+    from lmcore.parallel.parallel_model import ParallelModel
+    from lmcore.parallel.tensor_parallel import tensor_layouts
     from lmcore.train.state import TrainState
     from lmcore.train.step import mean_loss
 
@@ -69,7 +73,9 @@ def by_hand(parts: Parts) -> Callable[[], float]:
             return loss
 
     model = build_model(ModelShape.from_plan(parts.plan), parts.runtime, seed=1)
-    optimizer = TrainState.create(model, parts.plan, parts.runtime).optimizer
+    alone = ParallelMesh(ParallelLayout(), 0)
+    placed = ParallelModel(model, alone, model.shape, tensor_layouts(model, alone.tensor))
+    optimizer = TrainState.create(placed, parts.plan, parts.runtime).optimizer
     parameters = list(model.parameters())
     replicas = DistributedDataParallel(Loss(model))
     batches = parts.batches()

@@ -63,8 +63,8 @@ class Parts:
         from lmcore.config.load import load_config
         from lmcore.config.resolve import resolve
         from lmcore.data.tokenizer import NullTokenizer
-        from lmcore.model.build import build_model
         from lmcore.model.shape import ModelShape
+        from lmcore.parallel.parallel_model import parallelize
         from lmcore.runtime.runtime import start_runtime
         from lmcore.train.corpus import open_corpus
         from lmcore.train.state import TrainState
@@ -83,11 +83,15 @@ class Parts:
             start_runtime(self.plan.config, plugins, selection, rank, rendezvous)
         )
         self.corpus = open_corpus(self.plan, tokenizer, self.directory)
-        model = build_model(
-            ModelShape.from_plan(self.plan), self.runtime, seed=1, compile_blocks=compiled
+        parallel = parallelize(
+            ModelShape.from_plan(self.plan),
+            self.plan.layout,
+            self.runtime,
+            seed=1,
+            compile_blocks=compiled,
         )
-        self.state = TrainState.create(model, self.plan, self.runtime)
-        model.train()
+        self.state = TrainState.create(parallel, self.plan, self.runtime)
+        parallel.model.train()
 
     def batches(self) -> BatchLoader:
         """Return the loader of this process."""
@@ -112,7 +116,7 @@ def lmcore_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], f
 
     parts = Parts(shape, compiled=compiled, threads=threads)
     batches = parts.batches()
-    step = TrainStep(parts.plan, parts.runtime, parts.state.model)
+    step = TrainStep(parts.plan, parts.runtime)
     metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
     reporter = Reporter(parts.plan, parts.runtime, open_display("none"), metrics, None)
 

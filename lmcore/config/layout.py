@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,22 +42,27 @@ class ParallelLayout:
     schedule: str = "1f1b"
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], world_size: int) -> ParallelLayout:
-        """Return the layout that valid *settings* of the `parallel` section give *world_size*."""
-        tensor = settings["tensor_model_parallel_size"]
-        context = settings["context_parallel_size"]
-        pipeline = settings["pipeline_model_parallel_size"]
+    def of(cls, value: Callable[[str], Any], world_size: int) -> ParallelLayout:
+        """Return the layout that valid settings give *world_size* processes.
+
+        Args:
+            value: Gives the value of an option by its name.
+            world_size: Processes of the run.
+        """
+        tensor = value("tensor_model_parallel_size")
+        context = value("context_parallel_size")
+        pipeline = value("pipeline_model_parallel_size")
         data = world_size // (tensor * context * pipeline)
-        zero_stage = settings["zero_stage"] or 0
-        if settings["use_distributed_optimizer"]:
+        zero_stage = value("zero_stage") or 0
+        if value("use_distributed_optimizer"):
             zero_stage = max(zero_stage, 1)
-        if settings["engine"] != "native":
+        if value("engine") != "native":
             zero_stage = 0  # the engine shards by itself
-        schedule = settings["pipeline_schedule"]
-        per_stage = settings["num_layers_per_virtual_pipeline_stage"]
+        schedule = value("pipeline_schedule")
+        per_stage = value("num_layers_per_virtual_pipeline_stage")
         stages = 1
         if per_stage is not None:
-            stages = settings["num_layers"] // (pipeline * per_stage)
+            stages = value("num_layers") // (pipeline * per_stage)
         if schedule is None:
             schedule = "interleaved" if stages > 1 else "1f1b"
         if schedule == "zero-bubble-v":
@@ -67,8 +72,8 @@ class ParallelLayout:
             context=context,
             pipeline=pipeline,
             data=data,
-            sequence=settings["sequence_parallel"] and tensor > 1,
-            replicas=settings["data_parallel_replicas"],
+            sequence=value("sequence_parallel") and tensor > 1,
+            replicas=value("data_parallel_replicas"),
             zero_stage=zero_stage if data * context > 1 else 0,
             stages_per_process=stages if pipeline > 1 else 1,
             schedule=schedule,

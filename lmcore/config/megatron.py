@@ -63,7 +63,6 @@ class Fixed:
 
 
 _LATER = "not in this version"
-_ONE_DEVICE_GROUP = f"model parallelism is {_LATER}: use 1"
 
 _TOKENIZER_RENAMED = {"--tokenizer-hf-include-special-tokens": Renamed("--add-special-tokens")}
 _TOKENIZER_FIXED = {
@@ -73,6 +72,7 @@ _TOKENIZER_FIXED = {
 
 RENAMED: Mapping[str, Renamed] = {
     "--batch-size": Renamed("--micro-batch-size"),
+    "--model-parallel-size": Renamed("--tensor-model-parallel-size"),
     "--warmup": Renamed("--lr-warmup-fraction"),
     "--vocab": Renamed("--vocab-file"),
     **_TOKENIZER_RENAMED,
@@ -90,6 +90,14 @@ RENAMED: Mapping[str, Renamed] = {
     "--activations-checkpoint-method": Renamed("--recompute full --recompute-method", whole=False),
     "--activations-checkpoint-num-layers": Renamed("--recompute-num-layers"),
     "--checkpoint-num-layers": Renamed("--recompute-num-layers"),
+    "--muon-use-nesterov": Renamed("--muon-nesterov"),
+    "--muon-ns-steps": Renamed("--muon-num-ns-steps"),
+    "--muonadamw-beta1": Renamed("--adam-beta1"),
+    "--muonadamw-beta2": Renamed("--adam-beta2"),
+    "--muonadamw-eps": Renamed("--adam-eps"),
+    "--dshampooadamw-eps": Renamed("--shampoo-eps"),
+    "--dshampooadamw-max-preconditioner-dim": Renamed("--shampoo-max-preconditioner-dim"),
+    "--dshampooadamw-precondition-freq": Renamed("--shampoo-precondition-frequency"),
 }
 
 # They take no value.
@@ -97,10 +105,10 @@ _SWITCHES = {
     "--add-special-tokens",
     "--cpu-offload",
     "--finetune",
+    "--muon-nesterov",
     "--use-checkpoint-opt-param-scheduler",
 }
 
-_PARALLEL = Fixed("the model is whole on each device", ("1",), _ONE_DEVICE_GROUP)
 _KERNELS = Fixed(
     "kernels are chosen op by op, the fastest the device offers; `--ops` prefers others"
 )
@@ -114,17 +122,18 @@ _FORMAT = Fixed(
 )
 
 FIXED: Mapping[str, Fixed] = {
-    "--model-parallel-size": _PARALLEL,
-    "--tensor-model-parallel-size": _PARALLEL,
-    "--pipeline-model-parallel-size": _PARALLEL,
-    "--context-parallel-size": _PARALLEL,
-    "--expert-model-parallel-size": _PARALLEL,
+    "--expert-model-parallel-size": Fixed(
+        "the model has no experts", ("1",), f"models of experts are {_LATER}: use 1"
+    ),
     "--DDP-impl": Fixed(
-        "gradients are summed over the processes", ("local", "torch"), f"sharding is {_LATER}"
+        "gradients are summed over the processes", ("local", "torch"), "use `--zero-stage 3`"
     ),
     "--distributed-backend": Fixed("the device's plugin names its backend", None),
     "--local-rank": Fixed("the rank is read from the environment", None),
-    "--no-async-tensor-model-parallel-allreduce": Fixed(_PARALLEL.note),
+    "--no-async-tensor-model-parallel-allreduce": Fixed(
+        "sums over the processes of a layer are waited for"
+    ),
+    "--overlap-grad-reduce": Fixed("gradients are exchanged while backward still runs"),
     "--accumulate-allreduce-grads-in-fp32": Fixed(f"{_KEPT} gradients, in every sum of them"),
     "--fp32-residual-connection": Fixed(f"{_KEPT} embeddings and the residual stream"),
     "--embedding-weights-in-fp32": Fixed(f"{_KEPT} those of the embeddings"),
@@ -166,6 +175,22 @@ FIXED: Mapping[str, Fixed] = {
     "--log-learning-rate-to-tensorboard": _EVENTS,
     "--log-validation-ppl-to-tensorboard": _EVENTS,
     "--log-loss-scale-to-tensorboard": _EVENTS,
+    "--muon-scale-mode": Fixed(
+        "an update has the size of AdamW's: `spectral` with the factor 0.2",
+        ("spectral",),
+        "leave it out: an update has the size of AdamW's",
+    ),
+    "--muon-extra-scale-factor": Fixed(
+        "an update has the size of AdamW's",
+        ("0.2",),
+        "multiply `--lr`: the factor is 0.2",
+    ),
+    "--muon-no-split-qkv": Fixed("queries, keys and values are one matrix"),
+    "--muon-fp32-matmul-prec": Fixed("the iteration runs in bfloat16", None),
+    "--schedulefree-for-each": Fixed("all weights are updated together"),
+    "--dshampooadamw-use-decoupled-weight-decay": Fixed(
+        "the decay is decoupled", ("True", "true"), "leave it out: the decay is decoupled"
+    ),
     "--timing-log-level": Fixed("step times are always recorded", None),
 }
 
@@ -174,7 +199,6 @@ _PREPARE = "it belongs to `lmcore data prepare`"
 _GENERATE = "it belongs to `lmcore generate`"
 _LAUNCHER = "it belongs to the launcher, before the command"
 _EVALUATION = f"evaluation tasks are {_LATER}"
-_SHARDING = f"model parallelism and sharding are {_LATER}"
 _ENGINE_FILE = "use `--engine deepspeed`, and `--deepspeed-config FILE` for a file"
 _CONVERSION = f"converting checkpoints is {_LATER}"
 _RUN_CONFIG = "start from the run's settings: `lmcore train RUN/config.yaml --load RUN`"
@@ -195,9 +219,10 @@ def _all(hint: str, *flags: str) -> dict[str, str]:
 
 UNSUPPORTED: Mapping[str, str] = {
     **_all("leave it out: the loss is computed in fp32", "--fp16-lm-cross-entropy"),
-    **_all(_SHARDING, "--sequence-parallel", "--use-distributed-optimizer", "--num-experts"),
-    **_all(_SHARDING, "--num-layers-per-virtual-pipeline-stage", "--overlap-grad-reduce"),
-    **_all(_SHARDING, "--pipeline-model-parallel-split-rank"),
+    **_all(f"models of experts are {_LATER}", "--num-experts"),
+    **_all(
+        f"models with an encoder and a decoder are {_LATER}", "--pipeline-model-parallel-split-rank"
+    ),
     **_all(_ENGINE_FILE, "--deepscale", "--deepscale-config", "--deepspeed-mpi"),
     **_all("use `--global-batch-size`", "--num-microbatches-in-minibatch"),
     **_all("use a batch that divides", "--decrease-batch-size-if-needed"),
@@ -211,6 +236,8 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_GPT_ONLY, "--titles-data-path", "--use-one-sent-docs", "--block-data-path"),
     **_all(_GPT_ONLY, "--indexer-batch-size", "--indexer-log-interval", "--model-type"),
     **_all("use `--init-method-std`", "--init-method-xavier-uniform"),
+    **_all("queries, keys and values are one matrix: leave it out", "--muon-split-qkv"),
+    **_all("muon needs whole matrices: use another `--optimizer`", "--muon-tp-mode"),
     **_TOKENIZER_UNSUPPORTED,
     **_all(_RAW_TEXT, "--loose-json", "--text-key", "--eval-text-key", "--delim"),
     **_all(_RAW_TEXT, "--presplit-sentences"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmcore.config.batch_size import BatchSizes
+from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import Source
 from lmcore.config.option import Option
 from lmcore.config.plugin_section import plugin_options
@@ -28,7 +29,7 @@ class RunPlan:
         sources: Where each setting comes from; kind "derived" for those filled in here.
         preset: The preset that was named, if any.
         world_size: Processes.
-        data_parallel_size: Processes that see different samples.
+        layout: How they divide the model and the samples.
         num_micro_batches: Forward passes of each process in a step of `global_batch_size`.
         vocab_size: Tokens of the tokenizer, or more where `vocab_size` asks for it.
         padded_vocab_size: Rows of the embedding.
@@ -48,7 +49,7 @@ class RunPlan:
     sources: Mapping[str, Source]
     preset: str | None
     world_size: int
-    data_parallel_size: int
+    layout: ParallelLayout
     num_micro_batches: int
     vocab_size: int
     padded_vocab_size: int
@@ -61,6 +62,11 @@ class RunPlan:
     parameter_count: int
     flops_per_step: int
     model_shape: Mapping[str, int]
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Processes that see different samples."""
+        return self.layout.data
 
     @property
     def global_batch_size(self) -> int:

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from lmcore.config.batch_size import BatchSizes
+from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import LoadedConfig, Source
 from lmcore.config.plan import RunPlan
 from lmcore.config.section import Config
@@ -35,11 +36,16 @@ def resolve(loaded: LoadedConfig, *, world_size: int, vocab_size: int) -> RunPla
     problems = [*problems_of(loaded, world_size=world_size), *_vocabulary(loaded, vocab_size)]
     if problems:
         raise ConfigError.collect(problems)
-    config, sources = _fill(loaded, world_size)
+    layout = ParallelLayout.of(loaded.value, world_size)
+    config, sources = _fill(loaded, layout.data)
     model, training = config.model, config.training
     batch = _known(training.global_batch_size)
     vocabulary = max(vocab_size, config.data.vocab_size or 0)
-    padded = padded_vocabulary(vocabulary, divisible_by=model.make_vocab_size_divisible_by)
+    padded = padded_vocabulary(
+        vocabulary,
+        divisible_by=model.make_vocab_size_divisible_by,
+        tensor_parallel_size=layout.tensor,
+    )
     train_iters, train_samples = _length(config, batch)
     decay, warmup = _schedule(config, train_iters, train_samples, batch)
     valid, test = _evaluation_samples(config, train_iters, batch)
@@ -48,8 +54,8 @@ def resolve(loaded: LoadedConfig, *, world_size: int, vocab_size: int) -> RunPla
         sources=sources,
         preset=loaded.preset,
         world_size=world_size,
-        data_parallel_size=world_size,
-        num_micro_batches=batch // (training.micro_batch_size * world_size),
+        layout=layout,
+        num_micro_batches=batch // (training.micro_batch_size * layout.data),
         vocab_size=vocabulary,
         padded_vocab_size=padded,
         train_iters=train_iters,
@@ -77,7 +83,7 @@ def _vocabulary(loaded: LoadedConfig, vocab_size: int) -> list[LmcoreError]:
     return [problem]
 
 
-def _fill(loaded: LoadedConfig, world_size: int) -> tuple[Config, dict[str, Source]]:
+def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[str, Source]]:
     """Return the settings with derived defaults, and their sources."""
     config, sources = loaded.config, dict(loaded.sources)
     model, training = config.model, config.training
@@ -92,8 +98,12 @@ def _fill(loaded: LoadedConfig, world_size: int) -> tuple[Config, dict[str, Sour
     if model.max_position_embeddings is None:
         derive("model", "max_position_embeddings", model.seq_length, "seq_length")
     if training.global_batch_size is None:
-        batch = training.micro_batch_size * world_size
-        derive("training", "global_batch_size", batch, "micro_batch_size * data-parallel size")
+        batch = training.micro_batch_size * data_parallel_size
+        formula = "micro_batch_size * data-parallel size"
+        if loaded.accumulation_steps is not None:
+            batch *= loaded.accumulation_steps
+            formula += " * gradient_accumulation_steps of the DeepSpeed file"
+        derive("training", "global_batch_size", batch, formula)
     if training.train_iters is None and training.train_samples is None:
         derive("training", "train_iters", DEFAULT_TRAIN_ITERS, "the length of a run without one")
     config = dataclasses.replace(

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lmcore.config.load import LoadedConfig
+from lmcore.config.optimizers import optimizer_problems
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.config.validate_batch import loss_scales, ramp_up
 from lmcore.config.validate_data import DATA_RULES
-from lmcore.config.validate_deepspeed import DEEPSPEED_RULES
+from lmcore.config.validate_deepspeed import DEEPSPEED_RULES, accumulation
+from lmcore.config.validate_parallel import data_parallel_size, parallel_problems
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["DEFAULT_TRAIN_ITERS", "RULES", "problems_of"]
@@ -27,7 +29,12 @@ Problems = Iterator[LmcoreError]
 def problems_of(loaded: LoadedConfig, *, world_size: int) -> list[LmcoreError]:
     """Return every problem that settings and number of processes decide, in the rules' order."""
     found = [problem for rule in RULES for problem in rule(loaded)]
-    return [*found, *_batch_sizes(loaded, world_size), *ramp_up(loaded, world_size)]
+    found += parallel_problems(loaded, world_size)
+    data = data_parallel_size(loaded, world_size)
+    if data is None:
+        return found
+    found += [*_batch_sizes(loaded, data), *ramp_up(loaded, data)]
+    return [*found, *accumulation(loaded, data)]
 
 
 def _heads(loaded: LoadedConfig) -> Problems:
@@ -57,16 +64,16 @@ def _positions(loaded: LoadedConfig) -> Problems:
     )
 
 
-def _batch_sizes(loaded: LoadedConfig, world_size: int) -> Problems:
+def _batch_sizes(loaded: LoadedConfig, data_size: int) -> Problems:
     total, micro = loaded.value("global_batch_size"), loaded.value("micro_batch_size")
-    together = micro * world_size
+    together = micro * data_size
     if total is None or total % together == 0:
         return
     lower = total // together * together
     sizes = (lower, lower + together)
     yield ConfigError(
         f"global batch size ({total}) is not divisible by micro batch size ({micro}) "
-        f"times data parallel size ({world_size})",
+        f"times data parallel size ({data_size})",
         why=f"every process runs the same number of micro-batches, {together} samples together",
         hint=" or ".join(f"`--global-batch-size {size}`" for size in sizes if size),
     )
@@ -202,6 +209,7 @@ RULES: tuple[Callable[[LoadedConfig], Problems], ...] = (
     _schedule_units,
     _warmup,
     _rates,
+    optimizer_problems,
     loss_scales,
     _tokenizer,
     _files,

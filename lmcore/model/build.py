@@ -10,6 +10,8 @@ from lmcore.model.recompute import recompute_of
 from lmcore.model.shape import ModelPart, ModelShape
 
 if TYPE_CHECKING:
+    import torch
+
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["build_model", "op_binding"]
@@ -30,8 +32,9 @@ def build_model(
     compile_blocks: bool = False,
     masked: bool = False,
     part: ModelPart | None = None,
+    device: torch.device | None = None,
 ) -> GPT:
-    """Return a GPT on the run's device.
+    """Return a GPT on the run's device, or where *device* says.
 
     Args:
         shape: Its numbers.
@@ -40,12 +43,13 @@ def build_model(
         compile_blocks: Whether each block is compiled at its first call.
         masked: Whether tokens of a sample may be told to attend to their own document alone.
         part: What of the model to build; None: all.
+        device: Where its parameters are made; None: on the run's device.
 
     Raises:
         DeviceError: The precision is not in force in the model.
         PluginError: The precision's preparation spoilt it.
     """
-    with runtime.ops.bind_all(), runtime.device.torch_device:
+    with runtime.ops.bind_all(), device or runtime.device.torch_device:
         model = GPT(
             shape,
             op_binding(runtime, compile_blocks=compile_blocks),

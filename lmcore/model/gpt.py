@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from lmcore.model.shape import ModelShape
 
 __all__ = ["GPT", "initial_weight"]
+
+_SAMPLED_AT_ONCE = 1024
+"""Tokens whose scores are held together when targets are drawn."""
 
 
 class GPT(nn.Module):
@@ -75,6 +78,11 @@ class GPT(nn.Module):
                 hidden_size=shape.hidden_size,
             )
 
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks, in their order."""
+        return [cast("Block", block) for block in self.blocks.values()]
+
     def initialize(self, seed: int) -> None:
         """Give every weight its initial value; see `initial_weight`."""
         with torch.no_grad():
@@ -102,7 +110,7 @@ class GPT(nn.Module):
         if cache is None:
             x_BSH = self.run_blocks(x_BSH, documents_BS)
         else:
-            for block, layer_cache in zip(self.blocks.values(), cache.layers, strict=True):
+            for block, layer_cache in zip(self.layers, cache.layers, strict=True):
                 x_BSH = block(x_BSH, layer_cache)
         return self.final_norm(x_BSH)  # type: ignore[no-any-return]
 
@@ -124,21 +132,26 @@ class GPT(nn.Module):
 
     def run_blocks(self, x_BSH: Tensor, documents_BS: Tensor | None = None) -> Tensor:
         """Return the hidden states after all layers; *documents_BS* as in `forward`."""
-        blocks: list[Callable[[Tensor], Tensor]] = list(self.blocks.values())
+        blocks: list[Callable[..., Tensor]] = list(self.layers)
         if documents_BS is not None:
             assert self.masked, "attention was bound without a mask"
-            hidden_B1SS = documents_BS[:, None, :, None] != documents_BS[:, None, None, :]
-            blocks = [functools.partial(block, mask_B1SS=hidden_B1SS) for block in blocks]
+            mask_B1SS = self.document_mask(documents_BS)
+            blocks = [functools.partial(block, mask_B1SS=mask_B1SS) for block in blocks]
         if self.training:
             return self.recompute.run_blocks(blocks, x_BSH)
         for run in blocks:
             x_BSH = run(x_BSH)
         return x_BSH
 
+    @staticmethod
+    def document_mask(documents_BS: Tensor) -> Tensor:
+        """Return True where a token of another document is hidden, [B, 1, S, S]."""
+        return documents_BS[:, None, :, None] != documents_BS[:, None, None, :]
+
     def loss(
         self,
         tokens_BS: Tensor,
-        targets_BS: Tensor,
+        targets_BS: Tensor | None,
         loss_weight_BS: Tensor,
         *,
         positions_BS: Tensor | None = None,
@@ -146,9 +159,12 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Return the sum over tokens of loss_weight times the cross entropy, a float32 scalar.
 
-        See `forward` for the arguments by name.
+        Without targets they are drawn from the model's own predictions.  See `forward` for the
+        arguments by name.
         """
         hidden_BSH = self(tokens_BS, positions_BS=positions_BS, documents_BS=documents_BS)
+        if targets_BS is None:
+            targets_BS = self.sampled_targets(hidden_BSH)
         return self.loss_of(hidden_BSH, targets_BS, loss_weight_BS)
 
     def loss_of(self, hidden_BSH: Tensor, targets_BS: Tensor, loss_weight_BS: Tensor) -> Tensor:
@@ -159,6 +175,17 @@ class GPT(nn.Module):
             targets_BS.flatten(),
             loss_weight_BS.flatten(),
         )
+
+    @torch.no_grad()
+    def sampled_targets(self, hidden_BSH: Tensor) -> Tensor:
+        """Return a token for each position, drawn from the model's prediction there."""
+        drawn = []
+        for part_TH in hidden_BSH.flatten(0, 1).split(_SAMPLED_AT_ONCE):
+            scores_TV = self.logits(part_TH).float()
+            # The highest score after Gumbel noise is a draw from their softmax.
+            noise_TV = torch.empty_like(scores_TV).exponential_().log_()
+            drawn.append((scores_TV - noise_TV).argmax(dim=-1))
+        return torch.cat(drawn).view(hidden_BSH.shape[:-1])
 
     def logits(self, hidden_BSH: Tensor) -> Tensor:
         """Return scores over the padded vocabulary."""

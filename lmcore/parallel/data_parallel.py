@@ -1,107 +1,104 @@
-"""Data parallelism: processes that hold the same weights and see different samples.
+"""Data parallelism: processes with the same weights that see different samples, or parts of them.
 
-The model knows nothing of it: `replicate` wraps its loss with torch's `DistributedDataParallel`,
-which averages gradients over the processes while backward still runs.  With one process nothing
-is wrapped.
+Their gradients become means while backward still runs: by torch's `DistributedDataParallel`, or,
+where weights, gradients and optimizer state are sharded (ZeRO; Rajbhandari et al., 2020), by
+torch's `fully_shard`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from lmcore.runtime.runtime import Runtime
+    from lmcore.model.gpt import GPT
+    from lmcore.parallel.mesh import ParallelMesh
 
-__all__ = ["DataParallel", "ReplicatedLoss"]
-
-ReplicatedLoss = Callable[..., Tensor]
-"""What computes the loss of a micro-batch from the arguments of `GPT.loss`."""
+__all__ = ["Accumulating", "LossModule", "place_copies"]
 
 
-class DataParallel:
-    """This process among those that share the samples of a step.
+class Accumulating(Protocol):
+    """Gives the context of a micro-batch's forward and backward."""
 
-    Attributes:
-        rank: Which slice of the samples is this process's.
-        size: Processes that share them.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        """Read the process's place; all processes of a run share its samples."""
-        self.rank, self.size = runtime.rank.rank, runtime.rank.world_size
-        self._device = runtime.device.torch_device
-
-    def replicate(self, model: Any) -> ReplicatedLoss:
-        """Return the loss of *model*, whose gradients will be means over all processes.
-
-        All processes must call it; the weights of rank 0 become those of all.
-
-        Args:
-            model: A module on this process's device, with a method `loss`.
-        """
-        if self.size == 1:
-            loss: ReplicatedLoss = model.loss
-            return loss
-        from torch.nn.parallel import DistributedDataParallel
-
-        return DistributedDataParallel(_Loss(model), gradient_as_bucket_view=True)
-
-    @staticmethod
-    def accumulating(loss: ReplicatedLoss, *, last: bool) -> AbstractContextManager[None]:
-        """Return the context of a micro-batch's forward and backward.
-
-        Gradients are exchanged in that of the last one of a step alone.
-
-        Args:
-            loss: What `replicate` returned.
-            last: Whether this is the last micro-batch of a step.
-        """
-        no_sync = getattr(loss, "no_sync", None)
-        if last or no_sync is None:
-            return contextlib.nullcontext()
-        context: AbstractContextManager[None] = no_sync()
-        return context
-
-    def total(self, *values: float) -> list[float]:
-        """Return the sum of each number over all processes, in float32; all must call it."""
-        if self.size == 1:
-            return list(values)
-        from torch import distributed
-
-        shared = torch.tensor(values, dtype=torch.float32, device=self._device)
-        distributed.all_reduce(shared)
-        found: list[float] = shared.tolist()
-        return found
-
-    def gather(self, values: Tensor) -> list[Tensor]:
-        """Return every process's tensor, in the order of ranks, on the host; all must call it.
-
-        Args:
-            values: Of the same shape and dtype in all processes, on the host.
-        """
-        if self.size == 1:
-            return [values]
-        from torch import distributed
-
-        own = values.to(self._device)
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        distributed.all_gather(found, own)
-        return [one.cpu() for one in found]
+    def __call__(self, *, last: bool) -> AbstractContextManager[None]:
+        """Return it; *last*: whether this is the last micro-batch of a step."""
 
 
-class _Loss(nn.Module):
+class LossModule(nn.Module):
     """A model whose forward is its loss, which is what gradients start from."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: GPT) -> None:
+        """Wrap *model*."""
         super().__init__()
         self.model = model
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        loss: Tensor = self.model.loss(*arguments, **options)
-        return loss
+        """Return `GPT.loss`."""
+        return self.model.loss(*arguments, **options)
+
+
+def place_copies(model: GPT, mesh: ParallelMesh) -> tuple[nn.Module, Accumulating]:
+    """Return a module whose forward is the model's loss, and when it exchanges gradients.
+
+    After the backward of the last micro-batch of a step gradients are means over `mesh.copies`.
+    All processes must call it; copies must hold the same weights.
+
+    Args:
+        model: On this process's device; sharded in place where the layout says so.
+        mesh: The run's processes.
+    """
+    root = LossModule(model)
+    if mesh.copies.size == 1:
+        return root, _nothing
+    if mesh.layout.zero_stage:
+        return root, _shard(root, mesh)
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrapped = DistributedDataParallel(
+        root,
+        process_group=mesh.copies.group,
+        gradient_as_bucket_view=True,
+        init_sync=False,
+    )
+
+    def accumulating(*, last: bool) -> AbstractContextManager[None]:
+        if last:
+            return contextlib.nullcontext()
+        context: AbstractContextManager[None] = wrapped.no_sync()
+        return context
+
+    return wrapped, accumulating
+
+
+def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulating:
+    """Shard every layer by itself, and the rest together.
+
+    Stage 1 keeps gradients whole until the last micro-batch, stages 2 and 3 shard them at once;
+    stages 1 and 2 keep the weights gathered through a step, stage 3 through a layer.
+    """
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    stage = mesh.layout.zero_stage
+    shared: dict[str, Any] = {"mesh": mesh.shard_mesh(), "reshard_after_forward": stage == 3}
+    for block in root.model.layers:
+        fully_shard(block, **shared)
+    fully_shard(root, **shared | {"reshard_after_forward": False})
+
+    def accumulating(*, last: bool) -> AbstractContextManager[None]:
+        assert isinstance(root, FSDPModule)
+        if stage == 1:
+            root.set_requires_gradient_sync(last)
+        else:
+            root.set_requires_all_reduce(last)
+        if stage < 3:
+            root.set_reshard_after_backward(last)
+        return contextlib.nullcontext()
+
+    return accumulating
+
+
+def _nothing(*, last: bool) -> AbstractContextManager[None]:  # noqa: ARG001 - nobody to wait for
+    return contextlib.nullcontext()

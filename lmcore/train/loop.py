@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from lmcore.data.loader import BatchLoader
 from lmcore.errors import LmcoreError
-from lmcore.parallel.data_parallel import DataParallel
 from lmcore.train.display import Progress
 from lmcore.train.metrics import StepRow
 from lmcore.train.validation import Validation, validate
@@ -174,13 +173,12 @@ def train(
     saved_at = state.iteration
     interval = plan.config.checkpoint.save_interval
     state.model.train()
-    place = DataParallel(runtime)
     with BatchLoader(
         corpus.train,
         micro_batch_size=plan.config.training.micro_batch_size,
         consumed_samples=state.consumed_samples,
-        data_parallel_rank=place.rank,
-        data_parallel_size=place.size,
+        data_parallel_rank=state.parallel.mesh.data_rank,
+        data_parallel_size=plan.layout.data,
         prefetch=plan.config.data.num_prefetch,
         pin=runtime.device.pin_memory,
         vocab_size=plan.vocab_size,
@@ -203,12 +201,17 @@ def train(
             if outcome.reason:
                 break
             if interval and state.iteration % interval == 0:
-                outcome.checkpoint, saved_at = saver.save(), state.iteration
+                outcome.checkpoint, saved_at = _save(saver, state), state.iteration
     if state.iteration > saved_at:
-        outcome.checkpoint = saver.save()
+        outcome.checkpoint = _save(saver, state)
     if outcome.reason is None:
         outcome.test = _test(state, corpus, plan, runtime, reporter, exits)
     return outcome
+
+
+def _save(saver: Saver, state: TrainState) -> Path:
+    with state.weights_for_use():  # the writing too: it may be from the live tensors
+        return saver.save()
 
 
 def timed_step(
@@ -243,15 +246,16 @@ def _validation_due(
         return None
     count = training.eval_iters * plan.global_batch_size
     number = -(-state.iteration // training.eval_interval) - 1
-    return validate(
-        state.model,
-        corpus.valid,
-        plan,
-        runtime,
-        masks=corpus.masks,
-        first_sample=number * count,
-        stop=lambda: exits.told_to_stop,
-    )
+    with state.weights_for_use():
+        return validate(
+            state.parallel,
+            corpus.valid,
+            plan,
+            runtime,
+            masks=corpus.masks,
+            first_sample=number * count,
+            stop=lambda: exits.told_to_stop,
+        )
 
 
 def _test(
@@ -265,15 +269,16 @@ def _test(
     """Evaluate the weights that training has ended with on the test samples, and show the loss."""
     if corpus.test is None:
         return None
-    found = validate(
-        state.model,
-        corpus.test,
-        plan,
-        runtime,
-        first_sample=0,
-        masks=corpus.masks,
-        stop=lambda: exits.told_to_stop,
-    )
+    with state.weights_for_use():
+        found = validate(
+            state.parallel,
+            corpus.test,
+            plan,
+            runtime,
+            first_sample=0,
+            masks=corpus.masks,
+            stop=lambda: exits.told_to_stop,
+        )
     if found is not None:
         reporter.display.say(
             f" test at iteration {state.iteration} | lm loss value: {found.loss:.6E} | "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +11,16 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.op import OpContext
-from lmcore.optim.adamw import AdamW, parameter_groups
+from lmcore.optim.create import create_optimizer
 from lmcore.optim.loss_scale import FixedLossScale, LossScale, loss_scale_of
+from lmcore.optim.optimizer import Optimizer
 from lmcore.optim.schedule import LearningRateSchedule
-from lmcore.parallel.data_parallel import DataParallel
+from lmcore.parallel.world import gather_from_all
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.model.gpt import GPT
+    from lmcore.parallel.parallel_model import ParallelModel
     from lmcore.runtime.runtime import Runtime
 
 __all__ = [
@@ -53,8 +56,8 @@ class TrainState:
         skipped_iterations: Steps that overflowed and updated nothing.
     """
 
-    model: GPT
-    optimizer: AdamW
+    parallel: ParallelModel
+    optimizer: Optimizer
     schedule: LearningRateSchedule
     loss_scale: LossScale = field(default_factory=FixedLossScale)
     iteration: int = 0
@@ -64,22 +67,41 @@ class TrainState:
     skipped_iterations: int = 0
 
     @classmethod
-    def create(cls, model: GPT, plan: RunPlan, runtime: Runtime) -> TrainState:
+    def create(cls, parallel: ParallelModel, plan: RunPlan, runtime: Runtime) -> TrainState:
         """Return the state of a run that has not begun."""
-        asked = plan.config.optimizer
-        update = runtime.ops.bind("adamw", OpContext(runtime.device.type, runtime.precision.keep))
-        optimizer = AdamW(
-            parameter_groups(model.named_parameters(), asked.weight_decay),
-            update,
-            betas=(asked.adam_beta1, asked.adam_beta2),
-            epsilon=asked.adam_eps,
+        where = OpContext(runtime.device.type, runtime.precision.keep)
+        optimizer = create_optimizer(
+            plan.config.optimizer,
+            parallel.named_parameters(),
+            bind=lambda op: runtime.ops.bind(op, where),
         )
         scale = loss_scale_of(plan.config.accelerator, runtime.precision)
-        return cls(model, optimizer, LearningRateSchedule.from_plan(plan), scale)
+        return cls(parallel, optimizer, LearningRateSchedule.from_plan(plan), scale)
+
+    @property
+    def model(self) -> GPT:
+        """The part of the model that this process holds."""
+        return self.parallel.model
+
+    @contextlib.contextmanager
+    def weights_for_use(self) -> Iterator[None]:
+        """Have the model hold the weights to use within the context: to validate, sample or save.
+
+        They are those in training for most optimizers.  What is loaded within the context is what
+        training goes on with after it.
+        """
+        self.optimizer.eval_mode()
+        try:
+            yield
+        finally:
+            self.optimizer.train_mode()
 
     def tensors(self, *, optimizer: bool = True) -> dict[str, Tensor]:
-        """Return the live weights and, if wanted, optimizer state, by checkpoint name."""
-        found = {f"model.{name}": p.detach() for name, p in self.model.named_parameters()}
+        """Return the live weights and, if wanted, optimizer state, by checkpoint name.
+
+        To be called, read and loaded within `weights_for_use`.
+        """
+        found = {f"model.{name}": p.detach() for name, p in self.parallel.named_parameters()}
         if optimizer:
             state = self.optimizer.state_tensors()
             found |= {f"optimizer.{name}": tensor for name, tensor in state.items()}
@@ -124,10 +146,9 @@ def random_state_name(name: str, rank: int) -> str:
 
 def all_random_states(runtime: Runtime) -> dict[str, Tensor]:
     """Return the random states of all processes by checkpoint name; all must call it."""
-    gather = DataParallel(runtime).gather
     found: dict[str, Tensor] = {}
     for name, own in sorted(random_states(runtime).items()):
-        states = gather(own)
+        states = gather_from_all(runtime, own)
         found |= {random_state_name(name, rank): state for rank, state in enumerate(states)}
     return found
 

@@ -7,6 +7,7 @@ the precision has a loss scale that can still give way, else it is an error.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ from torch import Tensor
 from lmcore.accelerator.op import OpContext
 from lmcore.errors import RunError
 from lmcore.optim.clip import clip_by_norm
-from lmcore.parallel.data_parallel import DataParallel, ReplicatedLoss
+from lmcore.parallel.world import sum_of_all
+from lmcore.train.curvature import curvature_is_due, estimate_curvature
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.data.loader import Batch
-    from lmcore.model.gpt import GPT
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
 
@@ -64,13 +65,14 @@ class NotFiniteError(RunError):
     """Loss or gradients became NaN or infinite; the weights are those of the step before."""
 
 
-def mean_loss(
-    loss: ReplicatedLoss, batch: Batch, device: torch.device, *, share: float = 1.0
-) -> Tensor:
-    """Return *share* times the mean loss over a batch's counted tokens.
+def loss_arguments(
+    batch: Batch, device: torch.device, *, share: float = 1.0
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Return what `GPT.loss` takes, by place and by name.
+
+    It then is *share* times the mean loss over the batch's counted tokens.
 
     Args:
-        loss: `GPT.loss` of a model on *device*, or what `DataParallel.replicate` made of it.
         batch: Tokens, targets and their weights, on the host.
         device: Where to compute.
         share: Factor, such as 1 / number of micro-batches.
@@ -85,12 +87,20 @@ def mean_loss(
         )
         if tensor is not None
     }
-    return loss(
-        batch.tokens_BS.to(device, non_blocking=True),
-        batch.targets_BS.to(device, non_blocking=True),
-        weight_BS.to(device, non_blocking=True),
-        **of_documents,
-    )
+    plain = (batch.tokens_BS, batch.targets_BS, weight_BS)
+    return tuple(tensor.to(device, non_blocking=True) for tensor in plain), of_documents
+
+
+def mean_loss(loss: Callable[..., Tensor], batch: Batch, device: torch.device) -> Tensor:
+    """Return the mean loss over a batch's counted tokens.
+
+    Args:
+        loss: `GPT.loss` of a model on *device*, or another that takes its arguments.
+        batch: See `loss_arguments`.
+        device: See there.
+    """
+    arguments, options = loss_arguments(batch, device)
+    return loss(*arguments, **options)
 
 
 def check_weights(state: TrainState) -> None:
@@ -111,16 +121,15 @@ def check_weights(state: TrainState) -> None:
 class TrainStep:
     """The step of a run; its kernels are bound when it is made."""
 
-    def __init__(self, plan: RunPlan, runtime: Runtime, model: GPT) -> None:
-        """Bind the gradient norm, place *model* on all processes, keep what every step needs."""
+    def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
+        """Bind the gradient norm, and keep what every step needs."""
         self.batch_sizes = plan.batch_sizes
         self.samples_at_once = plan.global_batch_size // plan.num_micro_batches
         self.seq_length = plan.config.model.seq_length
         self.clip = plan.config.optimizer.clip_grad
         self.device = runtime.device.torch_device
         self.context = runtime.precision.context
-        self.data_parallel = DataParallel(runtime)
-        self.loss = self.data_parallel.replicate(model)
+        self.runtime = runtime
         self.norm: Callable[[list[Tensor]], Tensor] = runtime.ops.bind(
             "grad_norm", OpContext(runtime.device.type, runtime.precision.keep)
         )
@@ -142,22 +151,26 @@ class TrainStep:
             NotFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can give
                 way; nothing was updated.
         """
-        optimizer, scale = state.optimizer, state.loss_scale.value
+        parallel, scale = state.parallel, state.loss_scale.value
         samples = self.batch_sizes.at(state.consumed_samples)
         count = samples // self.samples_at_once
-        optimizer.zero_grad()
-        losses = [
-            self._backward(next(batches), share=scale / count, last=number == count)
-            for number in range(1, count + 1)
-        ]
-        gradients = optimizer.gradients()
-        own = float(torch.stack(losses).sum()) / scale
-        norm = float(self.norm(gradients)) / scale
+        if curvature_is_due(state):
+            first = next(batches)
+            arguments_of_one = loss_arguments(first, self.device, share=scale)
+            estimate_curvature(state, arguments_of_one, self.context, self.norm, self.runtime)
+            batches = itertools.chain([first], batches)
+        parallel.zero_grad()
+        arguments = (
+            loss_arguments(next(batches), self.device, share=scale / count) for _ in range(count)
+        )
+        losses = parallel.run(arguments, count, self.context)
+        gradients = parallel.gradients()
+        own = sum(float(one) for one in losses) / scale
         # One process's overflow is every one's: all skip, and all scales stay equal.
-        bad = float(not math.isfinite(norm))
-        total, overflows, *asked = self.data_parallel.total(own, bad, *requests())
-        loss = total / self.data_parallel.size
-        skipped = overflows > 0 or not math.isfinite(loss)
+        square = parallel.square(self.norm) / scale**2
+        total, square, *asked = sum_of_all(self.runtime, own, square, *requests())
+        loss, norm = parallel.total_loss(total), math.sqrt(square) if square >= 0 else math.nan
+        skipped = not (math.isfinite(loss) and math.isfinite(norm))
         if not state.loss_scale.update(overflow=skipped):
             raise _not_finite(state, [float(x) for x in losses], loss, norm, samples)
         if skipped:
@@ -167,7 +180,7 @@ class TrainStep:
             clip_by_norm(gradients, norm, self.clip, loss_scale=scale)
         rate = state.schedule(state.scheduled_samples)
         if not skipped:
-            optimizer.step(rate)
+            state.optimizer.step(rate)
         state.iteration += 1
         state.consumed_samples += samples
         state.consumed_tokens += samples * self.seq_length
@@ -179,13 +192,6 @@ class TrainStep:
             loss_scale=state.loss_scale.value,
             requests=tuple(asked),
         )
-
-    def _backward(self, batch: Batch, *, share: float, last: bool) -> Tensor:
-        with self.data_parallel.accumulating(self.loss, last=last):
-            with self.context():
-                loss = mean_loss(self.loss, batch, self.device, share=share)
-            loss.backward()
-        return loss.detach()
 
 
 def _not_finite(
@@ -203,15 +209,15 @@ def _not_finite(
     else:
         what = f"the gradient norm is {norm} at {where}"
         why = "the loss is finite, its gradients are not"
-        if math.isfinite(norm):
-            what = f"the gradient norm of another process is not finite at {where}"
-            why = "this one's is"
     bad = [
         name
-        for name, parameter in state.model.named_parameters()
+        for name, parameter in state.parallel.named_parameters()
         if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
     ]
     weights = _not_finite_weights(state)
+    if not bad and math.isfinite(loss):
+        what = f"the gradient norm of another process is not finite at {where}"
+        why = "this one's is"
     if weights:
         why += f"; weights that are not finite: {_some(weights)}"
     elif bad:
@@ -222,7 +228,7 @@ def _not_finite(
 
 
 def _not_finite_weights(state: TrainState) -> list[str]:
-    named = state.model.named_parameters()
+    named = state.parallel.named_parameters()
     return [name for name, weight in named if not bool(torch.isfinite(weight).all())]
 
 

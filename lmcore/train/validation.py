@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmcore.data.loader import BatchLoader
-from lmcore.parallel.data_parallel import DataParallel
+from lmcore.parallel.world import sum_of_all
 from lmcore.train.step import HINT, NotFiniteError, mean_loss
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.data.document_mask import DocumentMasks
     from lmcore.data.loader import SampleSource
-    from lmcore.model.gpt import GPT
+    from lmcore.parallel.parallel_model import ParallelModel
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["Validation", "perplexity", "validate"]
@@ -45,7 +45,7 @@ def perplexity(loss: float) -> float:
 
 @torch.no_grad()
 def validate(
-    model: GPT,
+    parallel: ParallelModel,
     dataset: SampleSource,
     plan: RunPlan,
     runtime: Runtime,
@@ -60,7 +60,7 @@ def validate(
     training are afterwards what they were before.
 
     Args:
-        model: In training mode before and after.
+        parallel: In training mode before and after.
         dataset: Validation samples.
         plan: Gives batch size and `eval_iters`.
         runtime: Where to compute.
@@ -73,10 +73,10 @@ def validate(
     """
     micro = plan.config.training.micro_batch_size
     wanted = plan.config.training.eval_iters * plan.global_batch_size
-    data_parallel = DataParallel(runtime)
+    data_rank, data_size = parallel.mesh.data_rank, plan.layout.data
     losses: list[float] = []
     stopped = False
-    model.eval()
+    parallel.model.eval()
     try:
         with (
             runtime.rng.preserved(),
@@ -85,8 +85,8 @@ def validate(
                 micro_batch_size=micro,
                 consumed_samples=first_sample,
                 total_samples=first_sample + wanted,
-                data_parallel_rank=data_parallel.rank,
-                data_parallel_size=data_parallel.size,
+                data_parallel_rank=data_rank,
+                data_parallel_size=data_size,
                 prefetch=plan.config.data.num_prefetch,
                 vocab_size=plan.vocab_size,
                 masks=masks,
@@ -97,20 +97,20 @@ def validate(
                 if stopped:
                     break
                 with runtime.precision.context():
-                    loss = float(mean_loss(model.loss, batch, runtime.device.torch_device))
+                    loss = float(mean_loss(parallel.loss, batch, runtime.device.torch_device))
                 losses.append(loss)
                 if not math.isfinite(loss):
                     break
     finally:
-        model.train()
+        parallel.model.train()
     # One exchange, after all batches: who stops early, or meets NaN, leaves nobody waiting.
-    total, ended = data_parallel.total(sum(losses), float(stopped))
+    total, ended = sum_of_all(runtime, sum(losses), float(stopped))
     if not math.isfinite(total):
-        each = micro * data_parallel.size
-        raise _not_finite(losses, first_sample + data_parallel.rank * micro, each)
+        each = micro * data_size
+        raise _not_finite(losses, first_sample + data_rank * micro, each)
     if ended:
         return None
-    return Validation(total / data_parallel.size / len(losses), wanted)
+    return Validation(parallel.total_loss(total) / len(losses), wanted)
 
 
 def _not_finite(losses: list[float], first: int, each: int) -> NotFiniteError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmcore.config.layout import SCHEDULES
 from lmcore.config.option import option
 
 
@@ -15,6 +16,36 @@ class ParallelSection:
         "native",
         "What takes the steps: torch's own blocks, or DeepSpeed (`lmcore[deepspeed]`).",
         choices=("native", "deepspeed"),
+    )
+    tensor_model_parallel_size: int = option(
+        1, "Processes that divide every layer's weights, heads and vocabulary.", minimum=1
+    )
+    sequence_parallel: bool = option(
+        False,
+        "Divide activations between the layers along the sequence, over the processes of "
+        "tensor_model_parallel_size.",
+    )
+    pipeline_model_parallel_size: int = option(1, "Processes that divide the layers.", minimum=1)
+    num_layers_per_virtual_pipeline_stage: int | None = option(
+        None,
+        "Layers of one of several stages of each process of a pipeline (interleaved).",
+        minimum=1,
+    )
+    pipeline_schedule: str | None = option(
+        None,
+        "Order of a pipeline's micro-batches; default: interleaved where a process has several "
+        "stages, else 1f1b.",
+        choices=SCHEDULES,
+    )
+    context_parallel_size: int = option(1, "Processes that divide every sequence.", minimum=1)
+    use_distributed_optimizer: bool = option(
+        False, "Shard the optimizer's state over data-parallel processes: zero_stage 1."
+    )
+    data_parallel_replicas: int = option(
+        1,
+        "Groups of data-parallel processes that hold the same shards; zero_stage shards within a "
+        "group.",
+        minimum=1,
     )
     zero_stage: int | None = option(
         None,

@@ -22,7 +22,7 @@ CASES = {
     "flag_out_of_range": "--attention-dropout 1.5",
     "flag_unknown_choice": "--lr-decay-style cosin",
     "flag_unsupported": "--fp16-lm-cross-entropy",
-    "flag_unsupported_value": "--tensor-model-parallel-size 8",
+    "flag_unsupported_value": "--expert-model-parallel-size 8",
     "preset_misspelt": "--preset gpt2-124",
     "file_missing": "run.yml",
     "file_problems": "bad.yaml",

@@ -64,7 +64,7 @@ def run_loop(
         saver = SimpleNamespace(save=save, check=check)
         path = tmp_path / "metrics.jsonl"
         with MetricsFile(path) as metrics, ExitConditions(plan.config.training) as exits:
-            step = step_type(plan, runtime, state.model)
+            step = step_type(plan, runtime)
             if during is not None:
                 inner = step
 
@@ -249,7 +249,7 @@ def test_failed_write_stops_the_run(run_loop: Any) -> None:
 class TimedStep:
     """A step of a known loss."""
 
-    def __init__(self, plan: Any, runtime: Any, model: Any) -> None:
+    def __init__(self, plan: Any, runtime: Any) -> None:
         self.plan = plan
         self.losses = itertools.count(1)
 

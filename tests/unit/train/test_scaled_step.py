@@ -29,7 +29,7 @@ def steps(make_plan: Any, make_state: Any, make_corpus: Any, runtime: Any) -> An
         )
         step = TrainStep(plan, runtime)
         if change is not None:
-            change(step)
+            change(state)
         micro = plan.config.training.micro_batch_size
         with BatchLoader(make_corpus(plan).train, micro_batch_size=micro) as batches:
             return state, [step(state, batches) for _ in range(count)]
@@ -106,25 +106,24 @@ def test_training_goes_on_as_if_the_batch_had_not_been(steps: Any, weights: Any)
     assert (state.scheduled_samples, state.consumed_samples) == (8, 16)
 
 
-def test_another_process_overflows(steps: Any, weights: Any) -> None:
+def test_another_process_overflows(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that only another process cannot take is skipped here too."""
-
-    def spoil(step: TrainStep) -> None:
-        step.data_parallel.total = lambda loss, bad, *more: [loss, bad + 1.0, *more]  # type: ignore[method-assign]
-
-    state, (result,) = steps("", 1, DynamicLossScale(64.0), change=spoil)
+    monkeypatch.setattr(
+        "lmcore.train.step.sum_of_all", lambda _, loss, square, *more: [loss, math.inf, *more]
+    )
+    state, (result,) = steps("", 1, DynamicLossScale(64.0))
     assert result.skipped
     assert state.skipped_iterations == 1
     with pytest.raises(NotFiniteError, match="gradient norm of another process is not finite"):
-        steps("", 1, change=spoil)
+        steps("", 1)
 
 
 def test_a_loss_that_is_not_finite(steps: Any) -> None:
     """It is skipped like an overflow, as float16 may overflow on the way forward too."""
 
-    def spoil(step: TrainStep) -> None:
-        real, calls = step.loss, iter(range(99))
-        step.loss = lambda *args: real(*args) * (math.nan if next(calls) == 1 else 1.0)
+    def spoil(state: Any) -> None:
+        real, calls = state.model.loss, iter(range(99))
+        state.model.loss = lambda *args: real(*args) * (math.nan if next(calls) == 1 else 1.0)
 
     state, results = steps("", 3, DynamicLossScale(64.0), change=spoil)
     assert [one.skipped for one in results] == [False, True, False]

@@ -25,8 +25,8 @@ from lmcore.config.resolve import resolve
 from lmcore.data.loader import BatchLoader
 from lmcore.data.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
-from lmcore.model.build import build_model
 from lmcore.model.shape import ModelShape
+from lmcore.parallel.parallel_model import parallelize
 from lmcore.plugins import build_op_table, create_device
 from lmcore.plugins.registrations import plugin_sections
 from lmcore.plugins.selection import chosen_plugin
@@ -154,14 +154,15 @@ class TinyRuns:
         order = data_order(corpus.train)
         seed_everything(plan.config.training.seed, runtime)
         with runtime.ops.bind_all():
-            model = build_model(
+            parallel = parallelize(
                 ModelShape.from_plan(plan),
+                plan.layout,
                 runtime,
                 seed=None if plan.config.checkpoint.load else plan.config.training.seed,
                 compile_blocks=plan.config.training.compile,
             )
-            state = TrainState.create(model, plan, runtime)
-            step = TrainStep(plan, runtime, state.model)
+            state = TrainState.create(parallel, plan, runtime)
+            step = TrainStep(plan, runtime)
         restore(state, plan, runtime, order=order)
         state.model.train()
 

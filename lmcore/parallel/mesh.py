@@ -1,0 +1,169 @@
+"""`ParallelMesh`: this process's place on each axis of a run, and who else is on it.
+
+Processes are numbered as `ParallelLayout` says.  An axis may join several of the layout's: those
+that hold copies of the same weights, say, differ in data and context.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from lmcore.config.layout import ParallelLayout
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["Axis", "ParallelMesh"]
+
+_PIPELINE, _REPLICA, _SHARD, _CONTEXT, _TENSOR = range(5)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis as this process sees it.
+
+    Attributes:
+        rank: This process's place on it.
+        size: Processes on it.
+        ranks: Their ranks in the run, in order.
+        group: Their process group; None where this process is the only one.
+    """
+
+    rank: int
+    size: int
+    ranks: tuple[int, ...]
+    group: ProcessGroup | None
+
+
+class ParallelMesh:
+    """The axes of a run; a group is created when an axis is first asked for.
+
+    All processes must ask for the same axes in the same order.
+    """
+
+    def __init__(
+        self,
+        layout: ParallelLayout,
+        rank: int,
+        *,
+        device_type: str = "cpu",
+        new_group: Callable[[Sequence[int]], ProcessGroup | None] | None = None,
+    ) -> None:
+        """Lay the processes out.
+
+        Args:
+            layout: Sizes of the axes.
+            rank: This process.
+            device_type: Device type of the tensors that are exchanged.
+            new_group: Makes the group of some ranks, with the run's timeout; None where there is
+                one process.
+        """
+        self.layout, self.rank, self.device_type = layout, rank, device_type
+        self._new_group = new_group
+        shards = layout.data // layout.replicas
+        self._shape = (layout.pipeline, layout.replicas, shards, layout.context, layout.tensor)
+        self._grid = np.arange(layout.world_size).reshape(self._shape)
+
+    @classmethod
+    def of(cls, layout: ParallelLayout, runtime: Runtime) -> ParallelMesh:
+        """Return the mesh of a run's processes."""
+        processes = runtime.processes
+        return cls(
+            layout,
+            runtime.rank.rank,
+            device_type=runtime.device.type,
+            new_group=processes.new_group if processes else None,
+        )
+
+    @functools.cached_property
+    def tensor(self) -> Axis:
+        """Processes that divide every layer."""
+        return self._axis(_TENSOR)
+
+    @functools.cached_property
+    def context(self) -> Axis:
+        """Processes that divide every sequence."""
+        return self._axis(_CONTEXT)
+
+    @functools.cached_property
+    def pipeline(self) -> Axis:
+        """Processes that divide the layers."""
+        return self._axis(_PIPELINE)
+
+    @functools.cached_property
+    def copies(self) -> Axis:
+        """Processes with the same weights: gradients are summed over data and context."""
+        return self._axis(_REPLICA, _SHARD, _CONTEXT)
+
+    @functools.cached_property
+    def shards(self) -> Axis:
+        """Processes over which ZeRO shards."""
+        return self._axis(_SHARD, _CONTEXT)
+
+    @functools.cached_property
+    def replicas(self) -> Axis:
+        """Processes that hold the same shards."""
+        return self._axis(_REPLICA)
+
+    @functools.cached_property
+    def pipeline_ends(self) -> Axis:
+        """The processes of the first and the last pipeline stage, or this process alone."""
+        lines = self._lines((_PIPELINE,))
+        ends = np.stack([lines[:, 0], lines[:, -1]], axis=1)
+        return self._axis_of(ends if self.layout.pipeline > 1 else ends[:, :1])
+
+    @property
+    def data_rank(self) -> int:
+        """Which slice of the samples is this process's."""
+        place = self.place
+        return place[_REPLICA] * self._shape[_SHARD] + place[_SHARD]
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Place on each axis of the layout, from slowest to fastest."""
+        return tuple(int(one) for one in np.unravel_index(self.rank, self._shape))
+
+    def shard_mesh(self) -> DeviceMesh:
+        """Return torch's mesh of the processes over which ZeRO shards, replicas before shards."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        shards, replicas = self.shards, self.replicas
+        assert shards.group is not None, "there is nobody to share with"
+        if replicas.group is None:
+            return DeviceMesh.from_group(shards.group, self.device_type, mesh_dim_names=("shard",))
+        ranks = np.asarray(self.copies.ranks).reshape(replicas.size, shards.size)
+        return DeviceMesh.from_group(
+            [replicas.group, shards.group],
+            self.device_type,
+            mesh=ranks.tolist(),
+            mesh_dim_names=("replica", "shard"),
+        )
+
+    def _lines(self, dims: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """Return [lines, processes on each] of the axis that joins *dims*."""
+        others = [dim for dim in range(len(self._shape)) if dim not in dims]
+        size = int(np.prod([self._shape[dim] for dim in dims]))
+        return self._grid.transpose(*others, *dims).reshape(-1, size)
+
+    def _axis(self, *dims: int) -> Axis:
+        return self._axis_of(self._lines(dims))
+
+    def _axis_of(self, lines: npt.NDArray[np.int64]) -> Axis:
+        found = Axis(0, 1, (self.rank,), None)
+        if lines.shape[1] == 1:
+            return found
+        assert self._new_group is not None, "several processes are connected"
+        for line in lines:  # all processes make all groups, in one order
+            ranks = tuple(int(rank) for rank in line)
+            group = self._new_group(ranks)
+            if self.rank in ranks:
+                found = Axis(ranks.index(self.rank), len(ranks), ranks, group)
+        return found

@@ -1,0 +1,254 @@
+"""`ParallelModel`: the part of a run's model that one process holds, and how the parts act as one.
+
+The step, checkpoints and optimizer see plain local tensors with their layouts, whatever divides
+them.  Shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lmcore.model.build import build_model
+from lmcore.model.gpt import initial_weight
+from lmcore.model.shape import ModelPart
+from lmcore.parallel import context_parallel, tensor_parallel
+from lmcore.parallel.data_parallel import place_copies
+from lmcore.parallel.mesh import ParallelMesh
+from lmcore.parallel.tensor_layout import TensorLayout
+
+if TYPE_CHECKING:
+    from lmcore.config.layout import ParallelLayout
+    from lmcore.model.gpt import GPT
+    from lmcore.model.shape import ModelShape
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["LocalParameter", "ParallelModel", "parallelize"]
+
+Loss = Callable[..., Tensor]
+"""Takes the arguments of `GPT.loss`, of whole sequences."""
+
+
+@dataclass(frozen=True)
+class LocalParameter:
+    """A parameter of the model as far as this process holds it.
+
+    Attributes:
+        name: In the whole model.
+        tensor: What an optimizer updates; its `grad` is set by `ParallelModel.gradients`.
+        source: The module's parameter, of which `tensor` is the local part, or itself.
+        layout: Which part of the whole it is.
+        holders: Processes of the run that hold the same part.
+        partial: Whether its gradient is to be summed over the processes that divide a layer.
+    """
+
+    name: str
+    tensor: nn.Parameter
+    source: nn.Parameter
+    layout: TensorLayout
+    holders: int
+    partial: bool
+
+
+class ParallelModel:
+    """A model on the processes of a run."""
+
+    def __init__(
+        self, model: GPT, mesh: ParallelMesh, shape: ModelShape, layouts: dict[str, TensorLayout]
+    ) -> None:
+        """Place *model*; all processes must call it.
+
+        Args:
+            model: This process's part, connected with the others of its layers.
+            mesh: The run's processes.
+            shape: Of the whole model.
+            layouts: Which part of each whole parameter the model has, by name.
+        """
+        self.model, self.mesh, self.shape = model, mesh, shape
+        self.root, self._accumulating = place_copies(model, mesh)
+        self.parameters = tuple(self._local(layouts))
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the local parameters that are not empty, by the names of the whole model."""
+        return [(one.name, one.tensor) for one in self.parameters]
+
+    @property
+    def layouts(self) -> dict[str, TensorLayout]:
+        """Which part of the whole each local parameter is, by name."""
+        return {one.name: one.layout for one in self.parameters}
+
+    def initialize(self, seed: int) -> None:
+        """Give every weight the value that it has in a model that is not divided."""
+        for one in self.parameters:
+            whole = initial_weight(one.name, torch.Size(one.layout.shape), self.shape, seed)
+            one.layout.fill(one.tensor, whole)
+
+    def run(
+        self,
+        micro_batches: Iterable[tuple[tuple[Tensor, ...], dict[str, Tensor]]],
+        count: int,
+        context: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> list[Tensor]:
+        """Run forward and backward of a step and return the loss of each micro-batch.
+
+        Args:
+            micro_batches: Arguments of `GPT.loss`, by place and by name, on the device.
+            count: How many there are.
+            context: The precision's, in which a forward pass runs.
+        """
+        losses = []
+        for number, (arguments, options) in enumerate(micro_batches, start=1):
+            with self._accumulating(last=number == count):
+                with context():
+                    loss = self.loss(*arguments, **options)
+                loss.backward()
+            losses.append(loss.detach())
+        return losses
+
+    def loss(
+        self,
+        tokens_BS: Tensor,
+        targets_BS: Tensor,
+        loss_weight_BS: Tensor,
+        *,
+        positions_BS: Tensor | None = None,
+        documents_BS: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss of a micro-batch; see `GPT.loss`.
+
+        Where sequences are divided each process returns that of its tokens, times the number of
+        processes: the mean over them is the whole.
+        """
+        axis = self.mesh.context
+        options = {"positions_BS": positions_BS, "documents_BS": documents_BS}
+        if axis.size > 1:
+            if positions_BS is None:
+                places = context_parallel.own_places(tokens_BS.shape[1], axis)
+                options["positions_BS"] = places.to(tokens_BS.device)
+            else:
+                options["positions_BS"] = context_parallel.own_tokens(positions_BS, axis)
+            if documents_BS is not None:
+                options["documents_BS"] = context_parallel.own_tokens(documents_BS, axis)
+            tokens_BS, targets_BS, loss_weight_BS = (
+                context_parallel.own_tokens(values, axis)
+                for values in (tokens_BS, targets_BS, loss_weight_BS * axis.size)
+            )
+        given = {name: values for name, values in options.items() if values is not None}
+        loss: Tensor = self.root(tokens_BS, targets_BS, loss_weight_BS, **given)
+        return loss
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for one in self.parameters:
+            one.tensor.grad = one.source.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        """Finish the gradients of a step and return the local ones; all processes must call it."""
+        for one in self.parameters:
+            one.tensor.grad = _local(one.source.grad)
+        partial = [
+            one.tensor.grad
+            for one in self.parameters
+            if one.partial and one.tensor.grad is not None
+        ]
+        if partial:
+            _sum_together(partial, self.mesh.tensor.group)
+        return [one.tensor.grad for one in self.parameters if one.tensor.grad is not None]
+
+    def total_loss(self, total: float) -> float:
+        """Return the loss of a step from the sum of what `run` returned over all processes."""
+        return total * self.mesh.layout.pipeline / self.mesh.layout.world_size
+
+    def square(self, norm: Callable[[list[Tensor]], Tensor]) -> float:
+        """Return this process's share of the squared gradient norm; all shares sum up to it.
+
+        Args:
+            norm: The bound `grad_norm`.
+        """
+        groups: dict[int, list[Tensor]] = {}
+        for one in self.parameters:
+            if one.tensor.grad is not None:
+                groups.setdefault(one.holders, []).append(one.tensor.grad)
+        return sum(float(norm(grads)) ** 2 / holders for holders, grads in groups.items())
+
+    def _local(self, layouts: dict[str, TensorLayout]) -> Iterable[LocalParameter]:
+        layout, shards = self.mesh.layout, self.mesh.shards
+        copies = layout.replicas if layout.zero_stage else self.mesh.copies.size
+        for name, source in self.model.named_parameters():
+            whole = layouts[name]
+            tensor = source
+            if layout.zero_stage:
+                tensor = nn.Parameter(_local(source.detach()))
+                each = -(-source.shape[0] // shards.size)
+                whole = whole.rows(shards.rank * each, each)
+                if not tensor.numel():
+                    continue
+            replicated = layouts[name].shape == tuple(source.shape)
+            yield LocalParameter(
+                name,
+                tensor,
+                source,
+                whole,
+                holders=copies * (layout.tensor if replicated else 1),
+                partial=replicated and layout.sequence,
+            )
+
+
+def parallelize(
+    shape: ModelShape,
+    layout: ParallelLayout,
+    runtime: Runtime,
+    *,
+    seed: int | None,
+    compile_blocks: bool = False,
+    masked: bool = False,
+) -> ParallelModel:
+    """Build a model and place it on the processes of a run; all must call it.
+
+    Args:
+        shape: Of the whole model.
+        layout: How it is divided.
+        runtime: This process.
+        seed: Seed of the initial weights; None leaves them uninitialised, to be loaded.
+        compile_blocks: See `build_model`.
+        masked: See `build_model`.
+    """
+    mesh = ParallelMesh.of(layout, runtime)
+    model = build_model(
+        shape.narrowed(layout.tensor),
+        runtime,
+        seed=None,
+        compile_blocks=compile_blocks,
+        masked=masked,
+        part=ModelPart.whole(shape),
+    )
+    layouts = tensor_parallel.tensor_layouts(model, mesh.tensor)
+    context_parallel.connect(model, mesh.context)
+    tensor_parallel.connect(model, mesh.tensor, sequence=layout.sequence, rng=runtime.rng)
+    placed = ParallelModel(model, mesh, shape, layouts)
+    if seed is not None:
+        placed.initialize(seed)
+    return placed
+
+
+def _local(tensor: Tensor | None) -> Any:
+    """Return the local part of a tensor that `fully_shard` has made, others as they are."""
+    to_local = getattr(tensor, "to_local", None)  # without importing torch's class, 0.3 s
+    return to_local() if to_local is not None else tensor
+
+
+def _sum_together(tensors: list[Tensor], group: Any) -> None:
+    """Replace each tensor by its sum over *group*, in one exchange."""
+    from torch import distributed
+
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    distributed.all_reduce(flat, group=group)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))

@@ -1,0 +1,141 @@
+"""Tensor and sequence parallelism: connects a model that was built narrow with its other parts.
+
+`ModelShape.narrowed` gives every process its heads, feed-forward channels and rows of the
+vocabulary; here the layers' ops are wrapped so that what they exchange makes them one model
+(Shoeybi et al., 2019; with `sequence`, Korthikanti et al., 2022).  Nothing of a layer is written
+anew: a wrapped op calls the bound one.
+
+Shapes: B batch, S sequence (of this process, where it is divided), I and O channels in and out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lmcore.model.gpt import GPT
+from lmcore.model.transformer import Attention, FeedForward
+from lmcore.parallel.exchange import copy_to_all, gather_parts, scatter_sum, sum_over_all
+from lmcore.parallel.tensor_layout import TensorLayout
+from lmcore.parallel.vocabulary import VocabularyLoss, embed_divided
+
+if TYPE_CHECKING:
+    from lmcore.accelerator.rng import RngTracker
+    from lmcore.parallel.mesh import Axis
+
+__all__ = ["STREAM", "connect", "tensor_layouts"]
+
+STREAM = "tensor-parallel"
+"""Random numbers that differ between the parts of a layer."""
+
+_PACKED = 3  # queries, keys, values
+
+_DIVIDED: Mapping[type, Mapping[str, tuple[int, int]]] = {
+    Attention: {
+        "qkv.weight": (0, _PACKED),
+        "qkv.bias": (0, _PACKED),
+        "output.weight": (1, 1),
+    },
+    FeedForward: {"up.weight": (0, 1), "up_bias": (0, 1), "down.weight": (1, 1)},
+    GPT: {"token_embedding.weight": (0, 1)},
+}
+"""Dim and groups (see `TensorLayout.divided`) of the parameters that are divided."""
+
+Op = Callable[..., Tensor]
+
+
+def tensor_layouts(model: GPT, axis: Axis) -> dict[str, TensorLayout]:
+    """Return the layout of every parameter of a narrow model, by name."""
+    found = {name: TensorLayout.whole(tuple(p.shape)) for name, p in model.named_parameters()}
+    if axis.size == 1:
+        return found
+    for prefix, module in model.named_modules():
+        for name, (dim, groups) in _DIVIDED.get(type(module), {}).items():
+            full = f"{prefix}.{name}" if prefix else name
+            if full in found:
+                found[full] = TensorLayout.divided(
+                    found[full].shape, dim, rank=axis.rank, size=axis.size, groups=groups
+                )
+    return found
+
+
+def connect(model: GPT, axis: Axis, *, sequence: bool, rng: RngTracker) -> None:
+    """Make narrow models one: exchange what their layers have in common over *axis*.
+
+    Args:
+        model: Of `ModelShape.narrowed(axis.size)`; changed in place.
+        axis: The processes that divide it.
+        sequence: Whether activations between the layers are divided along the sequence.
+        rng: Has the stream `STREAM`, which parts of a layer draw from.
+    """
+    if axis.size == 1:
+        return
+    enter: Callable[[Tensor], Tensor] = functools.partial(
+        gather_parts if sequence else copy_to_all, axis=axis
+    )
+    leave: Callable[[Tensor], Tensor] = functools.partial(
+        scatter_sum if sequence else sum_over_all, axis=axis
+    )
+    for block in model.layers:
+        attention, feed_forward = block.attention, block.feed_forward
+        attention.qkv.op = _after(enter, attention.qkv.op)
+        attention.output.op = _before(attention.output.op, leave)
+        if attention.dropout and not sequence:  # with it all of the process draws its own
+            attention.op = _drawing(attention.op, lambda: rng.fork(STREAM))
+        feed_forward.up.op = _after(enter, feed_forward.up.op)
+        feed_forward.down.op = _before(feed_forward.down.op, leave)
+    if model.part.embedding:
+        _divide_embedding(model, axis, sequence=sequence)
+    if model.part.head:
+        if sequence:
+            norm = model.final_norm
+            norm.op = _before(norm.op, functools.partial(gather_parts, axis=axis))
+        model.linear_cross_entropy = VocabularyLoss(axis, gathered=sequence)
+
+
+def _divide_embedding(model: GPT, axis: Axis, *, sequence: bool) -> None:
+    tokens, positions = model.token_embedding, model.position_embedding
+
+    def embed_tokens(tokens_BS: Tensor) -> Tensor:
+        return embed_divided(tokens_BS, tokens.weight, axis, scatter=sequence)
+
+    def embed_positions(places: Tensor) -> Tensor:
+        own = places.chunk(axis.size, dim=-1)[axis.rank]
+        return functional.embedding(own, positions.weight)
+
+    _replace_forward(tokens, embed_tokens)
+    if sequence:
+        _replace_forward(positions, embed_positions)
+
+
+def _replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
+    module.forward = forward
+
+
+def _after(first: Callable[[Tensor], Tensor], op: Op) -> Op:
+    def call(x_BSI: Tensor, *rest: Any) -> Tensor:
+        return op(first(x_BSI), *rest)
+
+    return call
+
+
+def _before(op: Op, last: Callable[[Tensor], Tensor]) -> Op:
+    def call(*arguments: Any) -> Tensor:
+        return last(op(*arguments))
+
+    return call
+
+
+def _drawing(op: Op, stream: Callable[[], AbstractContextManager[None]]) -> Op:
+    def call(*arguments: Any, **how: Any) -> Tensor:
+        if not how.get("dropout"):
+            return op(*arguments, **how)
+        with stream():
+            return op(*arguments, **how)
+
+    return call

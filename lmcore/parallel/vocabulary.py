@@ -1,0 +1,143 @@
+"""Embedding and loss over a vocabulary whose rows are divided over an axis.
+
+No process ever has the scores of the whole vocabulary: of each token the largest score, the sum of
+exponentials and the target's score are exchanged.  A block of tokens is scored at a time, and its
+gradients are computed at once, so that the scores of one block are the most that is kept.
+
+Shapes: T tokens, C tokens of a block, H hidden, V rows of the vocabulary on this process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lmcore.parallel.exchange import copy_to_all, scatter_sum, sum_over_all
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from lmcore.parallel.mesh import Axis
+
+__all__ = ["VocabularyLoss", "embed_divided"]
+
+_BLOCK_BYTES = 128 * 2**20
+
+
+def embed_divided(
+    tokens_BS: Tensor, weight_VH: Tensor, axis: Axis, *, scatter: bool = False
+) -> Tensor:
+    """Return the rows of the tokens, from whichever process of *axis* has them.
+
+    Args:
+        tokens_BS: Token ids of the whole vocabulary.
+        weight_VH: This process's rows; those of each process follow those of the one before.
+        axis: The processes that divide the vocabulary.
+        scatter: Whether each process gets its part of the sequence alone.
+    """
+    rows = weight_VH.shape[0]
+    local_BS = tokens_BS - axis.rank * rows
+    elsewhere_BS = (local_BS < 0) | (local_BS >= rows)
+    x_BSH = functional.embedding(local_BS.masked_fill(elsewhere_BS, 0), weight_VH)
+    x_BSH = x_BSH.masked_fill(elsewhere_BS.unsqueeze(-1), 0.0)
+    return scatter_sum(x_BSH, axis) if scatter else sum_over_all(x_BSH, axis)
+
+
+class VocabularyLoss:
+    """`linear_cross_entropy` over a divided vocabulary; the arguments are those of the op."""
+
+    def __init__(self, axis: Axis, *, gathered: bool) -> None:
+        """Keep the axis.
+
+        Args:
+            axis: The processes that divide the vocabulary.
+            gathered: Whether the hidden states were gathered from parts of the sequence, which
+                sums their gradients.
+        """
+        self.axis, self.gathered = axis, gathered
+
+    def __call__(
+        self, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, loss_weight_T: Tensor
+    ) -> Tensor:
+        """Return the sum of loss_weight times the cross entropy of hidden @ weight.T."""
+        if not self.gathered:
+            hidden_TH = copy_to_all(hidden_TH, self.axis)
+        first = self.axis.rank * weight_VH.shape[0]
+        loss = _Loss.apply(hidden_TH, weight_VH, target_T, loss_weight_T, first, self.axis.group)  # type: ignore[no-untyped-call]
+        return cast("Tensor", loss)
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TH: Tensor,
+        weight_VH: Tensor,
+        target_T: Tensor,
+        loss_weight_T: Tensor,
+        first: int,
+        group: ProcessGroup,
+    ) -> Tensor:
+        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        grad_hidden_TH = torch.empty_like(hidden_TH) if wanted else None
+        grad_weight_VH = torch.zeros_like(weight_VH) if wanted else None
+        total = hidden_TH.new_zeros((), dtype=torch.float32)
+        for at in _blocks(hidden_TH.shape[0], weight_VH.shape[0]):
+            hidden_CH = hidden_TH[at]
+            score_CV = functional.linear(hidden_CH, weight_VH)
+            compute = score_CV.dtype
+            loss_C, grad_CV = _score(score_CV, target_T[at] - first, group, gradient=wanted)
+            total = total.to(loss_C.dtype) + (loss_C * loss_weight_T[at]).sum()
+            if grad_CV is None or grad_hidden_TH is None or grad_weight_VH is None:
+                continue
+            grad_CV = (grad_CV * loss_weight_T[at].unsqueeze(-1)).to(compute)
+            grad_hidden_TH[at] = grad_CV @ weight_VH.to(compute)
+            grad_weight_VH += grad_CV.t() @ hidden_CH.to(compute)
+        if wanted:
+            ctx.save_for_backward(grad_hidden_TH, grad_weight_VH)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_TH, weight_VH = ctx.saved_tensors
+        return hidden_TH * grads[0], weight_VH * grads[0], None, None, None, None
+
+
+def _blocks(tokens: int, rows: int) -> list[slice]:
+    size = max(1, _BLOCK_BYTES // (4 * rows))
+    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+
+
+def _score(
+    score_CV: Tensor, local_C: Tensor, group: ProcessGroup, *, gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the cross entropy of each token and, if wanted, its gradient by this part's scores.
+
+    Args:
+        score_CV: This process's scores.
+        local_C: The target's column, outside [0, V) where another process has it.
+        group: The processes that have the others.
+        gradient: Whether the gradient is wanted.
+    """
+    from torch import distributed
+
+    score_CV = score_CV if score_CV.dtype == torch.float64 else score_CV.float()
+    largest_C = score_CV.amax(dim=-1)
+    distributed.all_reduce(largest_C, distributed.ReduceOp.MAX, group)
+    score_CV = score_CV - largest_C.unsqueeze(-1)
+    here_C = (local_C >= 0) & (local_C < score_CV.shape[-1])
+    column_C1 = local_C.masked_fill(~here_C, 0).unsqueeze(-1)
+    chosen_C = score_CV.gather(-1, column_C1).squeeze(-1).masked_fill(~here_C, 0.0)
+    power_CV = score_CV.exp_()
+    both_2C = torch.stack([power_CV.sum(dim=-1), chosen_C])
+    distributed.all_reduce(both_2C, group=group)
+    sum_C, chosen_C = both_2C.unbind(0)
+    loss_C = sum_C.log() - chosen_C
+    if not gradient:
+        return loss_C, None
+    grad_CV = power_CV.div_(sum_C.unsqueeze(-1))
+    grad_CV.scatter_add_(-1, column_C1, -here_C.to(grad_CV.dtype).unsqueeze(-1))
+    return loss_C, grad_CV
