@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lmcore.data.index_file import Index, read_index
 from lmcore.data.indexed import IndexedDataset
-from lmcore.data.indexed_files import IndexedFiles, disk_errors
+from lmcore.data.indexed_files import IndexedFiles, changed, disk_errors
 from lmcore.errors import DataError
 
 __all__ = ["DocumentRange", "DocumentRanges", "copy_bytes", "write_ranges"]
@@ -93,7 +93,7 @@ class DocumentRange:
         index = read_index(f"{self.prefix}.idx", verify=False)
         same = len(index.sizes) >= self.last_sequence and index.document_count >= self.last
         if not same or int(index.document_indices[self.last]) != self.last_sequence:
-            raise _changed(index.path)
+            raise changed(index.path)
         return index
 
 
@@ -147,7 +147,7 @@ def write_ranges(files: IndexedFiles, ranges: Sequence[DocumentRange]) -> None:
             files.bin.flush()
             start = one.first_token * one.token_bytes
             if copy_bytes(stream.fileno(), files.bin.fileno(), start, size) != size:
-                raise _changed(source)
+                raise changed(source)
 
 
 def copy_bytes(source: int, target: int, start: int, count: int) -> int:
@@ -208,9 +208,3 @@ def _read_and_write(source: int, target: int, start: int, count: int) -> int:
 def _pieces(values: Integers, first: int, last: int) -> Iterator[Integers]:
     for at in range(first, last, _CHUNK):
         yield values[at : min(at + _CHUNK, last)]
-
-
-def _changed(path: Path) -> DataError:
-    return DataError(
-        f"`{path}` changed while it was read", hint="wait until it is written, and start again"
-    )

@@ -22,6 +22,7 @@ from lmcore.errors import DataError
 
 __all__ = [
     "IndexedFiles",
+    "changed",
     "commit_pair",
     "disk_errors",
     "replace_file",
@@ -46,6 +47,13 @@ def disk_errors(path: Path) -> Iterator[None]:
             if full
             else "check the directory and its permissions",
         ) from error
+
+
+def changed(path: str | Path) -> DataError:
+    """Return the error of a file that is not what it was when its reading began."""
+    return DataError(
+        f"`{path}` changed while it was read", hint="wait until it is written, and start again"
+    )
 
 
 def replace_file(temporary: Path, target: Path) -> None:

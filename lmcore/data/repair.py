@@ -18,7 +18,7 @@ from lmcore.data.index_file import TOKEN_DTYPES, Format, Index, read_index
 from lmcore.data.index_rebuild import RebuiltIndex
 from lmcore.data.index_writing import IndexContent, write_index
 from lmcore.data.indexed import IndexedDataset
-from lmcore.data.indexed_files import disk_errors, replacing
+from lmcore.data.indexed_files import changed, disk_errors, replacing
 from lmcore.data.metadata import DatasetMetadata, metadata_path, read_metadata, write_metadata
 from lmcore.data.uncounted_end import CountedEnds, find_uncounted_end
 from lmcore.errors import ConfigError, DataError
@@ -282,7 +282,7 @@ def _copy(source: Path, target: Path) -> None:
     with source.open("rb") as old, replacing(target) as new:
         size = source.stat().st_size
         if copy_bytes(old.fileno(), new.fileno(), 0, size) != size:
-            raise DataError(f"`{source}` changed while it was read")
+            raise changed(source)
 
 
 def _write_metadata(

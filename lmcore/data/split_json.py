@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from lmcore.data.indexed_files import disk_errors, replace_file
+from lmcore.data.indexed_files import changed, disk_errors, replace_file
 from lmcore.data.input.compression import BOM, STDIN, open_text
 from lmcore.data.input.files import find_inputs
 from lmcore.errors import ConfigError, DataError
@@ -150,14 +150,14 @@ def _deal(
         for number, piece in _pieces(file):
             if number != last:
                 if not any(left):
-                    raise _changed(file)
+                    raise changed(file)
                 last, chosen = number, _choose(left, chance)
                 left[chosen] -= 1
                 part = parts[chosen]
                 part.begin(file, number)
             part.write(piece)
     if any(left):
-        raise _changed(files[-1])
+        raise changed(files[-1])
 
 
 def _choose(left: Sequence[int], chance: random.Random) -> int:
@@ -255,9 +255,3 @@ def _require_apart(files: Sequence[str], outputs: Sequence[Path]) -> None:
                 f"the input `{file}` would be replaced by the output",
                 hint="give another `--output-dir`",
             )
-
-
-def _changed(file: str) -> DataError:
-    return DataError(
-        f"`{file}` changed while it was read", hint="wait until it is written, and start again"
-    )

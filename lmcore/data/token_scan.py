@@ -23,6 +23,7 @@ import numpy.typing as npt
 from lmcore.data.index_file import Index
 from lmcore.data.index_writing import NumberSpool
 from lmcore.data.indexed import IndexedDataset
+from lmcore.data.indexed_files import changed
 from lmcore.errors import DataError
 
 __all__ = ["TokenScan", "document_bounds", "scan_tokens"]
@@ -175,7 +176,7 @@ def _read(file: BinaryIO, count: int, path: Path) -> bytes:
     except OSError as error:
         raise DataError(f"cannot read `{path}`", why=error.strerror or str(error)) from error
     if left:
-        raise DataError(f"`{path}` changed while it was read")
+        raise changed(path)
     return b"".join(pieces)
 
 
