@@ -28,6 +28,7 @@ __all__ = ["create_device"]
 
 _DEFAULTS = CpuSection()
 _DTYPES = frozenset({"float32", "float64", "bfloat16", "float16"})
+_SMALL = 256
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # man 5 proc: resets the high-water mark of resident memory
@@ -154,7 +155,10 @@ class _PeakFlops:
     """
 
     def __init__(self, size: int = 1024, patience: int = 8, seconds: float = 0.5) -> None:
-        """Square products of *size*; give up after *seconds* for each kind of product."""
+        """Square products of *size*; give up after *seconds* for each kind of product.
+
+        Where one would take much of that time they are of 256.
+        """
         self.size = size
         self.patience = patience
         self.seconds = seconds
@@ -171,14 +175,27 @@ class _PeakFlops:
         return self.measured[case]
 
     def _rates(self, dtype: torch.dtype) -> list[float]:
-        left = torch.ones(self.size, self.size, dtype=dtype)
+        size = self.size
+        if size > _SMALL and self._time(dtype, _SMALL) * (size / _SMALL) ** 3 > self.seconds / 2:
+            size = _SMALL  # a dtype that this host emulates: a large product takes seconds
+        left = torch.ones(size, size, dtype=dtype)
         out = torch.empty_like(left)
-        rates = [self._best_rate(lambda: torch.mm(left, left, out=out))]
+        rates = [self._best_rate(size, lambda: torch.mm(left, left, out=out))]
         if dtype == torch.float32 and linear.available():
-            rates.append(self._best_rate(lambda: linear.product(left, left)))
+            rates.append(self._best_rate(size, lambda: linear.product(left, left)))
         return rates
 
-    def _best_rate(self, multiply: Callable[[], Tensor]) -> float:
+    def _time(self, dtype: torch.dtype, size: int) -> float:
+        """Return the seconds of the better of two products."""
+        left = torch.ones(size, size, dtype=dtype)
+        times = []
+        for _ in range(2):
+            start = time.perf_counter()
+            torch.mm(left, left)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    def _best_rate(self, size: int, multiply: Callable[[], Tensor]) -> float:
         multiply()
         best, since_best = float("inf"), 0
         begin = time.perf_counter()
@@ -189,7 +206,7 @@ class _PeakFlops:
             # A hundredth is the clock's jitter; it must not keep the measurement going.
             since_best = 0 if took < 0.99 * best else since_best + 1
             best = min(best, took)
-        return 2.0 * self.size**3 / best
+        return 2.0 * size**3 / best
 
 
 def _facts() -> dict[str, Any]:
