@@ -1,8 +1,10 @@
 #include "bpe_files.hpp"
 
+#include <algorithm>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
+
+#include "json_lines.hpp"
+#include "vocabulary_json.hpp"
 
 namespace lmcore {
 
@@ -32,28 +34,43 @@ std::string_view without_empty_end(std::string_view text) {
   return text;
 }
 
-}  // namespace
-
-bool read_bpe_files(const std::vector<std::pair<std::string_view, std::uint32_t>> &vocabulary,
-                    std::string_view merges, BpeFiles *files) {
-  std::unordered_map<std::string_view, std::uint32_t> place;  // of a token in the vocabulary
-  place.reserve(2 * vocabulary.size());
-  for (std::uint32_t i = 0; i < vocabulary.size(); ++i) place.emplace(vocabulary[i].first, i);
-  std::vector<bool> made(vocabulary.size(), false);
-  for (int byte = 0; byte < 256; ++byte) {
-    const auto found = place.find(stands_for(byte));
-    if (found == place.end()) return false;
-    made[found->second] = true;
-    files->byte_ids[static_cast<std::size_t>(byte)] = vocabulary[found->second].second;
+// Pairs of tokens, at most as many as it is told.
+class PairSet {
+ public:
+  explicit PairSet(std::size_t most) {
+    std::size_t size = 64;
+    while (size < 2 * most) size *= 2;
+    slots_.assign(size, kEmpty);
   }
+
+  // False for a pair that is there already.
+  bool add(std::uint32_t left, std::uint32_t right) {
+    const std::uint64_t pair = std::uint64_t{left} << 32 | right;
+    const std::size_t mask = slots_.size() - 1;
+    std::size_t slot = static_cast<std::size_t>(pair * 0x9E3779B97F4A7C15u >> 32) & mask;
+    for (; slots_[slot] != kEmpty; slot = (slot + 1) & mask) {
+      if (slots_[slot] == pair) return false;
+    }
+    slots_[slot] = pair;
+    return true;
+  }
+
+ private:
+  static constexpr std::uint64_t kEmpty = ~std::uint64_t{0};
+
+  std::vector<std::uint64_t> slots_;
+};
+
+// Takes the rules, and marks the places of the tokens that they make.
+bool read_rules(std::string_view merges, const Vocabulary &tokens, BpeFiles *files,
+                std::vector<bool> *made) {
   if (merges.find('\r') != std::string_view::npos) return false;
   merges = without_empty_end(merges);
   if (merges.substr(0, 8) == "#version") {
     const std::size_t end = merges.find('\n');
     merges = end == std::string_view::npos ? std::string_view() : merges.substr(end + 1);
   }
-  std::unordered_set<std::uint64_t> seen;
-  std::string joined;
+  PairSet seen(static_cast<std::size_t>(std::count(merges.begin(), merges.end(), '\n')) + 1);
   while (!merges.empty()) {
     const std::size_t end = merges.find('\n');
     const std::string_view line = merges.substr(0, end);
@@ -63,20 +80,42 @@ bool read_bpe_files(const std::vector<std::pair<std::string_view, std::uint32_t>
         line.find(' ', space + 1) != std::string_view::npos) {
       return false;
     }
-    joined.assign(line, 0, space).append(line, space + 1);
-    const auto left = place.find(line.substr(0, space));
-    const auto right = place.find(line.substr(space + 1));
-    const auto merged = place.find(joined);
-    if (left == place.end() || right == place.end() || merged == place.end()) return false;
-    if (!seen.insert(std::uint64_t{left->second} << 32 | right->second).second) return false;
-    made[merged->second] = true;
-    for (const std::uint32_t i : {left->second, right->second, merged->second}) {
-      files->triples.push_back(static_cast<std::int32_t>(vocabulary[i].second));
+    const std::string_view left = line.substr(0, space);
+    const std::string_view right = line.substr(space + 1);
+    const std::uint32_t places[] = {tokens.find(left), tokens.find(right),
+                                    tokens.find(left, right)};
+    for (const std::uint32_t place : places) {
+      if (place == Vocabulary::kNone) return false;
+      files->triples.push_back(static_cast<std::int32_t>(tokens.tokens()[place].id));
     }
+    if (!seen.add(places[0], places[1])) return false;
+    (*made)[places[2]] = true;
   }
-  for (std::size_t i = 0; i < vocabulary.size(); ++i) {
-    if (!made[i] && !in_brackets(vocabulary[i].first)) return false;
+  return true;
+}
+
+}  // namespace
+
+bool read_bpe_files(std::string_view vocabulary, std::string_view merges, std::string_view end,
+                    BpeFiles *files) {
+  Vocabulary tokens;
+  const auto *const text = reinterpret_cast<const std::uint8_t *>(merges.data());
+  if (!tokens.read(vocabulary) || !valid_utf8(text, text + merges.size())) return false;
+  std::vector<bool> made(tokens.tokens().size(), false);
+  const auto id_of = [&tokens](std::uint32_t place) { return tokens.tokens()[place].id; };
+  for (int byte = 0; byte < 256; ++byte) {
+    const std::uint32_t found = tokens.find(stands_for(byte));
+    if (found == Vocabulary::kNone) return false;
+    made[found] = true;
+    files->byte_ids[static_cast<std::size_t>(byte)] = id_of(found);
   }
+  if (!read_rules(merges, tokens, files, &made)) return false;
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    if (!made[i] && !in_brackets(tokens.tokens()[i].spelt)) return false;
+  }
+  files->vocab_size = std::int64_t{tokens.greatest_id()} + 1;
+  const std::uint32_t last = tokens.find(end);
+  files->end_id = last == Vocabulary::kNone ? -1 : std::int64_t{id_of(last)};
   return true;
 }
 

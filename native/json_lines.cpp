@@ -199,27 +199,26 @@ bool LineParser::value(int depth) {
   }
 }
 
-bool LineParser::string(RawText *text) {
-  const std::uint8_t *const begin = ++p_;
+const std::uint8_t *read_string(const std::uint8_t *p, const std::uint8_t *end, RawText *text) {
+  const std::uint8_t *const begin = ++p;
   bool escaped = false;
   for (;;) {
-    p_ = plain_end(p_, end_);
-    if (p_ == end_ || *p_ < 0x20) return false;
-    if (*p_ == '"') break;
+    p = plain_end(p, end);
+    if (p == end || *p < 0x20) return nullptr;
+    if (*p == '"') break;
     escaped = true;
-    if (end_ - p_ < 2) return false;
-    if (p_[1] == 'u') {
-      if (code_unit(p_ + 2, end_) < 0) return false;
-      p_ += 6;
-    } else if (escape_of(p_[1]) != 0) {
-      p_ += 2;
+    if (end - p < 2) return nullptr;
+    if (p[1] == 'u') {
+      if (code_unit(p + 2, end) < 0) return nullptr;
+      p += 6;
+    } else if (escape_of(p[1]) != 0) {
+      p += 2;
     } else {
-      return false;
+      return nullptr;
     }
   }
-  if (text != nullptr) *text = {begin, p_, escaped};
-  ++p_;
-  return true;
+  if (text != nullptr) *text = {begin, p, escaped};
+  return p + 1;
 }
 
 bool LineParser::digits() {

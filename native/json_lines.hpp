@@ -27,6 +27,10 @@ struct RawText {
   bool escaped = false;
 };
 
+// Read the string whose opening quote is at `p`; return where it ends, after its closing quote, or
+// null where it is broken.
+const std::uint8_t *read_string(const std::uint8_t *p, const std::uint8_t *end, RawText *text);
+
 class LineParser {
  public:
   enum class Line : std::uint8_t { kDocument, kBlank, kDoubtful };
@@ -42,7 +46,10 @@ class LineParser {
   bool object(int depth, bool outermost);
   bool array(int depth);
   bool value(int depth);
-  bool string(RawText *text);
+  bool string(RawText *text) {
+    p_ = read_string(p_, end_, text);
+    return p_ != nullptr;
+  }
   bool number();
   bool digits();
   bool word(const char *spelt);

@@ -307,24 +307,23 @@ std::unique_ptr<ByteBpe> make_bpe(
                                    static_cast<std::size_t>(merges.shape(0)));
 }
 
-// The encoder of a vocabulary and the text of its `merges.txt`; None where Python must look first.
-py::object bpe_of_files(const py::dict &vocabulary, const py::bytes &merges) {
-  std::vector<std::pair<std::string_view, std::uint32_t>> tokens;
-  tokens.reserve(vocabulary.size());
-  for (const auto &[token, id] : vocabulary) {
-    py::ssize_t size = 0;
-    const char *data = PyUnicode_AsUTF8AndSize(token.ptr(), &size);
-    if (data == nullptr) {  // a lone surrogate
-      PyErr_Clear();
-      return py::none();
-    }
-    tokens.emplace_back(std::string_view(data, static_cast<std::size_t>(size)),
-                        id.cast<std::uint32_t>());
-  }
+// The encoder of the contents of `vocab.json` and `merges.txt`, the size of the vocabulary and the
+// id of the token `end`, or None; None for all where Python must look first.
+py::object bpe_of_files(const py::bytes &vocabulary, const py::bytes &merges,
+                        const py::bytes &end) {
+  const std::string_view texts[] = {vocabulary, merges, end};
   lmcore::BpeFiles files;
-  if (!lmcore::read_bpe_files(tokens, std::string_view(merges), &files)) return py::none();
-  return py::cast(std::make_unique<ByteBpe>(files.byte_ids, files.triples.data(),
-                                            files.triples.size() / 3));
+  std::unique_ptr<ByteBpe> bpe;
+  {
+    py::gil_scoped_release release;
+    if (lmcore::read_bpe_files(texts[0], texts[1], texts[2], &files)) {
+      bpe = std::make_unique<ByteBpe>(files.byte_ids, files.triples.data(),
+                                      files.triples.size() / 3);
+    }
+  }
+  if (bpe == nullptr) return py::none();
+  const py::object end_id = files.end_id < 0 ? py::object(py::none()) : py::int_(files.end_id);
+  return py::make_tuple(std::move(bpe), files.vocab_size, end_id);
 }
 
 }  // namespace
@@ -334,7 +333,8 @@ namespace lmcore {
 void register_text(py::module_ &module) {
   py::class_<ByteBpe>(module, "ByteBpe")
       .def(py::init(&make_bpe), py::arg("byte_ids"), py::arg("merges"))
-      .def_static("of_files", &bpe_of_files, py::arg("vocabulary"), py::arg("merges"))
+      .def_static("of_files", &bpe_of_files, py::arg("vocabulary"), py::arg("merges"),
+                  py::arg("end"))
       .def("encode_texts", &encode_texts, py::arg("texts"), py::arg("threads"))
       .def("encode_block_narrow", &encode_block<std::uint16_t>, py::arg("data"), py::arg("keys"),
            py::arg("end_id"))

@@ -22,6 +22,7 @@ from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError
 
 if TYPE_CHECKING:
+    from lmcore.data.bpe_ahead import BpeAhead
     from lmcore.data.input.options import InputOptions
     from lmcore.data.prepare import PrepareReport, PrepareRequest, Progress
     from lmcore.data.sentence import SentenceSplitter
@@ -122,10 +123,11 @@ def run(argv: list[str]) -> int:
         foreign=prepare_flags(),
         epilog=_EPILOG,
     )
+    ahead = _ahead(wanted)
     from lmcore.data.prepare import Progress, join, prepare
 
     line = ProgressLine(Progress.bar)
-    request = _request(wanted, argv, live=line.live)
+    request = _request(wanted, argv, ahead, live=line.live)
     if wanted.join_partitions:
         with clean_termination():
             report = join(request)
@@ -136,7 +138,18 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _request(wanted: PrepareSection, argv: list[str], *, live: bool) -> PrepareRequest:
+def _ahead(wanted: PrepareSection) -> BpeAhead | None:
+    """Begin to read what GPT-2's tokenizer needs, before anything that takes time is loaded."""
+    if wanted.tokenizer_type != "GPT2BPETokenizer" or not (wanted.vocab_file and wanted.merge_file):
+        return None
+    from lmcore.data.bpe_ahead import BpeAhead
+
+    return BpeAhead(wanted.vocab_file, wanted.merge_file)
+
+
+def _request(
+    wanted: PrepareSection, argv: list[str], ahead: BpeAhead | None, *, live: bool
+) -> PrepareRequest:
     """Return what is asked for; raise everything that is wrong with it at once."""
     from lmcore.data.prepare import problems_before
     from lmcore.data.tokenizer import ByteTokenizer
@@ -146,7 +159,7 @@ def _request(wanted: PrepareSection, argv: list[str], *, live: bool) -> PrepareR
     tokenizer: Tokenizer = ByteTokenizer()  # stands in while other problems are looked for
     built = True
     try:
-        tokenizer = _tokenizer(wanted, argv)
+        tokenizer = _tokenizer(wanted, argv, ahead)
     except LmcoreError as error:
         problems.append(error)
         built = False
@@ -162,12 +175,13 @@ def _request(wanted: PrepareSection, argv: list[str], *, live: bool) -> PrepareR
     return request
 
 
-def _tokenizer(wanted: PrepareSection, argv: list[str]) -> Tokenizer:
+def _tokenizer(wanted: PrepareSection, argv: list[str], ahead: BpeAhead | None) -> Tokenizer:
     from lmcore.data.tokenizer import tokenizer_from
 
     settings = TokenizerSettings.of(wanted)
     if wanted.tokenizer_type in BUILT_IN_TYPES and not wanted.plugin_off:
-        return tokenizer_from(settings)  # the plugins, which take a tenth of a second, bring others
+        # Without the plugins, which take a tenth of a second, and bring other types.
+        return tokenizer_from(settings, ahead=ahead)
     from lmcore.cli.selection import find_plugins
     from lmcore.data.tokenizer.registry import registered_types
 
@@ -179,7 +193,6 @@ def _input_of(
 ) -> tuple[InputOptions, SentenceSplitter | None]:
     """Return how the input is read and split; what is wrong goes to *problems*."""
     from lmcore.data.input.options import InputOptions
-    from lmcore.data.sentence import build_splitter
 
     reading, splitter = InputOptions(), None
     try:
@@ -188,7 +201,10 @@ def _input_of(
         problems.append(error)
     try:
         sentences = sentences_of(wanted)
-        splitter = build_splitter(sentences) if sentences is not None else None
+        if sentences is not None:
+            from lmcore.data.sentence import build_splitter
+
+            splitter = build_splitter(sentences)
     except LmcoreError as error:
         problems.append(error)
     return reading, splitter

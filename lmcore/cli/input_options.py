@@ -47,19 +47,19 @@ def sentences_of(wanted: PrepareSection) -> SentenceOptions | None:
     Raises:
         ConfigError: Flags that exclude or need each other.
     """
-    from lmcore.data.sentence import SentenceOptions
-
     if wanted.split_sentences and wanted.presplit_sentences:
         raise ConfigError(
             "`--split-sentences` and `--presplit-sentences` exclude each other",
             hint="`--presplit-sentences` is for texts with a sentence on each line",
         )
+    if not wanted.split_sentences and not wanted.presplit_sentences:
+        _require_unset(wanted, ("sentence_splitter", "lang", "punkt_model", "keep_newlines"))
+        return None
+    from lmcore.data.sentence import SentenceOptions
+
     if wanted.presplit_sentences:
         _require_unset(wanted, ("sentence_splitter", "lang", "punkt_model"))
         return SentenceOptions(splitter="lines", keep_newlines=wanted.keep_newlines)
-    if not wanted.split_sentences:
-        _require_unset(wanted, ("sentence_splitter", "lang", "punkt_model", "keep_newlines"))
-        return None
     return SentenceOptions(
         splitter=wanted.sentence_splitter or "punkt",
         lang=wanted.lang or "english",

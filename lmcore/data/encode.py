@@ -14,7 +14,6 @@ from lmcore.data.encoded import Encoded, EncodePlan, KeyTokens
 from lmcore.data.input.batch import Batch, LineBatch
 from lmcore.data.input.document import text_of
 from lmcore.data.input.problem import BadDocument, Problem
-from lmcore.data.sentence.encode import encode_sentences
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.native import EncodesBlocks
 from lmcore.errors import LmcoreError
@@ -149,6 +148,8 @@ def _reason(error: UnicodeEncodeError | LmcoreError) -> str:
 
 def _encode_key(texts: list[str], tokenizer: Tokenizer, plan: EncodePlan) -> KeyTokens:
     if plan.splitter is not None:
+        from lmcore.data.sentence.encode import encode_sentences
+
         found = encode_sentences(texts, tokenizer, plan.splitter, plan.end)
         return replace(found, tokens=_narrowed(found.tokens, plan.dtype))
     encoded = [ids for ids in tokenizer.encode_batch(texts) if len(ids)]

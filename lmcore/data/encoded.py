@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.input.problem import Problem, Reason
-from lmcore.data.sentence.base import SentenceSplitter
+
+if TYPE_CHECKING:
+    from lmcore.data.sentence.base import SentenceSplitter
 
 __all__ = ["EncodePlan", "Encoded", "KeyTokens"]
 

@@ -10,7 +10,6 @@ import os
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import BinaryIO, Protocol
 
 import numpy as np
@@ -97,6 +96,8 @@ class NumberSpool:
         if len(self._recent) < _CHUNK:
             return
         if self._file is None:
+            from tempfile import TemporaryFile
+
             self._file = TemporaryFile(dir=self._directory)  # noqa: SIM115  # `close` closes it
         self._file.seek(0, os.SEEK_END)
         self._file.write(self._recent)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from lmcore import __version__
 from lmcore.data.indexed_files import disk_errors, replacing
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import DataError
@@ -74,7 +74,7 @@ class DatasetMetadata:
             sequences=sequences,
             tokens=tokens,
             dtype=dtype,
-            lmcore_version=_version(),
+            lmcore_version=__version__,
         )
 
 
@@ -118,10 +118,3 @@ def remove_metadata(prefix: str | Path) -> None:
     path = metadata_path(prefix)
     with disk_errors(path):
         path.unlink(missing_ok=True)
-
-
-def _version() -> str:
-    try:
-        return version("lmcore")
-    except PackageNotFoundError:
-        return "unknown"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # a command can ask for the C++ before it has loaded numpy
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = [
     "Counter",
@@ -23,11 +24,11 @@ __all__ = [
     "threads",
 ]
 
-Counter = npt.NDArray[np.int64]
+Counter: TypeAlias = "npt.NDArray[np.int64]"
 """One number, of finished units of work, that a builder raises while it works."""
 
 _MOST_THREADS = 8
-_INTERFACE = 2
+_INTERFACE = 3
 """What `native/module.cpp` says: it goes up there and here with every change of a signature."""
 
 _INSTEAD = "data is prepared and indexed in Python, many times slower"

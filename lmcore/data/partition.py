@@ -29,17 +29,13 @@ __all__ = ["join_partitions", "share_of", "write_record"]
 _MAX_BYTES = 1 << 28
 
 
-def share_of(
-    files: Sequence[InputFile], partition: int | None, partitions: int
-) -> Sequence[InputFile]:
+def share_of(files: Sequence[InputFile], partition: int, partitions: int) -> Sequence[InputFile]:
     """Return the files of a share; the shares have about as many bytes each, and a file at least.
 
     Raises:
         ConfigError: There are more shares than files, or a file that cannot be divided by its
             size, such as a pipe.
     """
-    if partition is None:
-        return files
     if len(files) < partitions:
         raise ConfigError(
             f"`--partitions {partitions}` needs as many files, and `--input` names {len(files)}",

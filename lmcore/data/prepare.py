@@ -29,7 +29,6 @@ from lmcore.data.input.files import InputFile, find_inputs
 from lmcore.data.input.problem import Problem
 from lmcore.data.input.read import read_input
 from lmcore.data.metadata import DatasetMetadata, remove_metadata, write_metadata
-from lmcore.data.partition import join_partitions, share_of, write_record
 from lmcore.data.prepare_request import (
     KeyReport,
     PrepareReport,
@@ -106,6 +105,8 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
     output.remove()
     report = totals.report()
     if request.partition is not None:
+        from lmcore.data.partition import write_record
+
         write_record(request, job.identity, report)
     return report
 
@@ -117,6 +118,8 @@ def join(request: PrepareRequest) -> PrepareReport:
         ConfigError: Shares that are missing or do not fit, all of them.
         DataError: A share is damaged, or the disk refuses.
     """
+    from lmcore.data.partition import join_partitions
+
     job = _checked(request)
     return join_partitions(request, job.identity)
 
@@ -191,7 +194,11 @@ def _checked(request: PrepareRequest) -> _Job:
         raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
     dtype = np.dtype(token_dtype(request.tokenizer.vocab_size))
     identity = identity_of(request, files, dtype)
-    share = share_of(files, request.partition, request.partitions)
+    share: Sequence[InputFile] = files
+    if request.partition is not None:
+        from lmcore.data.partition import share_of
+
+        share = share_of(files, request.partition, request.partitions)
     return _Job(request, share, dtype, identity)
 
 

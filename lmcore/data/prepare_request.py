@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lmcore.data.indexed_writer import FORMATS, IndexedDatasetWriter
 from lmcore.data.input.options import InputOptions
-from lmcore.data.sentence.base import SentenceSplitter
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.native import EncodesBlocks
 from lmcore.errors import ConfigError, LmcoreError
+
+if TYPE_CHECKING:
+    from lmcore.data.sentence.base import SentenceSplitter
 
 __all__ = [
     "KeyReport",

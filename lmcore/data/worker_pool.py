@@ -2,23 +2,20 @@
 
 Threads where the work leaves the interpreter free: nothing is copied, and they share what it
 needs.  Processes where it holds the interpreter's lock.  They are spawned, never forked: a fork of
-a process with threads may hang.
+a process with threads may hang.  What only processes need is loaded with them.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from typing import Any, Generic, Protocol, TypeVar
 
 from lmcore.errors import ConfigError, RunError
@@ -93,16 +90,23 @@ def work_ordered(
         pool = ThreadPoolExecutor(workers, thread_name_prefix="worker")
     else:
         run = _run
-        pool = ProcessPoolExecutor(
-            workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(work.pickled(),),
-        )
+        pool = _processes(workers, work.pickled())
     try:
         yield from _in_order(pool, run, batches, depth=2 * workers, done=work.done)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _processes(workers: int, work: bytes) -> Executor:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    return ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(work,),
+    )
 
 
 def _in_order(
@@ -124,7 +128,7 @@ def _in_order(
         while under_way:
             yield under_way[0][1].result()
             under_way.popleft()
-    except BrokenProcessPool:
+    except BrokenExecutor:
         places = [batch.where for batch, future in under_way if _is_lost(future)]
         raise RunError(
             f"a worker process died while it {done} documents",
@@ -158,6 +162,9 @@ def _start_worker(pickled: bytes) -> None:
 
 
 def _end_with_parent() -> None:
+    import multiprocessing
+    from multiprocessing.connection import wait
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 
-from lmcore.data.input import arrow, json_lines, json_objects, parquet, plain, table
 from lmcore.data.input.batch import Batch, LineBatch
 from lmcore.data.input.compression import CutShortError, DamagedError
 from lmcore.data.input.files import Format, InputFile
@@ -16,15 +16,16 @@ __all__ = ["read_input"]
 
 Reader = Callable[[InputFile, InputOptions], Generator[Batch, None, None]]
 
-_READERS: dict[Format, Reader] = {
-    "jsonl": json_lines.read,
-    "json": json_objects.read,
-    "text": plain.read,
-    "csv": table.read,
-    "tsv": table.read,
-    "parquet": parquet.read,
-    "arrow": arrow.read,
+_READERS: dict[Format, str] = {
+    "jsonl": "json_lines",
+    "json": "json_objects",
+    "text": "plain",
+    "csv": "table",
+    "tsv": "table",
+    "parquet": "parquet",
+    "arrow": "arrow",
 }
+"""The module beside this one that reads a format; loaded for the first file of it."""
 
 
 def read_input(files: Iterable[InputFile], options: InputOptions) -> Generator[Batch, None, None]:
@@ -37,8 +38,14 @@ def read_input(files: Iterable[InputFile], options: InputOptions) -> Generator[B
             `options.skip` the latter is a problem in the last batch of the file.
     """
     for file in files:
-        with closing(_READERS[file.format](file, options)) as batches:
+        with closing(_reader_of(file.format)(file, options)) as batches:
             yield from _with_damage(file, batches) if options.skip else batches
+
+
+def _reader_of(format_: Format) -> Reader:
+    module = importlib.import_module(f"lmcore.data.input.{_READERS[format_]}")
+    reader: Reader = module.read
+    return reader
 
 
 def _with_damage(

@@ -1,15 +1,10 @@
-"""Builds the splitter that a command names."""
+"""Builds the splitter that a command names; its own module is loaded then, and not before."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from lmcore.data.sentence.base import SentenceOptions, SentenceSplitter
-from lmcore.data.sentence.language import name_of
-from lmcore.data.sentence.lines import LineSplitter
-from lmcore.data.sentence.punkt import PunktSplitter
-from lmcore.data.sentence.punkt_tables import find_tables, read_tables
-from lmcore.data.sentence.rules import RuleSplitter
 from lmcore.errors import ConfigError, suggestion
 
 __all__ = ["SPLITTERS", "build_splitter"]
@@ -32,12 +27,20 @@ def build_splitter(options: SentenceOptions) -> SentenceSplitter:
         )
     match options.splitter:
         case "punkt":
+            from lmcore.data.sentence.language import name_of
+            from lmcore.data.sentence.punkt import PunktSplitter
+            from lmcore.data.sentence.punkt_tables import find_tables, read_tables
+
             model = options.punkt_model
             folder = Path(model) if model is not None else find_tables(name_of(options.lang))
             return PunktSplitter(read_tables(folder), keep_newlines=options.keep_newlines)
         case "sentencex":
+            from lmcore.data.sentence.rules import RuleSplitter
+
             return RuleSplitter(options.lang, options.keep_newlines)
         case "lines":
+            from lmcore.data.sentence.lines import LineSplitter
+
             return LineSplitter(options.keep_newlines)
         case unknown:
             raise ConfigError(

@@ -48,13 +48,13 @@ def byte_alphabet() -> tuple[str, ...]:
     return tuple(stands_for.get(byte, chr(byte)) for byte in range(256))
 
 
-def read_vocabulary(path: str) -> dict[str, int]:
-    """Return token -> id of a `vocab.json`.
+def read_vocabulary(path: str, content: bytes) -> dict[str, int]:
+    """Return token -> id of a `vocab.json`; *path* is for messages.
 
     Raises:
-        DataError: Missing, not UTF-8, not JSON, not a map of strings to distinct ids.
+        DataError: Not UTF-8, not JSON, not a map of strings to distinct ids.
     """
-    text = _read(path, "--vocab-file")
+    text = _decoded(path, content)
     try:
         vocabulary = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -84,13 +84,13 @@ def _wrong_id(path: str, vocabulary: dict[str, object]) -> DataError:
     raise AssertionError(path)
 
 
-def read_merges(path: str) -> MergeRules:
-    """Return the rules of a `merges.txt`.
+def read_merges(path: str, content: bytes) -> MergeRules:
+    """Return the rules of a `merges.txt`; *path* is for messages.
 
     Raises:
-        DataError: Missing, not UTF-8, or a line that is not two tokens; names the line.
+        DataError: Not UTF-8, or a line that is not two tokens; names the line.
     """
-    text = _read(path, "--merge-file")
+    text = _decoded(path, content)
     lines = text.split("\n")
     if "\r" in text:
         lines = [line.removesuffix("\r") for line in lines]
@@ -187,9 +187,9 @@ def read_file(path: str, flag: str) -> bytes:
         ) from None
 
 
-def _read(path: str, flag: str) -> str:
+def _decoded(path: str, content: bytes) -> str:
     try:
-        return read_file(path, flag).decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise DataError(f"`{path}` line {line} is not UTF-8", hint=_EXPECTED) from None

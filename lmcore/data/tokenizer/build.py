@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings, TypeOptions
+from lmcore.data.bpe_ahead import BpeAhead
 from lmcore.data.tokenizer.base import Tokenizer, TokenizerFactory
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
@@ -29,10 +30,6 @@ _PLUGIN = TypeOptions(takes=("vocab_file", "merge_file"))  # as the contract say
 
 def _null(settings: TokenizerSettings) -> Tokenizer:
     return NullTokenizer(settings.vocab_size or 0)
-
-
-def _gpt2(settings: TokenizerSettings) -> Tokenizer:
-    return GPT2BPETokenizer(str(settings.vocab_file), str(settings.merge_file))
 
 
 def _wordpiece(settings: TokenizerSettings) -> Tokenizer:
@@ -69,7 +66,6 @@ _BUILD: Mapping[str, Callable[[TokenizerSettings], Tokenizer]] = MappingProxyTyp
         "BertWordPieceCase": _wordpiece,
         "BertWordPieceLowerCase": _wordpiece,
         "ByteTokenizer": lambda _: ByteTokenizer(),
-        "GPT2BPETokenizer": _gpt2,
         "GPTSentencePieceTokenizer": _sentence_piece,
         "HFTokenizer": _pretrained,
         "HuggingFaceTokenizer": _pretrained,
@@ -115,13 +111,17 @@ def build_tokenizer(
 
 
 def tokenizer_from(
-    settings: TokenizerSettings, *, extra: Mapping[str, TokenizerFactory] = _NONE
+    settings: TokenizerSettings,
+    *,
+    extra: Mapping[str, TokenizerFactory] = _NONE,
+    ahead: BpeAhead | None = None,
 ) -> Tokenizer:
     """Build the tokenizer of settings.
 
     Args:
         settings: The type and its options.
         extra: The types that plugins registered; a built-in name cannot be replaced.
+        ahead: What began to read the files of a `GPT2BPETokenizer`, if something did.
 
     Raises:
         ConfigError: No or an unknown type, an option missing or too many, or a plugin's type with
@@ -136,7 +136,7 @@ def tokenizer_from(
         )
     kind = settings.tokenizer_type
     if kind is not None and kind in BUILT_IN_TYPES:
-        return _built_in(settings, kind, BUILT_IN_TYPES[kind])
+        return _built_in(settings, kind, BUILT_IN_TYPES[kind], ahead)
     if kind is None or kind not in extra:
         from lmcore.plugins.registrations import Registrations
 
@@ -154,11 +154,16 @@ def tokenizer_from(
     )
 
 
-def _built_in(settings: TokenizerSettings, kind: str, options: TypeOptions) -> Tokenizer:
+def _built_in(
+    settings: TokenizerSettings, kind: str, options: TypeOptions, ahead: BpeAhead | None
+) -> Tokenizer:
     if missing := settings.missing(options):
         raise ConfigError(f"`{kind}` needs {' and '.join(missing)}", hint=options.hint)
     if (problem := settings.unwanted(options)) is not None:
         raise problem
+    if kind == GPT2BPETokenizer.name:
+        files = str(settings.vocab_file), str(settings.merge_file)
+        return GPT2BPETokenizer(*files, ahead=ahead)
     if "vocab_size" not in options.allowed:  # it is the size that the model is padded to
         settings = dataclasses.replace(settings, vocab_size=None)
     tokenizer = _BUILD[kind](settings)  # an error names the files as they were given

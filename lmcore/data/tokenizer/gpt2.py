@@ -23,6 +23,7 @@ from typing import Literal, assert_never
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.data.bpe_ahead import END, BpeAhead, BpeContents
 from lmcore.data.native import reason as native_reason
 from lmcore.data.tokenizer.base import Tokenizer
 from lmcore.data.tokenizer.bpe import python_bpe
@@ -38,7 +39,6 @@ from lmcore.data.tokenizer.native import (
     BlockTokens,
     NativeBPE,
     native_bpe,
-    native_bpe_of_files,
 )
 from lmcore.data.tokenizer.word_cache import WordCache
 from lmcore.errors import ConfigError, MissingPackageError
@@ -48,7 +48,6 @@ __all__ = ["Engine", "GPT2BPETokenizer", "split_words"]
 Engine = Literal["auto", "native", "tokenizers", "python"]
 WordEncoder = Callable[[str], Sequence[int]]
 
-_END = "<|endoftext|>"
 # On ASCII text.  re.ASCII: `\s` must not take 0x1c-0x1f, which GPT-2's does not take.  The
 # possessive forms match the same (nothing follows that could backtrack).
 _ASCII_PATTERN = r"'(?:[sdmt]|ll|re|ve)| ?[A-Za-z]++| ?[0-9]++| ?[^\sA-Za-z0-9]++|\s+(?!\S)|\s+"
@@ -78,6 +77,7 @@ class GPT2BPETokenizer(Tokenizer):
         merge_file: `merges.txt`, the rules in order of priority.
         engine: `native`, `tokenizers`, `python`, or `auto`: the first that is here.  All give
             the same ids.
+        ahead: What began to read the two files, if something did.
 
     Raises:
         DataError: A file that is missing or broken, or two that do not belong together.
@@ -87,25 +87,49 @@ class GPT2BPETokenizer(Tokenizer):
 
     name = "GPT2BPETokenizer"
 
-    def __init__(self, vocab_file: str, merge_file: str, *, engine: Engine = "auto") -> None:
-        vocabulary = read_vocabulary(vocab_file)
-        self.engine: Engine = "native"
-        self._native = _certain(engine, vocabulary, merge_file)
-        if self._native is None:
-            rules = read_merges(merge_file)
-            require_match(vocabulary, rules, vocab_file=vocab_file, merge_file=merge_file)
-            self._native = _native(engine, vocabulary, rules.merges)
-            if self._native is None:
-                self.engine, encode_word = _engine(engine, vocabulary, rules.merges)
-                self._ids_of_word = WordCache(encode_word)
+    def __init__(
+        self,
+        vocab_file: str,
+        merge_file: str,
+        *,
+        engine: Engine = "auto",
+        ahead: BpeAhead | None = None,
+    ) -> None:
         # Absolute: metadata and workers find them from any directory.
         self.vocab_file, self.merge_file = (
             str(Path(file).absolute()) for file in (vocab_file, merge_file)
         )
-        self.vocab_size: int = max(vocabulary.values()) + 1
-        self.eod: int | None = vocabulary.get(_END)
         self._requested: Engine = engine
-        self._vocabulary = vocabulary
+        contents = ahead.contents(vocab_file, merge_file) if ahead is not None else None
+        if contents is None:
+            vocabulary = read_file(vocab_file, "--vocab-file")
+            contents = BpeContents.of(vocabulary, read_file(merge_file, "--merge-file"))
+        self._content = contents.vocabulary
+        if contents.native is None or engine not in {"auto", "native"}:
+            self._read_in_python(vocab_file, merge_file, contents.merges)
+        else:
+            library, vocab_size, eod = contents.native
+            self.engine: Engine = "native"
+            self._native: NativeBPE | None = NativeBPE(library)
+            self.vocab_size: int = vocab_size
+            self.eod: int | None = eod
+
+    def _read_in_python(self, vocab_file: str, merge_file: str, merges: bytes) -> None:
+        """Check everything, and say what is wrong; build what C++ did not take as it is."""
+        self._vocabulary = vocabulary = read_vocabulary(vocab_file, self._content)
+        rules = read_merges(merge_file, merges)
+        require_match(vocabulary, rules, vocab_file=vocab_file, merge_file=merge_file)
+        self.vocab_size, self.eod = max(vocabulary.values()) + 1, vocabulary.get(END)
+        self.engine = "native"
+        self._native = _native(self._requested, vocabulary, rules.merges)
+        if self._native is None:
+            self.engine, encode_word = _engine(self._requested, vocabulary, rules.merges)
+            self._ids_of_word = WordCache(encode_word)
+
+    @functools.cached_property
+    def _vocabulary(self) -> dict[str, int]:
+        """Tokens and ids: what was read in C++ is read here when ids are to be spelt."""
+        return read_vocabulary(self.vocab_file, self._content)
 
     def __reduce__(self) -> tuple[Callable[..., GPT2BPETokenizer], tuple[str, str, Engine]]:
         """Pickle as the files' names: caches and engines stay in their process."""
@@ -190,13 +214,6 @@ def _bytes_by_id(vocabulary: dict[str, int]) -> dict[int, bytes]:
             return token.encode()
 
     return {i: spelt(token) for token, i in vocabulary.items()}
-
-
-def _certain(requested: Engine, vocabulary: dict[str, int], merge_file: str) -> NativeBPE | None:
-    """Return the encoder of files that C++ finds nothing wrong with: several times faster."""
-    if requested not in {"auto", "native"}:
-        return None
-    return native_bpe_of_files(vocabulary, read_file(merge_file, "--merge-file"))
 
 
 def _native(requested: Engine, vocabulary: dict[str, int], merges: list[Merge]) -> NativeBPE | None:

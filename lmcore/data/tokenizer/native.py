@@ -23,7 +23,6 @@ __all__ = [
     "EncodesBlocks",
     "NativeBPE",
     "native_bpe",
-    "native_bpe_of_files",
 ]
 
 Integers = npt.NDArray[np.integer]
@@ -112,17 +111,6 @@ class NativeBPE:
         spelt = [key.encode() for key in keys]
         columns, documents, _, doubts = encode(block, spelt, -1 if end is None else end)
         return BlockTokens(tuple(columns), documents, doubts)
-
-
-def native_bpe_of_files(vocabulary: Mapping[str, int], merges: bytes) -> NativeBPE | None:
-    """Return the encoder of a vocabulary and its `merges.txt`.
-
-    None where it was not built, and where the files do not certainly belong together: then
-    `read_merges` and `require_match` say what is wrong, or that nothing is.
-    """
-    make = getattr(builders, "ByteBpe", None)
-    library = make.of_files(vocabulary, merges) if make is not None else None
-    return NativeBPE(library) if library is not None else None
 
 
 def native_bpe(vocabulary: Mapping[str, int], merges: Sequence[Merge]) -> NativeBPE | None:

@@ -181,7 +181,8 @@ def test_fingerprint_follows_contents_not_places(bpe_files, tmp_path):
 
 def test_missing_library_falls_back_and_says_which_engine_runs(bpe_files, monkeypatch):
     """With neither C++ nor library `auto` runs Python; asking for one that is not here fails."""
-    monkeypatch.setattr("lmcore.data.tokenizer.native.builders", None)
+    for module in ("lmcore.data.tokenizer.native", "lmcore.data.bpe_ahead"):
+        monkeypatch.setattr(f"{module}.builders", None)
     with pytest.raises(ConfigError, match="the engine `native` was not built"):
         GPT2BPETokenizer(*map(str, bpe_files), engine="native")
     assert GPT2BPETokenizer(*map(str, bpe_files)).engine == "tokenizers"

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmcore.data import native
+from lmcore.data.bpe_ahead import BpeContents
 from lmcore.data.encode import EncodePlan, _encode_documents, encode_batch
 from lmcore.data.input.batch import LineBatch
 from lmcore.data.tokenizer import GPT2BPETokenizer
 from lmcore.data.tokenizer.bpe import python_bpe
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
-from lmcore.data.tokenizer.native import native_bpe, native_bpe_of_files
+from lmcore.data.tokenizer.native import NativeBPE, native_bpe
 
 pytestmark = pytest.mark.skipif(not native.available, reason="needs lmcore._native")
 
@@ -99,13 +100,106 @@ def test_files_about_which_there_is_a_doubt_go_to_python(name):
     text, certain = RULES[name]
     tokens = [*ALPHABET, "ab", "abc", "", "<|endoftext|>", "[PAD]"]
     vocabulary = {token: i for i, token in enumerate(tokens) if token}
-    encoder = native_bpe_of_files(vocabulary, text.encode(errors="surrogateescape"))
-    assert (encoder is not None) == certain
-    if encoder is not None:
-        (ids,) = encoder.encode_texts(["abcab<|endoftext|>"])
+    files = of_files(json.dumps(vocabulary).encode(), text.encode(errors="surrogateescape"))
+    assert (files is not None) == certain
+    if files is not None:
+        (ids,) = NativeBPE(files[0]).encode_texts(["abcab<|endoftext|>"])
         assert ids.tolist()[:2] == [vocabulary["abc"], vocabulary["ab"]]
         assert len(ids) == 2 + len("<|endoftext|>")
-    assert native_bpe_of_files({"a": 0}, b"") is None
+    assert of_files(b'{"a": 0}', b"") is None
+
+
+def of_files(vocabulary, merges):
+    return BpeContents.of(vocabulary, merges).native
+
+
+BYTES_JSON = json.dumps({c: i for i, c in enumerate(ALPHABET)}).encode()[:-1]
+VOCABULARIES = {
+    "good": (b', "ab": 300, "<|endoftext|>": 299}', True),
+    "no end of a document": (b', "ab": 256}', True),
+    "without escapes": (', "ab": 256, "[\u00e9\U0001f600]": 257}'.encode(), True),
+    "a pair of surrogates": (b', "ab": 256, "<\\ud83d\\ude00>": 257}', True),
+    "blanks everywhere": (b' ,\r\n\t"ab"\t:\n256 }  \r\n', True),
+    "ids far apart": (b', "ab": 2147483646}', False),
+    "too great an id": (b', "ab": 2147483647}', False),
+    "an id of many digits": (b', "ab": 99999999999999999999}', False),
+    "an id twice": (b', "ab": 0}', False),
+    "a token twice": (b', "ab": 256, "ab": 257}', False),
+    "a token twice, spelt otherwise": (b', "ab": 256, "\\u0061b": 257}', False),
+    "a negative id": (b', "ab": -1}', False),
+    "a fraction": (b', "ab": 256.0}', False),
+    "an exponent": (b', "ab": 256e0}', False),
+    "a leading zero": (b', "ab": 0256}', False),
+    "true": (b', "ab": true}', False),
+    "a string": (b', "ab": "256"}', False),
+    "no id": (b', "ab"}', False),
+    "no token": (b", 256}", False),
+    "an inner object": (b', "ab": {"a": 256}}', False),
+    "a comma too many": (b', "ab": 256,}', False),
+    "no end": (b', "ab": 256', False),
+    "no end of a token": (b', "ab', False),
+    "something after it": (b', "ab": 256} {}', False),
+    "a control character": (b', "ab": 256, "<\n>": 257}', False),
+    "a wrong escape": (b', "ab": 256, "<\\x41>": 257}', False),
+    "an escape cut short": (b', "ab": 256, "<\\u004', False),
+    "a lone surrogate": (b', "ab": 256, "<\\ud83d>": 257}', False),
+    "a lone low surrogate": (b', "ab": 256, "<\\ude00>": 257}', False),
+    "no UTF-8": (b', "ab": 256, "<\xff>": 257}', False),
+    "a surrogate in UTF-8": (b', "ab": 256, "<\xed\xa0\x80>": 257}', False),
+}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_vocabularies_about_which_there_is_a_doubt_go_to_python(name):
+    """What C++ takes Python would read alike; everything else is left to Python."""
+    ending, certain = VOCABULARIES[name]
+    content = BYTES_JSON + ending
+    files = of_files(content, b"a b\n")
+    assert (files is not None) == certain
+    if files is not None:
+        vocabulary = json.loads(content)
+        encoder, *told = files
+        assert told == [max(vocabulary.values()) + 1, vocabulary.get("<|endoftext|>")]
+        (ids,) = NativeBPE(encoder).encode_texts(["abba"])
+        assert ids.tolist() == [vocabulary[token] for token in ("ab", "b", "a")]
+
+
+def test_other_vocabularies_are_no_object_of_bytes():
+    """A byte-order mark, an array, nothing, and an object without all bytes are left to Python."""
+    whole = BYTES_JSON + b', "ab": 256}'
+    assert of_files(whole, b"a b\n") is not None
+    for content in (
+        b"",
+        b"{}",
+        b"[]",
+        b"1",
+        b"\xef\xbb\xbf" + whole,
+        whole.replace(b'"a"', b'"aa"'),
+    ):
+        assert of_files(content, b"a b\n") is None
+    assert of_files(whole, b"#version \xff\na b\n") is None
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.dictionaries(
+        st.text(max_size=3).map(lambda text: f"<{text}>"),
+        st.integers(250, 2000) | st.booleans() | st.floats() | st.none(),
+        max_size=8,
+    ),
+    st.booleans(),
+    st.sampled_from([None, 0, 1, "\t"]),
+)
+def test_vocabularies_that_are_taken_are_read_as_python_reads_them(tokens, ascii_only, indent):
+    """Whatever the tokens, their escapes and the blanks: size and ids are those of `json`."""
+    vocabulary = {**{c: i for i, c in enumerate(ALPHABET)}, **tokens}
+    ids = list(vocabulary.values())
+    content = json.dumps(vocabulary, ensure_ascii=ascii_only, indent=indent)
+    files = of_files(content.encode(errors="surrogatepass"), b"")
+    sound = {type(i) for i in ids} == {int} and len(set(ids)) == len(ids)
+    assert (files is not None) == sound
+    if files is not None:
+        assert files[1] == max(ids) + 1
 
 
 JSON_VALUES = st.recursive(
