@@ -4,6 +4,7 @@
 // are fetched once, by several threads; each of these then cuts its own part of the stream.
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <system_error>
 #include <thread>
@@ -54,10 +55,12 @@ void run_parts(std::size_t parts, const Work &work) {
   }
 }
 
-// Copies the sizes into half the memory, for the random reads; false where one does not fit.
-bool narrow_sizes(const Values<std::int32_t> &sizes, std::uint16_t *narrow) {
-  for (std::int64_t start = 0; start < sizes.count; start += kBlock) {
-    const std::int64_t end = std::min(start + kBlock, sizes.count);
+// Copies sizes [first, last) into half the memory, for the random reads; false where one does not
+// fit.
+bool narrow_sizes(const Values<std::int32_t> &sizes, std::int64_t first, std::int64_t last,
+                  std::uint16_t *narrow) {
+  for (std::int64_t start = first; start < last; start += kBlock) {
+    const std::int64_t end = std::min(start + kBlock, last);
     std::uint32_t bits = 0;
     for (std::int64_t i = start; i < end; ++i) {
       const auto size = static_cast<std::uint32_t>(sizes[i]);
@@ -71,27 +74,50 @@ bool narrow_sizes(const Values<std::int32_t> &sizes, std::uint16_t *narrow) {
   return true;
 }
 
+// Whether documents [start, end) of the stream are ones that the dataset has.
+bool in_range(const Values<std::int32_t> &documents, std::int64_t start, std::int64_t end,
+              std::int64_t count) {
+  std::uint32_t greatest = 0;  // as such a negative one is too large
+  for (std::int64_t i = start; i < end; ++i) {
+    greatest = std::max(greatest, static_cast<std::uint32_t>(documents[i]));
+  }
+  return start >= end || greatest < count;
+}
+
 // Fetches the lengths of a part's documents; `size_of` is their table.
 template <typename Table, typename Length>
 void fetch_lengths(const Table &size_of, const char *bytes, std::int64_t count,
                    const Values<std::int32_t> &documents, Part &part, Length *lengths,
                    const Progress &progress) {
+  std::int64_t asked = part.first;  // documents before this one are on their way from memory
+  const auto ask = [&](std::int64_t i) {
+    __builtin_prefetch(bytes + static_cast<std::int64_t>(sizeof(Length)) * documents[i]);
+  };
   for (std::int64_t start = part.first; start < part.last; start += kBlock) {
     const std::int64_t end = std::min(start + kBlock, part.last);
+    if (!in_range(documents, start, end, count)) {
+      part.fault = Fault::kDocument;
+      return;
+    }
+    for (const std::int64_t stop = std::min(start + kAhead, end); asked < stop; ++asked) {
+      ask(asked);
+    }
     std::int64_t tokens = 0;
     std::int32_t negative = 0;
-    for (std::int64_t i = start; i < end; ++i) {
-      const std::int64_t ahead = documents[std::min(i + kAhead, documents.count - 1)];
-      __builtin_prefetch(bytes + static_cast<std::int64_t>(sizeof(Length)) * ahead);
-      const std::int64_t document = documents[i];
-      if (document < 0 || document >= count) {
-        part.fault = Fault::kDocument;
-        return;
-      }
-      const std::int32_t length = size_of[document];
+    const auto fetch = [&](std::int64_t i) {
+      const std::int32_t length = size_of[documents[i]];
       lengths[i] = static_cast<Length>(length);
       negative |= length;
       tokens += length;  // at most 2^31 entries of 2^31 - 1: no overflow
+    };
+    std::int64_t i = start;
+    for (; i + kAhead < end; ++i) {
+      ask(i + kAhead);
+      fetch(i);
+    }
+    asked = end;
+    for (; i < end; ++i) {
+      fetch(i);
     }
     if (negative < 0) {
       part.fault = Fault::kSize;
@@ -102,15 +128,23 @@ void fetch_lengths(const Table &size_of, const char *bytes, std::int64_t count,
   }
 }
 
-// Writes the starts that lie in the part, which begins at token `begin` of the stream.
+// Writes the starts that lie in the part, which begins at token `begin` of the stream and has
+// samples up to, not including, `limit`.
 template <typename Length>
 void cut_part(const Part &part, std::int64_t begin, const Length *lengths,
-              std::int64_t sequence_length, std::int64_t num_samples, std::int32_t *out) {
+              std::int64_t sequence_length, std::int64_t limit, std::int32_t *out) {
   std::int64_t sample = (begin + sequence_length - 1) / sequence_length;
   std::int64_t next = sample * sequence_length - begin;  // from the current document's start
-  for (std::int64_t i = part.first; i < part.last && sample <= num_samples; ++i) {
+  for (std::int64_t i = part.first; i < part.last && sample < limit; ++i) {
     const auto length = static_cast<std::int64_t>(lengths[i]);
-    while (next < length && sample <= num_samples) {
+    // Whether a document has a start in it nobody can foretell: it is written, and taken back by
+    // not counting it.
+    out[2 * sample] = static_cast<std::int32_t>(i);
+    out[2 * sample + 1] = static_cast<std::int32_t>(next);
+    const auto has = static_cast<std::int64_t>(next < length);
+    sample += has;
+    next += sequence_length & -has;
+    while (next < length && sample < limit) {  // a document longer than a sample
       out[2 * sample] = static_cast<std::int32_t>(i);
       out[2 * sample + 1] = static_cast<std::int32_t>(next);
       ++sample;
@@ -169,7 +203,10 @@ py::array_t<std::int32_t> cut_stream(const Table &size_of, const char *bytes, st
       for (std::size_t before = 0; before < p; ++before) {
         begin += parts[before].tokens;
       }
-      cut_part(parts[p], begin, lengths, request.sequence_length, num_samples, out);
+      const std::int64_t end = begin + parts[p].tokens;
+      const std::int64_t own = (end + request.sequence_length - 1) / request.sequence_length;
+      const std::int64_t limit = std::min(own, num_samples + 1);
+      cut_part(parts[p], begin, lengths, request.sequence_length, limit, out);
     });
   }
   out[0] = out[1] = 0;  // the first sample starts at the first document, be it empty
@@ -194,10 +231,15 @@ py::array_t<std::int32_t> build_sample_index(const py::array &size_array,
   if (sizes.count >= kLeastPart && documents.count >= sizes.count / 2) {
     py::array_t<std::uint16_t> scratch(static_cast<py::ssize_t>(sizes.count));
     std::uint16_t *narrow = scratch.mutable_data();
-    bool fits = false;
+    std::atomic<bool> fits{true};
     {
       py::gil_scoped_release release;
-      fits = narrow_sizes(sizes, narrow);
+      const std::vector<Part> parts = divide(sizes.count, threads);
+      run_parts(parts.size(), [&](std::size_t p) {
+        if (!narrow_sizes(sizes, parts[p].first, parts[p].last, narrow)) {
+          fits = false;
+        }
+      });
     }
     if (fits) {
       return cut_stream<std::uint16_t *, std::uint16_t>(
