@@ -62,11 +62,9 @@ def run(argv: list[str]) -> int:
             "`--input`",
         )
     from lmcore.data.data_file_list import without_ending
-    from lmcore.data.merge import find_datasets, merge
+    from lmcore.data.merge import chosen_datasets, merge
 
-    prefixes = [without_ending(path) for path in wanted.datasets]
-    if wanted.input is not None:
-        prefixes = find_datasets(wanted.input)
+    prefixes = chosen_datasets(wanted.datasets, wanted.input)
     with clean_termination():
         report = merge(prefixes, without_ending(wanted.output_prefix))
     print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report))

@@ -119,14 +119,12 @@ def _split_lines(wanted: SplitSection) -> JsonSplitReport:
 
 def _split_indexed(wanted: SplitSection) -> IndexedSplitReport:
     from lmcore.data.data_file_list import without_ending
-    from lmcore.data.merge import find_datasets
+    from lmcore.data.merge import chosen_datasets
     from lmcore.data.split_indexed import split_indexed
 
     assert wanted.output_prefix is not None
     assert wanted.samples is not None
-    prefixes = [without_ending(path) for path in wanted.datasets]
-    if wanted.input is not None:
-        prefixes = find_datasets(wanted.input)
+    prefixes = chosen_datasets(wanted.datasets, wanted.input)
     report = split_indexed(prefixes, without_ending(wanted.output_prefix), samples=wanted.samples)
     if not wanted.json:
         print(

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from lmcore.data.data_file_list import without_ending
 from lmcore.data.document_ranges import DocumentRange, DocumentRanges, write_ranges
 from lmcore.data.index_file import Format
 from lmcore.data.indexed import IndexedDataset
@@ -22,7 +23,15 @@ from lmcore.data.metadata import (
 )
 from lmcore.errors import DataError
 
-__all__ = ["MergeReport", "Source", "find_datasets", "merge", "open_sources", "with_counts"]
+__all__ = [
+    "MergeReport",
+    "Source",
+    "chosen_datasets",
+    "find_datasets",
+    "merge",
+    "open_sources",
+    "with_counts",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +90,15 @@ def find_datasets(directory: str | Path) -> list[str]:
     if not found:
         raise DataError(f"no data set in `{directory}`", why="no file there ends with `.idx`")
     return found
+
+
+def chosen_datasets(paths: Sequence[str], directory: str | None) -> list[str]:
+    """Return the prefixes that paths name, with or without endings, or those in a directory.
+
+    Raises:
+        DataError: See `find_datasets`.
+    """
+    return list(map(without_ending, paths)) if directory is None else find_datasets(directory)
 
 
 def merge(prefixes: Sequence[str], output_prefix: str) -> MergeReport:
