@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lmcore.optim.optimizer import Optimizer, ParameterGroup
-from lmcore.optim.quantized_moment import QuantizedMoment
+from lmcore.optim.quantized_moment import Grid, QuantizedMoment
 
 __all__ = ["AdamW8bit"]
 
@@ -47,6 +47,7 @@ class AdamW8bit(Optimizer):
         self.update = update
         self.beta1, self.beta2 = betas
         self.epsilon = epsilon
+        self._grids: dict[tuple[torch.device, bool], Grid] = {}
         self._entries = [
             self._entry(name, parameter, group.weight_decay)
             for group in groups
@@ -84,12 +85,20 @@ class AdamW8bit(Optimizer):
                 moments.append(plain)
                 self._keep(kind, name, plain)
                 continue
-            quantized = QuantizedMoment(parameter.detach(), signed=signed)
+            quantized = QuantizedMoment(
+                parameter.shape, self._grid(parameter.device, signed=signed)
+            )
             moments.append(quantized)
             self._keep(kind, name, quantized.codes)
             self._keep(f"{kind}_scale", name, quantized.scales)
         self._keep("step", name, step)
         return _Entry(parameter, decay, step, (moments[0], moments[1]))
+
+    def _grid(self, device: torch.device, *, signed: bool) -> Grid:
+        """Return the grid of a device, made once for all parameters."""
+        if (device, signed) not in self._grids:
+            self._grids[device, signed] = Grid(signed=signed, device=device)
+        return self._grids[device, signed]
 
     def _keep(self, kind: str, name: str, tensor: Tensor) -> None:
         self._state.setdefault(kind, {})[name] = tensor

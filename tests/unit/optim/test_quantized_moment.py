@@ -7,9 +7,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from lmcore.optim.quantized_moment import BLOCK, QuantizedMoment, dynamic_grid
+from lmcore.optim.quantized_moment import BLOCK, Grid, QuantizedMoment, dynamic_grid
+
+
+def moment_of(shape: torch.Size, *, signed: bool) -> QuantizedMoment:
+    return QuantizedMoment(shape, Grid(signed=signed, device=torch.device("cpu")))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def test_codes_are_the_librarys(torchao, signed: bool) -> None:
     """The same numbers get the same codes and scales, but for ties that rounding decides."""
     numbers = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)) ** 5
     numbers = numbers if signed else numbers.abs()
-    moment = QuantizedMoment(numbers, signed=signed)
+    moment = moment_of(numbers.shape, signed=signed)
     moment.write(numbers)
     scaled, scales = torchao.scale_tensor(numbers, BLOCK)
     codes = torchao.quantize_8bit_with_qmap(scaled, dynamic_grid(signed=signed)).view(-1, BLOCK)
@@ -48,7 +51,7 @@ def test_nearest_value_is_kept(signed: bool) -> None:
     """Every number becomes the nearest of the grid's, found in float64 by looking at all."""
     numbers = torch.randn(3, 200, generator=torch.Generator().manual_seed(2)) ** 3
     numbers = numbers if signed else numbers.abs()
-    moment = QuantizedMoment(numbers, signed=signed)
+    moment = moment_of(numbers.shape, signed=signed)
     moment.write(numbers)
     padded = np.zeros(768)
     padded[:600] = numbers.flatten().numpy()
@@ -65,7 +68,22 @@ def test_nearest_value_is_kept(signed: bool) -> None:
 def test_zeros_stay_zeros() -> None:
     """At the beginning and after a write of zeros a moment reads as exact zeros."""
     for signed in (True, False):
-        moment = QuantizedMoment(nn.Parameter(torch.ones(5, 100)).detach(), signed=signed)
+        moment = moment_of(torch.Size([5, 100]), signed=signed)
         assert torch.equal(moment.read(), torch.zeros(5, 100))
         moment.write(torch.zeros(5, 100))
         assert torch.equal(moment.read(), torch.zeros(5, 100))
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_rounding_is_that_of_a_search(signed: bool) -> None:
+    """Around every middle between two values, and far from them, the table finds the same code."""
+    grid = dynamic_grid(signed=signed)
+    middles = (grid[1:] + grid[:-1]) / 2
+    upwards = torch.full_like(middles, torch.inf)
+    near = [middles, middles.nextafter(upwards), middles.nextafter(-upwards), grid]
+    many = torch.rand(100_000, generator=torch.Generator().manual_seed(4)) ** 9
+    numbers = torch.cat([*near, many, *([-many] if signed else []), torch.tensor([0.0, -0.0, 1.0])])
+    wanted = torch.searchsorted(middles, numbers, right=True)
+    assert torch.equal(
+        Grid(signed=signed, device=torch.device("cpu")).nearest(numbers).long(), wanted
+    )

@@ -1,0 +1,60 @@
+"""The estimate of the curvature that Sophia divides by, taken before some of the steps.
+
+Gauss-Newton-Bartlett: labels are sampled from the model's own predictions on the step's first
+micro-batch; the squared gradient of the mean loss against them, times the number of tokens, has
+the Gauss-Newton matrix's diagonal as its expectation (Liu et al., 2024, algorithm 2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lmcore.parallel.world import sum_of_all
+
+if TYPE_CHECKING:
+    from lmcore.runtime.runtime import Runtime
+    from lmcore.train.state import TrainState
+
+__all__ = ["curvature_is_due", "estimate_curvature"]
+
+
+def curvature_is_due(state: TrainState) -> bool:
+    """Return whether the optimizer wants an estimate before the next step."""
+    interval = state.optimizer.curvature_interval
+    return interval is not None and (state.iteration - state.skipped_iterations) % interval == 0
+
+
+def estimate_curvature(
+    state: TrainState,
+    arguments: tuple[tuple[Tensor, ...], dict[str, Tensor]],
+    context: Callable[[], AbstractContextManager[Any]],
+    norm: Callable[[list[Tensor]], Tensor],
+    runtime: Runtime,
+) -> None:
+    """Give the optimizer an estimate; all processes must call it.
+
+    Where gradients overflow, as in fp16 they may, the curvature stays as it was.
+
+    Args:
+        state: Its gradients are spent.
+        arguments: What `GPT.loss` takes, by place and by name, of one micro-batch; the loss is its
+            mean times `state.loss_scale`.
+        context: The precision's, in which a forward pass runs.
+        norm: The bound `grad_norm`.
+        runtime: The run.
+    """
+    parallel, scale = state.parallel, state.loss_scale.value
+    (tokens_BS, _, weight_BS), options = arguments
+    parallel.zero_grad()
+    without_targets: tuple[Any, ...] = (tokens_BS, None, weight_BS)
+    parallel.run([(without_targets, options)], 1, context)
+    parallel.gradients()
+    counted = float((weight_BS > 0).sum())
+    square, num_tokens = sum_of_all(runtime, parallel.square(norm), counted)
+    if math.isfinite(square):
+        state.optimizer.add_curvature(num_tokens / scale**2)

@@ -1,0 +1,90 @@
+"""Every optimizer in whole runs: the loss falls, and a run that continues is the unbroken one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lmcore.config.optimizers import OPTIMIZERS
+
+RATES = {
+    "adam": "1e-2",
+    "sgd": "3e-1",
+    "lamb": "3e-2",
+    "muon": "1e-2",
+    "sophia": "3e-3",
+    "adopt": "1e-2",
+    "shampoo": "1e-2",
+    "schedulefree": "2e-2",
+    "adam8bit": "1e-2",
+}
+"""Learning rates at which the tiny model learns."""
+
+MORE = {
+    "sophia": "--sophiag-hessian-interval 3",
+    "shampoo": "--shampoo-precondition-frequency 3 --shampoo-max-preconditioner-dim 24",
+}
+"""So that few steps meet every branch."""
+
+
+def flags(optimizer: str) -> str:
+    return (
+        f"--optimizer {optimizer} --lr {RATES[optimizer]} --lr-decay-style constant "
+        f"--train-iters 16 --split 80,20,0 {MORE.get(optimizer, '')} "
+    )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_learns_and_goes_on(
+    train: Callable[..., Any], assert_same: Callable[..., None], optimizer: str
+) -> None:
+    """The loss falls; a run stopped at step 7 goes on with the unbroken run's bits.
+
+    The unbroken one validates on its way, and the other one saves: neither leaves a trace.
+    """
+    settings = flags(optimizer) + "--hidden-size 64 "
+    whole = train("whole", settings + "--eval-iters 1 --eval-interval 4")
+    assert whole.status == 0, whole.err
+    losses = [row["loss"] for row in whole.rows]
+    assert sum(losses[-4:]) / 4 < losses[0] - 0.3
+    first = train("first", settings + "--exit-interval 7")
+    assert first.status == 0, first.err
+    second = train("second", settings + f"--load {first.directory}")
+    assert second.status == 0, second.err
+    joined = [row["loss"] for row in first.rows + second.rows]
+    assert joined == losses
+    assert_same(second.saved(), whole.saved())
+
+
+def test_other_optimizers_state_is_refused(train: Callable[..., Any]) -> None:
+    """Both are named, and the way out works."""
+    first = train("first", flags("adam8bit") + "--exit-interval 2")
+    again = f"{flags('adopt')} --load {first.directory} "
+    refused = train("refused", again)
+    assert refused.status == 2
+    assert "was written with `--optimizer adam8bit`, this run has `adopt`" in refused.err
+    assert "`--no-load-optim`" in refused.err
+    anew = train("anew", again + "--no-load-optim")
+    assert anew.status == 0, anew.err
+    assert len(anew.rows) == 14
+
+
+def test_averaged_weights_are_the_ones_that_are_used(train: Callable[..., Any]) -> None:
+    """What schedule-free saves is what it validates: the average, not the weights in training."""
+    run = train("run", flags("schedulefree") + "--eval-iters 1 --eval-interval 16")
+    tuned = train(
+        "tuned",
+        f"--load {run.directory} --finetune --lr 1e-12 --train-iters 1 --split 80,20,0 "
+        "--eval-iters 1",
+    )
+    assert tuned.status == 0, tuned.err
+    assert tuned.rows[-1]["valid_loss"] == pytest.approx(run.rows[-1]["valid_loss"], abs=1e-5)
+
+
+def test_option_of_another_optimizer(train: Callable[..., Any]) -> None:
+    """It is a wrong setting, not a silent one."""
+    run = train("run", "--optimizer sgd --muon-momentum 0.8")
+    assert run.status == 2
+    assert "`--muon-momentum 0.8` does not go with `--optimizer sgd`" in run.err
