@@ -279,15 +279,17 @@ def test_doctor_tells_the_truth_without_hardware(monkeypatch):
 
 
 def test_policies_follow_the_gpu():
-    """bfloat16 is offered, first, where the GPU computes in it."""
+    """fp16 is always offered, bfloat16 first where the GPU computes in it."""
 
     class Old:
         type, dtypes = "cuda", frozenset({"float32", "float16"})
 
     class New:
-        type, dtypes = "cuda", frozenset({"float32", "bfloat16"})
+        type, dtypes = "cuda", frozenset({"float32", "float16", "bfloat16"})
 
-    assert [one.name for one in plugin.lmcore_precision_policies(Old)] == ["fp32"]
+    old = plugin.lmcore_precision_policies(Old)
+    assert [(one.name, one.loss_scaling) for one in old] == [("fp32", False), ("fp16", True)]
+    assert max(old, key=lambda one: one.priority).name == "fp32"
     new = plugin.lmcore_precision_policies(New)
     assert max(new, key=lambda one: one.priority).name == "bf16"
     (backend,) = plugin.lmcore_comm_backends()

@@ -175,7 +175,7 @@ def test_policies_follow_the_gpu():
     """bfloat16 is offered, first, where the GPU computes in it; reductions cannot average."""
 
     class New:
-        type, dtypes = "xpu", frozenset({"float32", "bfloat16"})
+        type, dtypes = "xpu", frozenset({"float32", "float16", "bfloat16"})
 
     new = plugin.lmcore_precision_policies(New)
     assert max(new, key=lambda one: one.priority).name == "bf16"

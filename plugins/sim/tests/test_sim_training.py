@@ -66,6 +66,21 @@ def test_losses_are_those_of_the_cpu(train: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_fp16(train: Any, tmp_path: Path) -> None:
+    """In half precision the losses are the CPU's to its rounding; from 2^32 on steps are skipped."""
+    flags = "--train-iters 6 --precision fp16"
+    for device in ("cpu", "sim"):
+        done = train(device, device, f"{flags} --initial-loss-scale 1024")
+        assert done.returncode == 0, done.stderr
+    expected, found = losses(tmp_path / "cpu"), losses(tmp_path / "sim")
+    assert found == pytest.approx(expected, rel=5e-3)
+    done = train("skipped", "sim", flags)
+    assert done.returncode == 0, done.stderr
+    rows = (tmp_path / "skipped/metrics.jsonl").read_text().splitlines()[:3]
+    assert [json.loads(row)["loss_scale"] for row in rows] == [2.0**32, 2.0**31, 2.0**30]
+
+
+@pytest.mark.slow
 def test_two_processes_are_as_good_as_one(train: Any, tmp_path: Path) -> None:
     """Two devices, each with a process, reach the losses of the CPU in one process to 1e-5.
 

@@ -66,8 +66,11 @@ def lmcore_comm_backends() -> list[CommBackend]:
 
 @hookimpl
 def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
-    """Offer float32, and bfloat16 products first where the GPU has them."""
-    policies = [full_precision_policy()]
+    """Offer float32, half-precision products, and bfloat16 ones first where the GPU has them."""
+    policies = [
+        full_precision_policy(),
+        autocast_policy(device, name="fp16", compute="float16", loss_scaling=True),
+    ]
     if "bfloat16" in device.dtypes:
         policies.append(autocast_policy(device, name="bf16", compute="bfloat16", priority=200))
     return policies

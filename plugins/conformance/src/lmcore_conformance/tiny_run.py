@@ -7,6 +7,7 @@ each gets a `Runtime` of its own around the same device.
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class Trained:
     """What a run came to.
 
     Attributes:
-        losses, norms: Of each step.
+        losses, norms: Of each step; a norm is NaN where the step was skipped.
         tensors: Weights, optimizer state and random states at the end, on the host.
         kernels: What was bound, by op.
     """
@@ -186,7 +187,7 @@ class TinyRuns:
             while state.iteration < steps:
                 result = step(state, batches)
                 losses.append(result.loss)
-                norms.append(result.grad_norm)
+                norms.append(math.nan if result.grad_norm is None else result.grad_norm)
                 interval = plan.config.checkpoint.save_interval
                 if interval and state.iteration % interval == 0:
                     saver.save()

@@ -126,7 +126,7 @@ def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
     return [
         full_precision_policy(),
         autocast_policy(device, name="bf16", compute="bfloat16"),
-        autocast_policy(device, name="fp16", compute="float16", loss_scaling=True, priority=-10),
+        autocast_policy(device, name="fp16", compute="float16", loss_scaling=True),
         double_precision_policy(),
     ]
 

@@ -22,7 +22,7 @@ def create_device() -> Device:
     return Device.from_torch(
         "sim",
         index,
-        dtypes=frozenset({"float32", "float64", "bfloat16"}),
+        dtypes=frozenset({"float32", "float64", "bfloat16", "float16"}),
         missing={"peak_flops": "a simulated device has no peak; it is as fast as the host"},
         facts={
             "devices": torch.accelerator.device_count(),

@@ -92,10 +92,11 @@ def lmcore_op_impls() -> list[OpImpl]:
 
 @hookimpl
 def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
-    """Offer float32, bfloat16 products by autocast, and float64."""
+    """Offer float32, half-precision products by autocast, and float64."""
     return [
         full_precision_policy(),
         autocast_policy(device, name="bf16", compute="bfloat16"),
+        autocast_policy(device, name="fp16", compute="float16", loss_scaling=True),
         double_precision_policy(),
     ]
 
