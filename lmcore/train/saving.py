@@ -116,6 +116,8 @@ def take_snapshot(
 ) -> Snapshot:
     """Bring *state* to the host as the run's stager does it; all processes must call it.
 
+    The weights are those that the model holds: take and write it within `state.weights_for_use`,
+    as the stager may hand out the live ones.
     Only rank 0's has tensors: the others hold the same, but for their random states.
 
     Raises:
@@ -179,10 +181,26 @@ def restore(state: TrainState, plan: RunPlan, runtime: Runtime, *, order: str) -
     free = {name: saved[name] for name in _NOT_IN_THE_WEIGHTS if name in saved}
     check_shape(manifest, state.model.shape.to_dict() | free)
     if asked.finetune:
-        load_checkpoint(checkpoint, state.tensors(optimizer=False))
+        with state.weights_for_use():
+            load_checkpoint(checkpoint, state.tensors(optimizer=False))
         return checkpoint
+    if asked.load_optim:
+        _check_optimizer(manifest, plan)
     _adopt_schedule(state, plan, manifest)
     _check_order(manifest, order, plan)
+    with state.weights_for_use():
+        _load(state, plan, runtime, manifest, checkpoint)
+    state.set_counters(manifest.meta["counters"])
+    if asked.load_optim:
+        state.loss_scale.restore(manifest.meta.get("loss_scale", {}))
+    return checkpoint
+
+
+def _load(
+    state: TrainState, plan: RunPlan, runtime: Runtime, manifest: Manifest, checkpoint: Path
+) -> None:
+    """Load weights, optimizer and random states, as far as *plan* asks for them."""
+    asked = plan.config.checkpoint
     tensors = state.tensors(optimizer=asked.load_optim)
     states = random_states(runtime) if asked.load_rng else {}
     saved_as = {name: random_state_name(name, runtime.rank.rank) for name in states}
@@ -193,16 +211,25 @@ def restore(state: TrainState, plan: RunPlan, runtime: Runtime, *, order: str) -
     load_checkpoint(checkpoint, tensors | named)
     if states:
         set_random_states(states, runtime)
-    state.set_counters(manifest.meta["counters"])
-    if asked.load_optim:
-        state.loss_scale.restore(manifest.meta.get("loss_scale", {}))
-    return checkpoint
 
 
 def _holds_any(path: Path) -> bool:
     """Return whether there is a checkpoint, be it damaged: that is no reason to start anew."""
     return path.name.startswith("iter_") or any(
         any(folder.glob("iter_*")) for folder in (path, path / "checkpoints")
+    )
+
+
+def _check_optimizer(manifest: Manifest, plan: RunPlan) -> None:
+    """Refuse another optimizer's state: it has other moments, or the same of another meaning."""
+    settings = manifest.meta.get("config", {}).get("config", {}).get("optimizer", {})
+    saved, now = settings.get("optimizer"), plan.config.optimizer.optimizer
+    if saved in {None, now}:
+        return
+    raise ConfigError(
+        f"the checkpoint was written with `--optimizer {saved}`, this run has `{now}`",
+        why="the state of one optimizer means nothing to another",
+        hint=f"use `--optimizer {saved}`, or `--no-load-optim` to go on with a new `{now}`",
     )
 
 
