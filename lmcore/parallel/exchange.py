@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
-from torch.distributed import _functional_collectives as functional
+from torch import Tensor, distributed
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -18,6 +17,11 @@ if TYPE_CHECKING:
     from lmcore.parallel.mesh import Axis
 
 __all__ = ["copy_to_all", "gather_parts", "scatter_sum", "sum_over_all"]
+
+
+# Newer torch deprecates the longer names.
+_gather_into = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+_scatter_into = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)
 
 
 def copy_to_all(x: Tensor, axis: Axis) -> Tensor:
@@ -44,17 +48,24 @@ def scatter_sum(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
 
 
 def _all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
-    return cast("Tensor", functional.wait_tensor(functional.all_reduce(x, "sum", group)))
+    total = x.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(total, group=group)
+    return total
 
 
 def _all_gather(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
-    gathered = functional.all_gather_tensor(x.contiguous(), gather_dim=dim, group=group)
-    return cast("Tensor", functional.wait_tensor(gathered))
+    size = group.size()
+    gathered = x.new_empty((size * x.shape[0], *x.shape[1:]))
+    _gather_into(gathered, x.contiguous(), group=group)
+    return gathered if dim == 0 else torch.cat(gathered.chunk(size), dim=dim)
 
 
 def _reduce_scatter(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
-    part = functional.reduce_scatter_tensor(x.contiguous(), "sum", scatter_dim=dim, group=group)
-    return cast("Tensor", functional.wait_tensor(part))
+    size = group.size()
+    whole = x.contiguous() if dim == 0 else torch.cat(x.chunk(size, dim=dim))
+    part = whole.new_empty((whole.shape[0] // size, *whole.shape[1:]))
+    _scatter_into(part, whole, group=group)
+    return part
 
 
 class _Copy(torch.autograd.Function):
@@ -65,13 +76,13 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _all_reduce(grads[0].contiguous(), ctx.group), None
+        return _all_reduce(grads[0], ctx.group), None
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(_ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        return _all_reduce(x.contiguous(), group)
+        return _all_reduce(x, group)
 
     @staticmethod
     def backward(_ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
