@@ -67,7 +67,7 @@ def test_losses_are_those_of_the_cpu(train: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fp16(train: Any, tmp_path: Path) -> None:
-    """In half precision the losses are the CPU's to its rounding; from 2^32 on steps are skipped."""
+    """The losses are the CPU's to half precision; from 2^32 on steps are skipped."""
     flags = "--train-iters 6 --precision fp16"
     for device in ("cpu", "sim"):
         done = train(device, device, f"{flags} --initial-loss-scale 1024")
