@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 from lmcore.checkpoint import warm_up
 from lmcore.data.tokenizer_files import save_tokenizer
 from lmcore.errors import RunError
-from lmcore.model.build import build_model
-from lmcore.model.shape import ModelShape
 from lmcore.plugins import run_end, run_start
 from lmcore.runtime.agreement import agree, agree_on_kernels
 from lmcore.runtime.rendezvous import Rendezvous, join_processes
@@ -29,6 +27,7 @@ from lmcore.runtime.runtime import start_runtime
 from lmcore.train.corpus import open_corpus
 from lmcore.train.data_record import saved_data
 from lmcore.train.display import duration, open_display
+from lmcore.train.engine import open_engine
 from lmcore.train.exits import ExitConditions
 from lmcore.train.loop import Outcome, Reporter, failure_status, train
 from lmcore.train.metrics import MetricsFile, TensorBoard
@@ -37,8 +36,7 @@ from lmcore.train.run_directory import RunDirectory
 from lmcore.train.sample import Sample, take_sample
 from lmcore.train.saver import Saver
 from lmcore.train.saving import Snapshot, data_order, restore, take_snapshot
-from lmcore.train.state import TrainState, seed_everything
-from lmcore.train.step import TrainStep
+from lmcore.train.state import seed_everything
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -49,6 +47,8 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.corpus import Corpus
     from lmcore.train.display import Display
+    from lmcore.train.engine import Engine, Step
+    from lmcore.train.state import TrainState
 
 __all__ = ["RunResult", "run_training"]
 
@@ -162,21 +162,20 @@ class _Session:
         order = data_order(corpus.train)
         self.clock.mark("data")
         seed_everything(plan.config.training.seed, runtime)
-        with runtime.ops.bind_all():
-            model = build_model(
-                ModelShape.from_plan(plan),
-                runtime,
-                seed=None if plan.config.checkpoint.load else plan.config.training.seed,
-                compile_blocks=plan.config.training.compile,
-                masked=plan.config.data.reset_attention_mask,
-            )
-            state = TrainState.create(model, plan, runtime)
-            step = TrainStep(plan, runtime, model)
-        if processes is not None:
-            agree_on_kernels(processes.rendezvous, runtime.ops)
+        with contextlib.ExitStack() as stack:
+            with runtime.ops.bind_all():
+                engine = stack.enter_context(open_engine(plan, runtime))
+            return self._run(engine, corpus, order, began)
+
+    def _run(self, engine: Engine, corpus: Corpus, order: str, began: float) -> RunResult:
+        """Load, train, and leave what a run leaves."""
+        plan, runtime, run, state = self.plan, self.runtime, self.directory, engine.state
+        if runtime.processes is not None:
+            agree_on_kernels(runtime.processes.rendezvous, runtime.ops)
         loaded = restore(state, plan, runtime, order=order)
         if loaded is None and plan.config.checkpoint.load:
-            model.initialize(plan.config.training.seed)
+            state.parallel.initialize(plan.config.training.seed)
+        engine.begin()
         self._describe_run()
         self._announce(corpus, state, loaded)
         facts = self._facts()
@@ -184,7 +183,7 @@ class _Session:
         self.clock.mark("model")
         status = "failed"
         try:
-            outcome = self._train(state, step, corpus, order)
+            outcome = self._train(state, engine.step, corpus, order)
             status = outcome.reason or "completed"
         except BaseException as error:
             status = failure_status(error)
@@ -198,12 +197,16 @@ class _Session:
                 facts | {"status": status, "iteration": state.iteration},
             )
         summary = self._summary(state, outcome, status, time.monotonic() - began)
-        if not self._leads:
+        if not (self._leads or engine.together):
             return RunResult(run.path, status, summary, None)
-        run.write_json("summary.json", summary)
+        if self._leads:
+            run.write_json("summary.json", summary)
         sample = None
         if outcome.reason is None:  # whoever ends a run early wants it to end
-            sample = take_sample(state.model, corpus, plan, runtime, self.tokenizer)
+            with state.weights_for_use():
+                sample = take_sample(state.model, corpus, plan, runtime, self.tokenizer)
+        if not self._leads:
+            return RunResult(run.path, status, summary, None)
         if sample is not None:
             summary["sample"] = {"prompt": sample.prompt, "text": sample.text}
             run.write_json("summary.json", summary)
@@ -222,7 +225,7 @@ class _Session:
         except RunError as error:  # the failure itself matters more
             logger.warning("%s", error)
 
-    def _train(self, state: TrainState, step: TrainStep, corpus: Corpus, order: str) -> Outcome:
+    def _train(self, state: TrainState, step: Step, corpus: Corpus, order: str) -> Outcome:
         plan, run, settings = self.plan, self.directory, self.plan.config.logging
         tensorboard = None
         if settings.tensorboard and self._leads:
@@ -308,7 +311,7 @@ class _Session:
         if self.runtime.recompute.name != "none":
             say(f"recompute {self.runtime.recompute.name}: {self.runtime.recompute.summary}")
         say(
-            f"model     GPT, {state.model.parameter_count():,} parameters: {model.num_layers} "
+            f"model     GPT, {plan.parameter_count:,} parameters: {model.num_layers} "
             f"layers, hidden {model.hidden_size}, {model.num_attention_heads} heads, vocabulary "
             f"{plan.vocab_size} padded to {plan.padded_vocab_size}"
         )

@@ -1,0 +1,392 @@
+"""`--engine deepspeed`: the step of a run taken by DeepSpeed, which shards by ZeRO.
+
+Loss, optimizer, learning rate and loss scale are lmcore's own, as are the checkpoints: a run may
+go on with the other engine.  DeepSpeed exchanges gradients and weights, keeps the shards, clips,
+and moves state to the host where that is asked for (Rajbhandari et al., 2020; Ren et al., 2021).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from lmcore.accelerator.op import OpContext
+from lmcore.config.deepspeed_config import deepspeed_config, zero_stage
+from lmcore.config.deepspeed_file import read_deepspeed_file
+from lmcore.model.build import build_model
+from lmcore.model.shape import ModelShape
+from lmcore.optim.loss_scale import loss_scale_of
+from lmcore.optim.optimizer import Optimizer
+from lmcore.optim.schedule import LearningRateSchedule
+from lmcore.parallel.mesh import ParallelMesh
+from lmcore.parallel.world import sum_of_all
+from lmcore.runtime.agreement import agree
+from lmcore.train.deepspeed_package import initialize, open_deepspeed
+from lmcore.train.deepspeed_shards import Shards
+from lmcore.train.deepspeed_update import FlatUpdate, StateKind, state_kinds
+from lmcore.train.state import TrainState
+from lmcore.train.step import HINT, NotFiniteError, StepResult, loss_arguments
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.data.loader import Batch
+    from lmcore.model.gpt import GPT
+    from lmcore.parallel.parallel_model import ParallelModel
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["DeepSpeedEngine", "DeepSpeedState", "open_deepspeed_engine"]
+
+_HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@contextlib.contextmanager
+def open_deepspeed_engine(plan: RunPlan, runtime: Runtime) -> Iterator[DeepSpeedEngine]:
+    """Build the model of a run for DeepSpeed; all processes must call it.
+
+    Args:
+        plan: The run.
+        runtime: This process.
+
+    Raises:
+        ConfigError: The file of `--deepspeed-config` cannot be read, or DeepSpeed refuses it.
+        DeviceError: DeepSpeed cannot be imported or connected.
+        MissingPackageError: It is not installed.
+        RunError: The processes read different files.
+    """
+    path = plan.config.parallel.deepspeed_config
+    precision = runtime.precision
+    config = deepspeed_config(
+        plan,
+        read_deepspeed_file(path) if path is not None else {},
+        compute=precision.compute,
+        reduce=precision.reduce,
+    )
+    if runtime.processes is not None:
+        agree(
+            runtime.processes.rendezvous,
+            "their DeepSpeed configuration",
+            config,
+            hint="give all processes the same file",
+        )
+    with open_deepspeed(runtime) as package:
+        engine = DeepSpeedEngine(plan, runtime, package, config)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+class DeepSpeedEngine:
+    """The step of a run; `begin` comes between loading and the first step.
+
+    Attributes:
+        parallel: The model on the processes of the run.
+        state: All that the run changes.
+        together: Whether a forward pass takes all processes.
+    """
+
+    def __init__(
+        self, plan: RunPlan, runtime: Runtime, package: Any, config: dict[str, Any]
+    ) -> None:
+        """Build the model on the host, where it can be loaded.
+
+        Args:
+            plan: The run.
+            runtime: This process.
+            package: DeepSpeed.
+            config: What it gets.
+        """
+        self.plan, self.runtime, self.package, self.config = plan, runtime, package, config
+        self.batch_sizes = plan.batch_sizes
+        self.samples_at_once = plan.global_batch_size // plan.num_micro_batches
+        self.device = runtime.device.torch_device
+        self.context = runtime.precision.context
+        self.stage = zero_stage(plan)
+        self.together = self.stage == 3
+        self._half = _HALVES.get(runtime.precision.compute)
+        self.parallel = DeepSpeedModel(plan, runtime)
+        self._kinds = state_kinds(plan.config.optimizer, self._bind)
+        self._engine: Any = None
+        self._update: FlatUpdate | None = None
+        self._shards: Shards | None = None
+        self._loaded: dict[str, Tensor] = {}
+        self.state = DeepSpeedState(
+            cast("ParallelModel", self.parallel),
+            _ShardedOptimizer(()),
+            LearningRateSchedule.from_plan(plan),
+            loss_scale_of(plan.config.accelerator, runtime.precision),
+            engine=self,
+        )
+
+    def begin(self) -> None:
+        """Hand the model to DeepSpeed with what it holds now; all processes must call it.
+
+        Raises:
+            ConfigError: DeepSpeed refuses its configuration.
+        """
+        root, asked = self.parallel.root, self.plan.config.optimizer
+        parameters = dict(self.parallel.model.named_parameters())
+        exact = {name: one.detach() for name, one in parameters.items()} if self._half else {}
+        # Before weights are sharded: their shapes say which have weight decay.
+        self._update = FlatUpdate(asked, parameters.items(), self._bind)
+        if self.stage == 3:
+            self._shard(root)
+        self._engine = initialize(self.package, root, self._update, self.config, self.runtime)
+        shards = Shards(self.package, self._engine, parameters, self._update)
+        for name, weight in exact.items():
+            shards.set_weight(name, weight)  # of its own DeepSpeed would begin with rounded ones
+        for kind in self._kinds if self._loaded else []:
+            for name in parameters:
+                shards.set_state(name, kind, self._loaded.pop(_state_name(name, kind)))
+        self._shards = shards
+
+    def _shard(self, root: nn.Module) -> None:
+        """Move weights from the host to the device one by one, each process its part."""
+        if self._half is not None:
+            for one in root.parameters():
+                one.data = one.data.to(self._half)
+        self.package.zero.Init(module=root, config_dict_or_path=self.config, dtype=self._half)
+        # The head's weight is the embedding's, and is used outside of it.
+        model = self.parallel.model
+        self.package.zero.register_external_parameter(root, model.token_embedding.weight)
+
+    def step(
+        self,
+        state: TrainState,
+        batches: Iterator[Batch],
+        requests: Callable[[], tuple[float, ...]] = tuple,
+    ) -> StepResult:
+        """Take one step and count it; see `TrainStep`.
+
+        Raises:
+            NotFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can give
+                way; nothing was updated.
+        """
+        samples = self.batch_sizes.at(state.consumed_samples)
+        own = sum(self._run(batches, samples, state.loss_scale.value))
+        total, *asked = sum_of_all(self.runtime, own, *requests())
+        loss = total / self.runtime.rank.world_size
+        if not math.isfinite(loss) and self._half is not torch.float16:
+            raise _not_finite(state, f"the loss is {loss}", samples)
+        rate = state.schedule(state.scheduled_samples + samples)
+        norm = self._step(rate)
+        skipped = not math.isfinite(norm)
+        if not state.loss_scale.update(overflow=skipped):
+            raise _not_finite(state, f"the gradient norm is {norm}", samples)
+        if skipped:
+            state.skipped_iterations += 1
+        else:
+            state.scheduled_samples += samples
+        state.iteration += 1
+        state.consumed_samples += samples
+        state.consumed_tokens += samples * self.plan.config.model.seq_length
+        return StepResult(
+            loss,
+            None if skipped else norm,
+            state.schedule(state.scheduled_samples),
+            samples,
+            loss_scale=state.loss_scale.value,
+            requests=tuple(asked),
+        )
+
+    def _run(self, batches: Iterator[Batch], samples: int, scale: float) -> Iterator[float]:
+        """Run forward and backward of each micro-batch, and yield its share of the loss."""
+        engine, count = self._engine, samples // self.samples_at_once
+        engine.set_train_batch_size(samples)
+        if hasattr(engine.optimizer, "gradient_accumulation_steps"):
+            engine.optimizer.gradient_accumulation_steps = count
+        if self._half is torch.float16:
+            engine.optimizer.override_loss_scale(scale)
+        losses = []
+        for number in range(1, count + 1):
+            engine.set_gradient_accumulation_boundary(number == count)
+            arguments, options = loss_arguments(next(batches), self.device, share=1.0 / count)
+            with self.context():
+                loss = engine("loss", *arguments, **options)
+            engine.backward(loss, scale_wrt_gas=False)
+            losses.append(loss.detach())
+        yield from (float(one) for one in losses)
+
+    def _step(self, rate: float) -> float:
+        """Let DeepSpeed clip and update; return the gradient norm, infinite where it did not."""
+        assert self._update is not None, "the engine has begun"
+        for group in self._update.param_groups:
+            group["lr"] = rate
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm())
+
+    def tensors(self, *, optimizer: bool) -> dict[str, Tensor]:
+        """Return whole weights and, if wanted, optimizer state; all processes must call it.
+
+        Before `begin`: the tensors themselves, to be loaded, on the host.  After it: copies, on
+        rank 0; the other processes get nothing.
+
+        Raises:
+            NotFiniteError: A weight is NaN or infinite.
+        """
+        names = [name for name, _ in self.parallel.model.named_parameters()]
+        if self._shards is None:
+            found = {f"model.{name}": p.detach() for name, p in self.parallel.named_parameters()}
+            if optimizer:
+                self._loaded = self._loaded or self._empty_state()
+                found |= {f"optimizer.{name}": one for name, one in self._loaded.items()}
+            return found
+        found, bad = {}, []
+        keep = self.runtime.rank.rank == 0
+        for name in names:
+            weight = self._shards.weight(name)
+            if not bool(torch.isfinite(weight).all()):
+                bad.append(name)
+            if keep:
+                found[f"model.{name}"] = weight.detach().to("cpu", copy=True)
+        if bad:
+            raise NotFiniteError(
+                f"weights are not finite after step {self.state.iteration}: `{bad[0]}`",
+                why="the last update moved them too far; they are not saved",
+                hint=HINT,
+            )
+        for kind in self._kinds if optimizer else []:
+            for name in names:
+                one = self._shards.state(name, kind)
+                if keep:
+                    found[f"optimizer.{_state_name(name, kind)}"] = one.to("cpu", copy=True)
+        return found
+
+    def close(self) -> None:
+        """Let go of DeepSpeed's engine."""
+        if self._engine is not None:
+            self._engine.destroy()
+            self._engine = self._shards = None
+
+    def _empty_state(self) -> dict[str, Tensor]:
+        """Return the optimizer's state on the host, to be loaded."""
+        return {
+            _state_name(name, kind): torch.zeros(
+                one.shape if kind.shaped else (), dtype=kind.dtype, device="cpu"
+            )
+            for kind in self._kinds
+            for name, one in self.parallel.named_parameters()
+        }
+
+    def _bind(self, op: str) -> Callable[..., None]:
+        offload = self.plan.config.parallel.cpu_offload
+        device_type = "cpu" if offload else self.runtime.device.type
+        where = OpContext(device_type, self.runtime.precision.keep)
+        bound: Callable[..., None] = self.runtime.ops.bind(op, where)
+        return bound
+
+
+class DeepSpeedModel:
+    """The model, with what loop, validation and sample want of a `ParallelModel`.
+
+    Attributes:
+        root: The module that DeepSpeed gets.
+        mesh: The run's processes, which all see different samples.
+        shape: Of the model.
+    """
+
+    def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
+        """Build it on the host, its weights drawn unless they are to be loaded."""
+        self.shape = ModelShape.from_plan(plan)
+        self.mesh = ParallelMesh.of(plan.layout, runtime)
+        load = plan.config.checkpoint.load
+        model = build_model(
+            self.shape,
+            runtime,
+            seed=None if load else plan.config.training.seed,
+            compile_blocks=plan.config.training.compile,
+            masked=plan.config.data.reset_attention_mask,
+            device=torch.device("cpu"),
+        )
+        self.root = _Root(model)
+        self.model = cast("GPT", _Usable(self.root))
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the parameters as the process holds them now."""
+        return list(self.root.model.named_parameters())
+
+    def initialize(self, seed: int) -> None:
+        """Give every weight its initial value; before the engine begins."""
+        self.root.model.initialize(seed)
+
+    def loss(self, *arguments: Tensor, **options: Tensor) -> Tensor:
+        """Return `GPT.loss`."""
+        found: Tensor = self.root("loss", *arguments, **options)
+        return found
+
+    def total_loss(self, total: float) -> float:
+        """Return the loss of all processes from the sum of theirs."""
+        return total / self.mesh.layout.world_size
+
+
+class _Root(nn.Module):
+    """Calls the model by any of its methods, as one module with the weights that they use."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, method: str, *arguments: Any, **options: Any) -> Tensor:
+        found: Tensor = getattr(self.model, method)(*arguments, **options)
+        return found
+
+
+class _Usable:
+    """A `GPT` whose forward passes go through the root, where weights are gathered."""
+
+    def __init__(self, root: _Root) -> None:
+        self._root = root
+
+    def __call__(self, *arguments: Any, **options: Any) -> Tensor:
+        found: Tensor = self._root("__call__", *arguments, **options)
+        return found
+
+    def logits(self, hidden_BSH: Tensor) -> Tensor:
+        found: Tensor = self._root("logits", hidden_BSH)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._root.model, name)
+
+
+@dataclass
+class DeepSpeedState(TrainState):
+    """The state of a run whose tensors DeepSpeed keeps.
+
+    Attributes:
+        engine: Gathers them.
+    """
+
+    engine: DeepSpeedEngine = field(kw_only=True)
+
+    def tensors(self, *, optimizer: bool = True) -> dict[str, Tensor]:
+        """Return whole tensors by checkpoint name; see `DeepSpeedEngine.tensors`."""
+        return self.engine.tensors(optimizer=optimizer)
+
+
+class _ShardedOptimizer(Optimizer):
+    """Stands for the optimizer that DeepSpeed calls."""
+
+    sharding: ClassVar[Any] = "elementwise"
+
+    def step(self, lr: float) -> None:
+        raise AssertionError(f"DeepSpeed takes the step, at rate {lr}")
+
+
+def _state_name(parameter: str, kind: StateKind) -> str:
+    return f"{kind.name}.{parameter}"
+
+
+def _not_finite(state: TrainState, what: str, samples: int) -> NotFiniteError:
+    first = state.consumed_samples
+    why = "nothing was updated in this step"
+    if state.loss_scale.limit:
+        why = f"{state.loss_scale.limit}; {why}"
+    where = f"step {state.iteration + 1}, samples {first} to {first + samples - 1}"
+    return NotFiniteError(f"{what} at {where}", why=why, hint=HINT)

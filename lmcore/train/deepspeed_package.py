@@ -1,0 +1,220 @@
+"""DeepSpeed as a package: imported for the run's device, connected, quiet, and cleared away.
+
+It is imported here and nowhere else, when a run asks for it.  Nothing is compiled at the start of
+a run: of DeepSpeed's own native ops only those that were built with it are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from lmcore.errors import ConfigError, DeviceError, MissingPackageError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["INSTALL", "initialize", "open_deepspeed"]
+
+logger = logging.getLogger(__name__)
+
+INSTALL = "pip install deepspeed"
+
+_SAID_HERE = ("untested optimizer", "OVERFLOW", "Setting accelerator to")
+"""Parts of DeepSpeed's warnings about what lmcore knows or tells itself."""
+
+_RENAMED_IN_TORCH = r"`torch\.distributed\.\w+` is deprecated"
+
+
+@contextlib.contextmanager
+def open_deepspeed(runtime: Runtime) -> Iterator[Any]:
+    """Import DeepSpeed for the run's device and return the package; all processes must call it.
+
+    Raises:
+        ConfigError: It does not know the device.
+        DeviceError: It cannot be imported, or a process alone cannot be connected to itself.
+        MissingPackageError: It is not installed.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_environment(runtime))
+        package = _imported()
+        known = package.accelerator.get_accelerator().device_name()
+        if known.partition(":")[0] != runtime.device.type:
+            raise ConfigError(
+                f"DeepSpeed was set up for the device `{known}`, and the run is on "
+                f"`{runtime.device.type}`",
+                why="it keeps one kind of device for the whole process",
+                hint="unset DS_ACCELERATOR, or use `--engine native`",
+            )
+        _without_builds(package)
+        stack.enter_context(_quiet(package))
+        if runtime.processes is None:
+            stack.enter_context(_alone(package))
+        package.init_distributed(dist_init_required=None, auto_mpi_discovery=False)
+        try:
+            yield package
+        finally:
+            # It keeps groups of processes in its modules: those of a run that is over.
+            package.utils.groups._WORLD_GROUP = None  # noqa: SLF001 - it has no way to forget them
+            package.comm.comm.cdb = None
+
+
+def initialize(
+    package: Any,
+    model: nn.Module,
+    optimizer: Optimizer,
+    config: Mapping[str, Any],
+    runtime: Runtime,
+) -> Any:
+    """Return DeepSpeed's engine of *model*; all processes must call it.
+
+    Raises:
+        ConfigError: DeepSpeed refuses the configuration.
+    """
+    with _environment(runtime):
+        try:
+            engine, *_ = package.initialize(
+                model=model, optimizer=optimizer, config=dict(config), dist_init_required=False
+            )
+        except (ValueError, TypeError, AssertionError, package.DeepSpeedConfigError) as cause:
+            raise ConfigError(
+                "DeepSpeed refuses its configuration",
+                why=_reason(cause),
+                hint="mend the file of `--deepspeed-config`, or leave the value out",
+            ) from cause
+    if runtime.processes is not None:
+        _pass_timeout(package, runtime.processes.timeout)
+    return engine
+
+
+def _reason(cause: Exception) -> str:
+    """Return what is wrong, of a report of pydantic's without its links."""
+    errors = getattr(cause, "errors", None)
+    if errors is None:
+        return str(cause).strip() or type(cause).__name__
+    rows = (
+        f"`{'.'.join(str(part) for part in one['loc'])}`: {one['msg']}".replace("``: ", "")
+        for one in errors()
+    )
+    return "; ".join(rows)
+
+
+def _imported() -> Any:
+    try:
+        import deepspeed
+        import deepspeed.accelerator
+        import deepspeed.comm.comm
+        import deepspeed.utils.groups
+    except ModuleNotFoundError as cause:
+        if cause.name == "deepspeed":
+            raise MissingPackageError(
+                "deepspeed", needed_for="`--engine deepspeed`", install=INSTALL
+            ) from cause
+        raise _broken(cause) from cause
+    except Exception as cause:
+        raise _broken(cause) from cause
+    return deepspeed
+
+
+def _broken(cause: Exception) -> DeviceError:
+    return DeviceError(
+        "DeepSpeed cannot be imported",
+        why=f"{type(cause).__name__}: {cause}",
+        hint="see whether `python -c 'import deepspeed'` works, or use `--engine native`",
+    )
+
+
+@contextlib.contextmanager
+def _environment(runtime: Runtime) -> Iterator[None]:
+    """Set what DeepSpeed reads from the environment, as far as nobody has, and take it back."""
+    wanted = {
+        "DS_ACCELERATOR": runtime.device.type,
+        "LOCAL_RANK": str(runtime.rank.local_rank),
+    }
+    missing = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+def _without_builds(package: Any) -> None:
+    """Keep it from compiling, in the first process that needs it, an op that is optional.
+
+    It would take a minute or two, silently, at the first run on a host.
+    """
+    for name, built in package.git_version_info.installed_ops.items():
+        if not built:
+            package.ops.__compatible_ops__[name] = False
+
+
+@contextlib.contextmanager
+def _quiet(package: Any) -> Iterator[None]:
+    """Have its warnings where lmcore's are, on stderr, without those that say nothing new."""
+    theirs = package.utils.logger
+    handlers, filters = list(theirs.handlers), list(theirs.filters)
+    theirs.handlers[:] = [_Forward()]
+    theirs.addFilter(_is_news)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_RENAMED_IN_TORCH, category=FutureWarning)
+            yield
+    finally:
+        theirs.handlers[:], theirs.filters[:] = handlers, filters
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not any(part in text for part in _SAID_HERE)
+
+
+class _Forward(logging.Handler):
+    """Gives DeepSpeed's records to the logger of this module."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger.log(record.levelno, "DeepSpeed: %s", record.getMessage())
+
+
+@contextlib.contextmanager
+def _alone(package: Any) -> Iterator[None]:
+    """Give a single process the group of one that DeepSpeed wants."""
+    from torch import distributed
+
+    backend = package.accelerator.get_accelerator().communication_backend_name()
+    try:
+        distributed.init_process_group(
+            backend,
+            store=distributed.HashStore(),
+            rank=0,
+            world_size=1,
+        )
+    except (RuntimeError, ValueError) as cause:
+        raise DeviceError(
+            f"DeepSpeed's communication backend `{backend}` cannot be started",
+            why=str(cause).partition("\n")[0],
+            hint="run `lmcore doctor`, or use `--engine native`",
+        ) from cause
+    try:
+        yield
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def _pass_timeout(package: Any, seconds: float) -> None:
+    """Give DeepSpeed's own group the run's timeout; torch's default would be half an hour."""
+    from torch.distributed import distributed_c10d
+
+    group = package.utils.groups._WORLD_GROUP  # noqa: SLF001 - where it keeps its group
+    if group is not None:
+        distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)  # noqa: SLF001

@@ -1,0 +1,132 @@
+"""The update that DeepSpeed calls: an optimizer of lmcore's on each flat row of weights.
+
+DeepSpeed flattens weights and gives every process a part of the row; an elementwise optimizer
+updates a part as it would within the whole.  So both engines compute the same, and their
+checkpoints hold the same state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lmcore.optim.create import create_optimizer
+from lmcore.optim.optimizer import Optimizer, parameter_groups
+
+if TYPE_CHECKING:
+    from lmcore.config.section.optimizer import OptimizerSection
+
+__all__ = ["Bind", "FlatUpdate", "StateKind", "state_kinds"]
+
+Bind = Callable[[str], Callable[..., None]]
+"""Returns the kernel of an op by the op's name, for where the rows are."""
+
+_ROW = ".row"
+
+
+@dataclass(frozen=True)
+class StateKind:
+    """Something that an optimizer keeps for every parameter.
+
+    Attributes:
+        name: Such as "exp_avg".
+        dtype: Of the tensor.
+        shaped: Whether it has the parameter's shape; else it is one number.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shaped: bool
+
+
+def state_kinds(settings: OptimizerSection, bind: Bind) -> list[StateKind]:
+    """Return what the run's optimizer keeps for every parameter."""
+    row = _Row(settings, torch.zeros(2, device="cpu"), bind)
+    return [StateKind(name, one.dtype, one.ndim > 0) for name, one in row.state.items()]
+
+
+class FlatUpdate(torch.optim.Optimizer):
+    """The optimizer by torch's interface; the learning rate is that of its groups."""
+
+    def __init__(
+        self,
+        settings: OptimizerSection,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        bind: Bind,
+    ) -> None:
+        """Keep what to train.
+
+        Args:
+            settings: The run's optimizer, one that is elementwise.
+            named_parameters: Parameters of the model; DeepSpeed puts its rows in their place.
+            bind: See `Bind`.
+        """
+        self._settings, self._bind = settings, bind
+        self._rows: dict[Tensor, _Row] = {}
+        groups = parameter_groups(named_parameters, settings.weight_decay)
+        super().__init__(
+            [{"params": list(one.parameters), "decay": one.weight_decay} for one in groups],
+            {"lr": settings.lr},
+        )
+
+    def create_state(self, rows: Iterable[tuple[Tensor, int]]) -> None:
+        """Create the state of every row, at zero, where DeepSpeed looks for it.
+
+        Args:
+            rows: This process's parts, each with the number of its group.
+        """
+        for row, group in rows:
+            self._row(row, self.param_groups[group]["decay"])
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the rows that have a gradient."""
+        assert closure is None
+        for group in self.param_groups:
+            for row in group["params"]:
+                if row.grad is not None:
+                    self._row(row, group["decay"]).step(row.grad, group["lr"])
+
+    def set_numbers(self, name: str, value: Tensor) -> None:
+        """Set what is kept as one number, the same for all rows."""
+        for row in self._rows.values():
+            row.state[name].copy_(value)
+
+    def number(self, name: str) -> Tensor:
+        """Return what is kept as one number."""
+        return next(iter(self._rows.values())).state[name]
+
+    def _row(self, row: Tensor, decay: float) -> _Row:
+        if row not in self._rows:
+            settings = dataclasses.replace(self._settings, weight_decay=decay)
+            self._rows[row] = _Row(settings, row, self._bind)
+            self.state[row] = self._rows[row].state
+        return self._rows[row]
+
+
+class _Row:
+    """One row and its optimizer, which sees it as a matrix: matrices are what has decay.
+
+    Attributes:
+        state: By kind, of the row's shape or one number; live.
+    """
+
+    def __init__(self, settings: OptimizerSection, row: Tensor, bind: Bind) -> None:
+        self._matrix = nn.Parameter(row.detach().view(1, -1))
+        self._optimizer: Optimizer = create_optimizer(
+            settings, [(_ROW[1:], self._matrix)], bind=bind
+        )
+        self.state = {
+            name.removesuffix(_ROW): one.view(-1) if one.ndim else one
+            for name, one in self._optimizer.state_tensors().items()
+        }
+
+    def step(self, gradient: Tensor, lr: float) -> None:
+        self._matrix.grad = gradient.view(1, -1)
+        self._optimizer.step(lr)
+        self._matrix.grad = None

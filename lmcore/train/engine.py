@@ -1,0 +1,88 @@
+"""What takes the steps of a run: torch's own blocks, or another engine that is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from lmcore.model.shape import ModelShape
+from lmcore.parallel.parallel_model import parallelize
+from lmcore.train.state import TrainState
+from lmcore.train.step import StepResult, TrainStep
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.data.loader import Batch
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["Engine", "Step", "open_engine"]
+
+
+class Step(Protocol):
+    """Takes one step; see `TrainStep.__call__`."""
+
+    def __call__(
+        self,
+        state: TrainState,
+        batches: Iterator[Batch],
+        requests: Callable[[], tuple[float, ...]] = ...,
+    ) -> StepResult:
+        """Take it and count it."""
+
+
+class Engine(Protocol):
+    """A model on the processes of a run, and its step."""
+
+    @property
+    def state(self) -> TrainState:
+        """All that the run changes; to be loaded before `begin`."""
+
+    @property
+    def step(self) -> Step:
+        """Takes one step."""
+
+    @property
+    def together(self) -> bool:
+        """Whether a forward pass takes all processes."""
+
+    def begin(self) -> None:
+        """Get ready for the first step, with what the state holds; all processes must call it."""
+
+
+class NativeEngine:
+    """torch's own blocks; see `Engine`."""
+
+    def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
+        """Build and place the model; all processes must call it."""
+        parallel = parallelize(
+            ModelShape.from_plan(plan),
+            plan.layout,
+            runtime,
+            seed=None if plan.config.checkpoint.load else plan.config.training.seed,
+            compile_blocks=plan.config.training.compile,
+            masked=plan.config.data.reset_attention_mask,
+        )
+        self.state = TrainState.create(parallel, plan, runtime)
+        self.step: Step = TrainStep(plan, runtime)
+        self.together = plan.layout.divides_model
+
+    def begin(self) -> None:
+        """Do nothing: the model is where it trains."""
+
+
+@contextlib.contextmanager
+def open_engine(plan: RunPlan, runtime: Runtime) -> Iterator[Engine]:
+    """Build the model of a run with the engine that it asks for; all processes must call it.
+
+    Args:
+        plan: The run.
+        runtime: This process.
+    """
+    if plan.config.parallel.engine == "native":
+        yield NativeEngine(plan, runtime)
+        return
+    from lmcore.train.deepspeed_engine import open_deepspeed_engine
+
+    with open_deepspeed_engine(plan, runtime) as engine:
+        yield engine
