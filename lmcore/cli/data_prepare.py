@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shlex
@@ -126,6 +127,7 @@ def run(argv: list[str]) -> int:
     ahead = _ahead(wanted)
     from lmcore.data.prepare import Progress, join, prepare
 
+    gc.freeze()  # what is loaded stays: it is not looked through again, not at the end either
     line = ProgressLine(Progress.bar)
     request = _request(wanted, argv, ahead, live=line.live)
     if wanted.join_partitions:
