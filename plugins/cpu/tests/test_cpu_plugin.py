@@ -90,8 +90,8 @@ def test_a_disturbance_does_not_lower_the_peak(monkeypatch):
         clock[0] += next(times)
 
     monkeypatch.setattr(device_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    peak = device_module._PeakFlops(size=100, patience=3, seconds=1e6)
-    assert peak._best_rate(product) == 2.0 * 100**3 / 1.0
+    peak = device_module._PeakFlops(patience=3, seconds=1e6)
+    assert peak._best_rate(100, product) == 2.0 * 100**3 / 1.0
     assert next(times) == 8.0, "three in a row were no faster: it stopped"
 
 
@@ -99,9 +99,18 @@ def test_the_peak_knows_the_fastest_product_of_this_plugin(monkeypatch):
     """A model cannot be faster than the peak because its projections go another way."""
     rates = iter([100.0, 120.0])
     peak = device_module._PeakFlops(size=8)
-    monkeypatch.setattr(peak, "_best_rate", lambda multiply: next(rates))
+    monkeypatch.setattr(peak, "_best_rate", lambda size, multiply: next(rates))
     monkeypatch.setattr(device_module.linear, "available", lambda: True)
     assert peak("float32") == 120.0
+
+
+@pytest.mark.parametrize("small_seconds, size", [(0.001, 1024), (0.1, 256)])
+def test_a_slow_dtype_is_measured_by_small_products(monkeypatch, small_seconds, size):
+    """Where one large product would take seconds, as in a dtype that is emulated, small ones do."""
+    peak = device_module._PeakFlops(seconds=0.5)
+    monkeypatch.setattr(peak, "_time", lambda dtype, size: small_seconds)
+    monkeypatch.setattr(peak, "_best_rate", lambda size, multiply: float(size))
+    assert peak("float16") == size
 
 
 def test_a_system_without_proc_says_so(monkeypatch, tmp_path):
