@@ -50,29 +50,43 @@ class LAMB(Optimizer):
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
-        state = zip(self.groups, self._first, self._second, self._steps, strict=True)
-        for group, first, second, steps in state:
-            count = raise_counts(steps)
-            gradients = group.gradients()
-            torch._foreach_lerp_(first, gradients, 1 - self.beta1)
-            torch._foreach_mul_(second, self.beta2)
-            torch._foreach_addcmul_(second, gradients, gradients, value=1 - self.beta2)
-            roots = torch._foreach_div(second, 1 - self.beta2**count)
-            torch._foreach_sqrt_(roots)
-            torch._foreach_add_(roots, self.epsilon)
-            updates = torch._foreach_div(first, 1 - self.beta1**count)
-            torch._foreach_div_(updates, roots)
-            if group.weight_decay:
-                torch._foreach_add_(updates, group.parameters, alpha=group.weight_decay)
-                torch._foreach_mul_(updates, self._ratios(group, list(updates)))
-            torch._foreach_add_(group.parameters, updates, alpha=-lr)
+        updates = [self._updates(place) for place in range(len(self.groups))]
+        scaled = [
+            (name, weight, update)
+            for group, changes in zip(self.groups, updates, strict=True)
+            if group.weight_decay
+            for name, weight, update in zip(group.names, group.parameters, changes, strict=True)
+        ]
+        names = [name for name, _, _ in scaled]
+        weights = self._norms(names, [weight for _, weight, _ in scaled])
+        changes = self._norms(names, [update for _, _, update in scaled])
+        ratios = torch.where((weights > 0) & (changes > 0), weights / changes, 1.0)
+        for (_, _, update), ratio in zip(scaled, ratios, strict=True):
+            update.mul_(ratio)
+        for group, changes_of in zip(self.groups, updates, strict=True):
+            torch._foreach_add_(group.parameters, changes_of, alpha=-lr)
 
-    def _ratios(self, group: ParameterGroup, updates: list[Tensor]) -> list[Tensor]:
-        """Return the norm of each whole parameter by that of its whole update."""
-        tensors = [*group.parameters, *updates]
-        squares = torch.stack([one.float().square().sum() for one in tensors])
+    def _updates(self, place: int) -> list[Tensor]:
+        """Return Adam's directions of a group, with the decay."""
+        group, first, second = self.groups[place], self._first[place], self._second[place]
+        count = raise_counts(self._steps[place])
+        gradients = group.gradients()
+        torch._foreach_lerp_(first, gradients, 1 - self.beta1)
+        torch._foreach_mul_(second, self.beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, value=1 - self.beta2)
+        roots = torch._foreach_div(second, 1 - self.beta2**count)
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, self.epsilon)
+        updates = torch._foreach_div(first, 1 - self.beta1**count)
+        torch._foreach_div_(updates, roots)
+        if group.weight_decay:
+            torch._foreach_add_(updates, group.parameters, alpha=group.weight_decay)
+        return list(updates)
+
+    def _norms(self, names: list[str], parts: list[Tensor]) -> Tensor:
+        """Return the norms of the whole tensors of which *parts* are here."""
+        squares = torch.stack([one.float().square().sum() for one in parts] or [torch.zeros(())])
+        squares = squares[: len(parts)]
         if self.sum_over_shards is not None:
-            squares = self.sum_over_shards([*group.names, *group.names], squares)
-        weight, update = squares.sqrt().chunk(2)
-        ratios = torch.where((weight > 0) & (update > 0), weight / update, 1.0)
-        return [one.to(p.dtype) for one, p in zip(ratios, group.parameters, strict=True)]
+            squares = self.sum_over_shards(names, squares)
+        return squares.sqrt()

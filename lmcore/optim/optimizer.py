@@ -28,8 +28,8 @@ __all__ = [
 
 SumOverShards = Callable[[Sequence[str], Tensor], Tensor]
 """Given the names of parameters and one number for each, computed from the part that is here,
-returns the sums over all processes that hold other parts of the same parameter.  A name may occur
-more than once.  All processes call it with the same names."""
+returns the sums over all processes that hold other parts of the same parameter.  All processes call
+it equally often, those that hold nothing too; their names may differ."""
 
 
 @dataclass(frozen=True)

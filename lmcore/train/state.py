@@ -15,6 +15,7 @@ from lmcore.optim.create import create_optimizer
 from lmcore.optim.loss_scale import FixedLossScale, LossScale, loss_scale_of
 from lmcore.optim.optimizer import Optimizer
 from lmcore.optim.schedule import LearningRateSchedule
+from lmcore.parallel.part_sums import PartSums
 from lmcore.parallel.world import gather_from_all
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class TrainState:
             plan.config.optimizer,
             parallel.named_parameters(),
             bind=lambda op: runtime.ops.bind(op, where),
+            sum_over_shards=PartSums(parallel),
         )
         scale = loss_scale_of(plan.config.accelerator, runtime.precision)
         return cls(parallel, optimizer, LearningRateSchedule.from_plan(plan), scale)

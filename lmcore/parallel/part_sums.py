@@ -1,0 +1,52 @@
+"""`PartSums`: numbers of whole parameters from the parts that processes hold.
+
+For optimizers that need a parameter's norm; see `lmcore.optim.optimizer.SumOverShards`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lmcore.parallel.parallel_model import ParallelModel
+
+__all__ = ["PartSums"]
+
+
+class PartSums:
+    """Adds one number for each parameter over the processes that hold its other parts."""
+
+    def __init__(self, parallel: ParallelModel) -> None:
+        """Note who holds what; nothing is exchanged yet."""
+        mesh, layout = parallel.mesh, parallel.mesh.layout
+        # Parts may be empty here and not elsewhere: places are those of the module's parameters.
+        names = [name for name, _ in parallel.model.named_parameters()]
+        self._places = {name: place for place, name in enumerate(names)}
+        copies = layout.replicas if layout.zero_stage else mesh.copies.size
+        self._holders = {one.name: one.holders / copies for one in parallel.parameters}
+        axes = [mesh.tensor, mesh.shards] if layout.zero_stage else [mesh.tensor]
+        self._groups = [axis.group for axis in axes if axis.size > 1]
+
+    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
+        """Return the sums; all processes that divide layers or shards must call it.
+
+        Args:
+            names: Parameters of which there is a part here, each once; others may name others.
+            values: Of each part here.
+        """
+        if not self._groups:
+            return values
+        from torch import distributed
+
+        places = torch.tensor([self._places[name] for name in names], dtype=torch.long)
+        places = places.to(values.device)
+        holders = values.new_tensor([self._holders[name] for name in names])
+        sums = values.new_zeros(len(self._places))
+        sums[places] = values / holders
+        for group in self._groups:
+            distributed.all_reduce(sums, group=group)
+        return sums[places]
