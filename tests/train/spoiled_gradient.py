@@ -5,27 +5,28 @@ Usage: spoiled_gradient.py STEPS FLAG..., STEPS being numbers with commas betwee
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from typing import Any
 
+from torch import Tensor
+
 from lmcore.cli.main import main
-from lmcore.train import run
+from lmcore.model.gpt import GPT
 
 
 def spoil(steps: frozenset[int]) -> None:
-    """Have one gradient be infinite at each of *steps*, as an overflow in float16 leaves it."""
-    build = run.build_model
+    """Have gradients be infinite in each backward pass of *steps*, as an overflow leaves them."""
+    real, calls = GPT.loss, itertools.count(1)
 
-    def build_model(*args: Any, **options: Any) -> Any:
-        model = build(*args, **options)
-        calls = iter(range(1, 1_000_000))
-        model.final_norm.bias.register_hook(
-            lambda grad: grad * math.inf if next(calls) in steps else grad
-        )
-        return model
+    def loss(*arguments: Any, **options: Any) -> Tensor:
+        found = real(*arguments, **options)
+        if found.requires_grad and next(calls) in steps:
+            found.register_hook(lambda grad: grad * math.inf)
+        return found
 
-    run.build_model = build_model
+    GPT.loss = loss  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
