@@ -209,7 +209,9 @@ class DeepSpeedEngine:
             arguments, options = loss_arguments(next(batches), self.device, share=1.0 / count)
             with self.context():
                 loss = engine("loss", *arguments, **options)
-            engine.backward(loss, scale_wrt_gas=False)
+            # Not the output itself: where DeepSpeed has no scale to multiply it by, it would divide
+            # the gradient by the number of micro-batches, which the loss has been already.
+            engine.backward(loss * 1.0, scale_wrt_gas=False)
             losses.append(loss.detach())
         yield from (float(one) for one in losses)
 
@@ -364,6 +366,11 @@ class DeepSpeedState(TrainState):
     """
 
     engine: DeepSpeedEngine = field(kw_only=True)
+
+    @contextlib.contextmanager
+    def weights_for_use(self) -> Iterator[None]:
+        """Do nothing: the weights in training are those to use."""
+        yield
 
     def tensors(self, *, optimizer: bool = True) -> dict[str, Tensor]:
         """Return whole tensors by checkpoint name; see `DeepSpeedEngine.tensors`."""

@@ -79,7 +79,7 @@ def initialize(
     Raises:
         ConfigError: DeepSpeed refuses the configuration.
     """
-    with _environment(runtime):
+    with _environment(runtime), _precision_proved(package):
         try:
             engine, *_ = package.initialize(
                 model=model, optimizer=optimizer, config=dict(config), dist_init_required=False
@@ -93,6 +93,17 @@ def initialize(
     if runtime.processes is not None:
         _pass_timeout(package, runtime.processes.timeout)
     return engine
+
+
+@contextlib.contextmanager
+def _precision_proved(package: Any) -> Iterator[None]:
+    """Have DeepSpeed not judge the device: the run's precision policy has proved what it can."""
+    accelerator = package.accelerator.get_accelerator()
+    accelerator.is_fp16_supported = accelerator.is_bf16_supported = lambda: True
+    try:
+        yield
+    finally:
+        del accelerator.is_fp16_supported, accelerator.is_bf16_supported
 
 
 def _reason(cause: Exception) -> str:
