@@ -17,7 +17,7 @@ class LAMB(Optimizer):
     """weight -= lr * |weight| / |u| * u, where u = Adam's direction + decay * weight.
 
     The ratio is 1 where either norm is 0, and for parameters without decay (biases, gains), as
-    NVIDIA's and DeepSpeed's kernels have it.  Norms are those of whole parameters: where a process
+    the usual fused kernels have it.  Norms are those of whole parameters: where a process
     holds parts of them, `sum_over_shards` adds the squares.
     """
 

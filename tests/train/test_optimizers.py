@@ -88,3 +88,45 @@ def test_option_of_another_optimizer(train: Callable[..., Any]) -> None:
     run = train("run", "--optimizer sgd --muon-momentum 0.8")
     assert run.status == 2
     assert "`--muon-momentum 0.8` does not go with `--optimizer sgd`" in run.err
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "optimizer, layout",
+    [
+        ("lamb", "--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 8"),
+        ("lamb", "--zero-stage 1"),
+        ("schedulefree", "--zero-stage 1"),
+        ("schedulefree", "--zero-stage 3"),
+        ("sgd", "--zero-stage 2"),
+        ("adopt", "--zero-stage 1"),
+    ],
+)
+def test_parts_of_parameters(
+    train: Any, start: Any, finish: Any, optimizer: str, layout: str
+) -> None:
+    """Two processes that hold parts of the parameters train as one that holds them whole.
+
+    With validations, after which schedule-free goes on with other weights than it validated.
+    """
+    common = (
+        f"--optimizer {optimizer} --lr {RATES[optimizer]} --lr-decay-style constant "
+        "--train-iters 6 --split 80,20,0 --eval-iters 1 --eval-interval 2 --global-batch-size 8 "
+    )
+    alone = train("alone", common + "--micro-batch-size 8 --make-vocab-size-divisible-by 16")
+    divisor = "" if "divisible" in layout else "--make-vocab-size-divisible-by 16"
+    flags = f"--nproc-per-node 2 --micro-batch-size 4 {layout} {divisor} {common}"
+    together = finish(start("together", flags), "together")
+    assert alone.status == 0, alone.err
+    assert together.status == 0, together.err
+    for name in ("loss", "grad_norm", "valid_loss"):
+        wanted = [row[name] for row in alone.rows if row.get(name) is not None]
+        found = [row[name] for row in together.rows if row.get(name) is not None]
+        assert found == pytest.approx(wanted, rel=2e-5), name
+
+
+def test_whole_matrices_are_not_sharded(train: Any) -> None:
+    """The layout that an optimizer does not bear is refused before anything starts."""
+    run = train("run", "--optimizer muon --zero-stage 1 --nproc-per-node 2")
+    assert run.status == 2
+    assert "`--optimizer muon` does not go with `--zero-stage 1`" in run.err

@@ -26,6 +26,7 @@ CASES = {
     "preset_misspelt": "--preset gpt2-124",
     "file_missing": "run.yml",
     "file_problems": "bad.yaml",
+    "optimizer_option": "--optimizer sgd --adam-beta2 0.95",
     "heads": "--hidden-size 8192 --num-attention-heads 48",
     "positions": "--seq-length 2048 --max-position-embeddings 1024",
     "batch_sizes": "--micro-batch-size 4 --global-batch-size 10",
