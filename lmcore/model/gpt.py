@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -130,9 +130,20 @@ class GPT(nn.Module):
         x_BSH = self.token_embedding(tokens_BS) + self.position_embedding(places)
         return functional.dropout(x_BSH, self.shape.hidden_dropout, self.training)
 
-    def run_blocks(self, x_BSH: Tensor, documents_BS: Tensor | None = None) -> Tensor:
-        """Return the hidden states after all layers; *documents_BS* as in `forward`."""
-        blocks: list[Callable[..., Tensor]] = list(self.layers)
+    def run_blocks(
+        self,
+        x_BSH: Tensor,
+        documents_BS: Tensor | None = None,
+        layers: Sequence[Callable[..., Tensor]] | None = None,
+    ) -> Tensor:
+        """Return the hidden states after some layers.
+
+        Args:
+            x_BSH: Those before.
+            documents_BS: See `forward`.
+            layers: Some of the blocks; None: all.
+        """
+        blocks: list[Callable[..., Tensor]] = list(self.layers if layers is None else layers)
         if documents_BS is not None:
             assert self.masked, "attention was bound without a mask"
             mask_B1SS = self.document_mask(documents_BS)

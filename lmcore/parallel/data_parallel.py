@@ -8,6 +8,7 @@ torch's `fully_shard`.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from lmcore.model.gpt import GPT
     from lmcore.parallel.mesh import ParallelMesh
+    from lmcore.parallel.pipeline import StageModule
 
-__all__ = ["Accumulating", "LossModule", "place_copies"]
+__all__ = ["Accumulating", "LossModule", "place_copies", "place_stages"]
 
 
 class Accumulating(Protocol):
@@ -79,13 +81,10 @@ def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulating:
     Stage 1 keeps gradients whole until the last micro-batch, stages 2 and 3 shard them at once;
     stages 1 and 2 keep the weights gathered through a step, stage 3 through a layer.
     """
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import FSDPModule
 
     stage = mesh.layout.zero_stage
-    shared: dict[str, Any] = {"mesh": mesh.shard_mesh(), "reshard_after_forward": stage == 3}
-    for block in root.model.layers:
-        fully_shard(block, **shared)
-    fully_shard(root, **shared | {"reshard_after_forward": False})
+    _shard_layers(root, root.model.layers, mesh)
 
     def accumulating(*, last: bool) -> AbstractContextManager[None]:
         assert isinstance(root, FSDPModule)
@@ -98,6 +97,26 @@ def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulating:
         return contextlib.nullcontext()
 
     return accumulating
+
+
+def place_stages(stages: Sequence[StageModule], mesh: ParallelMesh) -> None:
+    """Shard the stages of a pipeline in place, as far as the layout says so.
+
+    torch's schedules exchange gradients at the end of a step, so that stage 2 keeps them whole
+    until then, as stage 1 does.
+    """
+    if mesh.layout.zero_stage:
+        for stage in stages:
+            _shard_layers(stage, stage.layers, mesh)
+
+
+def _shard_layers(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMesh) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    where = mesh.shard_mesh()
+    for layer in layers:
+        fully_shard(layer, mesh=where, reshard_after_forward=mesh.layout.zero_stage == 3)
+    fully_shard(root, mesh=where, reshard_after_forward=False)
 
 
 def _nothing(*, last: bool) -> AbstractContextManager[None]:  # noqa: ARG001 - nobody to wait for

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from lmcore.parallel.mesh import Axis
 
-__all__ = ["copy_to_all", "gather_parts", "scatter_sum", "sum_over_all"]
+__all__ = ["copy_to_all", "gather_parts", "scatter_sum", "sum_over_all", "sum_together"]
 
 
 # Newer torch deprecates the longer names.
@@ -45,6 +45,17 @@ def gather_parts(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
 def scatter_sum(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
     """Return this process's part along *dim* of the sum of x over *axis*."""
     return cast("Tensor", _Scatter.apply(x_BSH, axis.group, dim))  # type: ignore[no-untyped-call]
+
+
+def sum_together(tensors: list[Tensor], axis: Axis, *, share: float = 1.0) -> None:
+    """Replace each tensor by *share* times its sum over *axis*, in one exchange; no gradients."""
+    if axis.size == 1 or not tensors:
+        return
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).mul_(share)
+    distributed.all_reduce(flat, group=axis.group)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def _all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:

@@ -6,7 +6,6 @@ that hold copies of the same weights, say, differ in data and context.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,9 +43,19 @@ class Axis:
 
 
 class ParallelMesh:
-    """The axes of a run; a group is created when an axis is first asked for.
+    """The axes of a run; all processes must make it, as all make all groups.
 
-    All processes must ask for the same axes in the same order.
+    Attributes:
+        layout: Sizes.
+        rank: This process.
+        tensor: Processes that divide every layer.
+        context: Processes that divide every sequence.
+        pipeline: Processes that divide the layers.
+        copies: Processes with the same weights: gradients are summed over data and context.
+        shards: Processes over which ZeRO shards; those of `context` take part.
+        replicas: Processes that hold the same shards.
+        pipeline_ends: Those of the first and the last stage of a pipeline; any other process, and
+            one that has both, is alone.
     """
 
     def __init__(
@@ -71,6 +80,14 @@ class ParallelMesh:
         shards = layout.data // layout.replicas
         self._shape = (layout.pipeline, layout.replicas, shards, layout.context, layout.tensor)
         self._grid = np.arange(layout.world_size).reshape(self._shape)
+        sharded = layout.zero_stage > 0
+        self.tensor = self._axis(_TENSOR)
+        self.context = self._axis(_CONTEXT)
+        self.pipeline = self._axis(_PIPELINE)
+        self.copies = self._axis(_REPLICA, _SHARD, _CONTEXT)
+        self.shards = self._axis(_SHARD, _CONTEXT) if sharded else self._alone
+        self.replicas = self._axis(_REPLICA) if sharded else self._alone
+        self.pipeline_ends = self._ends()
 
     @classmethod
     def of(cls, layout: ParallelLayout, runtime: Runtime) -> ParallelMesh:
@@ -82,43 +99,6 @@ class ParallelMesh:
             device_type=runtime.device.type,
             new_group=processes.new_group if processes else None,
         )
-
-    @functools.cached_property
-    def tensor(self) -> Axis:
-        """Processes that divide every layer."""
-        return self._axis(_TENSOR)
-
-    @functools.cached_property
-    def context(self) -> Axis:
-        """Processes that divide every sequence."""
-        return self._axis(_CONTEXT)
-
-    @functools.cached_property
-    def pipeline(self) -> Axis:
-        """Processes that divide the layers."""
-        return self._axis(_PIPELINE)
-
-    @functools.cached_property
-    def copies(self) -> Axis:
-        """Processes with the same weights: gradients are summed over data and context."""
-        return self._axis(_REPLICA, _SHARD, _CONTEXT)
-
-    @functools.cached_property
-    def shards(self) -> Axis:
-        """Processes over which ZeRO shards."""
-        return self._axis(_SHARD, _CONTEXT)
-
-    @functools.cached_property
-    def replicas(self) -> Axis:
-        """Processes that hold the same shards."""
-        return self._axis(_REPLICA)
-
-    @functools.cached_property
-    def pipeline_ends(self) -> Axis:
-        """The processes of the first and the last pipeline stage, or this process alone."""
-        lines = self._lines((_PIPELINE,))
-        ends = np.stack([lines[:, 0], lines[:, -1]], axis=1)
-        return self._axis_of(ends if self.layout.pipeline > 1 else ends[:, :1])
 
     @property
     def data_rank(self) -> int:
@@ -147,6 +127,16 @@ class ParallelMesh:
             mesh_dim_names=("replica", "shard"),
         )
 
+    @property
+    def _alone(self) -> Axis:
+        return Axis(0, 1, (self.rank,), None)
+
+    def _ends(self) -> Axis:
+        lines = self._lines((_PIPELINE,))
+        if lines.shape[1] == 1 or self.layout.schedule == "zero-bubble-v":
+            return self._alone
+        return self._axis_of(np.stack([lines[:, 0], lines[:, -1]], axis=1))
+
     def _lines(self, dims: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """Return [lines, processes on each] of the axis that joins *dims*."""
         others = [dim for dim in range(len(self._shape)) if dim not in dims]
@@ -157,7 +147,7 @@ class ParallelMesh:
         return self._axis_of(self._lines(dims))
 
     def _axis_of(self, lines: npt.NDArray[np.int64]) -> Axis:
-        found = Axis(0, 1, (self.rank,), None)
+        found = self._alone
         if lines.shape[1] == 1:
             return found
         assert self._new_group is not None, "several processes are connected"

@@ -19,8 +19,11 @@ from lmcore.model.build import build_model
 from lmcore.model.gpt import initial_weight
 from lmcore.model.shape import ModelPart
 from lmcore.parallel import context_parallel, tensor_parallel
-from lmcore.parallel.data_parallel import place_copies
+from lmcore.parallel.context_parallel import own_places, own_tokens
+from lmcore.parallel.data_parallel import place_copies, place_stages
+from lmcore.parallel.exchange import sum_together
 from lmcore.parallel.mesh import ParallelMesh
+from lmcore.parallel.pipeline import Arguments, Pipeline, own_part
 from lmcore.parallel.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:
@@ -31,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalParameter", "ParallelModel", "parallelize"]
 
-Loss = Callable[..., Tensor]
-"""Takes the arguments of `GPT.loss`, of whole sequences."""
+_TIED = "token_embedding.weight"
+"""Held by the first stage of a pipeline and by the last, whose loss uses it."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,11 @@ class ParallelModel:
             layouts: Which part of each whole parameter the model has, by name.
         """
         self.model, self.mesh, self.shape = model, mesh, shape
-        self.root, self._accumulating = place_copies(model, mesh)
+        self._pipeline = Pipeline(model, mesh) if mesh.layout.pipeline > 1 else None
+        if self._pipeline is not None:
+            place_stages(self._pipeline.modules, mesh)
+        else:
+            self.root, self._accumulating = place_copies(model, mesh)
         self.parameters = tuple(self._local(layouts))
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -91,7 +98,7 @@ class ParallelModel:
 
     def run(
         self,
-        micro_batches: Iterable[tuple[tuple[Tensor, ...], dict[str, Tensor]]],
+        micro_batches: Iterable[Arguments],
         count: int,
         context: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> list[Tensor]:
@@ -101,7 +108,13 @@ class ParallelModel:
             micro_batches: Arguments of `GPT.loss`, by place and by name, on the device.
             count: How many there are.
             context: The precision's, in which a forward pass runs.
+
+        Returns:
+            Losses; none where the process does not have the last layer.
         """
+        if self._pipeline is not None:
+            own = (self._own(*arguments, **options) for arguments, options in micro_batches)
+            return self._pipeline.run(own, count, context)
         losses = []
         for number, (arguments, options) in enumerate(micro_batches, start=1):
             with self._accumulating(last=number == count):
@@ -116,32 +129,50 @@ class ParallelModel:
         tokens_BS: Tensor,
         targets_BS: Tensor,
         loss_weight_BS: Tensor,
-        *,
-        positions_BS: Tensor | None = None,
-        documents_BS: Tensor | None = None,
+        **options: Tensor,
     ) -> Tensor:
         """Return the loss of a micro-batch; see `GPT.loss`.
 
         Where sequences are divided each process returns that of its tokens, times the number of
-        processes: the mean over them is the whole.
+        processes: the mean over them is the whole.  In a pipeline there are no gradients, and
+        processes without the last layer return 0.
         """
-        axis = self.mesh.context
-        options = {"positions_BS": positions_BS, "documents_BS": documents_BS}
-        if axis.size > 1:
-            if positions_BS is None:
-                places = context_parallel.own_places(tokens_BS.shape[1], axis)
-                options["positions_BS"] = places.to(tokens_BS.device)
-            else:
-                options["positions_BS"] = context_parallel.own_tokens(positions_BS, axis)
-            if documents_BS is not None:
-                options["documents_BS"] = context_parallel.own_tokens(documents_BS, axis)
-            tokens_BS, targets_BS, loss_weight_BS = (
-                context_parallel.own_tokens(values, axis)
-                for values in (tokens_BS, targets_BS, loss_weight_BS * axis.size)
-            )
-        given = {name: values for name, values in options.items() if values is not None}
-        loss: Tensor = self.root(tokens_BS, targets_BS, loss_weight_BS, **given)
+        arguments, own = self._own(tokens_BS, targets_BS, loss_weight_BS, **options)
+        if self._pipeline is not None:
+            return self._pipeline.evaluate((arguments, own), contextlib.nullcontext)
+        loss: Tensor = self.root(*arguments, **own)
         return loss
+
+    def _own(
+        self,
+        tokens_BS: Tensor,
+        targets_BS: Tensor,
+        loss_weight_BS: Tensor,
+        **options: Tensor,
+    ) -> Arguments:
+        """Return the arguments of `GPT.loss` for this process's part of the sequences."""
+        axis = self.mesh.context
+        arguments = (tokens_BS, targets_BS, loss_weight_BS)
+        if axis.size == 1:
+            return arguments, options
+        own = {name: own_tokens(values, axis) for name, values in options.items()}
+        if "positions_BS" not in own:
+            own["positions_BS"] = own_places(tokens_BS.shape[1], axis).to(tokens_BS.device)
+        tokens, targets, weights = (own_tokens(values, axis) for values in arguments)
+        return (tokens, targets, weights * axis.size), own
+
+    def drop_gathered(self) -> None:
+        """Have the next pass gather sharded weights anew: a pass without backward keeps them.
+
+        To be called wherever weights are changed other than by a step of the optimizer.
+        """
+        if not self.mesh.layout.zero_stage:
+            return
+        roots = self._pipeline.modules if self._pipeline is not None else [self.root]
+        for module in (one for root in roots for one in root.modules()):
+            reshard = getattr(module, "reshard", None)  # of those that `fully_shard` has made
+            if reshard is not None:
+                reshard()
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -152,14 +183,14 @@ class ParallelModel:
         """Finish the gradients of a step and return the local ones; all processes must call it."""
         for one in self.parameters:
             one.tensor.grad = _local(one.source.grad)
-        partial = [
-            one.tensor.grad
-            for one in self.parameters
-            if one.partial and one.tensor.grad is not None
-        ]
-        if partial:
-            _sum_together(partial, self.mesh.tensor.group)
-        return [one.tensor.grad for one in self.parameters if one.tensor.grad is not None]
+        found = [(one, one.tensor.grad) for one in self.parameters if one.tensor.grad is not None]
+        grads, mesh = [grad for _, grad in found], self.mesh
+        if self._pipeline is not None:
+            if not mesh.layout.zero_stage:
+                sum_together(grads, mesh.copies, share=1.0 / mesh.copies.size)
+            sum_together([grad for one, grad in found if one.name == _TIED], mesh.pipeline_ends)
+        sum_together([grad for one, grad in found if one.partial], mesh.tensor)
+        return grads
 
     def total_loss(self, total: float) -> float:
         """Return the loss of a step from the sum of what `run` returned over all processes."""
@@ -190,12 +221,15 @@ class ParallelModel:
                 if not tensor.numel():
                     continue
             replicated = layouts[name].shape == tuple(source.shape)
+            holders = copies * (layout.tensor if replicated else 1)
+            if name == _TIED:
+                holders *= self.mesh.pipeline_ends.size
             yield LocalParameter(
                 name,
                 tensor,
                 source,
                 whole,
-                holders=copies * (layout.tensor if replicated else 1),
+                holders=holders,
                 partial=replicated and layout.sequence,
             )
 
@@ -220,13 +254,16 @@ def parallelize(
         masked: See `build_model`.
     """
     mesh = ParallelMesh.of(layout, runtime)
+    part = ModelPart.whole(shape)
+    if layout.pipeline > 1:
+        part = own_part(shape.num_layers, mesh.pipeline.rank, layout)
     model = build_model(
         shape.narrowed(layout.tensor),
         runtime,
         seed=None,
         compile_blocks=compile_blocks,
         masked=masked,
-        part=ModelPart.whole(shape),
+        part=part,
     )
     layouts = tensor_parallel.tensor_layouts(model, mesh.tensor)
     context_parallel.connect(model, mesh.context)
@@ -241,14 +278,3 @@ def _local(tensor: Tensor | None) -> Any:
     """Return the local part of a tensor that `fully_shard` has made, others as they are."""
     to_local = getattr(tensor, "to_local", None)  # without importing torch's class, 0.3 s
     return to_local() if to_local is not None else tensor
-
-
-def _sum_together(tensors: list[Tensor], group: Any) -> None:
-    """Replace each tensor by its sum over *group*, in one exchange."""
-    from torch import distributed
-
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    distributed.all_reduce(flat, group=group)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    for tensor, part in zip(tensors, parts, strict=True):
-        tensor.copy_(part.view_as(tensor))

@@ -1,0 +1,253 @@
+"""Pipeline parallelism: each process has some of the layers, by torch's pipelining schedules.
+
+A stage is a few layers of the process's model; the first also embeds, the last also computes the
+loss.  torch's schedule says when which stage takes which micro-batch and moves hidden states and
+their gradients.  Shapes: B micro-batch, S sequence of this process, H hidden.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from lmcore.model.shape import ModelPart
+
+if TYPE_CHECKING:
+    from lmcore.config.layout import ParallelLayout
+    from lmcore.model.gpt import GPT
+    from lmcore.parallel.mesh import ParallelMesh
+
+__all__ = ["Arguments", "Pipeline", "StageModule", "own_part", "stage_layers", "stages_of"]
+
+Context = Callable[[], AbstractContextManager[Any]]
+Arguments = tuple[tuple[Tensor, ...], dict[str, Tensor]]
+"""What `GPT.loss` takes, by place and by name."""
+
+
+def stage_layers(num_layers: int, layout: ParallelLayout) -> list[range]:
+    """Return the layers of each stage, as equal as can be.
+
+    Layers that are left over go to stages that neither embed nor compute the loss, then to the
+    first, last to the last.
+    """
+    count = layout.pipeline * layout.stages_per_process
+    each, extra = divmod(num_layers, count)
+    order = [*range(1, count - 1), 0, count - 1][:count]
+    larger = set(order[:extra])
+    found, first = [], 0
+    for stage in range(count):
+        end = first + each + (stage in larger)
+        found.append(range(first, end))
+        first = end
+    return found
+
+
+def stages_of(rank: int, layout: ParallelLayout) -> list[int]:
+    """Return the stages of a process of a pipeline, in the order of the layers."""
+    return [
+        stage
+        for stage in range(layout.pipeline * layout.stages_per_process)
+        if _owner(stage, layout) == rank
+    ]
+
+
+def own_part(num_layers: int, rank: int, layout: ParallelLayout) -> ModelPart:
+    """Return what of the model a process of a pipeline holds."""
+    layers, own = stage_layers(num_layers, layout), stages_of(rank, layout)
+    return ModelPart(
+        tuple(layer for stage in own for layer in layers[stage]),
+        embedding=0 in own,
+        head=len(layers) - 1 in own,
+    )
+
+
+def _owner(stage: int, layout: ParallelLayout) -> int:
+    if layout.schedule == "zero-bubble-v":  # down the processes and up again
+        return min(stage, 2 * layout.pipeline - 1 - stage)
+    return stage % layout.pipeline
+
+
+@dataclass
+class _Feed:
+    """The micro-batches of the step that runs, and the context of their forward pass."""
+
+    batches: Sequence[Arguments] = ()
+    context: Context = contextlib.nullcontext
+
+
+class StageModule(nn.Module):
+    """One stage: takes hidden states, but the first; micro-batches come in their order."""
+
+    def __init__(self, model: GPT, layers: range, feed: _Feed, *, first: bool, last: bool) -> None:
+        """Take the layers of a stage from a process's model, which keeps them too."""
+        super().__init__()
+        self.layers = nn.ModuleList(model.blocks[str(number)] for number in layers)
+        if first or last:
+            self.token_embedding = model.token_embedding
+        if first:
+            self.position_embedding = model.position_embedding
+        if last:
+            self.final_norm = model.final_norm
+        self._model, self._feed = (model,), feed  # a tuple hides the rest of it from torch
+        self.first, self.last = first, last
+        self.taken = 0
+
+    def forward(self, *hidden: Tensor) -> Tensor:
+        """Return the hidden states after the last layer; of the last stage the loss, [1]."""
+        model = self._model[0]
+        arguments, options = self._feed.batches[self.taken]
+        self.taken += 1
+        with self._feed.context():
+            if self.first:
+                x_BSH = model.embed(arguments[0], options.get("positions_BS"))
+            else:
+                (x_BSH,) = hidden
+            x_BSH = model.run_blocks(x_BSH, options.get("documents_BS"), list(self.layers))
+            if not self.last:
+                return x_BSH
+            loss = model.loss_of(model.final_norm(x_BSH), *arguments[1:])
+            return torch.stack([loss])
+
+
+class Pipeline:
+    """The stages of this process, and their schedules.
+
+    Attributes:
+        modules: This process's stages; where gradients are to be sharded, torch's `fully_shard`
+            has been applied to them.
+    """
+
+    def __init__(self, model: GPT, mesh: ParallelMesh) -> None:
+        """Cut *model*, built as `own_part` says, into this process's stages."""
+        self.layout, self.axis = mesh.layout, mesh.pipeline
+        layers = stage_layers(model.shape.num_layers, self.layout)
+        self.count = len(layers)
+        self.numbers = stages_of(self.axis.rank, self.layout)
+        self._feed = _Feed()
+        self.modules = [
+            StageModule(
+                model,
+                layers[stage],
+                self._feed,
+                first=stage == 0,
+                last=stage == self.count - 1,
+            )
+            for stage in self.numbers
+        ]
+        self._device = model_device(model)
+        self._hidden_size = model.shape.hidden_size
+        self._schedules: dict[tuple[int, ...], Any] = {}
+
+    def run(self, micro_batches: Iterable[Arguments], count: int, context: Context) -> list[Tensor]:
+        """Run forward and backward of a step; return the losses where the last stage is."""
+        batches = list(micro_batches)
+        schedule = self._schedule(batches[0][0][0], count)
+        losses: list[Tensor] = []
+        # Targets come with the micro-batch; the schedule wants something to hand out.
+        target = {"target": torch.arange(count), "losses": losses} if self._has_last else {}
+        with self._feeding(batches, context):
+            schedule.step(return_outputs=False, **target)
+        return [loss.detach() for loss in losses]
+
+    def evaluate(self, batch: Arguments, context: Context) -> Tensor:
+        """Return the loss of a micro-batch where the last stage is, elsewhere 0; no gradients."""
+        x: Tensor = torch.zeros((), device=self._device)
+        group = self.axis.group
+        shape = self._hidden_shape(batch[0][0])
+        with self._feeding([batch], context):
+            for stage, module in zip(self.numbers, self.modules, strict=True):
+                before, after = stage - 1, stage + 1
+                hidden: tuple[Tensor, ...] = ()
+                if stage:
+                    if before not in self.numbers:
+                        x = self._empty(shape, module)
+                        distributed.recv(x, self._rank_of(before), group)
+                    hidden = (x,)
+                x = module(*hidden)
+                if after < self.count and after not in self.numbers:
+                    distributed.send(x.contiguous(), self._rank_of(after), group)
+        return x.squeeze(0) if self._has_last else torch.zeros((), device=self._device)
+
+    @property
+    def _has_last(self) -> bool:
+        return self.count - 1 in self.numbers
+
+    def _rank_of(self, stage: int) -> int:
+        return self.axis.ranks[_owner(stage, self.layout)]
+
+    @contextlib.contextmanager
+    def _feeding(self, batches: Sequence[Arguments], context: Context) -> Any:
+        self._feed.batches, self._feed.context = batches, context
+        for module in self.modules:
+            module.taken = 0
+        try:
+            yield
+        finally:
+            self._feed.batches = ()
+
+    def _hidden_shape(self, tokens_BS: Tensor) -> tuple[int, int, int]:
+        parts = self.layout.tensor if self.layout.sequence else 1
+        return tokens_BS.shape[0], tokens_BS.shape[1] // parts, self._hidden_size
+
+    def _empty(self, shape: tuple[int, ...], module: nn.Module) -> Tensor:
+        return torch.empty(shape, dtype=next(module.parameters()).dtype, device=self._device)
+
+    def _schedule(self, tokens_BS: Tensor, count: int) -> Any:
+        """Return the schedule for so many micro-batches of this size; made at the first use."""
+        shape = self._hidden_shape(tokens_BS)
+        key = (count, *shape)
+        if key not in self._schedules:
+            self._schedules[key] = self._new_schedule(shape, count)
+        return self._schedules[key]
+
+    def _new_schedule(self, shape: tuple[int, int, int], count: int) -> Any:
+        from torch.distributed.pipelining import schedules
+
+        several, kind = {
+            "1f1b": (False, schedules.Schedule1F1B),
+            "gpipe": (False, schedules.ScheduleGPipe),
+            "interleaved": (True, schedules.ScheduleInterleaved1F1B),
+            "zero-bubble": (True, schedules.ScheduleInterleavedZeroBubble),
+            "zero-bubble-v": (True, schedules.ScheduleZBVZeroBubble),
+        }[self.layout.schedule]
+        stages = [
+            self._stage(number, module, shape)
+            for number, module in zip(self.numbers, self.modules, strict=True)
+        ]
+        make: Any = kind
+        return make(
+            stages if several else stages[0],
+            count,
+            loss_fn=lambda loss, _number: loss.sum(),  # not a view: the schedule detaches it
+            scale_grads=False,  # the weights of the loss do
+        )
+
+    def _stage(self, number: int, module: StageModule, shape: tuple[int, int, int]) -> Any:
+        from torch.distributed.pipelining import PipelineStage
+
+        dtype = next(module.parameters()).dtype
+        hidden = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+        loss = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
+        grad = hidden.detach()
+        return PipelineStage(
+            module,
+            number,
+            self.count,
+            self._device,
+            input_args=() if number == 0 else (hidden,),
+            output_args=(loss if number == self.count - 1 else hidden,),
+            input_grads=() if number == 0 else (grad,),
+            output_grads=() if number == self.count - 1 else (grad,),
+            group=self.axis.group,
+        )
+
+
+def model_device(model: nn.Module) -> torch.device:
+    """Return where a model's parameters are."""
+    return next(model.parameters()).device
