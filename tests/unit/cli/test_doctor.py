@@ -132,7 +132,8 @@ def test_the_report_of_a_healthy_installation(clinic):
     checks = checks_of(found, "plugin patient (lmcore-patient 0.9)")
     assert list(checks) == [
         *("works with", "versions", "device cpu", "pulse", "device works"),
-        *("product bfloat16", "product float32", "product float64", "random state", "all-reduce"),
+        *("product bfloat16", "product float16", "product float32", "product float64"),
+        *("random state", "all-reduce"),
     ]
     assert {check["status"] for check in checks.values()} == {"ok"}
     assert checks["pulse"] == {

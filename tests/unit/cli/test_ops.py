@@ -140,8 +140,9 @@ def test_the_dtype_is_the_default_precisions(op, capsys):
     assert json.loads(printed(capsys, "explain", op, "--json"))["dtype"] == "float32"
 
 
-def test_a_dtype_that_the_device_lacks_is_told(capsys):
+def test_a_dtype_that_the_device_lacks_is_told(capsys, monkeypatch):
     """A case that no run would have is answered all the same, with a word about it."""
+    monkeypatch.setattr("lmcore_cpu.device._DTYPES", frozenset({"float32"}))
     assert "device `cpu` does not compute in float16" in printed(
         capsys, "explain", "adamw", "--dtype", "fp16"
     )
