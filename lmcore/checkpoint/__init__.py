@@ -10,10 +10,13 @@ from lmcore.checkpoint.layout import find_checkpoint
 from lmcore.checkpoint.load import load_checkpoint, verify_checkpoint
 from lmcore.checkpoint.manifest import Manifest, TensorEntry, check_shape, read_manifest
 from lmcore.checkpoint.save import save_checkpoint, warm_up
+from lmcore.checkpoint.share import Share, Writers
 
 __all__ = [
     "Manifest",
+    "Share",
     "TensorEntry",
+    "Writers",
     "check_shape",
     "find_checkpoint",
     "load_checkpoint",

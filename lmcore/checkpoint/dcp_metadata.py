@@ -3,13 +3,12 @@
 The file is a pickle, and torch unpickles it without restriction: whoever wrote it chooses what
 runs.  Here only the names that such an index consists of are known, and each of them becomes an
 inert record, never torch's own class; the records are then checked field by field against the
-manifest and the files on disk, and torch's classes are built from what passed.
+manifest and the files on disk, and what passed is all that a reader gets.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,20 +16,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
+from lmcore.checkpoint.boxes import Box, tile
 from lmcore.checkpoint.manifest import Manifest
 from lmcore.errors import CheckpointError
 
-__all__ = ["METADATA_NAME", "dtype_name", "read_metadata"]
+__all__ = ["METADATA_NAME", "Chunk", "dtype_name", "dtype_of", "read_metadata"]
 
 METADATA_NAME = ".metadata"
 # About 400 bytes a tensor: room for hundreds of thousands of them.
@@ -60,8 +51,24 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def read_metadata(checkpoint: Path, manifest: Manifest) -> Metadata:
-    """Return the index of *checkpoint*, every entry checked against *manifest*.
+def dtype_of(name: str) -> torch.dtype:
+    """Return the dtype that `dtype_name` names."""
+    return _DTYPES[name]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A stored part of a tensor: which, and the bytes of a file where it is."""
+
+    name: str
+    box: Box
+    file: str
+    offset: int
+    length: int
+
+
+def read_metadata(checkpoint: Path, manifest: Manifest) -> dict[str, list[Chunk]]:
+    """Return the parts of each tensor in *checkpoint*, every one checked against *manifest*.
 
     Raises:
         CheckpointError: it names anything outside the format, tensors other than the manifest's,
@@ -79,7 +86,7 @@ def read_metadata(checkpoint: Path, manifest: Manifest) -> Metadata:
         raise CheckpointError(f"`{path}` is larger than {MAX_METADATA_BYTES} bytes")
     try:
         record = _IndexUnpickler(io.BytesIO(content)).load()
-        return _Converter(manifest).metadata(record)
+        return _Converter(manifest).index(record)
     except Exception as error:
         # A damaged pickle fails in many ways, and none of them is a bug of ours.
         raise CheckpointError(
@@ -148,39 +155,32 @@ class _Place:
 
 
 class _Converter:
-    """Builds torch's classes from records, refusing all that a save of ours never writes."""
+    """Takes from records what a reader needs, refusing all that a save of ours never writes."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._tensors = manifest.tensors
         self._sizes = {name: entry.size for name, entry in manifest.files.items()}
 
-    def metadata(self, record: object) -> Metadata:
+    def index(self, record: object) -> dict[str, list[Chunk]]:
         fields = _fields(record, "Metadata")
         stated = _mapping(fields.get("state_dict_metadata"), "state_dict_metadata")
         if stated.keys() != self._tensors.keys():
             odd = sorted(str(name)[:80] for name in stated.keys() ^ self._tensors.keys())
             _refuse(f"its tensors are not those of the manifest: {', '.join(odd[:10])}")
         places = self._places(_mapping(fields.get("storage_data"), "storage_data"))
-        tensors: dict[str, Any] = {}
-        storage: dict[MetadataIndex, _StorageInfo] = {}
+        found: dict[str, list[Chunk]] = {}
         for name, entry in stated.items():
-            tensors[name] = self._tensor(name, entry)
-            for number, chunk in enumerate(tensors[name].chunks):
-                place = places.pop((name, tuple(chunk.offsets)), None)
+            found[name] = []
+            for box in self._boxes(name, entry):
+                place = places.pop((name, box.offset), None)
                 if place is None:
                     _refuse(f"tensor `{name}` has a part that is stored nowhere")
-                index = MetadataIndex(name, chunk.offsets, number)
-                storage[index] = _StorageInfo(place.file, place.offset, place.length)
+                found[name].append(Chunk(name, box, place.file, place.offset, place.length))
         if places:
             _refuse(f"it stores {len(places)} parts that belong to no tensor")
-        return Metadata(
-            state_dict_metadata=tensors,
-            planner_data={name: (name,) for name in tensors},
-            storage_data=storage,
-            storage_meta=StorageMeta(),
-        )
+        return found
 
-    def _tensor(self, name: str, record: object) -> TensorStorageMetadata:
+    def _boxes(self, name: str, record: object) -> list[Box]:
         fields = _fields(record, "TensorStorageMetadata")
         shape = _sizes(fields.get("size"))
         properties = _state(fields.get("properties"), "TensorProperties")
@@ -193,12 +193,12 @@ class _Converter:
         stored = fields.get("chunks")
         if not isinstance(stored, list):
             _refuse(f"the parts of tensor `{name}` are not a list")
-        chunks = [self._chunk(name, shape, chunk) for chunk in stored]
-        if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape) or not chunks:
+        boxes = [self._box(name, shape, chunk) for chunk in stored]
+        if not tile(boxes, shape):
             _refuse(f"the parts of tensor `{name}` do not make the whole")
-        return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), chunks)
+        return boxes
 
-    def _chunk(self, name: str, shape: tuple[int, ...], record: object) -> ChunkStorageMetadata:
+    def _box(self, name: str, shape: tuple[int, ...], record: object) -> Box:
         fields = _fields(record, "ChunkStorageMetadata")
         offsets, sizes = _sizes(fields.get("offsets")), _sizes(fields.get("sizes"))
         inside = len(offsets) == len(sizes) == len(shape) and all(
@@ -207,7 +207,7 @@ class _Converter:
         )
         if not inside:
             _refuse(f"a part of tensor `{name}` lies outside it")
-        return ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+        return Box(offsets, sizes)
 
     def _places(self, stored: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]], _Place]:
         places: dict[tuple[str, tuple[int, ...]], _Place] = {}

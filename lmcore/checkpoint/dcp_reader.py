@@ -2,110 +2,146 @@
 
 from __future__ import annotations
 
-import warnings
+import io
+import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.state_dict_loader import load
 
+from lmcore.checkpoint.boxes import Box, overlap
+from lmcore.checkpoint.dcp_metadata import Chunk, dtype_name
+from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.errors import CheckpointError
+from lmcore.parallel.tensor_layout import TensorLayout, box
 
 if TYPE_CHECKING:
-    from torch.futures import Future
+    from torch import Tensor
 
 __all__ = ["read_tensors"]
 
 
+@dataclass(frozen=True)
+class _Copy:
+    """A part of a chunk, and the view that gets it."""
+
+    start: tuple[int, ...]
+    target: Tensor
+
+
 def read_tensors(
-    directory: Path, metadata: Metadata, tensors: Mapping[str, torch.Tensor], num_threads: int
+    directory: Path,
+    index: Mapping[str, Sequence[Chunk]],
+    entries: Mapping[str, TensorEntry],
+    tensors: Mapping[str, Tensor],
+    layouts: Mapping[str, TensorLayout],
+    num_threads: int,
 ) -> None:
-    """Fill *tensors* in place from *directory*, whose checked index is *metadata*.
+    """Fill *tensors* in place from *directory*; no chunk is read that has nothing of them.
+
+    Args:
+        directory: The checkpoint.
+        index: Its checked index.
+        entries: What its manifest says of each tensor.
+        tensors: To be filled, as far as they are in the checkpoint.
+        layouts: Which part of the whole each of them is; those that are not named are whole.
+        num_threads: Files that are read at a time.
 
     Raises:
-        CheckpointError: stored bytes that are not the tensor that the index promises.
+        CheckpointError: Stored bytes are not the tensor that the index promises.
     """
-    reader = _CheckedReader(directory, metadata, num_threads)
-    with warnings.catch_warnings():
-        # torch announces that it loads in a single process, which is what was asked for.
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        try:
-            load(dict(tensors), storage_reader=reader, no_dist=True)
-        except CheckpointException as failure:
-            raise next(error for error, _trace in failure.failures.values()) from failure
+    files: dict[str, dict[Chunk, list[_Copy]]] = defaultdict(lambda: defaultdict(list))
+    for name, tensor in tensors.items():
+        layout = layouts.get(name) or TensorLayout.whole(tuple(tensor.shape))
+        for chunk in index[name]:
+            for copy in _copies(chunk, tensor.detach(), layout):
+                files[chunk.file][chunk].append(copy)
+    with ThreadPoolExecutor(max_workers=num_threads) as pool:
+        running = [
+            pool.submit(_read_file, directory / name, reads, entries)
+            for name, reads in files.items()
+        ]
+    for task in running:
+        task.result()
 
 
-class _CheckedReader(FileSystemReader):
-    def __init__(self, directory: Path, metadata: Metadata, num_threads: int) -> None:
-        super().__init__(directory)
-        self.directory = directory
-        self._metadata = metadata
-        self._num_threads = num_threads
-
-    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        return self._metadata
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        per_file: dict[str, list[tuple[_StorageInfo, ReadItem]]] = defaultdict(list)
-        for item in plan.items:
-            place = self.storage_data[item.storage_index]
-            per_file[place.relative_path].append((place, item))
-        with ThreadPoolExecutor(max_workers=self._num_threads) as pool:
-            running = [
-                pool.submit(self._read_file, name, reads, planner)
-                for name, reads in per_file.items()
-            ]
-        for task in running:
-            task.result()
-        done: Future[None] = torch.futures.Future()
-        done.set_result(None)
-        return done
-
-    def _read_file(
-        self, name: str, reads: Sequence[tuple[_StorageInfo, ReadItem]], planner: LoadPlanner
-    ) -> None:
-        with (self.directory / name).open("rb") as stream:
-            for place, item in sorted(reads, key=lambda read: read[0].offset):
-                self._read_item(stream, place, item, planner)
-
-    def _read_item(
-        self, stream: IO[bytes], place: _StorageInfo, item: ReadItem, planner: LoadPlanner
-    ) -> None:
-        if item.type != LoadItemType.TENSOR:
-            raise _not_promised(item, "it is not a tensor")
-        part = self._slice_file(stream, place)
-        try:
-            # Restricted to plain data: nothing in the file can name code to run.
-            stored = torch.load(part, map_location="cpu", weights_only=True)
-        except Exception as error:
-            # torch's own text suggests loading without the restriction: never show it.
-            raise _not_promised(item, f"reading it failed: `{type(error).__name__}`") from error
-        expected = self._metadata.state_dict_metadata[item.storage_index.fqn]
-        if type(stored) is not torch.Tensor or stored.layout != torch.strided:
-            raise _not_promised(item, "it is not a plain tensor")
-        if stored.dtype != expected.properties.dtype:  # type: ignore[union-attr]
-            raise _not_promised(item, f"its dtype is `{stored.dtype}`")
-        for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-            if dim >= stored.dim() or start + length > stored.size(dim):
-                raise _not_promised(item, f"its shape is {list(stored.shape)}")
-            stored = stored.narrow(dim, start, length)
-        target = planner.resolve_tensor(item).detach()
-        if target.shape != stored.shape:
-            raise _not_promised(item, f"its shape is {list(stored.shape)}")
-        target.copy_(stored)
-        planner.commit_tensor(item, target)
+def _copies(chunk: Chunk, tensor: Tensor, layout: TensorLayout) -> Iterator[_Copy]:
+    for piece in layout.pieces:
+        shared = overlap(chunk.box, Box(piece.offset, piece.size))
+        if shared is None:
+            continue
+        inside = zip(shared.offset, piece.offset, piece.start, strict=True)
+        first = tuple(at - offset + start for at, offset, start in inside)
+        start = (at - low for at, low in zip(shared.offset, chunk.box.offset, strict=True))
+        yield _Copy(tuple(start), box(tensor, first, shared.size))
 
 
-def _not_promised(item: ReadItem, why: str) -> CheckpointError:
+def _read_file(
+    path: Path,
+    reads: Mapping[Chunk, Sequence[_Copy]],
+    entries: Mapping[str, TensorEntry],
+) -> None:
+    with path.open("rb") as stream:
+        for chunk, copies in sorted(reads.items(), key=lambda read: read[0].offset):
+            stored = _read(stream, chunk, entries[chunk.name].dtype)
+            for copy in copies:
+                copy.target.copy_(box(stored, copy.start, tuple(copy.target.shape)))
+
+
+def _read(stream: BinaryIO, chunk: Chunk, dtype: str) -> Tensor:
+    part, name = _Slice(stream, chunk.offset, chunk.length), chunk.name
+    try:
+        # Restricted to plain data: nothing in the file can name code to run.
+        stored = torch.load(cast("IO[bytes]", part), map_location="cpu", weights_only=True)
+    except Exception as error:
+        # torch's own text suggests loading without the restriction: never show it.
+        raise _not_promised(name, f"reading it failed: `{type(error).__name__}`") from error
+    if type(stored) is not torch.Tensor or stored.layout != torch.strided:
+        raise _not_promised(name, "it is not a plain tensor")
+    if dtype_name(stored.dtype) != dtype:
+        raise _not_promised(name, f"its dtype is `{stored.dtype}`")
+    if tuple(stored.shape) != chunk.box.size:
+        raise _not_promised(name, f"its shape is {list(stored.shape)}")
+    return stored
+
+
+class _Slice(io.RawIOBase):
+    """Some bytes of a file, as a file."""
+
+    def __init__(self, stream: BinaryIO, offset: int, length: int) -> None:
+        self._stream, self._offset, self._length = stream, offset, length
+        self._stream.seek(offset)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.tell(), os.SEEK_END: self._length}[whence]
+        return self._stream.seek(self._offset + base + offset) - self._offset
+
+    def tell(self) -> int:
+        return self._stream.tell() - self._offset
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        room = max(0, self._length - self.tell())
+        return self._stream.read(room if size < 0 else min(size, room))
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer).cast("B")
+        room = max(0, self._length - self.tell())
+        return self._stream.readinto(view[:room])  # type: ignore[attr-defined, no-any-return]
+
+
+def _not_promised(name: str, why: str) -> CheckpointError:
     return CheckpointError(
-        f"tensor `{item.storage_index.fqn}` is not stored as the checkpoint says",
+        f"tensor `{name}` is not stored as the checkpoint says",
         why=why,
         hint="use an earlier checkpoint, or restore this one from a copy",
     )

@@ -6,25 +6,37 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from lmcore.checkpoint.durable_file import file_checksum, num_io_threads
 from lmcore.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from lmcore.errors import CheckpointError, suggestion
+from lmcore.runtime.channel import Channel
 
 if TYPE_CHECKING:
     import torch
+
+    from lmcore.parallel.tensor_layout import TensorLayout
 
 __all__ = ["load_checkpoint", "verify_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_THREADS = 8
+_WHOLE: Mapping[str, TensorLayout] = MappingProxyType({})
+_SAME: Mapping[str, int] = MappingProxyType({})
 _SHOWN = 10
 
 
 def load_checkpoint(
-    checkpoint: Path, tensors: Mapping[str, torch.Tensor], *, verify: bool = True
+    checkpoint: Path,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    verify: bool = True,
+    layouts: Mapping[str, TensorLayout] = _WHOLE,
+    rows: Mapping[str, int] = _SAME,
+    channel: Channel | None = None,
 ) -> Manifest:
     """Fill *tensors* in place from the directory *checkpoint* and return its manifest.
 
@@ -34,22 +46,35 @@ def load_checkpoint(
             dtype and shape.  Names of the checkpoint that are not asked for are not read.
         verify: Compare every file with its checksum first.  Sizes, names, dtypes and shapes are
             always compared.
+        layouts: Which part of the whole each of *tensors* is; those that are not named are whole.
+        rows: Tensors that may have another number of rows, and how many of them both must have:
+            rows that the checkpoint does not have are left as they are.
+        channel: Connects the processes of a run, all of which must call this, each with its own
+            tensors: files are verified by one of them each.  None: this is the only one.
 
     Raises:
         CheckpointError: the checkpoint is damaged or does not hold the requested tensors; no
             tensor was touched.  Only a file that matches its checksum and still does not hold
             what the index says (never written by `save_checkpoint`) is noticed while loading.
+        OtherRankError: So it is for another process, with its words.
     """
     manifest = read_manifest(checkpoint)
-    _check_request(checkpoint, manifest, tensors)
-    problems = _file_problems(checkpoint, manifest, content=verify)
+    _check_request(checkpoint, manifest, tensors, layouts, rows)
+    channel = channel or Channel(None)
+    problems = channel.exchange(
+        lambda: _own_problems(checkpoint, manifest, channel, content=verify),
+        lambda parts: [[one for part in parts for one in part]] * len(parts),
+        f"the files of checkpoint `{checkpoint.name}`",
+    )
     if problems:
         raise _damaged(checkpoint, problems)
     from lmcore.checkpoint.dcp_metadata import read_metadata
     from lmcore.checkpoint.dcp_reader import read_tensors
 
-    metadata = read_metadata(checkpoint, manifest)
-    read_tensors(checkpoint, metadata, tensors, num_io_threads(_MAX_THREADS))
+    index = read_metadata(checkpoint, manifest)
+    read_tensors(
+        checkpoint, index, manifest.tensors, tensors, layouts, num_io_threads(_MAX_THREADS)
+    )
     logger.debug("loaded %d tensors from %s", len(tensors), checkpoint)
     return manifest
 
@@ -63,7 +88,7 @@ def verify_checkpoint(checkpoint: Path) -> list[str]:
         manifest = read_manifest(checkpoint)
     except CheckpointError as error:
         return [_one_line(error)]
-    problems = _file_problems(checkpoint, manifest, content=True)
+    problems = _file_problems(checkpoint, manifest.files, content=True)
     if problems:
         return problems
     from lmcore.checkpoint.dcp_metadata import read_metadata
@@ -87,8 +112,21 @@ def _damaged(checkpoint: Path, problems: list[str]) -> CheckpointError:
     )
 
 
+def _own_problems(
+    checkpoint: Path, manifest: Manifest, channel: Channel, *, content: bool
+) -> list[str]:
+    """Return what is wrong with this process's share of the files."""
+    names = sorted(manifest.files, key=lambda name: manifest.files[name].size)
+    own = {name: manifest.files[name] for name in names[channel.rank :: channel.world_size]}
+    return _file_problems(checkpoint, own, content=content)
+
+
 def _check_request(
-    checkpoint: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]
+    checkpoint: Path,
+    manifest: Manifest,
+    tensors: Mapping[str, torch.Tensor],
+    layouts: Mapping[str, TensorLayout],
+    rows: Mapping[str, int],
 ) -> None:
     missing = [name for name in tensors if name not in manifest.tensors]
     if missing:
@@ -102,11 +140,13 @@ def _check_request(
     for name, tensor in tensors.items():
         entry = manifest.tensors[name]
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if (entry.dtype, entry.shape) != (dtype, tuple(tensor.shape)):
-            same_shapes = same_shapes and entry.shape == tuple(tensor.shape)
+        shape = layouts[name].shape if name in layouts else tuple(tensor.shape)
+        fits = entry.shape == shape or _fits(entry.shape, shape, rows.get(name))
+        if entry.dtype != dtype or not fits:
+            same_shapes = same_shapes and fits
             differing.append(
                 f"{name}: checkpoint {entry.dtype} {list(entry.shape)}, "
-                f"wanted {dtype} {list(tensor.shape)}"
+                f"wanted {dtype} {list(shape)}"
             )
     if differing:
         more = f"\nand {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
@@ -119,11 +159,17 @@ def _check_request(
         )
 
 
-def _file_problems(checkpoint: Path, manifest: Manifest, *, content: bool) -> list[str]:
+def _fits(saved: tuple[int, ...], wanted: tuple[int, ...], rows: int | None) -> bool:
+    """Return whether two shapes differ in no more than the rows after the first *rows*."""
+    same = rows is not None and len(saved) == len(wanted) and saved[1:] == wanted[1:]
+    return same and rows is not None and min(saved[0], wanted[0]) >= rows
+
+
+def _file_problems(checkpoint: Path, files: Mapping[str, FileEntry], *, content: bool) -> list[str]:
     with ThreadPoolExecutor(max_workers=num_io_threads(_MAX_THREADS)) as pool:
         found = pool.map(
             lambda item: _file_problem(checkpoint, item[0], item[1], content=content),
-            manifest.files.items(),
+            files.items(),
         )
         return [problem for problem in found if problem is not None]
 

@@ -6,16 +6,17 @@ checkpoints are deleted only afterwards, and only under a hidden name too.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import metadata as distribution
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint.durable_file import (
     num_io_threads,
@@ -35,13 +36,16 @@ from lmcore.checkpoint.manifest import (
     FORMAT_VERSION,
     JSON,
     MANIFEST_NAME,
+    FileEntry,
     Manifest,
     ShapeValue,
     TensorEntry,
     encode_manifest,
     read_manifest,
 )
+from lmcore.checkpoint.share import Share, Writers, num_bytes
 from lmcore.errors import CheckpointError
+from lmcore.runtime.channel import Channel
 
 if TYPE_CHECKING:
     import torch
@@ -72,45 +76,144 @@ def save_checkpoint(
     *,
     model_shape: Mapping[str, ShapeValue],
     keep_last: int | None = None,
+    share: Share | None = None,
+    channel: Channel | None = None,
 ) -> Path:
     """Save *tensors* and *meta* as `iter_XXXXXXX` in *checkpoints_dir* and return that path.
 
     Args:
-        checkpoints_dir: Made if absent.  One process at a time saves into it.
+        checkpoints_dir: Made if absent.  One run at a time saves into it.
         iteration: Steps done.  A checkpoint of the same iteration is replaced, because a run that
             went back to an older one comes past it again and must not stop there.
         tensors: By distinct names, on any device; shared storage is written once per name given.
-        meta: JSON values (counters, schedule, data position), returned by `read_manifest`.
+            With *share*: what `Share.views` returned, or copies of it.
+        meta: JSON values (counters, schedule, data position), returned by `read_manifest`; those
+            of rank 0 are saved.
         model_shape: What `check_shape` compares before a load.
         keep_last: How many checkpoints stay, this one included; older ones are deleted.
+        share: What this process writes, where several do; None: everything.
+        channel: Connects the processes of *share*, all of which must call this; None: it is alone.
 
     Raises:
         CheckpointError: the disk is full or refuses; earlier checkpoints are as they were.
+        OtherRankError: So it is for another process, with its words.
+        RunError: Another process has gone.
         ValueError, TypeError: what was passed is not plain tensors and JSON (a bug).
     """
     _check_arguments(iteration, tensors, keep_last)
-    manifest = _describe(iteration, tensors, meta, model_shape)
+    share = share or Writers().share(tensors, {})
+    manifest = _describe(iteration, share.tensors, meta, model_shape)
     encode_manifest(manifest)  # what is not JSON fails here, before anything is written
-    needed = _needed_bytes(tensors)
-    try:
-        checkpoints_dir.mkdir(parents=True, exist_ok=True)
-        _clean_up(checkpoints_dir)
-        _check_space(checkpoints_dir, needed)
-        earlier = complete_checkpoints(checkpoints_dir)
-        sequence = 1 + max((other.sequence for _path, other in earlier), default=0)
-        target = _write(checkpoints_dir, manifest, sequence, tensors)
-    except OSError as error:
-        raise _failed(checkpoints_dir, iteration, needed, error) from error
-    _note_latest(checkpoints_dir, iteration)
-    if keep_last is not None:
-        older = [
-            path
-            for path, _manifest in earlier
-            if path != target and parse_iteration(path.name) is not None
+    channel = channel or Channel(None)
+    save = _Save(checkpoints_dir, manifest, share, keep_last)
+    about = f"the checkpoint of iteration {iteration}"
+    temporary = channel.exchange(
+        lambda: None,
+        lambda parts: [str(save.prepare())] * len(parts),
+        about,
+        undo=save.remove,
+    )
+    target = channel.exchange(
+        lambda: save.write(Path(temporary), tensors, channel.rank),
+        lambda parts: [str(save.finish(parts))] * len(parts),
+        about,
+        undo=save.remove,
+    )
+    if channel.rank == 0:
+        logger.info("saved %s", target)
+    return Path(target)
+
+
+class _Save:
+    """One save; all but `write` happens on rank 0 alone."""
+
+    def __init__(
+        self, checkpoints_dir: Path, manifest: Manifest, share: Share, keep_last: int | None
+    ) -> None:
+        self.directory, self.manifest, self.share = checkpoints_dir, manifest, share
+        self.keep_last = keep_last
+        self.needed = _needed_bytes(share.tensors)
+        self.temporary: Path | None = None
+        self.earlier: list[tuple[Path, Manifest]] = []
+
+    def prepare(self) -> Path:
+        """Make room and return the new hidden directory."""
+        with self._explained():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            _clean_up(self.directory)
+            _check_space(self.directory, self.needed)
+            self.earlier = complete_checkpoints(self.directory)
+            self.temporary = hidden_path(self.directory, self.manifest.iteration, "tmp")
+            self.temporary.mkdir()
+        return self.temporary
+
+    def write(
+        self, temporary: Path, pieces: Mapping[str, torch.Tensor], rank: int
+    ) -> dict[str, Any]:
+        """Write this process's pieces; return files and places as JSON."""
+        from lmcore.checkpoint.dcp_writer import write_pieces
+
+        if not temporary.is_dir():
+            raise CheckpointError(
+                f"rank {rank} does not see `{temporary}`, which rank 0 has made",
+                hint="choose a directory with `--save` that all hosts of the run share",
+            )
+        with self._explained():
+            written = write_pieces(
+                temporary,
+                [pieces[key] for key in self.share.own],
+                rank=rank,
+                num_threads=_num_threads(pieces),
+            )
+        return {
+            "files": {name: [entry.size, entry.crc32] for name, entry in written.files.items()},
+            "places": [[place.file, place.offset, place.length] for place in written.places],
+        }
+
+    def finish(self, parts: list[dict[str, Any]]) -> Path:
+        """Write index and manifest, publish, and delete what is not to be kept."""
+        assert self.temporary is not None, "prepare was called"
+        with self._explained():
+            target = self._publish(self.temporary, parts)
+        iteration = self.manifest.iteration
+        _note_latest(self.directory, iteration)
+        if self.keep_last is not None:
+            older = [
+                path
+                for path, _manifest in self.earlier
+                if path != target and parse_iteration(path.name) is not None
+            ]
+            _delete(self.directory, older[self.keep_last - 1 :])
+        return target
+
+    def _publish(self, temporary: Path, parts: list[dict[str, Any]]) -> Path:
+        from lmcore.checkpoint.dcp_metadata import METADATA_NAME
+        from lmcore.checkpoint.dcp_writer import Place, write_index
+
+        stored = [
+            (name, box, Place(*place))
+            for pieces, part in zip(self.share.pieces, parts, strict=True)
+            for (name, box), place in zip(pieces, part["places"], strict=True)
         ]
-        _delete(checkpoints_dir, older[keep_last - 1 :])
-    logger.info("saved %s", target)
-    return target
+        files = {name: FileEntry(*entry) for part in parts for name, entry in part["files"].items()}
+        files[METADATA_NAME] = write_index(temporary, self.manifest.tensors, stored)
+        sequence = 1 + max((other.sequence for _path, other in self.earlier), default=0)
+        complete = replace(self.manifest, sequence=sequence, files=dict(sorted(files.items())))
+        write_durably(temporary / MANIFEST_NAME, encode_manifest(complete))
+        sync_directory(temporary)
+        return _publish(self.directory, self.manifest.iteration, temporary)
+
+    def remove(self) -> None:
+        """Leave nothing of a save that failed."""
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _failed(self.directory, self.manifest.iteration, self.needed, error) from error
 
 
 def _check_arguments(
@@ -129,7 +232,7 @@ def _check_arguments(
 
 def _describe(
     iteration: int,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, TensorEntry],
     meta: Mapping[str, JSON],
     model_shape: Mapping[str, ShapeValue],
 ) -> Manifest:
@@ -147,30 +250,9 @@ def _describe(
         sequence=0,
         model_shape=model_shape,
         meta=meta,
-        tensors={
-            name: TensorEntry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-            for name, tensor in sorted(tensors.items())
-        },
+        tensors=tensors,
         files={},
     )
-
-
-def _write(
-    checkpoints_dir: Path, manifest: Manifest, sequence: int, tensors: Mapping[str, torch.Tensor]
-) -> Path:
-    from lmcore.checkpoint.dcp_writer import write_tensors
-
-    temporary = hidden_path(checkpoints_dir, manifest.iteration, "tmp")
-    try:
-        temporary.mkdir()
-        files = write_tensors(temporary, tensors, _num_threads(tensors))
-        complete = replace(manifest, sequence=sequence, files=files)
-        write_durably(temporary / MANIFEST_NAME, encode_manifest(complete))
-        sync_directory(temporary)
-        return _publish(checkpoints_dir, manifest.iteration, temporary)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def _publish(checkpoints_dir: Path, iteration: int, temporary: Path) -> Path:
@@ -243,8 +325,8 @@ def _num_threads(tensors: Mapping[str, torch.Tensor]) -> int:
     return max(1, min(num_io_threads(_MAX_THREADS), wanted))
 
 
-def _needed_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    own = sum(tensor.nbytes for tensor in tensors.values())
+def _needed_bytes(tensors: Mapping[str, TensorEntry]) -> int:
+    own = sum(num_bytes(entry) for entry in tensors.values())
     return own + _OVERHEAD_PER_TENSOR * len(tensors) + _OVERHEAD
 
 

@@ -26,14 +26,14 @@ from lmcore.runtime.rank import RankInfo
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # public all the same
 
-__all__ = ["Rendezvous", "join_processes", "named_ranks"]
+__all__ = ["VERDICT_SECONDS", "Rendezvous", "connection", "join_processes", "named_ranks"]
 
 logger = logging.getLogger(__name__)
 
 _FAILED = "failed"
 _LEFT = "left"
 _POLL_SECONDS = (0.001, 0.02)  # first and longest pause between two looks at the store
-_VERDICT_SECONDS = 5.0
+VERDICT_SECONDS = 5.0
 """How much longer than rank 0 the others wait: it is the one that can name who is missing."""
 _BEAT_SECONDS = 1.0
 """Pause between two signs of life of a process that the others wait for."""
@@ -72,16 +72,20 @@ class Rendezvous:
         turn = next(self._turns)
         keys = [f"{turn}/{rank}" for rank in range(self.rank.world_size)]
         result = f"{turn}/all"
-        with _connection(self.rank.world_size):
+        with connection(self.rank.world_size):
             self.store.set(keys[self.rank.rank], json.dumps(value))
             if self.rank.rank == 0:
                 self._await(keys, about, self.timeout)
                 notes = [json.loads(self.store.get(key)) for key in keys]
                 self.store.set(result, json.dumps(notes))
                 return notes
-            self._await([result], about, self.timeout + _VERDICT_SECONDS)
+            self._await([result], about, self.timeout + VERDICT_SECONDS)
             found: list[Any] = json.loads(self.store.get(result))
             return found
+
+    def turn(self) -> int:
+        """Return a number that no other exchange of the run has; all ranks must call it."""
+        return next(self._turns)
 
     def barrier(self, about: str = "a barrier") -> None:
         """Wait until every rank has come here.
@@ -107,11 +111,11 @@ class Rendezvous:
         turn = next(self._turns)
         done, beats = f"{turn}/done", f"{turn}/beats"
         if self.rank.rank == 0:
-            with _connection(self.rank.world_size), self._signs_of_life(beats):
+            with connection(self.rank.world_size), self._signs_of_life(beats):
                 yield
             self.store.set(done, "")
             return
-        with _connection(self.rank.world_size):
+        with connection(self.rank.world_size):
             self._await([done], about, self.timeout, beats=lambda: self.store.add(beats, 0))
         yield
 
@@ -155,11 +159,12 @@ class Rendezvous:
                 deadline, counted = time.monotonic() + seconds, count
             if time.monotonic() > deadline:
                 missing = [place for place, key in enumerate(keys) if not self.store.check([key])]
-                raise self._late(missing, about)
+                raise self.late(missing, about)
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
-    def _late(self, missing: Sequence[int], about: str) -> RunError:
+    def late(self, missing: Sequence[int], about: str) -> RunError:
+        """Return the error of some ranks that did not come."""
         # Every other rank waits for rank 0 alone, which is the first of `missing` then too.
         who = named_ranks(missing)
         return RunError(
@@ -283,7 +288,7 @@ def _address(rank: RankInfo, env: Mapping[str, str]) -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def _connection(world_size: int) -> Iterator[None]:
+def connection(world_size: int) -> Iterator[None]:
     """Say in words that the store is gone, which is to say the process that kept it."""
     try:
         yield

@@ -326,7 +326,7 @@ def test_no_space_is_seen_before_writing(tmp_path: Path, monkeypatch: pytest.Mon
     """A disk that is too small is refused with both numbers before a byte is written."""
     usage = shutil.disk_usage(tmp_path)._replace(free=1_000)
     monkeypatch.setattr(save_module.shutil, "disk_usage", lambda path: usage)
-    monkeypatch.setattr(save_module, "_write", pytest.fail)
+    monkeypatch.setattr(save_module._Save, "write", pytest.fail)
     with pytest.raises(CheckpointError, match=r"it needs 3,9[0-9]{2},[0-9]{3} bytes, 1,000 are"):
         save_checkpoint(tmp_path, 1, {"w": torch.zeros(982_500)}, {}, model_shape={})
 

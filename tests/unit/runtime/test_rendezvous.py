@@ -108,7 +108,7 @@ def test_rank_0_fails_at_its_work(ranks):
 @pytest.mark.parametrize("late, named", [(1, "rank 1"), (0, "rank 0")])
 def test_a_rank_that_does_not_come_is_named(ranks, late, named, monkeypatch):
     """After the timeout everyone stops, and says for whom it waited, and at what."""
-    monkeypatch.setattr("lmcore.runtime.rendezvous._VERDICT_SECONDS", 0.5)
+    monkeypatch.setattr("lmcore.runtime.rendezvous.VERDICT_SECONDS", 0.5)
 
     def body(rendezvous):
         if rendezvous.rank.rank == late:
