@@ -37,6 +37,7 @@ def parallel_problems(loaded: LoadedConfig, world_size: int) -> Problems:
     if data is not None:
         yield from _sharding(loaded, data)
         layout = ParallelLayout.of(loaded.value, world_size)
+        yield from _sharded_stages(layout)
         yield from _micro_batches(loaded, layout)
         yield from optimizer_layout_problems(loaded, layout)
 
@@ -129,47 +130,60 @@ def _divides(
 
 def _pipeline(loaded: LoadedConfig) -> Problems:
     size, layers = loaded.value("pipeline_model_parallel_size"), loaded.value("num_layers")
-    per_stage = loaded.value("num_layers_per_virtual_pipeline_stage")
-    schedule = loaded.value("pipeline_schedule")
     if size == 1:
-        for name in ("num_layers_per_virtual_pipeline_stage", "pipeline_schedule"):
-            if loaded.value(name) is not None:
-                yield ConfigError(
-                    f"{loaded.shown(name)} needs a pipeline",
-                    why="the layers are all on one process",
-                    hint="add `--pipeline-model-parallel-size N`, or leave it out",
-                )
-        return
-    if layers < size:
+        yield from _no_pipeline(loaded)
+    elif layers < size:
         yield ConfigError(
             f"{loaded.shown('num_layers')} is less than "
             f"{loaded.shown('pipeline_model_parallel_size')}",
             why="each stage has at least one layer",
             hint=f"use `--pipeline-model-parallel-size {layers}`, or more layers",
         )
+    else:
+        unequal = list(_unequal_stages(loaded, layers, size))
+        yield from unequal or _schedule(loaded, layers, size)
+
+
+def _no_pipeline(loaded: LoadedConfig) -> Problems:
+    for name in ("num_layers_per_virtual_pipeline_stage", "pipeline_schedule"):
+        if loaded.value(name) is not None:
+            yield ConfigError(
+                f"{loaded.shown(name)} needs a pipeline",
+                why="the layers are all on one process",
+                hint="add `--pipeline-model-parallel-size N`, or leave it out",
+            )
+
+
+def _unequal_stages(loaded: LoadedConfig, layers: int, size: int) -> Problems:
+    per_stage = loaded.value("num_layers_per_virtual_pipeline_stage")
+    if per_stage is None or layers % (size * per_stage) == 0:
         return
-    if per_stage is not None and layers % (size * per_stage):
-        fitting = [n for n in range(1, layers + 1) if layers % (size * n) == 0]
-        hint = (
-            "use " + " or ".join(f"`--num-layers-per-virtual-pipeline-stage {n}`" for n in fitting)
-            if fitting
-            else f"use `--num-layers {layers // size * size}` or {(layers // size + 1) * size}"
-        )
-        yield ConfigError(
-            f"{loaded.shown('num_layers')} is not a multiple of "
-            f"{loaded.shown('pipeline_model_parallel_size')} times "
-            f"{loaded.shown('num_layers_per_virtual_pipeline_stage')}",
-            why="all stages of an interleaved pipeline are alike",
-            hint=hint,
-        )
-        return
+    fitting = [n for n in range(1, layers + 1) if layers % (size * n) == 0]
+    hint = (
+        "use " + " or ".join(f"`--num-layers-per-virtual-pipeline-stage {n}`" for n in fitting)
+        if fitting
+        else f"use `--num-layers {layers // size * size}` or `{(layers // size + 1) * size}`"
+    )
+    yield ConfigError(
+        f"{loaded.shown('num_layers')} is not a multiple of "
+        f"{loaded.shown('pipeline_model_parallel_size')} times "
+        f"{loaded.shown('num_layers_per_virtual_pipeline_stage')}",
+        why="all stages of an interleaved pipeline are alike",
+        hint=hint,
+    )
+
+
+def _schedule(loaded: LoadedConfig, layers: int, size: int) -> Problems:
+    per_stage = loaded.value("num_layers_per_virtual_pipeline_stage")
+    schedule = loaded.value("pipeline_schedule")
     several = per_stage is not None and layers > size * per_stage
     if schedule == "interleaved" and not several:
         yield ConfigError(
             "`--pipeline-schedule interleaved` needs several stages in each process",
             why="it goes through a process's stages in turn",
-            hint="add `--num-layers-per-virtual-pipeline-stage N`, fewer than "
-            f"{layers // size} layers",
+            hint=f"add `--num-layers-per-virtual-pipeline-stage {n}`"
+            if (n := _smaller_stage(layers, size))
+            else f"use `--num-layers {2 * size}` or more, or `--pipeline-schedule 1f1b`",
         )
     if several and schedule in {"1f1b", "gpipe", "zero-bubble-v"}:
         yield ConfigError(
@@ -184,6 +198,12 @@ def _pipeline(loaded: LoadedConfig) -> Problems:
             why="each process has two stages of it",
             hint=f"use `--num-layers {2 * size}` or more, or another schedule",
         )
+
+
+def _smaller_stage(layers: int, size: int) -> int | None:
+    """Return the most layers of a stage of which a process has several alike."""
+    fitting = [n for n in range(1, layers) if layers % (size * n) == 0 and layers > size * n]
+    return fitting[-1] if fitting else None
 
 
 def _sharding(loaded: LoadedConfig, data: int) -> Problems:
@@ -211,6 +231,22 @@ def _sharding(loaded: LoadedConfig, data: int) -> Problems:
             hint="use " + " or ".join(f"`--data-parallel-replicas {n}`" for n in fitting)
             if fitting
             else "use more processes",
+        )
+
+
+def _sharded_stages(layout: ParallelLayout) -> Problems:
+    schedule, stage = layout.schedule, layout.zero_stage
+    why = None
+    if schedule == "zero-bubble" and stage == 3:
+        why = "gradients of weights are computed later, when stage 3 has let the weights go"
+    elif schedule == "zero-bubble-v" and stage:
+        why = "a process has the first and the last stage, which share the embedding's weights"
+    if layout.pipeline > 1 and why is not None:
+        yield ConfigError(
+            f"`--pipeline-schedule {schedule}` does not go with ZeRO stage {stage}",
+            why=why,
+            hint="use `--pipeline-schedule 1f1b`"
+            + (", or `--zero-stage 1`" if schedule == "zero-bubble" else ""),
         )
 
 

@@ -23,7 +23,8 @@ from lmcore.parallel.context_parallel import own_places, own_tokens
 from lmcore.parallel.data_parallel import place_copies, place_stages
 from lmcore.parallel.exchange import sum_together
 from lmcore.parallel.mesh import ParallelMesh
-from lmcore.parallel.pipeline import Arguments, Pipeline, own_part
+from lmcore.parallel.pipeline import Arguments, Pipeline
+from lmcore.parallel.pipeline_split import own_part
 from lmcore.parallel.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:

@@ -16,61 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 
-from lmcore.model.shape import ModelPart
+from lmcore.parallel.pipeline_split import owner_of, stage_layers, stages_of
 
 if TYPE_CHECKING:
-    from lmcore.config.layout import ParallelLayout
     from lmcore.model.gpt import GPT
     from lmcore.parallel.mesh import ParallelMesh
 
-__all__ = ["Arguments", "Pipeline", "StageModule", "own_part", "stage_layers", "stages_of"]
+__all__ = ["Arguments", "Pipeline", "StageModule"]
 
 Context = Callable[[], AbstractContextManager[Any]]
 Arguments = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 """What `GPT.loss` takes, by place and by name."""
-
-
-def stage_layers(num_layers: int, layout: ParallelLayout) -> list[range]:
-    """Return the layers of each stage, as equal as can be.
-
-    Layers that are left over go to stages that neither embed nor compute the loss, then to the
-    first, last to the last.
-    """
-    count = layout.pipeline * layout.stages_per_process
-    each, extra = divmod(num_layers, count)
-    order = [*range(1, count - 1), 0, count - 1][:count]
-    larger = set(order[:extra])
-    found, first = [], 0
-    for stage in range(count):
-        end = first + each + (stage in larger)
-        found.append(range(first, end))
-        first = end
-    return found
-
-
-def stages_of(rank: int, layout: ParallelLayout) -> list[int]:
-    """Return the stages of a process of a pipeline, in the order of the layers."""
-    return [
-        stage
-        for stage in range(layout.pipeline * layout.stages_per_process)
-        if _owner(stage, layout) == rank
-    ]
-
-
-def own_part(num_layers: int, rank: int, layout: ParallelLayout) -> ModelPart:
-    """Return what of the model a process of a pipeline holds."""
-    layers, own = stage_layers(num_layers, layout), stages_of(rank, layout)
-    return ModelPart(
-        tuple(layer for stage in own for layer in layers[stage]),
-        embedding=0 in own,
-        head=len(layers) - 1 in own,
-    )
-
-
-def _owner(stage: int, layout: ParallelLayout) -> int:
-    if layout.schedule == "zero-bubble-v":  # down the processes and up again
-        return min(stage, 2 * layout.pipeline - 1 - stage)
-    return stage % layout.pipeline
 
 
 @dataclass
@@ -179,7 +135,7 @@ class Pipeline:
         return self.count - 1 in self.numbers
 
     def _rank_of(self, stage: int) -> int:
-        return self.axis.ranks[_owner(stage, self.layout)]
+        return self.axis.ranks[owner_of(stage, self.layout)]
 
     @contextlib.contextmanager
     def _feeding(self, batches: Sequence[Arguments], context: Context) -> Any:

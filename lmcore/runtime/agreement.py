@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["agree", "agree_on_device", "agree_on_kernels", "agree_on_versions"]
 
 _MAX_TEXT = 400
+_NOT_USED = "not used"
 _MAX_DIFFERENCES = 5
 
 
@@ -125,10 +126,15 @@ def agree_on_versions(rendezvous: Rendezvous, selection: Selection, plugins: Plu
     )
 
 
-def agree_on_kernels(rendezvous: Rendezvous, table: OpTable) -> None:
+def agree_on_kernels(rendezvous: Rendezvous, table: OpTable, *, parts: bool = False) -> None:
     """Stop the run on every rank unless all bound the same kernels; after the model is built.
 
     Only fingerprints travel where they are equal.
+
+    Args:
+        rendezvous: The connection of the processes.
+        table: This rank's, with what its model bound.
+        parts: Whether ranks have different parts of the model: what one has no use for may differ.
 
     Raises:
         RunError: The ops that differ, which ranks run what, and why they run nothing better.
@@ -136,7 +142,10 @@ def agree_on_kernels(rendezvous: Rendezvous, table: OpTable) -> None:
     what = "the kernels that their model runs"
     if len(set(rendezvous.gather(table.fingerprint(), what))) == 1:
         return
-    lines = _cut(_kernel_differences(rendezvous.gather(_kernels(table), what)))
+    differences = _kernel_differences(rendezvous.gather(_kernels(table), what), parts=parts)
+    if not differences:
+        return
+    lines = _cut(differences)
     raise RunError(
         f"the processes of this run differ in {what}",
         why="\n".join(lines),
@@ -156,16 +165,19 @@ def _kernels(table: OpTable) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _kernel_differences(values: Sequence[Mapping[str, Sequence[str]]]) -> list[list[str]]:
+def _kernel_differences(
+    values: Sequence[Mapping[str, Sequence[str]]], *, parts: bool
+) -> list[list[str]]:
     """Return the lines of each case in which ranks run different kernels.
 
     Reasons do not count, as a host's may name its own paths; the first rank's are shown.
     """
     found = []
     for case in dict.fromkeys(case for value in values for case in value):
-        said = [value.get(case, ("not used", "")) for value in values]
+        said = [value.get(case, (_NOT_USED, "")) for value in values]
         groups = _folded([choice for choice, _ in said])
-        if len(groups) > 1:
+        kernels = {choice for _, choice in groups} - ({_NOT_USED} if parts else set())
+        if len(kernels) > 1:
             lines = [f"{case}:"]
             for ranks, choice in groups:
                 reasons = said[ranks[0]][1]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.checkpoint import warm_up
 from lmcore.data.tokenizer_files import save_tokenizer
 from lmcore.errors import RunError
+from lmcore.parallel.pipeline_split import stages_in_words
 from lmcore.plugins import run_end, run_start
 from lmcore.runtime.agreement import agree, agree_on_kernels
 from lmcore.runtime.rendezvous import Rendezvous, join_processes
@@ -171,7 +172,9 @@ class _Session:
         """Load, train, and leave what a run leaves."""
         plan, runtime, run, state = self.plan, self.runtime, self.directory, engine.state
         if runtime.processes is not None:
-            agree_on_kernels(runtime.processes.rendezvous, runtime.ops)
+            agree_on_kernels(
+                runtime.processes.rendezvous, runtime.ops, parts=plan.layout.pipeline > 1
+            )
         loaded = restore(state, plan, runtime, order=order)
         if loaded is None and plan.config.checkpoint.load:
             state.parallel.initialize(plan.config.training.seed)
@@ -307,6 +310,10 @@ class _Session:
         processes = self.runtime.processes
         many = f", {plan.world_size} processes over {processes.backend.name}" if processes else ""
         say(f"device    {device.name} ({device.type}){many}")
+        if processes:
+            say(f"layout    {plan.layout.words}")
+        if plan.layout.pipeline > 1:
+            say(f"stages    {stages_in_words(model.num_layers, plan.layout)}")
         say(f"precision {self.runtime.precision.words}")
         if self.runtime.recompute.name != "none":
             say(f"recompute {self.runtime.recompute.name}: {self.runtime.recompute.summary}")
