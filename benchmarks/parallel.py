@@ -74,7 +74,9 @@ def by_hand(parts: Parts) -> Callable[[], float]:
 
     model = build_model(ModelShape.from_plan(parts.plan), parts.runtime, seed=1)
     alone = ParallelMesh(ParallelLayout(), 0)
-    placed = ParallelModel(model, alone, model.shape, tensor_layouts(model, alone.tensor))
+    layouts = tensor_layouts(model, alone.tensor)
+    where = parts.runtime.device.torch_device
+    placed = ParallelModel(model, alone, model.shape, layouts, where)
     optimizer = TrainState.create(placed, parts.plan, parts.runtime).optimizer
     parameters = list(model.parameters())
     replicas = DistributedDataParallel(Loss(model))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from torch import nn
 
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
@@ -43,7 +47,8 @@ def build_model(
         compile_blocks: Whether each block is compiled at its first call.
         masked: Whether tokens of a sample may be told to attend to their own document alone.
         part: What of the model to build; None: all.
-        device: Where its parameters are made; None: on the run's device.
+        device: Where its parameters are made, which may be the meta device: they then have no
+            values and no memory.  None: on the run's device.
 
     Raises:
         DeviceError: The precision is not in force in the model.
@@ -59,8 +64,22 @@ def build_model(
         )
     if seed is not None:
         model.initialize(seed)
-    runtime.precision.apply(model)
+    with _smallest_projection_on(runtime.device.torch_device, model):
+        runtime.precision.apply(model)
     if compile_blocks:
         for block in model.blocks.values():
             block.compile(dynamic=False)
     return model
+
+
+@contextlib.contextmanager
+def _smallest_projection_on(device: torch.device, model: GPT) -> Iterator[None]:
+    """Give memory to the projection that a precision tries, where the model has none yet."""
+    projections = [one for one in model.modules() if isinstance(one, nn.Linear)]
+    least = min(projections, key=lambda one: one.weight.numel())
+    if not least.weight.is_meta:
+        yield
+        return
+    least.to_empty(device=device)
+    yield
+    least.to("meta")

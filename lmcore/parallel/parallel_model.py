@@ -64,7 +64,12 @@ class ParallelModel:
     """A model on the processes of a run."""
 
     def __init__(
-        self, model: GPT, mesh: ParallelMesh, shape: ModelShape, layouts: dict[str, TensorLayout]
+        self,
+        model: GPT,
+        mesh: ParallelMesh,
+        shape: ModelShape,
+        layouts: dict[str, TensorLayout],
+        device: torch.device,
     ) -> None:
         """Place *model*; all processes must call it.
 
@@ -73,13 +78,19 @@ class ParallelModel:
             mesh: The run's processes.
             shape: Of the whole model.
             layouts: Which part of each whole parameter the model has, by name.
+            device: This process's; parameters that have no memory yet get it there.
         """
         self.model, self.mesh, self.shape = model, mesh, shape
-        self._pipeline = Pipeline(model, mesh) if mesh.layout.pipeline > 1 else None
+        self._pipeline = Pipeline(model, mesh, device) if mesh.layout.pipeline > 1 else None
         if self._pipeline is not None:
             place_stages(self._pipeline.modules, mesh)
+            roots: list[nn.Module] = list(self._pipeline.modules)
         else:
             self.root, self._accumulating = place_copies(model, mesh)
+            roots = [self.root]
+        if any(parameter.is_meta for parameter in model.parameters()):
+            for root in roots:
+                root.to_empty(device=device)
         self.parameters = tuple(self._local(layouts))
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -265,11 +276,12 @@ def parallelize(
         compile_blocks=compile_blocks,
         masked=masked,
         part=part,
+        device=torch.device("meta") if layout.zero_stage else None,  # never whole on one device
     )
     layouts = tensor_parallel.tensor_layouts(model, mesh.tensor)
     context_parallel.connect(model, mesh.context)
     tensor_parallel.connect(model, mesh.tensor, sequence=layout.sequence, rng=runtime.rng)
-    placed = ParallelModel(model, mesh, shape, layouts)
+    placed = ParallelModel(model, mesh, shape, layouts, runtime.device.torch_device)
     if seed is not None:
         placed.initialize(seed)
     return placed

@@ -79,7 +79,7 @@ class Pipeline:
             has been applied to them.
     """
 
-    def __init__(self, model: GPT, mesh: ParallelMesh) -> None:
+    def __init__(self, model: GPT, mesh: ParallelMesh, device: torch.device) -> None:
         """Cut *model*, built as `own_part` says, into this process's stages."""
         self.layout, self.axis = mesh.layout, mesh.pipeline
         layers = stage_layers(model.shape.num_layers, self.layout)
@@ -96,7 +96,7 @@ class Pipeline:
             )
             for stage in self.numbers
         ]
-        self._device = model_device(model)
+        self._device = device
         self._hidden_size = model.shape.hidden_size
         self._schedules: dict[tuple[int, ...], Any] = {}
 
@@ -202,8 +202,3 @@ class Pipeline:
             output_grads=() if number == self.count - 1 else (grad,),
             group=self.axis.group,
         )
-
-
-def model_device(model: nn.Module) -> torch.device:
-    """Return where a model's parameters are."""
-    return next(model.parameters()).device
