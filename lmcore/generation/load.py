@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lmcore.checkpoint import Manifest, find_checkpoint, load_checkpoint, read_manifest
+from lmcore.checkpoint import (
+    Manifest,
+    find_checkpoint,
+    load_checkpoint,
+    num_bytes,
+    read_manifest,
+)
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
 from lmcore.data.tokenizer_files import load_tokenizer
@@ -28,7 +34,14 @@ from lmcore.model.shape import ModelShape
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["LoadedModel", "find_tokenizer", "load_model", "read_shape"]
+__all__ = [
+    "LoadedModel",
+    "find_tokenizer",
+    "load_model",
+    "load_weights",
+    "read_shape",
+    "weight_bytes",
+]
 
 _PREFIX = "model."
 _TOKENIZER = "tokenizer"
@@ -88,6 +101,25 @@ def load_model(
             f"`{checkpoint}` {shape.padded_vocab_size}",
             hint="give the tokenizer that the model was trained with",
         )
+    model = load_weights(checkpoint, manifest, runtime)
+    return LoadedModel(model, tokenizer, manifest, checkpoint)
+
+
+def load_weights(
+    checkpoint: Path, manifest: Manifest, runtime: Runtime, *, verify: bool = True
+) -> GPT:
+    """Return the whole model of a checkpoint, on the run's device and in evaluation mode.
+
+    Args:
+        checkpoint: One `iter_XXXXXXX`, saved in whatever layout.
+        manifest: What it says.
+        runtime: Device, precision and kernels.
+        verify: Whether to compare all files with their checksums.
+
+    Raises:
+        CheckpointError: It is damaged, or holds no GPT of ours.
+    """
+    shape = read_shape(manifest.model_shape, checkpoint)
     with torch.device("meta"):
         model = GPT(shape, op_binding(runtime))
     tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
@@ -95,8 +127,14 @@ def load_model(
     model.to_empty(device=runtime.device.torch_device)
     runtime.precision.apply(model)
     tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
-    load_checkpoint(checkpoint, tensors)
-    return LoadedModel(model.eval(), tokenizer, manifest, checkpoint)
+    load_checkpoint(checkpoint, tensors, verify=verify)
+    return model.eval()
+
+
+def weight_bytes(manifest: Manifest) -> int:
+    """Return the bytes of a checkpoint's weights."""
+    own = (entry for name, entry in manifest.tensors.items() if name.startswith(_PREFIX))
+    return sum(num_bytes(entry) for entry in own)
 
 
 def read_shape(values: Mapping[str, Any], checkpoint: Path) -> ModelShape:

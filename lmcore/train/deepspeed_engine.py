@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lmcore.data.loader import Batch
     from lmcore.model.gpt import GPT
     from lmcore.parallel.parallel_model import ParallelModel
+    from lmcore.parallel.tensor_layout import TensorLayout
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["DeepSpeedEngine", "DeepSpeedState", "open_deepspeed_engine"]
@@ -88,7 +89,7 @@ class DeepSpeedEngine:
     Attributes:
         parallel: The model on the processes of the run.
         state: All that the run changes.
-        together: Whether a forward pass takes all processes.
+        divided: Whether a process alone cannot use the model.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class DeepSpeedEngine:
         self.device = runtime.device.torch_device
         self.context = runtime.precision.context
         self.stage = zero_stage(plan)
-        self.together = self.stage == 3
+        self.divided = self.stage == 3
         self._half = _HALVES.get(runtime.precision.compute)
         self.parallel = DeepSpeedModel(plan, runtime)
         self._kinds = state_kinds(plan.config.optimizer, self._bind)
@@ -317,6 +318,9 @@ class DeepSpeedModel:
         """Give every weight its initial value; before the engine begins."""
         self.root.model.initialize(seed)
 
+    def drop_gathered(self) -> None:
+        """Do nothing: what DeepSpeed gathers it gathers anew."""
+
     def loss(self, *arguments: Tensor, **options: Tensor) -> Tensor:
         """Return `GPT.loss`."""
         found: Tensor = self.root("loss", *arguments, **options)
@@ -375,6 +379,10 @@ class DeepSpeedState(TrainState):
     def tensors(self, *, optimizer: bool = True) -> dict[str, Tensor]:
         """Return whole tensors by checkpoint name; see `DeepSpeedEngine.tensors`."""
         return self.engine.tensors(optimizer=optimizer)
+
+    def layouts(self, tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:  # noqa: ARG002
+        """Return nothing: those that are not named are whole."""
+        return {}
 
 
 class _ShardedOptimizer(Optimizer):

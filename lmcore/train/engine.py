@@ -43,8 +43,8 @@ class Engine(Protocol):
         """Takes one step."""
 
     @property
-    def together(self) -> bool:
-        """Whether a forward pass takes all processes."""
+    def divided(self) -> bool:
+        """Whether a process alone cannot use the model: it has a part of it."""
 
     def begin(self) -> None:
         """Get ready for the first step, with what the state holds; all processes must call it."""
@@ -65,7 +65,7 @@ class NativeEngine:
         )
         self.state = TrainState.create(parallel, plan, runtime)
         self.step: Step = TrainStep(plan, runtime)
-        self.together = plan.layout.divides_model
+        self.divided = plan.layout.divides_model or plan.layout.context > 1
 
     def begin(self) -> None:
         """Do nothing: the model is where it trains."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.checkpoint import warm_up
+from lmcore.checkpoint import Writers, warm_up
 from lmcore.data.tokenizer_files import save_tokenizer
 from lmcore.errors import RunError
 from lmcore.parallel.pipeline_split import stages_in_words
@@ -33,10 +33,11 @@ from lmcore.train.exits import ExitConditions
 from lmcore.train.loop import Outcome, Reporter, failure_status, train
 from lmcore.train.metrics import MetricsFile, TensorBoard
 from lmcore.train.phases import PhaseClock
+from lmcore.train.restoring import restore
 from lmcore.train.run_directory import RunDirectory
-from lmcore.train.sample import Sample, take_sample
+from lmcore.train.sample import Sample, take_sample, whole_model
 from lmcore.train.saver import Saver
-from lmcore.train.saving import Snapshot, data_order, restore, take_snapshot
+from lmcore.train.saving import Snapshot, data_order, take_snapshot
 from lmcore.train.state import seed_everything
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class _Session:
             corpus = open_corpus(plan, self.tokenizer, run.data, self.texts, saved_data(plan))
         order = data_order(corpus.train)
         self.clock.mark("data")
-        seed_everything(plan.config.training.seed, runtime)
+        seed_everything(plan.config.training.seed, runtime, plan.layout)
         with contextlib.ExitStack() as stack:
             with runtime.ops.bind_all():
                 engine = stack.enter_context(open_engine(plan, runtime))
@@ -175,7 +176,8 @@ class _Session:
             agree_on_kernels(
                 runtime.processes.rendezvous, runtime.ops, parts=plan.layout.pipeline > 1
             )
-        loaded = restore(state, plan, runtime, order=order)
+        writers = Writers(runtime.processes.rendezvous if runtime.processes else None)
+        loaded = restore(state, plan, runtime, order=order, writers=writers)
         if loaded is None and plan.config.checkpoint.load:
             state.parallel.initialize(plan.config.training.seed)
         engine.begin()
@@ -186,7 +188,7 @@ class _Session:
         self.clock.mark("model")
         status = "failed"
         try:
-            outcome = self._train(state, engine.step, corpus, order)
+            outcome = self._train(state, engine.step, corpus, order, writers)
             status = outcome.reason or "completed"
         except BaseException as error:
             status = failure_status(error)
@@ -200,20 +202,27 @@ class _Session:
                 facts | {"status": status, "iteration": state.iteration},
             )
         summary = self._summary(state, outcome, status, time.monotonic() - began)
-        if not (self._leads or engine.together):
-            return RunResult(run.path, status, summary, None)
-        if self._leads:
-            run.write_json("summary.json", summary)
-        sample = None
-        if outcome.reason is None:  # whoever ends a run early wants it to end
-            with state.weights_for_use():
-                sample = take_sample(state.model, corpus, plan, runtime, self.tokenizer)
         if not self._leads:
             return RunResult(run.path, status, summary, None)
+        run.write_json("summary.json", summary)
+        sample = None
+        if outcome.reason is None:  # whoever ends a run early wants it to end
+            sample = self._sample(engine, corpus, outcome.checkpoint or loaded)
         if sample is not None:
             summary["sample"] = {"prompt": sample.prompt, "text": sample.text}
             run.write_json("summary.json", summary)
         return RunResult(run.path, status, summary, sample)
+
+    def _sample(self, engine: Engine, corpus: Corpus, checkpoint: Path | None) -> Sample | None:
+        """Return text from the model, of which this process may hold a part only."""
+        plan, runtime, tokenizer = self.plan, self.runtime, self.tokenizer
+        if not engine.divided:
+            with engine.state.weights_for_use():
+                return take_sample(engine.state.model, corpus, plan, runtime, tokenizer)
+        if plan.config.training.sample_tokens == 0 or checkpoint is None:
+            return None
+        model = whole_model(checkpoint, runtime)
+        return take_sample(model, corpus, plan, runtime, tokenizer) if model else None
 
     @property
     def _leads(self) -> bool:
@@ -228,7 +237,9 @@ class _Session:
         except RunError as error:  # the failure itself matters more
             logger.warning("%s", error)
 
-    def _train(self, state: TrainState, step: Step, corpus: Corpus, order: str) -> Outcome:
+    def _train(
+        self, state: TrainState, step: Step, corpus: Corpus, order: str, writers: Writers
+    ) -> Outcome:
         plan, run, settings = self.plan, self.directory, self.plan.config.logging
         tensorboard = None
         if settings.tensorboard and self._leads:
@@ -244,15 +255,14 @@ class _Session:
                 directory=run.checkpoints,
                 order=order,
                 data=corpus.record(state.consumed_samples),
+                writers=writers,
             )
 
         try:
             with (
                 self._metrics_file(state) as metrics,
                 ExitConditions(plan.config.training) as exits,
-                Saver(
-                    snapshot, background=plan.config.checkpoint.async_save, writes=self._leads
-                ) as saver,
+                Saver(snapshot, background=plan.config.checkpoint.async_save) as saver,
             ):
                 return train(
                     state,
@@ -280,10 +290,9 @@ class _Session:
         Not before the first step, which may import the same modules to compile.
         """
         self.clock.mark("first_step")
-        if self._leads:
-            # No daemon: where a run ends at once, Python would end the thread within torch's C++,
-            # which aborts the process.
-            threading.Thread(target=warm_up, name="lmcore-import", daemon=False).start()
+        # No daemon: where a run ends at once, Python would end the thread within torch's C++, which
+        # aborts the process.
+        threading.Thread(target=warm_up, name="lmcore-import", daemon=False).start()
 
     def _describe_run(self) -> None:
         """Write what is known before the first step."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.checkpoint import read_manifest
 from lmcore.generation.generate import generate
+from lmcore.generation.load import load_weights, weight_bytes
 from lmcore.generation.sampling import SamplingOptions
 
 if TYPE_CHECKING:
@@ -16,10 +20,14 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.corpus import Corpus
 
-__all__ = ["Sample", "take_sample"]
+__all__ = ["Sample", "take_sample", "whole_model"]
+
+logger = logging.getLogger(__name__)
 
 _PROMPT_SHARE = 8
 _TEMPERATURE = 0.8
+_LARGEST_BYTES = 2 * 2**30
+"""Of weights that one process loads for a sample."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,24 @@ class Sample:
 
     prompt: str
     text: str
+
+
+def whole_model(checkpoint: Path, runtime: Runtime) -> GPT | None:
+    """Return the model of a run whose processes have divided it, from a checkpoint just saved.
+
+    None, and a line that says so, where it is too large to be held beside this process's part.
+    """
+    manifest = read_manifest(checkpoint)
+    size = weight_bytes(manifest)
+    if size > _LARGEST_BYTES:
+        logger.info(
+            "no sample: the whole model has %.1f GiB of weights; "
+            "`lmcore generate --load %s` takes one",
+            size / 2**30,
+            checkpoint,
+        )
+        return None
+    return load_weights(checkpoint, manifest, runtime, verify=False)
 
 
 def take_sample(

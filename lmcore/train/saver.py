@@ -27,19 +27,15 @@ WRITER_NAME = "lmcore-checkpoint-writer"
 class Saver:
     """A context manager; leaving it waits for the checkpoint that is being written."""
 
-    def __init__(
-        self, take: Callable[[], Snapshot], *, background: bool, writes: bool = True
-    ) -> None:
+    def __init__(self, take: Callable[[], Snapshot], *, background: bool) -> None:
         """Write what *take* returns.
 
         Args:
             take: Brings the run's state to the host; called on the training thread, never while
                 an earlier snapshot is being written.
             background: Whether to write in a thread.
-            writes: Whether to write at all; where processes hold the same state, one of them does.
         """
         self.take = take
-        self.writes = writes
         self.background = background
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -47,24 +43,22 @@ class Saver:
     def save(self) -> Path:
         """Save the state of this moment and return the directory that the checkpoint has, or gets.
 
-        Waits for an earlier one first.
+        Waits for an earlier one first; all processes of a run must call it.
 
         Raises:
             CheckpointError: This one, or the earlier one, could not be written.
+            OtherRankError: So it is for another process.
         """
         self.wait()
         snapshot = self.take()
-        if self.writes and not self.background:
+        if not self.background:
             return snapshot.write()
-        where = iteration_path(snapshot.directory, snapshot.iteration)
-        if not self.writes:
-            return where
         # Whoever interrupts the run twice is not made to wait: an unfinished one is then absent.
         self._thread = threading.Thread(
             target=self._write, args=(snapshot,), name=WRITER_NAME, daemon=True
         )
         self._thread.start()
-        return where
+        return iteration_path(snapshot.directory, snapshot.iteration)
 
     def check(self) -> None:
         """Raise what kept the last checkpoint from being written; does not wait.

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.op import OpContext
+from lmcore.config.layout import ParallelLayout
 from lmcore.optim.create import create_optimizer
 from lmcore.optim.loss_scale import FixedLossScale, LossScale, loss_scale_of
 from lmcore.optim.optimizer import Optimizer
 from lmcore.optim.schedule import LearningRateSchedule
+from lmcore.parallel import tensor_parallel
 from lmcore.parallel.part_sums import PartSums
-from lmcore.parallel.world import gather_from_all
+from lmcore.parallel.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TrainState",
-    "all_random_states",
+    "named_random_states",
     "random_state_name",
     "random_states",
     "seed_everything",
@@ -41,8 +43,13 @@ _COUNTERS = (
     "skipped_iterations",
 )
 _STREAM = "rng.stream."
-_SEED_STEP = 1_000_003
+_ALONE = ParallelLayout()
+_SEED_OF_PROCESS = 1_000_003
 """From one process's seed to the next one's."""
+_SEED_OF_STEP = 2_654_435_761
+"""From one step's seed to the next one's; generators may use the lowest 32 bits alone."""
+_SEED_OF_PARTS = 2718
+"""To the seed of the stream that a part of a layer draws from."""
 
 
 @dataclass
@@ -93,10 +100,12 @@ class TrainState:
         training goes on with after it.
         """
         self.optimizer.eval_mode()
+        self.parallel.drop_gathered()
         try:
             yield
         finally:
             self.optimizer.train_mode()
+            self.parallel.drop_gathered()
 
     def tensors(self, *, optimizer: bool = True) -> dict[str, Tensor]:
         """Return the live weights and, if wanted, optimizer state, by checkpoint name.
@@ -107,6 +116,27 @@ class TrainState:
         if optimizer:
             state = self.optimizer.state_tensors()
             found |= {f"optimizer.{name}": tensor for name, tensor in state.items()}
+        return found
+
+    def layouts(self, tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:
+        """Return which part of the whole each of `tensors` is, by the same names.
+
+        What an optimizer keeps of a parameter's shape is divided as the parameter is; numbers, and
+        what it keeps of a parameter that is not divided, are whole.
+        """
+        of_parameters = self.parallel.layouts
+        shapes = {name: tuple(one.shape) for name, one in self.parallel.named_parameters()}
+        found = {}
+        for name, tensor in tensors.items():
+            kind, _, rest = name.partition(".")
+            parameter = rest if kind == "model" else rest.partition(".")[2]
+            shape, layout = tuple(tensor.shape), of_parameters[parameter]
+            if shape == shapes[parameter]:
+                found[name] = layout
+                continue
+            divided = layout != TensorLayout.whole(shapes[parameter])
+            assert not (shape and divided), f"`{name}` {shape} cannot be divided as its parameter"
+            found[name] = TensorLayout.whole(shape)
         return found
 
     def counters(self) -> dict[str, int]:
@@ -146,13 +176,10 @@ def random_state_name(name: str, rank: int) -> str:
     return name if rank == 0 else f"rng.rank{rank}.{name.removeprefix('rng.')}"
 
 
-def all_random_states(runtime: Runtime) -> dict[str, Tensor]:
-    """Return the random states of all processes by checkpoint name; all must call it."""
-    found: dict[str, Tensor] = {}
-    for name, own in sorted(random_states(runtime).items()):
-        states = gather_from_all(runtime, own)
-        found |= {random_state_name(name, rank): state for rank, state in enumerate(states)}
-    return found
+def named_random_states(runtime: Runtime) -> dict[str, Tensor]:
+    """Return copies of this process's random states by their names in a checkpoint."""
+    states, rank = random_states(runtime), runtime.rank.rank
+    return {random_state_name(name, rank): state for name, state in states.items()}
 
 
 def set_random_states(states: dict[str, Tensor], runtime: Runtime) -> None:
@@ -168,8 +195,31 @@ def set_random_states(states: dict[str, Tensor], runtime: Runtime) -> None:
     )
 
 
-def seed_everything(seed: int, runtime: Runtime) -> None:
-    """Seed the host's and the device's generator; each process gets numbers of its own."""
-    own = (seed + _SEED_STEP * runtime.rank.rank) % 2**63
+def seed_everything(
+    seed: int, runtime: Runtime, layout: ParallelLayout = _ALONE, *, step: int = 0
+) -> None:
+    """Seed the host's and the device's generator, and the stream of a divided layer's parts.
+
+    Processes that hold the same activations draw the same numbers: those of one tensor-parallel
+    group, unless they divide the sequence.  All others differ.  What parts of a layer draw for
+    themselves comes from a stream, seeded as Megatron does with seed + 2718 + tensor rank.
+
+    Args:
+        seed: The run's.
+        runtime: This process.
+        layout: How the processes of the run divide the model and the samples.
+        step: Steps done, where a run goes on with numbers drawn anew.
+    """
+    place, tensor = divmod(runtime.rank.rank, layout.tensor)
+    apart = layout.sequence or layout.tensor == 1
+    number = runtime.rank.rank if apart else place
+    begin = seed + _SEED_OF_STEP * step
+    own = (begin + _SEED_OF_PROCESS * number) % 2**63
     torch.default_generator.manual_seed(own)
     runtime.device.seed(own)
+    others = runtime.rng.states()
+    others.pop(tensor_parallel.STREAM, None)
+    runtime.rng.set_states(others)
+    if not apart:
+        parts = begin + _SEED_OF_PARTS + tensor + _SEED_OF_PROCESS * place
+        runtime.rng.add(tensor_parallel.STREAM, parts % 2**63)

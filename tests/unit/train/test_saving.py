@@ -13,8 +13,9 @@ import torch
 from lmcore.data.loader import BatchLoader
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.loss_scale import DynamicLossScale
-from lmcore.train import saving
-from lmcore.train.saving import data_order, restore, take_snapshot
+from lmcore.train import restoring
+from lmcore.train.restoring import restore
+from lmcore.train.saving import data_order, take_snapshot
 from lmcore.train.state import TrainState
 from lmcore.train.step import NotFiniteError, TrainStep
 
@@ -256,7 +257,7 @@ def test_other_shape(trained: Any, resume: Any, monkeypatch: pytest.MonkeyPatch)
     def refuse(*args: Any) -> None:
         raise AssertionError("a tensor was read")
 
-    monkeypatch.setattr(saving, "load_checkpoint", refuse)
+    monkeypatch.setattr(restoring, "load_checkpoint", refuse)
     with pytest.raises(CheckpointError) as caught:
         resume(folder, order, "--num-layers 3 --hidden-size 24")
     text = caught.value.render()

@@ -35,8 +35,9 @@ from lmcore.runtime.policies import start_policies
 from lmcore.runtime.rank import RankInfo
 from lmcore.runtime.runtime import Runtime
 from lmcore.train.corpus import open_corpus
+from lmcore.train.restoring import restore
 from lmcore.train.saver import Saver
-from lmcore.train.saving import Snapshot, data_order, restore, take_snapshot
+from lmcore.train.saving import Snapshot, data_order, take_snapshot
 from lmcore.train.state import TrainState, random_states, seed_everything
 from lmcore.train.step import TrainStep
 
