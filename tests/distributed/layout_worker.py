@@ -1,11 +1,13 @@
-"""One rank of runs in several layouts: CASES (JSON: name -> flags), then where to write results.
+"""One rank of runs in several layouts: a file of cases (JSON: name -> flags), and a folder.
 
-Of each case: loss and gradient norm of every step, all gradients of the first, all weights after
-the last, each local tensor with its place in the whole one.
+Of each case, into the folder: loss and gradient norm of every step, all gradients of the first, all
+weights after the last, each local tensor with its place in the whole one.  A case whose first word
+is `twice` calls every layer twice in a forward pass.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -19,9 +21,12 @@ import torch
 from lmcore.config.load import load_config
 from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
+from lmcore.data.document_mask import DocumentMasks
 from lmcore.data.loader import BatchLoader
-from lmcore.plugins import Selection, discover
+from lmcore.model.gpt import GPT
+from lmcore.plugins import PluginSet, Selection, build_op_table, discover
 from lmcore.plugins.selection import HANDED_DOWN
+from lmcore.runtime.policies import start_policies
 from lmcore.runtime.rank import rank_info
 from lmcore.runtime.rendezvous import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
@@ -29,6 +34,9 @@ from lmcore.train.engine import open_engine
 from lmcore.train.state import TrainState, seed_everything
 
 VOCABULARY = 120
+END = 0
+"""The token that ends a document."""
+
 STEPS = 5
 BASE = {
     "--num-layers": "4",
@@ -53,7 +61,9 @@ class Samples:
 
     def __init__(self, count: int, length: int) -> None:
         """Draw them."""
-        self.tokens = np.random.default_rng(5).integers(0, VOCABULARY, (count, length + 1))
+        drawn = np.random.default_rng(5)
+        self.tokens = drawn.integers(1, VOCABULARY, (count, length + 1))
+        self.tokens[drawn.random(self.tokens.shape) < 0.15] = END
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -85,22 +95,38 @@ def pieces(state: TrainState, tensors: dict[str, torch.Tensor]) -> list[Any]:
     return found
 
 
-def run(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
+def masks_of(plan: RunPlan) -> DocumentMasks | None:
+    """Return what ends with a document, where the case says so."""
+    data = plan.config.data
+    masks = DocumentMasks(
+        END,
+        reset_position_ids=data.reset_position_ids,
+        reset_attention_mask=data.reset_attention_mask,
+        eod_mask_loss=data.eod_mask_loss,
+    )
+    return None if masks == DocumentMasks(END) else masks
+
+
+def run(plan: RunPlan, runtime: Runtime, *, twice: bool = False) -> dict[str, Any]:
     """Train and return what the tests compare."""
-    seed_everything(plan.config.training.seed, runtime)
+    seed_everything(plan.config.training.seed, runtime, plan.layout)
     with runtime.ops.bind_all(), open_engine(plan, runtime) as engine:
         state = engine.state
+        if twice:
+            call_twice(state.model)
         engine.begin()
         state.model.train()
-        samples = Samples(STEPS * plan.global_batch_size, plan.config.model.seq_length)
+        steps = plan.train_iters
+        samples = Samples(steps * plan.global_batch_size, plan.config.model.seq_length)
         results, gradients = [], []
         with BatchLoader(
             samples,
             micro_batch_size=plan.config.training.micro_batch_size,
             data_parallel_rank=state.parallel.mesh.data_rank,
             data_parallel_size=plan.layout.data,
+            masks=masks_of(plan),
         ) as batches:
-            for number in range(STEPS):
+            for number in range(steps):
                 result = engine.step(state, batches)
                 results.append((result.loss, result.grad_norm))
                 if number == 0:
@@ -115,19 +141,55 @@ def run(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
         return {"steps": results, "grads": gradients, "weights": weights, "count": count}
 
 
+def call_twice(model: GPT) -> None:
+    """Have every layer called twice in a row."""
+    once = model.run_blocks
+
+    def run_blocks(
+        x_BSH: torch.Tensor, documents_BS: Any = None, layers: Any = None
+    ) -> torch.Tensor:
+        found = model.layers if layers is None else layers
+        return once(x_BSH, documents_BS, [layer for layer in found for _ in range(2)])
+
+    model.run_blocks = run_blocks
+
+
+def of_case(runtime: Runtime, plan: RunPlan, plugins: PluginSet) -> Runtime:
+    """Return the runtime with the policies of a case, and an op table of its own."""
+    selection, device = runtime.selection, runtime.device
+    policies = start_policies(plan.config, plugins, selection, device)
+    return dataclasses.replace(
+        runtime,
+        rng=device.rng_tracker(),
+        precision=policies.precision,
+        recompute=policies.recompute,
+        placement=policies.placement,
+        ops=build_op_table(plugins, selection, device),
+    )
+
+
 def main(cases: dict[str, str], out: Path) -> None:
     """Run all cases in one set of processes."""
     place = rank_info(os.environ)
     plugins = discover()
     selection = Selection.from_json(os.environ[HANDED_DOWN])
     torch.set_num_threads(1)
-    with join_processes(place, timeout=60.0) as rendezvous:
-        first = plan_of(next(iter(cases.values())), place.world_size)
-        with start_runtime(first.config, plugins, selection, place, rendezvous) as runtime:
-            for name, flags in cases.items():
-                found = run(plan_of(flags, place.world_size), runtime)
-                torch.save(found, out / f"{name}.{place.rank}.pt")
+    plans = {
+        name: plan_of(flags.removeprefix("twice"), place.world_size)
+        for name, flags in cases.items()
+    }
+    first = next(iter(plans.values()))
+    with (
+        join_processes(place, timeout=60.0) as rendezvous,
+        start_runtime(first.config, plugins, selection, place, rendezvous) as runtime,
+    ):
+        for name, plan in plans.items():
+            twice = cases[name].startswith("twice")
+            found = run(plan, of_case(runtime, plan, plugins), twice=twice)
+            part = out / f"{name}.{place.rank}.part"
+            torch.save(found, part)
+            part.rename(part.with_suffix(".pt"))  # whole, or not there
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), Path(sys.argv[2]))
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
