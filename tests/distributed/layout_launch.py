@@ -1,0 +1,24 @@
+"""Start the ranks of `layout_worker.py`: DEVICE, number of processes, file of cases, folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from lmcore.plugins import discover, select
+from lmcore.plugins.selection import HANDED_DOWN
+from lmcore.runtime.launch import launch
+
+WORKER = Path(__file__).with_name("layout_worker.py")
+
+
+def main(device: str, num_processes: int, cases: str, out: str) -> int:
+    """Return the exit status of the run."""
+    selection = select(discover(env={}), requested=device, env=dict(os.environ))
+    env = {**os.environ, HANDED_DOWN: selection.to_json(), "OMP_NUM_THREADS": "1"}
+    return launch([sys.executable, str(WORKER), cases, out], num_processes, env)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]))

@@ -1,0 +1,141 @@
+"""What runs in different layouts came to, put together from all ranks and compared.
+
+Loaded by path: by the tests here, and by those of a simulated device.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LAUNCH = Path(__file__).with_name("layout_launch.py")
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a run is from the one that it should equal.
+
+    Attributes:
+        loss: Largest relative difference of a step's loss.
+        norm: The same of the gradient norm.
+        gradient: Largest difference in a gradient of the first step, in parts of the largest number
+            in that tensor.
+        weight: Largest difference of a weight after the last step.
+    """
+
+    loss: float
+    norm: float
+    gradient: float
+    weight: float
+
+    def within(self, limit: Distance) -> bool:
+        """Whether nothing is farther than *limit*; NaN is."""
+        pairs = ((getattr(self, name), getattr(limit, name)) for name in vars(self))
+        return all(value <= most for value, most in pairs)
+
+
+class Results:
+    """Runs of one set of processes."""
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        self.folder, self.world_size = folder, world_size
+
+    @classmethod
+    def of(
+        cls,
+        cases: Mapping[str, str],
+        world_size: int,
+        folder: Path,
+        *,
+        env: Mapping[str, str],
+        device: str = "cpu",
+        seconds: float = 300.0,
+    ) -> Results:
+        """Train all cases in one set of processes.
+
+        Args:
+            cases: Flags by name; see `layout_worker.py`.
+            world_size: Number of processes.
+            folder: Gets the results.
+            env: Environment of the processes.
+            device: Which plugin.
+            seconds: Time limit.
+        """
+        listed = folder / "cases.json"
+        listed.write_text(json.dumps(dict(cases)), encoding="utf-8")
+        command = [sys.executable, str(LAUNCH), device, str(world_size), str(listed), str(folder)]
+        with (folder / "log.txt").open("w", encoding="utf-8") as log:
+            subprocess.run(command, env=env, stdout=log, stderr=log, timeout=seconds, check=False)
+        return cls(folder, world_size)
+
+    def parts(self, name: str) -> list[dict[str, Any]]:
+        """Return what each rank found of a case."""
+        files = [self.folder / f"{name}.{rank}.pt" for rank in range(self.world_size)]
+        missing = [file.name for file in files if not file.is_file()]
+        assert not missing, (self.folder / "log.txt").read_text(encoding="utf-8")
+        return [torch.load(file) for file in files]
+
+    def steps(self, name: str) -> list[tuple[float, float]]:
+        """Return loss and gradient norm of each step, on which all ranks agree."""
+        first, *others = [part["steps"] for part in self.parts(name)]
+        assert all(other == first for other in others), f"{name}: ranks differ"
+        return list(first)
+
+    def whole(self, name: str, key: str) -> dict[str, Tensor]:
+        """Return whole tensors; every element is there, and replicas are equal bit for bit."""
+        found: dict[str, Tensor] = {}
+        there: dict[str, Tensor] = {}
+        for rank, part in enumerate(self.parts(name)):
+            for tensor, shape, offset, values in part[key]:
+                if tensor not in found:
+                    found[tensor] = torch.zeros(shape, dtype=values.dtype)
+                    there[tensor] = torch.zeros(shape, dtype=torch.bool)
+                box = tuple(
+                    slice(first, first + size)
+                    for first, size in zip(offset, values.shape, strict=True)
+                )
+                known = there[tensor][box]
+                same = found[tensor][box][known] == values[known]
+                assert bool(same.all()), f"{name}: rank {rank} has another {tensor} ({key})"
+                found[tensor][box] = values
+                there[tensor][box] = True
+        lacking = [tensor for tensor, known in there.items() if not bool(known.all())]
+        assert not lacking, f"{name}: nobody has all of {lacking} ({key})"
+        return found
+
+    def distance(self, name: str, right: Results, right_name: str) -> Distance:
+        """Return how far a run is from another."""
+        pairs = list(zip(self.steps(name), right.steps(right_name), strict=True))
+        loss, norm = (
+            max(abs(found[i] - wanted[i]) / abs(wanted[i]) for found, wanted in pairs)
+            for i in range(2)
+        )
+        gradient = _farthest(
+            self.whole(name, "grads"), right.whole(right_name, "grads"), relative=True
+        )
+        weight = _farthest(
+            self.whole(name, "weights"), right.whole(right_name, "weights"), relative=False
+        )
+        return Distance(loss, norm, gradient, weight)
+
+
+def _farthest(found: Mapping[str, Tensor], right: Mapping[str, Tensor], *, relative: bool) -> float:
+    assert found.keys() == right.keys()
+    worst = 0.0
+    for name, wanted in right.items():
+        off = float((found[name].double() - wanted.double()).abs().max())
+        scale = float(wanted.double().abs().max()) if relative else 1.0
+        assert scale > 0, f"{name} is zero everywhere"
+        worst = max(worst, off / scale)
+        if math.isnan(off):
+            return off
+    return worst

@@ -1,0 +1,292 @@
+"""Every layout takes the steps of one process: losses, gradients, gradient norms and weights.
+
+One set of processes of each size trains all cases; a test compares one of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+_SPEC = importlib.util.spec_from_file_location(
+    "layout_results", Path(__file__).with_name("layout_results.py")
+)
+layout_results = importlib.util.module_from_spec(_SPEC)
+sys.modules[_SPEC.name] = layout_results
+_SPEC.loader.exec_module(layout_results)
+Distance, Results = layout_results.Distance, layout_results.Results
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.slow,
+    pytest.mark.timeout(500),  # the first test of a size waits for all cases of that size
+    pytest.mark.xdist_group("layouts"),  # one worker starts them, once
+]
+
+KINDS = {
+    "fp32": "",
+    "fp64": "--precision fp64 --clip-grad 0",
+    "bf16": "--precision bf16",
+    "fp16": "--precision fp16 --initial-loss-scale 1024",
+    "documents": "--reset-attention-mask --reset-position-ids --eod-mask-loss",
+    "uneven": "--num-layers 5",
+    "twice": "twice",
+}
+"""What one process does, too; `twice`: every layer is called twice in a forward pass."""
+
+LIMITS = {
+    # Measured: 1.0e-7, 2.4e-7, 1.04e-6 (biases of keys, whose gradients are zero in exact
+    # arithmetic, lie in one tensor with those of queries and values), 2.4e-7.
+    "fp32": Distance(loss=2.5e-7, norm=6e-7, gradient=2.5e-6, weight=6e-7),
+    # 9.6e-8, 2.7e-7, 8.1e-7, 2.1e-7.
+    "documents": Distance(loss=2.5e-7, norm=6e-7, gradient=2.5e-6, weight=6e-7),
+    # 9.9e-8, 1.9e-7, 1.04e-6, 2.4e-7.
+    "uneven": Distance(loss=2.5e-7, norm=6e-7, gradient=2.5e-6, weight=6e-7),
+    # 9.4e-8, 5.6e-7, 6.6e-7, 1.8e-7.
+    "twice": Distance(loss=2.5e-7, norm=1.2e-6, gradient=2.5e-6, weight=6e-7),
+    # Losses and norms are told in float32; without clipping no other number passes through it.
+    # Measured: 9.5e-8, 0, 2.2e-15, 1.5e-15.
+    "fp64": Distance(loss=2.5e-7, norm=1e-7, gradient=6e-15, weight=5e-15),
+    # Parts of a product are rounded to 8 bits before they are summed.
+    # Measured: 2.2e-4, 2.3e-3, 1.4e-2, 2.3e-3.
+    "bf16": Distance(loss=6e-4, norm=6e-3, gradient=4e-2, weight=6e-3),
+    # The same with 11 bits.  Measured: 3.2e-5, 7.9e-4, 1.9e-3, 3.1e-4.
+    "fp16": Distance(loss=1e-4, norm=2e-3, gradient=5e-3, weight=1e-3),
+}
+
+TP = "--tensor-model-parallel-size 2"
+SP = "--sequence-parallel"
+CP = "--context-parallel-size 2"
+PP = "--pipeline-model-parallel-size 2"
+INTERLEAVED = f"{PP} --num-layers-per-virtual-pipeline-stage 1"
+ZB = f"{PP} --pipeline-schedule zero-bubble"
+ZBV = f"{PP} --pipeline-schedule zero-bubble-v"
+ACCUMULATE = "--micro-batch-size 1"
+FULL, SELECTIVE = "--recompute full", "--recompute selective"
+DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters 20"
+
+OF_TWO = {
+    "dp": "",
+    "dp-accumulating": ACCUMULATE,
+    "distributed-optimizer": "--use-distributed-optimizer",
+    "zero1-accumulating": f"--zero-stage 1 {ACCUMULATE}",
+    "zero2": "--zero-stage 2",
+    "zero2-accumulating": f"--zero-stage 2 {ACCUMULATE}",
+    "zero3": "--zero-stage 3",
+    "zero3-accumulating": f"--zero-stage 3 {ACCUMULATE}",
+    "zero3-full": f"--zero-stage 3 {FULL}",
+    "tp": TP,
+    "tp-selective": f"{TP} {SELECTIVE}",
+    "tp-sp": f"{TP} {SP}",
+    "tp-sp-full": f"{TP} {SP} {FULL} {ACCUMULATE}",
+    "tp-sp-selective": f"{TP} {SP} {SELECTIVE}",
+    "cp": CP,
+    "cp-full": f"{CP} {FULL} {ACCUMULATE}",
+    "cp-selective": f"{CP} {SELECTIVE}",
+    "pp": PP,
+    "pp-accumulating": f"{PP} {ACCUMULATE}",
+    "pp-full": f"{PP} {FULL}",
+    "gpipe": f"{PP} --pipeline-schedule gpipe",
+    "interleaved": INTERLEAVED,
+    "interleaved-selective": f"{INTERLEAVED} {SELECTIVE} {ACCUMULATE}",
+    "zero-bubble": ZB,
+    "zero-bubble-interleaved": f"{ZB} --num-layers-per-virtual-pipeline-stage 1",
+    "zero-bubble-v": ZBV,
+    "zero-bubble-v-full": f"{ZBV} {FULL}",
+    "fp64/zero3": "--zero-stage 3",
+    "fp64/tp-sp": f"{TP} {SP}",
+    "fp64/cp": CP,
+    "fp64/interleaved": INTERLEAVED,
+    "fp64/zero-bubble-v": ZBV,
+    "documents/tp-sp": f"{TP} {SP}",
+    "documents/cp": CP,
+    "documents/pp": PP,
+    "uneven/pp": PP,
+    "uneven/zero-bubble-v": ZBV,
+    "twice/dp": "",
+    "twice/zero3": "--zero-stage 3",
+    "twice/tp-sp": f"{TP} {SP}",
+    "twice/cp": CP,
+    "twice/pp": PP,
+    **{
+        f"{precision}/{name}": flags
+        for precision in ("bf16", "fp16")
+        for name, flags in {
+            "dp": "",
+            "zero3": "--zero-stage 3",
+            "tp-sp": f"{TP} {SP}",
+            "cp": CP,
+            "pp": PP,
+        }.items()
+    },
+}
+
+OF_FOUR = {
+    "dp": "",
+    "zero3": "--zero-stage 3",
+    "hsdp1": "--zero-stage 1 --data-parallel-replicas 2",
+    "hsdp2-accumulating": f"--zero-stage 2 --data-parallel-replicas 2 {ACCUMULATE}",
+    "hsdp3": "--zero-stage 3 --data-parallel-replicas 2",
+    "tp-dp": TP,
+    "tp-sp-dp-accumulating": f"{TP} {SP} {ACCUMULATE}",
+    "tp4-sp": f"--tensor-model-parallel-size 4 {SP}",
+    "cp-dp": CP,
+    "cp4-zero3": "--context-parallel-size 4 --zero-stage 3",
+    "cp-tp-sp": f"{CP} {TP} {SP}",
+    "cp-pp": f"{CP} {PP}",
+    "pp-dp": PP,
+    "pp4": "--pipeline-model-parallel-size 4",
+    "pp4-zero-bubble": "--pipeline-model-parallel-size 4 --pipeline-schedule zero-bubble",
+    "tp-pp": f"{TP} {PP}",
+    "tp-sp-interleaved-full": f"{TP} {SP} {INTERLEAVED} {FULL}",
+    "tp-sp-zero-bubble-v": f"{TP} {SP} {ZBV}",
+    "zero1-pp": f"--zero-stage 1 {PP}",
+    "zero2-interleaved": f"--zero-stage 2 {INTERLEAVED}",
+    "zero3-pp-accumulating": f"--zero-stage 3 {PP} {ACCUMULATE}",
+    "zero1-cp": f"--zero-stage 1 {CP}",
+    "zero2-tp": f"--zero-stage 2 {TP}",
+    "zero3-tp-sp-full": f"--zero-stage 3 {TP} {SP} {FULL}",
+    "fp64/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
+    "fp64/tp-pp": f"{TP} {PP}",
+    "documents/cp-tp-sp": f"{CP} {TP} {SP}",
+    "uneven/pp4": "--pipeline-model-parallel-size 4",
+}
+
+OF_EIGHT = {
+    "tp-pp-dp": f"{TP} {PP}",
+    "tp-sp-pp-zero3": f"{TP} {SP} {PP} --zero-stage 3",
+    "tp-sp-cp-interleaved": f"{TP} {SP} {CP} {INTERLEAVED}",
+    "tp-sp-hsdp3": f"{TP} {SP} --zero-stage 3 --data-parallel-replicas 2 {ACCUMULATE}",
+}
+
+DROPPING = {"tp": TP, "tp-full": f"{TP} {FULL}", "tp-sp": f"{TP} {SP}"}
+
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+COMPILED = {"compiled/tp-sp": f"{TP} {SP} --compile"} if COMPILER else {}
+
+
+class Case(NamedTuple):
+    """One layout of a kind of run."""
+
+    kind: str
+    name: str
+
+    @classmethod
+    def of(cls, name: str) -> Case:
+        """Split "fp64/tp"; what names no kind is in float32."""
+        kind, _, _ = name.rpartition("/")
+        return cls(kind if kind in KINDS else "fp32", name.replace("/", "_"))
+
+
+def runs(cases: dict[str, str]) -> dict[str, str]:
+    """Return the flags of cases, with those of their kinds."""
+    found = {Case.of(name): flags for name, flags in cases.items()}
+    return {case.name: f"{KINDS[case.kind]} {flags}" for case, flags in found.items()}
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return what trains cases in a number of processes."""
+
+    def go(cases: dict[str, str], world_size: int) -> Results:
+        folder = tmp_path_factory.mktemp(f"world{world_size}")
+        env = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
+        return Results.of(cases, world_size, folder, env=env, seconds=450)
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def alone(train: Any) -> Results:
+    """One process, by itself."""
+    return train(KINDS, 1)
+
+
+@pytest.fixture(scope="module")
+def two(train: Any) -> Results:
+    """Two processes."""
+    dropping = {f"dropping_{name}": f"{DROPOUT} {flags}" for name, flags in DROPPING.items()}
+    return train(runs(OF_TWO) | dropping | runs(COMPILED), 2)
+
+
+@pytest.fixture(scope="module")
+def four(train: Any) -> Results:
+    """Four."""
+    return train(runs(OF_FOUR), 4)
+
+
+@pytest.fixture(scope="module")
+def eight(train: Any) -> Results:
+    """Eight."""
+    return train(runs(OF_EIGHT), 8)
+
+
+def check(name: str, found: Results, alone: Results) -> None:
+    case = Case.of(name)
+    distance = found.distance(case.name, alone, case.kind)
+    print(name, distance)
+    assert distance.within(LIMITS[case.kind]), distance
+
+
+def test_there_is_something_to_compare(alone: Results) -> None:
+    """Losses fall, gradients are clipped, and kinds of runs differ by more than the limits."""
+    for kind in KINDS:
+        steps = alone.steps(kind)
+        assert steps[-1][0] < steps[0][0]
+        assert steps[0][1] > 1.0, kind
+    for kind in ("documents", "twice", "bf16", "fp16"):
+        assert not alone.distance(kind, alone, "fp32").within(LIMITS["fp32"]), kind
+    assert not alone.distance("documents", alone, "fp32").within(LIMITS["bf16"])
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+def test_two_processes(name: str, two: Results, alone: Results) -> None:
+    """They take the steps of one."""
+    check(name, two, alone)
+
+
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_four_processes(name: str, four: Results, alone: Results) -> None:
+    """They take the steps of one."""
+    check(name, four, alone)
+
+
+@pytest.mark.parametrize("name", OF_EIGHT)
+def test_eight_processes(name: str, eight: Results, alone: Results) -> None:
+    """They take the steps of one."""
+    check(name, eight, alone)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
+def test_compiled_layers(two: Results, alone: Results) -> None:
+    """Compiled layers exchange what the others do."""
+    check("compiled/tp-sp", two, alone)
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_replicated_parameters_stay_equal(name: str, two: Results) -> None:
+    """After 20 steps with dropout, what both processes hold is the same, bit for bit."""
+    of_both = [
+        {
+            tensor
+            for tensor, shape, _, values in part["weights"]
+            if tuple(shape) == tuple(values.shape)
+        }
+        for part in two.parts(f"dropping_{name}")
+    ]
+    assert of_both[0] == of_both[1]
+    assert {"final_norm.weight", "position_embedding.weight"} <= of_both[0]
+    assert len(two.steps(f"dropping_{name}")) == 20
+    two.whole(f"dropping_{name}", "weights")  # compares what it finds twice
+
+
+def test_dropout_of_divided_layers_is_repeated(two: Results) -> None:
+    """A layer that is computed again draws the numbers that it drew, each part its own."""
+    assert two.steps("dropping_tp") == two.steps("dropping_tp-full")
+    assert two.steps("dropping_tp") != two.steps("dropping_tp-sp")
