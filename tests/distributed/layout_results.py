@@ -5,6 +5,7 @@ Loaded by path: by the tests here, and by those of a simulated device.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import subprocess
@@ -60,22 +61,38 @@ class Results:
         device: str = "cpu",
         seconds: float = 300.0,
     ) -> Results:
-        """Train all cases in one set of processes.
+        """Train all cases in one set of processes, unless that has been done.
 
         Args:
             cases: Flags by name; see `layout_worker.py`.
             world_size: Number of processes.
-            folder: Gets the results.
+            folder: Gets the results; several test processes may name the same one.
             env: Environment of the processes.
             device: Which plugin.
             seconds: Time limit.
         """
+        folder.mkdir(exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "log.txt").exists():
+                cls._run(cases, world_size, folder, env=env, device=device, seconds=seconds)
+        return cls(folder, world_size)
+
+    @staticmethod
+    def _run(
+        cases: Mapping[str, str],
+        world_size: int,
+        folder: Path,
+        *,
+        env: Mapping[str, str],
+        device: str,
+        seconds: float,
+    ) -> None:
         listed = folder / "cases.json"
         listed.write_text(json.dumps(dict(cases)), encoding="utf-8")
         command = [sys.executable, str(LAUNCH), device, str(world_size), str(listed), str(folder)]
         with (folder / "log.txt").open("w", encoding="utf-8") as log:
             subprocess.run(command, env=env, stdout=log, stderr=log, timeout=seconds, check=False)
-        return cls(folder, world_size)
 
     def parts(self, name: str) -> list[dict[str, Any]]:
         """Return what each rank found of a case."""

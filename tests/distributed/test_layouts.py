@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.distributed,
     pytest.mark.slow,
     pytest.mark.timeout(500),  # the first test of a size waits for all cases of that size
-    pytest.mark.xdist_group("layouts"),  # one worker starts them, once
 ]
 
 KINDS = {
@@ -192,10 +191,13 @@ def runs(cases: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return what trains cases in a number of processes."""
+    """Return what trains cases in a number of processes, once for all of xdist's workers."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
 
     def go(cases: dict[str, str], world_size: int) -> Results:
-        folder = tmp_path_factory.mktemp(f"world{world_size}")
+        folder = base / f"layouts-of-{world_size}"
         env = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
         return Results.of(cases, world_size, folder, env=env, seconds=450)
 
