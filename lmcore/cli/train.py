@@ -113,12 +113,17 @@ def _asked(loaded: LoadedConfig, rank: RankInfo, *, otherwise: int = 1) -> int:
 
 
 def _start_processes(argv: list[str], num_processes: int, selection: Selection) -> int:
-    """Start this command anew, once for each process of the run, with the device chosen here."""
+    """Start this command once for each process of the run, with the device chosen here."""
+    from lmcore.cli.main import main
     from lmcore.plugins import HANDED_DOWN
     from lmcore.runtime.launch import launch
 
-    command = [sys.executable, "-m", "lmcore.cli.main", "train", *argv]
-    return launch(command, num_processes, {**os.environ, HANDED_DOWN: selection.to_json()})
+    return launch(
+        [sys.executable, "-m", "lmcore.cli.main", "train", *argv],
+        num_processes,
+        {**os.environ, HANDED_DOWN: selection.to_json()},
+        function=lambda: main(["train", *argv]),
+    )
 
 
 def _report(result: RunResult) -> None:

@@ -1,8 +1,8 @@
 """Data parallelism: processes with the same weights that see different samples, or parts of them.
 
-Their gradients become means while backward still runs: by torch's `DistributedDataParallel`, or,
-where weights, gradients and optimizer state are sharded (ZeRO; Rajbhandari et al., 2020), by
-torch's `fully_shard`.
+Their gradients become means while backward still runs: by `GradientBuckets`, or, where weights,
+gradients and optimizer state are sharded (ZeRO; Rajbhandari et al., 2020), by torch's
+`fully_shard`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
+
+from lmcore.parallel.gradient_buckets import GradientBuckets
 
 if TYPE_CHECKING:
     from lmcore.model.gpt import GPT
@@ -57,22 +59,7 @@ def place_copies(model: GPT, mesh: ParallelMesh) -> tuple[nn.Module, Accumulatin
         return root, _nothing
     if mesh.layout.zero_stage:
         return root, _shard(root, mesh)
-    from torch.nn.parallel import DistributedDataParallel
-
-    wrapped = DistributedDataParallel(
-        root,
-        process_group=mesh.copies.group,
-        gradient_as_bucket_view=True,
-        init_sync=False,
-    )
-
-    def accumulating(*, last: bool) -> AbstractContextManager[None]:
-        if last:
-            return contextlib.nullcontext()
-        context: AbstractContextManager[None] = wrapped.no_sync()
-        return context
-
-    return wrapped, accumulating
+    return root, GradientBuckets(model.named_parameters(), mesh.copies).backward
 
 
 def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulating:

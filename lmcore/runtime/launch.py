@@ -16,12 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Self
 
 from lmcore.errors import RunError
+from lmcore.runtime.forked import ForkedProcess, can_fork, fork
 from lmcore.runtime.launched import Launched, Report, report_of
 from lmcore.runtime.rank import RankInfo
 from lmcore.runtime.rendezvous import named_ranks
@@ -41,7 +42,7 @@ class _Worker:
     """One process; `ended` is when it was first seen to have ended."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     report_file: Path
     ended: float | None = None
     report: Report | None = None
@@ -52,14 +53,36 @@ class _Worker:
         """Exit status, negative for a signal; None while it runs."""
         return self.process.poll()
 
+    def read_errors(self) -> None:
+        """Pass on what it writes to standard error, until that ends."""
+        if self.process.stderr is not None:
+            arguments = (self.rank, self.process.stderr)
+            thread = threading.Thread(target=_pass_on, args=arguments, daemon=True)
+            thread.start()
+            self.readers.append(thread)
 
-def launch(command: Sequence[str], num_processes: int, env: Mapping[str, str]) -> int:
+    def close(self) -> None:
+        """Close this side of its standard input and error."""
+        for stream in (self.process.stdin, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def launch(
+    command: Sequence[str],
+    num_processes: int,
+    env: Mapping[str, str],
+    *,
+    function: Callable[[], int] | None = None,
+) -> int:
     """Run *command* in *num_processes* processes, as the ranks of one run; return its exit status.
 
     Args:
         command: Program and arguments, the same for all.
         num_processes: How many, at least one.
         env: Their environment; the variables of a launcher are added.
+        function: Does what *command* does and returns its exit status, for processes that are
+            copies of this one; None: none are.
 
     Returns:
         0 when all succeed, else the status of the process that failed first; 130 after Ctrl-C.
@@ -67,10 +90,12 @@ def launch(command: Sequence[str], num_processes: int, env: Mapping[str, str]) -
     Raises:
         RunError: A process could not be started.
     """
+    if function is not None and not can_fork():
+        function = None
     with (
         tempfile.TemporaryDirectory(prefix="lmcore-launch-") as folder,
         socket.create_server((_HOST, 0)) as server,
-        _Crew(command, num_processes, env, Path(folder), server) as crew,
+        _Crew(command, function, num_processes, env, Path(folder), server) as crew,
     ):
         return crew.wait()
 
@@ -81,12 +106,14 @@ class _Crew:
     def __init__(
         self,
         command: Sequence[str],
+        function: Callable[[], int] | None,
         num_processes: int,
         env: Mapping[str, str],
         folder: Path,
         server: socket.socket,
     ) -> None:
-        self.command, self.env, self.folder, self.server = command, env, folder, server
+        self.command, self.function = command, function
+        self.env, self.folder, self.server = env, folder, server
         self.size = num_processes
         self.workers: list[_Worker] = []
         self.received: signal.Signals | None = None
@@ -102,6 +129,8 @@ class _Crew:
                 why=cause.strerror or str(cause),
                 hint="start fewer with `--nproc-per-node`",
             ) from cause
+        for one in self.workers:  # not before: a copy has no threads but its own
+            one.read_errors()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,21 +142,27 @@ class _Crew:
         fd = self.server.fileno() if rank == 0 else None
         address = {"MASTER_ADDR": _HOST, "MASTER_PORT": str(self.server.getsockname()[1])}
         own = Launched(str(report_file), fd).to_env()
+        env = {**self.env, **place.to_env(), **address, **own}
+        if self.function is not None:
+
+            def close() -> None:
+                for one in self.workers:
+                    one.close()
+                if fd is None:
+                    self.server.close()
+
+            forked = fork(self.function, env, shown=rank == 0, close=close)
+            return _Worker(rank, forked, report_file)
         process = subprocess.Popen(  # noqa: S603  # this very program
             self.command,
-            env={**self.env, **place.to_env(), **address, **own},
+            env=env,
             stdin=subprocess.PIPE,  # its end tells the worker that the launcher is gone
             stdout=None if rank == 0 else subprocess.DEVNULL,
             stderr=None if rank == 0 else subprocess.PIPE,
             pass_fds=[] if fd is None else [fd],
             process_group=0,  # a terminal's Ctrl-C comes here alone, and is passed on once
         )
-        worker = _Worker(rank, process, report_file)
-        if process.stderr is not None:
-            thread = threading.Thread(target=_pass_on, args=(rank, process.stderr), daemon=True)
-            thread.start()
-            worker.readers.append(thread)
-        return worker
+        return _Worker(rank, process, report_file)
 
     def wait(self) -> int:
         """Wait for all processes; end the others when one fails.  Return the run's status."""
@@ -173,9 +208,7 @@ class _Crew:
             one.process.wait()
             for reader in one.readers:
                 reader.join(timeout=1.0)
-            for stream in (one.process.stdin, one.process.stderr):
-                if stream is not None:
-                    stream.close()
+            one.close()
 
     def _status(self, ended: Sequence[_Worker]) -> int:
         """Show what failed, and return the exit status."""

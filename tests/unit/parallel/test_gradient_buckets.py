@@ -1,0 +1,143 @@
+"""Gradients in buckets: means over copies, sent in order, once a step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+from lmcore.errors import RunError
+from lmcore.parallel import gradient_buckets
+from lmcore.parallel.gradient_buckets import GradientBuckets
+from lmcore.parallel.mesh import Axis
+
+SHARE = 0.5
+
+
+@pytest.fixture
+def axis() -> Iterator[Axis]:
+    """Return an axis of two of which the other one has gradients of zero."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield Axis(0, 2, (0, 1), distributed.group.WORLD)
+    distributed.destroy_process_group()
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the sizes of what is exchanged, in order."""
+    sizes: list[int] = []
+    real = distributed.all_reduce
+
+    def all_reduce(flat: Tensor, **how: Any) -> Any:
+        assert how["async_op"]
+        sizes.append(flat.numel())
+        return real(flat, **how)
+
+    monkeypatch.setattr(distributed, "all_reduce", all_reduce)
+    return sizes
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def input_of(step: int) -> Tensor:
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
+
+
+def expected(steps: range) -> list[Tensor]:
+    model = network()
+    for step in steps:
+        model(input_of(step)).square().sum().backward()
+    return [one.grad * SHARE for one in model.parameters() if one.grad is not None]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_means(axis: Axis, sent: list[int], count: int) -> None:
+    """Gradients of all micro-batches of a step are summed and averaged; exchanged with the last."""
+    model = network()
+    buckets = GradientBuckets(model.named_parameters(), axis)
+    for turn in range(2):
+        for one in model.parameters():
+            one.grad = None
+        sent.clear()
+        steps = range(turn * count, (turn + 1) * count)
+        for step in steps:
+            assert not sent
+            with buckets.backward(last=step == steps[-1]):
+                model(input_of(step)).square().sum().backward()
+        assert sum(sent) == sum(one.numel() for one in model.parameters())
+        found = [one.grad for one in model.parameters()]
+        torch.testing.assert_close(found, expected(steps), rtol=1e-6, atol=0.0)
+
+
+def test_sent_while_backward_runs(
+    axis: Axis, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last layer's gradients are on their way before the first layer's are computed."""
+    monkeypatch.setattr(gradient_buckets, "_FIRST_BYTES", 1)
+    monkeypatch.setattr(gradient_buckets, "_BYTES", 100)
+    model = network()
+    buckets = GradientBuckets(model.named_parameters(), axis)
+    seen: list[int] = []
+    model[0].weight.register_hook(lambda _grad: seen.append(len(sent)))
+    with buckets.backward(last=True):
+        model(input_of(0)).square().sum().backward()
+    assert sent == [2, 12 + 6 + 36, 6 + 24]
+    assert seen == [2]
+
+
+def test_dtypes_do_not_mix(axis: Axis, sent: list[int]) -> None:
+    """Each bucket has one dtype."""
+    model = network()
+    model[2].double()
+
+    def forward(x: Tensor) -> Tensor:
+        return model[4](model[2](model[0](x).double()).float())
+
+    buckets = GradientBuckets(model.named_parameters(), axis)
+    with buckets.backward(last=True):
+        forward(input_of(0)).sum().backward()
+    assert sent == [14, 42, 30]
+    assert model[2].weight.grad.dtype == torch.float64
+
+
+def test_in_order(axis: Axis, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is full before its turn waits, as other processes may fill buckets in another order."""
+    monkeypatch.setattr(gradient_buckets, "_FIRST_BYTES", 1)
+    monkeypatch.setattr(gradient_buckets, "_BYTES", 1)
+    sizes = (1, 2, 3)
+    weights = {str(size): nn.Parameter(torch.ones(size)) for size in sizes}
+    for order in itertools.permutations(sizes):
+        buckets = GradientBuckets(weights.items(), axis)
+        sent.clear()
+        with buckets.backward(last=True):
+            for size in order:
+                weights[str(size)].sum().backward()
+        assert sent == [3, 2, 1]
+        for one in weights.values():
+            one._post_accumulate_grad_hooks.clear()
+
+
+def test_in_two_parts(axis: Axis) -> None:
+    """A second part of a gradient that has been sent is an error, never a wrong sum."""
+    weight = nn.Parameter(torch.ones(2))
+    buckets = GradientBuckets([("weight", weight)], axis)
+    words = "`weight`, or of one beside it, came in two parts"
+    with buckets.backward(last=True):
+        weight.sum().backward()
+        with pytest.raises(RunError, match=words):
+            weight.sum().backward()
+
+
+def test_no_gradient(axis: Axis) -> None:
+    """A parameter that the loss does not depend on is not passed over in silence."""
+    weight, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    buckets = GradientBuckets([("weight", weight), ("other", other)], axis)
+    with pytest.raises(AssertionError, match="no gradient"), buckets.backward(last=True):
+        weight.sum().backward()
