@@ -122,15 +122,17 @@ class _Crew:
         try:
             for rank in range(self.size):
                 self.workers.append(self._start(rank))
-        except OSError as cause:
+            for one in self.workers:  # not before: a copy has no threads but its own
+                one.read_errors()
+        except BaseException as cause:
             self._kill()
+            if not isinstance(cause, OSError):
+                raise
             raise RunError(
                 f"process {len(self.workers) + 1} of {self.size} cannot be started",
                 why=cause.strerror or str(cause),
                 hint="start fewer with `--nproc-per-node`",
             ) from cause
-        for one in self.workers:  # not before: a copy has no threads but its own
-            one.read_errors()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -26,7 +26,11 @@ from lmcore.runtime.forked import can_fork
 read = {"before": "the launcher"}
 command = [sys.executable, "-c", "print('a new program')"]
 def go(function, size=2, **env):
-    sys.exit(launch(command, size, {**os.environ, **env}, function=function))
+    try:
+        sys.exit(launch(command, size, {**os.environ, **env}, function=function))
+    except KeyboardInterrupt:  # came before the launcher was ready to pass it on
+        sys.stderr.write("interrupted\\n")
+        sys.exit(130)
 """
 
 
