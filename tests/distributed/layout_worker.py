@@ -26,6 +26,7 @@ from lmcore.data.loader import BatchLoader
 from lmcore.model.gpt import GPT
 from lmcore.plugins import PluginSet, Selection, build_op_table, discover
 from lmcore.plugins.selection import HANDED_DOWN
+from lmcore.runtime.launched import end_with_launcher
 from lmcore.runtime.policies import start_policies
 from lmcore.runtime.rank import rank_info
 from lmcore.runtime.rendezvous import join_processes
@@ -91,7 +92,7 @@ def pieces(state: TrainState, tensors: dict[str, torch.Tensor]) -> list[Any]:
             part = tensor
             for dim, (start, size) in enumerate(zip(piece.start, piece.size, strict=True)):
                 part = part.narrow(dim, start, size)
-            found.append((name, layout.shape, piece.offset, part.detach().clone()))
+            found.append((name, layout.shape, piece.offset, part.detach().to("cpu", copy=True)))
     return found
 
 
@@ -192,4 +193,5 @@ def main(cases: dict[str, str], out: Path) -> None:
 
 
 if __name__ == "__main__":
+    end_with_launcher(os.environ)
     main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))

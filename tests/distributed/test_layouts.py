@@ -20,44 +20,13 @@ _SPEC = importlib.util.spec_from_file_location(
 layout_results = importlib.util.module_from_spec(_SPEC)
 sys.modules[_SPEC.name] = layout_results
 _SPEC.loader.exec_module(layout_results)
-Distance, Results = layout_results.Distance, layout_results.Results
+KINDS, LIMITS, Results = layout_results.KINDS, layout_results.LIMITS, layout_results.Results
 
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.slow,
     pytest.mark.timeout(500),  # the first test of a size waits for all cases of that size
 ]
-
-KINDS = {
-    "fp32": "",
-    "fp64": "--precision fp64 --clip-grad 0",
-    "bf16": "--precision bf16",
-    "fp16": "--precision fp16 --initial-loss-scale 1024",
-    "documents": "--reset-attention-mask --reset-position-ids --eod-mask-loss",
-    "uneven": "--num-layers 5",
-    "twice": "twice",
-}
-"""What one process does, too; `twice`: every layer is called twice in a forward pass."""
-
-LIMITS = {
-    # Measured: 1.0e-7, 2.4e-7, 1.04e-6 (biases of keys, whose gradients are zero in exact
-    # arithmetic, lie in one tensor with those of queries and values), 2.4e-7.
-    "fp32": Distance(loss=2.5e-7, norm=6e-7, gradient=2.5e-6, weight=6e-7),
-    # 9.6e-8, 2.7e-7, 8.1e-7, 2.1e-7.
-    "documents": Distance(loss=2.5e-7, norm=6e-7, gradient=2.5e-6, weight=6e-7),
-    # 9.9e-8, 1.9e-7, 1.04e-6, 2.4e-7.
-    "uneven": Distance(loss=2.5e-7, norm=6e-7, gradient=2.5e-6, weight=6e-7),
-    # 9.4e-8, 5.6e-7, 6.6e-7, 1.8e-7.
-    "twice": Distance(loss=2.5e-7, norm=1.2e-6, gradient=2.5e-6, weight=6e-7),
-    # Losses and norms are told in float32; without clipping no other number passes through it.
-    # Measured: 9.5e-8, 0, 2.2e-15, 1.5e-15.
-    "fp64": Distance(loss=2.5e-7, norm=1e-7, gradient=6e-15, weight=5e-15),
-    # Parts of a product are rounded to 8 bits before they are summed.
-    # Measured: 2.2e-4, 2.3e-3, 1.4e-2, 2.3e-3.
-    "bf16": Distance(loss=6e-4, norm=6e-3, gradient=4e-2, weight=6e-3),
-    # The same with 11 bits.  Measured: 3.2e-5, 7.9e-4, 1.9e-3, 3.1e-4.
-    "fp16": Distance(loss=1e-4, norm=2e-3, gradient=5e-3, weight=1e-3),
-}
 
 TP = "--tensor-model-parallel-size 2"
 SP = "--sequence-parallel"
