@@ -225,40 +225,40 @@ class DeepSpeedEngine:
         return float(self._engine.get_global_grad_norm())
 
     def tensors(self, *, optimizer: bool) -> dict[str, Tensor]:
-        """Return whole weights and, if wanted, optimizer state; all processes must call it.
+        """Return weights and, if wanted, optimizer state; all processes must call it.
 
-        Before `begin`: the tensors themselves, to be loaded, on the host.  After it: copies, on
-        rank 0; the other processes get nothing.
+        Before `begin`: the tensors themselves, to be loaded, on the host.  After it: copies, each
+        whole and on the host of one process.
 
         Raises:
             NotFiniteError: A weight is NaN or infinite.
         """
-        names = [name for name, _ in self.parallel.model.named_parameters()]
         if self._shards is None:
             found = {f"model.{name}": p.detach() for name, p in self.parallel.named_parameters()}
             if optimizer:
                 self._loaded = self._loaded or self._empty_state()
                 found |= {f"optimizer.{name}": one for name, one in self._loaded.items()}
             return found
-        found, bad = {}, []
-        keep = self.runtime.rank.rank == 0
-        for name in names:
-            weight = self._shards.weight(name)
-            if not bool(torch.isfinite(weight).all()):
-                bad.append(name)
-            if keep:
-                found[f"model.{name}"] = weight.detach().to("cpu", copy=True)
-        if bad:
-            raise NotFiniteError(
-                f"weights are not finite after step {self.state.iteration}: `{bad[0]}`",
-                why="the last update moved them too far; they are not saved",
-                hint=HINT,
-            )
-        for kind in self._kinds if optimizer else []:
-            for name in names:
-                one = self._shards.state(name, kind)
-                if keep:
-                    found[f"optimizer.{_state_name(name, kind)}"] = one.to("cpu", copy=True)
+        return self._gathered(self._kinds if optimizer else [])
+
+    def _gathered(self, kinds: list[StateKind]) -> dict[str, Tensor]:
+        names = [name for name, _ in self.parallel.named_parameters()]
+        assert self._shards is not None, "the engine has begun"
+        found: dict[str, Tensor] = {}
+        wanted: list[tuple[str, str, StateKind | None]] = [("model", one, None) for one in names]
+        wanted += [("optimizer", name, kind) for kind in kinds for name in names]
+        size, rank = self.runtime.rank.world_size, self.runtime.rank.rank
+        for number, (part, name, kind) in enumerate(wanted):
+            one = self._shards.weight(name) if kind is None else self._shards.state(name, kind)
+            if kind is None and not bool(torch.isfinite(one).all()):
+                raise NotFiniteError(
+                    f"weights are not finite after step {self.state.iteration}: `{name}`",
+                    why="the last update moved them too far; they are not saved",
+                    hint=HINT,
+                )
+            if number % size == rank:
+                own = name if kind is None else _state_name(name, kind)
+                found[f"{part}.{own}"] = one.detach().to("cpu", copy=True)
         return found
 
     def close(self) -> None:

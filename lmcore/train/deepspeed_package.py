@@ -7,6 +7,7 @@ a run: of DeepSpeed's own native ops only those that were built with it are used
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import warnings
@@ -79,7 +80,7 @@ def initialize(
     Raises:
         ConfigError: DeepSpeed refuses the configuration.
     """
-    with _environment(runtime), _precision_proved(package):
+    with _environment(runtime), _precision_proved(package), _no_prints():
         try:
             engine, *_ = package.initialize(
                 model=model, optimizer=optimizer, config=dict(config), dist_init_required=False
@@ -93,6 +94,18 @@ def initialize(
     if runtime.processes is not None:
         _pass_timeout(package, runtime.processes.timeout)
     return engine
+
+
+@contextlib.contextmanager
+def _no_prints() -> Iterator[None]:
+    """Log what is printed on standard output, which is for the results of a command."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        for line in printed.getvalue().splitlines():
+            logger.debug("DeepSpeed: %s", line)
 
 
 @contextlib.contextmanager
@@ -200,12 +213,13 @@ class _Forward(logging.Handler):
 def _alone(package: Any) -> Iterator[None]:
     """Give a single process the group of one that DeepSpeed wants."""
     from torch import distributed
+    from torch.distributed import HashStore  # type: ignore[attr-defined]  # public all the same
 
     backend = package.accelerator.get_accelerator().communication_backend_name()
     try:
         distributed.init_process_group(
             backend,
-            store=distributed.HashStore(),
+            store=HashStore(),
             rank=0,
             world_size=1,
         )
