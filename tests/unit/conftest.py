@@ -1,8 +1,52 @@
-"""Property tests: no deadline for one example, since a busy machine is no failure."""
+"""What all unit tests share: no deadline for one example, and ranks that are threads."""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
+from lmcore.runtime.rank import RankInfo
+from lmcore.runtime.rendezvous import Rendezvous, join_processes
+
+# A busy machine is no failure.
 settings.register_profile("lmcore", deadline=None)
 settings.load_profile("lmcore")
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def ranks(free_port):
+    """Return a function that calls *body* on every rank, and gives each one's result or error.
+
+    Ranks are threads of one process: torch's store does not mind.
+    """
+
+    def run(
+        body: Callable[[Rendezvous], Any], world_size: int = 2, timeout: float = 10.0
+    ) -> list[Any]:
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+
+        def one(rank: int) -> Any:
+            place = RankInfo(rank, rank, world_size, world_size)
+            try:
+                with join_processes(place, timeout=timeout, env=env) as rendezvous:
+                    return body(rendezvous)
+            except Exception as error:  # noqa: BLE001 - compared by the test
+                return error
+
+        with ThreadPoolExecutor(world_size) as pool:
+            return list(pool.map(one, range(world_size)))
+
+    return run

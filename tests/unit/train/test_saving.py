@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from lmcore.checkpoint import find_checkpoint, read_manifest
+from lmcore.config.layout import ParallelLayout
 from lmcore.data.loader import BatchLoader
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.loss_scale import DynamicLossScale
 from lmcore.train import restoring
-from lmcore.train.restoring import restore
+from lmcore.train.restoring import draws_alike, restore
 from lmcore.train.saving import data_order, take_snapshot
 from lmcore.train.state import TrainState
 from lmcore.train.step import NotFiniteError, TrainStep
@@ -324,3 +327,101 @@ def test_weights_that_are_not_finite(
         )
     kept = [path.name for path in (folder / "checkpoints").glob("iter_*")]
     assert kept == ["iter_0000003"]
+
+
+@pytest.mark.parametrize("multiple, rows", [(64, 320), (300, 300), (257, 257)])
+def test_other_padding(
+    trained: Any,
+    resume: Any,
+    weights: Any,
+    caplog: pytest.LogCaptureFixture,
+    multiple: int,
+    rows: int,
+) -> None:
+    """Rows of tokens come back, rows of padding begin anew or are left out, and a line says so."""
+    before, order, folder = trained()
+    assert before.parallel.shape.padded_vocab_size == 264
+    flags = f"--make-vocab-size-divisible-by {multiple}"
+    with caplog.at_level(logging.INFO):
+        after, _ = resume(folder, order, flags)
+    assert after.iteration == 3
+    assert f"padded to {rows} rows, in the checkpoint to 264" in caplog.text
+    assert "`--make-vocab-size-divisible-by 264` keeps the checkpoint's" in caplog.text
+    wanted, found = weights(before), weights(after)
+    fresh, _ = resume(folder, order, f"{flags} --no-load-optim")
+    for name, tensor in wanted.items():
+        if not name.endswith(".token_embedding.weight") or not tensor.shape:
+            assert torch.equal(found[name], tensor), name
+            continue
+        assert found[name].shape[0] == rows
+        assert torch.equal(found[name][:257], tensor[:257])
+        if rows > 264:
+            assert torch.equal(found[name][:264], tensor)
+            new = weights(fresh)[name][264:]
+            assert torch.equal(found[name][264:], new)
+            assert bool(new.any()) == name.startswith("model.")
+
+
+def test_other_vocabulary(trained: Any, resume: Any) -> None:
+    """Another number of tokens is another model; what would keep the rows is named."""
+    _, order, folder = trained()
+    with pytest.raises(CheckpointError, match="of another model") as caught:
+        resume(folder, order, "--vocab-size 260 --make-vocab-size-divisible-by 32")
+    assert caught.value.why == "padded_vocab_size: checkpoint 264, model 288"
+    assert caught.value.hint == "`--make-vocab-size-divisible-by 264` keeps the checkpoint's"
+    with pytest.raises(CheckpointError, match="of another model") as caught:
+        resume(folder, order, "--vocab-size 500")
+    assert "give the model options" in str(caught.value.hint)
+
+
+def test_layout_of_random_states(trained: Any) -> None:
+    """They belong to processes that do the same; one without a record divided the samples."""
+    folder = trained()[2]
+    manifest = read_manifest(find_checkpoint(folder))
+
+    def saved(layout: ParallelLayout | None, more: int = 0) -> Any:
+        meta = {name: one for name, one in manifest.meta.items() if name != "layout"}
+        if layout is not None:
+            meta["layout"] = dataclasses.asdict(layout)
+        states = {f"rng.rank{rank}.host": manifest.tensors["rng.host"] for rank in range(1, more)}
+        return dataclasses.replace(manifest, meta=meta, tensors={**manifest.tensors, **states})
+
+    one, four = ParallelLayout(), ParallelLayout(data=4)
+    assert draws_alike(manifest, one)
+    assert not draws_alike(manifest, four)
+    assert draws_alike(saved(None), one)
+    assert draws_alike(saved(None, 4), four)
+    assert not draws_alike(saved(None, 4), ParallelLayout(data=2, tensor=2))
+    for other in (
+        ParallelLayout(data=2, context=2),
+        ParallelLayout(tensor=4),
+        ParallelLayout(tensor=4, sequence=True),
+        ParallelLayout(pipeline=4),
+        ParallelLayout(pipeline=4, schedule="gpipe"),
+        ParallelLayout(pipeline=2, data=2, stages_per_process=2),
+    ):
+        assert draws_alike(saved(other), other)
+        assert not draws_alike(saved(other), four)
+    assert draws_alike(saved(four), ParallelLayout(data=4, zero_stage=3, replicas=2))
+
+
+def test_random_numbers_of_another_layout(
+    trained: Any, resume: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are drawn from seed and step, not loaded, and a line says so."""
+    _, order, folder = trained()
+    resume(folder, order)
+    loaded = torch.rand(5)
+    monkeypatch.setattr(
+        restoring, "_saved_layout", lambda manifest: ParallelLayout(tensor=2, data=2)
+    )
+    with caplog.at_level(logging.INFO):
+        resume(folder, order)
+    anew = torch.rand(5)
+    assert "the checkpoint has those of tensor 2 x data 2" in caplog.text
+    resume(folder, order)
+    assert torch.equal(torch.rand(5), anew)
+    resume(folder, order, "--no-load-rng")
+    fresh = torch.rand(5)
+    assert not torch.equal(anew, loaded)
+    assert not torch.equal(anew, fresh)

@@ -1,0 +1,166 @@
+"""One rank that trains, saves and loads in several layouts: a file of orders (JSON), and a folder.
+
+An order has a name, flags, the number of the step to save at (or none), the folder of checkpoints
+and the last step.  What the process holds afterwards goes into the folder as `NAME.RANK.pt`.  The
+variable FAULT, `full` or `kill`, is what happens to this process in its last save; ORDERS takes the
+place of the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from layout_worker import Samples, of_case, plan_of
+
+from lmcore.checkpoint import Writers, durable_file
+from lmcore.config.plan import RunPlan
+from lmcore.data.loader import BatchLoader
+from lmcore.errors import LmcoreError
+from lmcore.parallel.tensor_layout import box
+from lmcore.parallel.tensor_parallel import STREAM
+from lmcore.plugins import Selection, discover
+from lmcore.plugins.selection import HANDED_DOWN
+from lmcore.runtime.rank import rank_info
+from lmcore.runtime.rendezvous import join_processes
+from lmcore.runtime.runtime import Runtime, start_runtime
+from lmcore.train.engine import open_engine
+from lmcore.train.restoring import restore
+from lmcore.train.saver import Saver
+from lmcore.train.saving import Snapshot, take_snapshot
+from lmcore.train.state import TrainState, named_random_states, seed_everything
+
+
+class Tokens:
+    """Stands for the tokenizer, of which a checkpoint has a description."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return something."""
+        return {"type": "none"}
+
+    def fingerprint(self) -> str:
+        """Return something."""
+        return "0"
+
+
+def parts_of(state: TrainState) -> list[Any]:
+    """Return (name, whole shape, offset, values) of every piece that this process has."""
+    with state.weights_for_use():
+        tensors = state.tensors()
+        layouts = state.layouts(tensors)
+        return [
+            (name, layouts[name].shape, piece.offset, box(tensor, piece.start, piece.size).clone())
+            for name, tensor in tensors.items()
+            for piece in layouts[name].pieces
+        ]
+
+
+def drawn(runtime: Runtime) -> dict[str, torch.Tensor]:
+    """Return what the process would draw next, of its own and from the stream of its parts."""
+    found = {}
+    with runtime.rng.preserved():
+        found["own"] = torch.rand(8)
+        if STREAM in runtime.rng.names:
+            with runtime.rng.fork(STREAM):
+                found["parts"] = torch.rand(8)
+    return found
+
+
+def fail(kind: str) -> None:
+    """Let the next write meet a full disk, or the end of the process."""
+
+    def write(*_arguments: Any) -> None:
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    durable_file.SyncedFile._write_piece = write  # type: ignore[method-assign]
+
+
+def run(order: dict[str, Any], plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
+    """Train, save and load as *order* says."""
+    seed_everything(plan.config.training.seed, runtime, plan.layout)
+    writers = Writers(runtime.processes.rendezvous if runtime.processes else None)
+    with runtime.ops.bind_all(), open_engine(plan, runtime) as engine:
+        state = engine.state
+        loaded = restore(state, plan, runtime, order="the order", writers=writers)
+        engine.begin()
+        found: dict[str, Any] = {
+            "loaded": parts_of(state),
+            "drawn": drawn(runtime),
+            "random": named_random_states(runtime),
+            "checkpoint": str(loaded),
+        }
+        state.model.train()
+        samples = Samples(plan.train_iters * plan.global_batch_size, plan.config.model.seq_length)
+        losses = []
+
+        def take() -> Snapshot:
+            tokens: Any = Tokens()
+            return take_snapshot(
+                state,
+                plan,
+                runtime,
+                tokens,
+                directory=Path(order["folder"]),
+                order="the order",
+                writers=writers,
+            )
+
+        with (
+            Saver(take, background=plan.config.checkpoint.async_save) as saver,
+            BatchLoader(
+                samples,
+                micro_batch_size=plan.config.training.micro_batch_size,
+                consumed_samples=state.consumed_samples,
+                data_parallel_rank=state.parallel.mesh.data_rank,
+                data_parallel_size=plan.layout.data,
+            ) as batches,
+        ):
+            while state.iteration < order["last"]:
+                losses.append(engine.step(state, batches).loss)
+                if state.iteration == order["save"]:
+                    with state.weights_for_use():
+                        saver.save()
+                    found["saved"] = parts_of(state)
+                    found["random"] = named_random_states(runtime)
+        return found | {"losses": losses, "last": parts_of(state)}
+
+
+def main(orders: list[dict[str, Any]], out: Path) -> int:
+    """Follow all orders in one set of processes."""
+    place = rank_info(os.environ)
+    plugins = discover()
+    selection = Selection.from_json(os.environ[HANDED_DOWN])
+    torch.set_num_threads(1)
+    plans = [plan_of(order["flags"], place.world_size) for order in orders]
+
+    def follow(rendezvous: Any) -> None:
+        with start_runtime(plans[0].config, plugins, selection, place, rendezvous) as runtime:
+            for order, plan in zip(orders, plans, strict=True):
+                if "FAULT" in os.environ and order is orders[-1]:
+                    fail(os.environ["FAULT"])
+                found = run(order, plan, of_case(runtime, plan, plugins))
+                torch.save(found, out / f"{order['name']}.{place.rank}.pt")
+
+    try:
+        if place.world_size == 1:
+            follow(None)
+        else:
+            with join_processes(place, timeout=float(os.environ["TIMEOUT"])) as rendezvous:
+                follow(rendezvous)
+    except LmcoreError as error:
+        sys.stderr.write(error.render() + "\n")
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    LISTED = os.environ.get("ORDERS") or Path(sys.argv[1]).read_text("utf-8")
+    raise SystemExit(main(json.loads(LISTED), Path(sys.argv[2])))

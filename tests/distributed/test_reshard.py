@@ -1,0 +1,368 @@
+"""A checkpoint of any layout is read in any other, and in its own the run goes on bit for bit.
+
+Each set of processes follows many orders; the tests look at what every rank had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmcore.checkpoint import find_checkpoint, load_checkpoint, read_manifest, verify_checkpoint
+from lmcore.plugins import discover, select
+from lmcore.plugins.selection import HANDED_DOWN
+from lmcore.runtime.rank import RankInfo
+
+WORKER = Path(__file__).with_name("reshard_worker.py")
+LIMIT_SECONDS = 240
+SAVE, LAST = 3, 6
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),  # the first test waits for all processes
+    pytest.mark.xdist_group("reshard"),  # one worker starts them, once
+]
+
+DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters 6"
+TP = "--tensor-model-parallel-size 2"
+PP = "--pipeline-model-parallel-size 2"
+LAYOUTS = {
+    1: {"one": ""},
+    2: {
+        "dp": "",
+        "tp": TP,
+        "tp-sp": f"{TP} --sequence-parallel --async-save",
+        "cp": "--context-parallel-size 2",
+        "pp": PP,
+        "interleaved": f"{PP} --num-layers-per-virtual-pipeline-stage 1 --async-save",
+        "zero1": "--zero-stage 1",
+        "zero2": "--use-distributed-optimizer --zero-stage 2 --async-save",
+        "zero3": "--zero-stage 3",
+        "lamb": f"{TP} --optimizer lamb",
+    },
+    4: {
+        "tp-zero2": f"{TP} --zero-stage 2",
+        "tp-pp": f"{TP} {PP} --sequence-parallel",
+        "hybrid": "--zero-stage 3 --data-parallel-replicas 2",
+        "pp-zero1": f"{PP} --zero-stage 1",
+    },
+}
+SIZES = {name: size for size, layouts in LAYOUTS.items() for name in layouts}
+SOURCES = [name for name in SIZES if name != "lamb"]
+"""Layouts whose checkpoints any other may read: their optimizer is Adam."""
+
+PAIRS = [
+    (source, layout)
+    for source in SOURCES
+    for layout in SOURCES
+    if source != layout
+    and (
+        layout == "one"
+        or (SIZES[source] <= SIZES[layout] == 2 and ({source, layout} & {"tp-sp", "zero3", "one"}))
+        or (source in {"one", "tp", "zero3", "interleaved"} and SIZES[layout] == 4)
+        or (SIZES[source] == 4 and layout in {"tp", "zero2", "tp-zero2"})
+    )
+]
+"""Who reads whose checkpoint: of all of them some, in which everything is cut in every way."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended."""
+
+    status: int
+    errors: str
+
+
+def start(
+    orders: list[dict[str, Any]],
+    size: int,
+    out: Path,
+    *,
+    env: Callable[[int], Mapping[str, str]] = lambda rank: {},
+    timeout: float = 60.0,
+) -> list[Ended]:
+    """Run one set of processes to its end."""
+    selection = select(discover(env={}), requested="cpu", env={})
+    listed = out / "orders.json"
+    listed.write_text(json.dumps(orders), encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(listed), str(out)],
+            env={
+                **{name: value for name, value in os.environ.items() if "LMCORE" not in name},
+                **RankInfo(rank, rank, size, size).to_env(),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                HANDED_DOWN: selection.to_json(),
+                "OMP_NUM_THREADS": "1",
+                "TIMEOUT": str(timeout),
+                **env(rank),
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        errors = [process.communicate(timeout=LIMIT_SECONDS)[1] for process in processes]
+        return [
+            Ended(process.returncode, text) for process, text in zip(processes, errors, strict=True)
+        ]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+class Runs:
+    """What all runs had, by the names of their orders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def directory(self, layout: str) -> Path:
+        """Return where a layout saves."""
+        return self.folder / f"run-{layout}"
+
+    def train(self, layout: str) -> dict[str, Any]:
+        """Return the order to train in a layout and save on the way."""
+        size = SIZES[layout]
+        flags = f"{DROPOUT} {LAYOUTS[size][layout]}"
+        folder = str(self.directory(layout) / "checkpoints")
+        return {"name": layout, "flags": flags, "save": SAVE, "folder": folder, "last": LAST}
+
+    def load(self, source: str, layout: str, last: int = SAVE, more: str = "") -> dict[str, Any]:
+        """Return the order to read another layout's checkpoint."""
+        order = self.train(layout)
+        order["flags"] += f" --load {self.directory(source)} {more}"
+        return order | {"name": f"{source}-in-{layout}{last}", "save": None, "last": last}
+
+    def follow(self, orders: list[dict[str, Any]], size: int) -> None:
+        """Run a set of processes, which must succeed."""
+        for rank, ended in enumerate(start(orders, size, self.folder)):
+            assert ended.status == 0, f"rank {rank}: {ended.errors}"
+
+    def ranks(self, name: str) -> list[dict[str, Any]]:
+        """Return what each rank had."""
+        files = sorted(self.folder.glob(f"{name}.?.pt"))
+        assert files
+        return [torch.load(file) for file in files]
+
+    def whole(self, name: str, key: str) -> dict[str, Tensor]:
+        """Return whole tensors from the ranks' parts; replicas are equal bit for bit."""
+        found: dict[str, Tensor] = {}
+        there: dict[str, Tensor] = {}
+        for part in self.ranks(name):
+            for tensor, shape, offset, values in part[key]:
+                if tensor not in found:
+                    found[tensor] = torch.zeros(shape, dtype=values.dtype)
+                    there[tensor] = torch.zeros(shape, dtype=torch.bool)
+                box = tuple(slice(at, at + n) for at, n in zip(offset, values.shape, strict=True))
+                known = there[tensor][box]
+                assert torch.equal(found[tensor][box][known], values[known]), tensor
+                found[tensor][box], there[tensor][box] = values, torch.tensor(data=True)
+        assert all(bool(known.all()) for known in there.values())
+        return found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """All runs: each layout trains and saves, then each reads what all have saved."""
+    runs = Runs(tmp_path_factory.mktemp("reshard"))
+    runs.follow([runs.train("one")], 1)
+    for size in (2, 4):
+        orders = [runs.train(name) for name in LAYOUTS[size]]
+        orders += [runs.load(name, name, LAST) for name in LAYOUTS[size]]
+        orders += [runs.load(*pair) for pair in PAIRS if SIZES[pair[1]] == size >= SIZES[pair[0]]]
+        runs.follow(orders, size)
+    runs.follow([runs.load(*pair) for pair in PAIRS if [SIZES[one] for one in pair] == [4, 2]], 2)
+    ones = [runs.load(*pair) for pair in PAIRS if pair[1] == "one"]
+    runs.follow([runs.load("one", "one", LAST), *ones], 1)
+    return runs
+
+
+def assert_same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Compare bit for bit."""
+    assert found.keys() == wanted.keys()
+    different = [name for name in wanted if not torch.equal(found[name], wanted[name])]
+    assert not different
+
+
+@pytest.mark.parametrize("layout", list(SIZES))
+def test_what_is_saved(runs: Runs, layout: str) -> None:
+    """The files hold whole tensors, each piece once, and the random states of every rank."""
+    checkpoint = find_checkpoint(runs.directory(layout))
+    assert checkpoint.name == f"iter_{SAVE:07d}"
+    assert verify_checkpoint(checkpoint) == []
+    manifest = read_manifest(checkpoint)
+    tensors = {
+        name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+        for name, entry in manifest.tensors.items()
+    }
+    load_checkpoint(checkpoint, tensors)
+    states = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
+    assert_same(tensors, runs.whole(layout, "saved"))
+    wanted = {name: one for part in runs.ranks(layout) for name, one in part["random"].items()}
+    assert_same(states, wanted)
+    held = sum(one.nbytes for one in {**tensors, **states}.values())
+    stored = sum(entry.size for name, entry in manifest.files.items() if name != ".metadata")
+    pieces = 1300 * SIZES[layout] * len(manifest.tensors)
+    assert held < stored < held + 2 * pieces
+    writers = {name[2] for name in manifest.files if name.endswith(".distcp")}
+    assert len(writers) == SIZES[layout]
+
+
+@pytest.mark.parametrize("layout", list(SIZES))
+def test_the_same_layout_goes_on(runs: Runs, layout: str) -> None:
+    """With dropout, losses, weights and optimizer state are those of the run without a stop."""
+    whole, again = runs.ranks(layout), runs.ranks(f"{layout}-in-{layout}{LAST}")
+    assert [part["losses"] for part in again] == [part["losses"][SAVE:] for part in whole]
+    name = f"{layout}-in-{layout}{LAST}"
+    assert_same(runs.whole(name, "last"), runs.whole(layout, "last"))
+    for one, other in zip(again, whole, strict=True):
+        assert_same(one["random"], other["random"])
+
+
+@pytest.mark.parametrize("source, layout", PAIRS)
+def test_any_layout_reads_any_other(runs: Runs, source: str, layout: str) -> None:
+    """Weights and optimizer state come back bit for bit, wherever they lie now."""
+    name = f"{source}-in-{layout}{SAVE}"
+    assert_same(runs.whole(name, "loaded"), runs.whole(source, "saved"))
+
+
+def drawn(runs: Runs, name: str, kind: str = "own") -> list[Tensor]:
+    return [part["drawn"][kind] for part in runs.ranks(name) if kind in part["drawn"]]
+
+
+def equal(draws: list[Tensor]) -> list[list[bool]]:
+    return [[torch.equal(one, other) for other in draws] for one in draws]
+
+
+def test_who_draws_alike(runs: Runs) -> None:
+    """Only processes that hold the same activations do; parts of a layer have their own stream."""
+    apart = [[True, False], [False, True]]
+    for name in ("dp", "cp", "pp", "zero3", "tp-sp"):
+        assert equal(drawn(runs, name)) == apart
+        assert not drawn(runs, name, "parts")
+    assert equal(drawn(runs, "tp")) == [[True, True], [True, True]]
+    assert equal(drawn(runs, "tp", "parts")) == apart
+    pairs = equal(drawn(runs, "tp-zero2"))
+    assert pairs == [[one // 2 == other // 2 for other in range(4)] for one in range(4)]
+    every = [*drawn(runs, "tp-zero2", "parts"), *drawn(runs, "tp-zero2")[::2]]
+    each = [[one == other for other in range(6)] for one in range(6)]
+    assert equal(every) == each
+    assert equal(drawn(runs, "tp-pp")) == [row[:4] for row in each[:4]]
+
+
+@pytest.mark.parametrize(
+    "source, layout", [("tp", "dp"), ("dp", "tp"), ("one", "tp"), ("dp", "cp")]
+)
+def test_another_layout_draws_anew(runs: Runs, source: str, layout: str) -> None:
+    """Its numbers are neither the checkpoint's nor those of the first step, and still by rank."""
+    name = f"{source}-in-{layout}{SAVE}"
+    now, first = drawn(runs, name), drawn(runs, layout)
+    assert equal(now) == equal(first)
+    for one in now:
+        assert not any(torch.equal(one, other) for other in [*first, *drawn(runs, source)])
+
+
+def test_sharding_does_not_matter_to_random_numbers(runs: Runs) -> None:
+    """Processes that see the same samples go on with theirs, however state is sharded."""
+    for source, layout in (("dp", "zero3"), ("zero3", "zero1")):
+        assert equal(drawn(runs, f"{source}-in-{layout}{SAVE}")) == [[True, False], [False, True]]
+        both = zip(runs.ranks(f"{source}-in-{layout}{SAVE}"), runs.ranks(source), strict=True)
+        for now, then in both:
+            assert_same(now["random"], then["random"])
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Callable[..., tuple[list[Ended], Path]]:
+    """Saves twice; the second time something happens to one rank."""
+
+    def go(kind: str, rank: int, flags: str, timeout: float = 60.0) -> tuple[list[Ended], Path]:
+        folder = tmp_path / "run/checkpoints"
+        common = {"flags": f"{DROPOUT} {flags}", "folder": str(folder)}
+        orders = [
+            {"name": "first", "save": 1, "last": 1, **common},
+            {"name": "second", "save": 2, "last": 3, **common},
+        ]
+        env = {"FAULT": kind}
+        ended = start(
+            orders, 2, tmp_path, env=lambda one: env if one == rank else {}, timeout=timeout
+        )
+        return ended, folder
+
+    return go
+
+
+@pytest.mark.parametrize("rank, more", [(0, "--async-save"), (1, "")])
+def test_a_full_disk(faulty: Any, rank: int, more: str) -> None:
+    """One rank has no space left: all say so, nothing half is left, the earlier one stays."""
+    ended, folder = faulty("full", rank, f"{TP} {more}")
+    assert [one.status for one in ended] == [1, 1]
+    what = f"could not save the checkpoint of iteration 2 in `{folder}`"
+    assert f"error: {what}\nwhy: No space left on device" in ended[rank].errors
+    other = ended[1 - rank].errors
+    assert f"rank {rank}" in other
+    assert what in other
+    assert "No space left on device" in other
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "iter_0000001",
+        "latest_checkpointed_iteration.txt",
+    ]
+    assert verify_checkpoint(folder / "iter_0000001") == []
+
+
+def test_a_rank_killed_in_a_save(faulty: Any) -> None:
+    """The others end after their timeout, name it, and leave the earlier checkpoint alone."""
+    ended, folder = faulty("kill", 1, TP, timeout=4.0)
+    assert [one.status for one in ended] == [1, -signal.SIGKILL]
+    assert "rank 1 did not answer within 4 s" in ended[0].errors
+    assert "waited for the checkpoint of iteration 2" in ended[0].errors
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["iter_0000001"]
+    assert verify_checkpoint(folder / "iter_0000001") == []
+
+
+def test_rank_0_killed_in_a_save(faulty: Any) -> None:
+    """The others hear that it has gone; what it leaves is hidden, and is no checkpoint."""
+    ended, folder = faulty("kill", 0, "--zero-stage 1", timeout=20.0)
+    assert [one.status for one in ended] == [-signal.SIGKILL, 1]
+    assert "the connection to rank 0 is lost" in ended[1].errors
+    assert find_checkpoint(folder) == folder / "iter_0000001"
+    (left,) = (path.name for path in folder.iterdir() if path.is_dir() and path.name[0] == ".")
+    assert left.startswith(".iter_0000002.tmp-")
+
+
+def test_processes_that_see_different_checkpoints(tmp_path: Path) -> None:
+    """`--load` on directories that are not the same ends all ranks, which say what they see."""
+    orders = []
+    for name in ("a", "b"):
+        folder = str(tmp_path / name / "checkpoints")
+        orders.append({"name": name, "flags": DROPOUT, "save": 1, "last": 1, "folder": folder})
+    for ended in start(orders, 1, tmp_path):
+        assert ended.status == 0, ended.errors
+    (tmp_path / "b/checkpoints/iter_0000001").rename(tmp_path / "b/checkpoints/iter_0000002")
+    load = {"name": "load", "save": None, "last": 1, "folder": ""}
+    seen = [load | {"flags": f"{DROPOUT} --load {tmp_path / name}"} for name in ("a", "b")]
+    ended = start([], 2, tmp_path, env=lambda rank: {"ORDERS": json.dumps([seen[rank]])})
+    for one in ended:
+        assert one.status == 1
+        assert "the processes of this run differ in the checkpoint that they load" in one.errors
+        assert "rank 0: `iter_0000001`, save number 1" in one.errors
+        assert "rank 1: `iter_0000002`, save number 1" in one.errors

@@ -1,0 +1,238 @@
+"""Several ranks write one checkpoint and read it: every piece once, each rank its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmcore.checkpoint import (
+    Writers,
+    load_checkpoint,
+    read_manifest,
+    save_checkpoint,
+    share,
+    verify_checkpoint,
+)
+from lmcore.checkpoint import load as load_module
+from lmcore.errors import CheckpointError, OtherRankError
+from lmcore.parallel.tensor_layout import TensorLayout
+
+WHOLE = {
+    "rows": torch.randn(12, 5, generator=torch.Generator().manual_seed(1)),
+    "packed": torch.randn(24, 3, generator=torch.Generator().manual_seed(2)),
+    "columns": torch.randn(4, 8, generator=torch.Generator().manual_seed(3)),
+    "same": torch.arange(7, dtype=torch.bfloat16),
+    "number": torch.tensor(3.5),
+    "empty": torch.zeros(0, 4),
+}
+
+
+def held(rank: int, size: int) -> tuple[dict[str, Tensor], dict[str, TensorLayout]]:
+    """Return what a rank has in a divided layout: zeros, and which part of the whole they are."""
+    layouts = {
+        "rows": TensorLayout.divided((12 // size, 5), 0, rank=rank, size=size),
+        "packed": TensorLayout.divided((24 // size, 3), 0, rank=rank, size=size, groups=3),
+        "columns": TensorLayout.divided((4, 8 // size), 1, rank=rank, size=size),
+    }
+    tensors = {}
+    for name, whole in WHOLE.items():
+        shape = list(whole.shape)
+        if name in layouts:
+            dim = 1 if name == "columns" else 0
+            shape[dim] //= size
+        tensors[name] = torch.zeros(shape, dtype=whole.dtype)
+    return tensors, layouts
+
+
+def filled(rank: int, size: int) -> tuple[dict[str, Tensor], dict[str, TensorLayout]]:
+    """Return the same with values, and a tensor that this rank alone has."""
+    tensors, layouts = held(rank, size)
+    for name, tensor in tensors.items():
+        layout = layouts.get(name) or TensorLayout.whole(tuple(tensor.shape))
+        layout.fill(tensor, WHOLE[name])
+    tensors[f"rng.{rank}"] = torch.full((3,), rank)
+    return tensors, layouts
+
+
+def save(rendezvous: Any, directory: Path, size: int) -> Path:
+    """Save together."""
+    writers, me = Writers(rendezvous), rendezvous.rank.rank if rendezvous else 0
+    tensors, layouts = filled(me, size)
+    found = writers.share(tensors, layouts)
+    return save_checkpoint(
+        directory,
+        7,
+        found.views(tensors),
+        {"me": me},
+        model_shape={},
+        share=found,
+        channel=writers.saves,
+    )
+
+
+@pytest.mark.parametrize("before", [1, 2, 4])
+@pytest.mark.parametrize("after", [1, 2, 4])
+def test_any_number_to_any_other(
+    ranks: Callable[..., list[Any]], tmp_path: Path, before: int, after: int
+) -> None:
+    """What some ranks saved others read, bit for bit, packed and replicated tensors too."""
+    paths = ranks(lambda rendezvous: save(rendezvous, tmp_path, before), before)
+    assert set(paths) == {tmp_path / "iter_0000007"}
+    assert verify_checkpoint(paths[0]) == []
+    assert read_manifest(paths[0]).meta == {"me": 0}
+
+    def load(rendezvous: Any) -> dict[str, Tensor]:
+        me = rendezvous.rank.rank
+        tensors, layouts = held(me, after)
+        load_checkpoint(paths[0], tensors, layouts=layouts, channel=Writers(rendezvous).loads)
+        return tensors
+
+    for rank, found in enumerate(ranks(load, after)):
+        wanted = filled(rank, after)[0]
+        assert all(torch.equal(found[name], wanted[name]) for name in WHOLE)
+    own = {f"rng.{rank}": torch.zeros(3, dtype=torch.long) for rank in range(before)}
+    load_checkpoint(paths[0], own)
+    assert all(bool((own[f"rng.{rank}"] == rank).all()) for rank in range(before))
+
+
+def test_replicas_are_written_once_and_by_all(ranks: Callable[..., list[Any]]) -> None:
+    """Whole tensors on every rank: each is written by one, and all ranks write as much."""
+
+    def body(rendezvous: Any) -> tuple[list[str], int]:
+        tensors = {f"w{number}": torch.ones(1000 + number) for number in range(12)}
+        found = Writers(rendezvous).share(tensors, {})
+        views = found.views(tensors)
+        return list(views), sum(view.nbytes for view in views.values())
+
+    found = ranks(body, 3)
+    written = sorted(name for names, _ in found for name in names)
+    assert written == sorted(f"w{number}" for number in range(12))
+    sizes = [size for _, size in found]
+    assert max(sizes) - min(sizes) < 100
+
+
+def test_large_tensors_are_cut(
+    ranks: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tensor that all hold is written by all of them, in pieces of bounded size."""
+    monkeypatch.setattr(share, "_LARGEST_BYTES", 4000)
+    whole = torch.randn(101, 30)
+
+    def body(rendezvous: Any) -> tuple[list[int], Path]:
+        writers = Writers(rendezvous)
+        found = writers.share({"w": whole}, {})
+        views = found.views({"w": whole})
+        path = save_checkpoint(
+            tmp_path, 1, views, {}, model_shape={}, share=found, channel=writers.saves
+        )
+        return [view.nbytes for view in views.values()], path
+
+    found = ranks(body, 2)
+    assert [len(sizes) for sizes, _ in found] == [2, 2]
+    assert all(size <= 4000 for sizes, _ in found for size in sizes)
+    target = {"w": torch.zeros(101, 30)}
+    load_checkpoint(found[0][1], target)
+    assert torch.equal(target["w"], whole)
+
+
+def test_nothing_is_exchanged_twice(ranks: Callable[..., list[Any]]) -> None:
+    """The same tensors are shared out once; others anew."""
+
+    def body(rendezvous: Any) -> list[bool]:
+        writers = Writers(rendezvous)
+        one = writers.share({"a": torch.ones(4)}, {})
+        again = writers.share({"a": torch.zeros(4)}, {})
+        other = writers.share({"b": torch.zeros(4)}, {})
+        return [again is one, other is one]
+
+    assert ranks(body, 2) == [[True, False], [True, False]]
+
+
+@pytest.mark.parametrize("odd", ["a hole", "other shapes", "twice"])
+def test_parts_that_make_no_whole(ranks: Callable[..., list[Any]], odd: str) -> None:
+    """They are an error on every rank, and nothing is written."""
+
+    def body(rendezvous: Any) -> None:
+        me = rendezvous.rank.rank
+        layout = TensorLayout.divided((2, 3), 0, rank=me, size=2)
+        if odd == "a hole":
+            layout = TensorLayout.divided((2, 3), 0, rank=0, size=2)
+        if odd == "other shapes" and me:
+            layout = TensorLayout.divided((2, 3), 0, rank=1, size=3)
+        if odd == "twice" and me:
+            layout = TensorLayout((4, 3), TensorLayout.whole((4, 3)).pieces)
+        shape = (4, 3) if odd == "twice" and me else (2, 3)
+        Writers(rendezvous).share({"w": torch.ones(shape)}, {"w": layout})
+
+    first, second = ranks(body, 2)
+    assert isinstance(first, ValueError)
+    assert isinstance(second, OtherRankError)
+    assert "`w`" in second.what
+
+
+def test_a_directory_that_others_do_not_see(
+    ranks: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `--save` that hosts do not share is said to be that; nothing is left."""
+    real = Path.is_dir
+    seen = []
+
+    def is_dir(path: Path, **how: Any) -> bool:
+        if ".tmp-" in path.name and not seen:
+            seen.append(path)
+            return False
+        return real(path, **how)
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    found = ranks(lambda rendezvous: save(rendezvous, tmp_path, 2), 2)
+    assert all(isinstance(one, (CheckpointError, OtherRankError)) for one in found)
+    assert all("that all hosts of the run share" in one.hint for one in found)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damage_is_found_once_and_told_to_all(
+    ranks: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are verified by one rank each; what one finds keeps every rank from reading."""
+    path = ranks(lambda rendezvous: save(rendezvous, tmp_path, 2), 2)[0]
+    content = bytearray((path / "__1_0.distcp").read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / "__1_0.distcp").write_bytes(content)
+    summed: list[str] = []
+    plain = load_module.file_checksum
+    monkeypatch.setattr(
+        load_module, "file_checksum", lambda file: (summed.append(file.name), plain(file))[1]
+    )
+
+    def body(rendezvous: Any) -> dict[str, Tensor]:
+        tensors, layouts = held(rendezvous.rank.rank, 2)
+        with pytest.raises(CheckpointError, match="is damaged") as caught:
+            load_checkpoint(path, tensors, layouts=layouts, channel=Writers(rendezvous).loads)
+        assert "`__1_0.distcp` was altered" in str(caught.value.why)
+        return tensors
+
+    for found in ranks(body, 2):
+        assert not any(bool(tensor.any()) for tensor in found.values())
+    assert sorted(summed) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+def test_rows_that_may_differ(tmp_path: Path) -> None:
+    """More or fewer rows after those that must be there; the others are left as they are."""
+    path = save_checkpoint(tmp_path, 1, {"w": torch.ones(6, 2)}, {}, model_shape={})
+    more, fewer = torch.full((8, 2), 5.0), torch.full((4, 2), 5.0)
+    load_checkpoint(path, {"w": more}, rows={"w": 4})
+    assert more.tolist() == [[1.0, 1.0]] * 6 + [[5.0, 5.0]] * 2
+    load_checkpoint(path, {"w": fewer}, rows={"w": 4})
+    assert bool((fewer == 1).all())
+    last = torch.zeros(4, 2)
+    part = TensorLayout.divided((4, 2), 0, rank=1, size=2)
+    load_checkpoint(path, {"w": last}, rows={"w": 4}, layouts={"w": part})
+    assert last.tolist() == [[1.0, 1.0]] * 2 + [[0.0, 0.0]] * 2
+    for rows, wrong in (({"w": 5}, (4, 2)), ({"w": 7}, (8, 2)), ({"w": 4}, (6, 3)), ({}, (8, 2))):
+        with pytest.raises(CheckpointError, match="another shape"):
+            load_checkpoint(path, {"w": torch.zeros(wrong)}, rows=rows)
