@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import LoadedConfig
@@ -76,6 +76,7 @@ def _tensor(loaded: LoadedConfig) -> Problems:
             size,
             by="tensor_model_parallel_size",
             why="each process has the same number of attention heads and feed-forward channels",
+            together_with=widths.values(),
         )
 
 
@@ -110,14 +111,24 @@ def _context(loaded: LoadedConfig) -> Problems:
 
 
 def _divides(
-    loaded: LoadedConfig, name: str, value: int, parts: int, *, by: str, why: str
+    loaded: LoadedConfig,
+    name: str,
+    value: int,
+    parts: int,
+    *,
+    by: str,
+    why: str,
+    together_with: Iterable[int] = (),
 ) -> Problems:
     if value % parts == 0:
         return
     lower = value // parts * parts
     near = " or ".join(f"`{_flag(name)} {n}`" for n in (lower, lower + parts) if n)
+    others = parts // loaded.value(by)
     sizes = [
-        n for n in range(1, loaded.value(by) + 1) if value % (parts // loaded.value(by) * n) == 0
+        n
+        for n in range(1, loaded.value(by) + 1)
+        if all(one % (others * n) == 0 for one in (value, *together_with))
     ]
     smaller = f", or `{_flag(by)} {sizes[-1]}`" if sizes else ""
     shown = loaded.shown(name) if loaded.value(name) is not None else f"`{_flag(name)} {value}`"
@@ -260,7 +271,8 @@ def _micro_batches(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:
     if count < layout.pipeline:
         wanted = micro * layout.data * layout.pipeline
         yield ConfigError(
-            f"{count} micro-batches are fewer than the pipeline's {layout.pipeline} processes",
+            f"{'1 micro-batch is' if count == 1 else f'{count} micro-batches are'} fewer than the "
+            f"pipeline's {layout.pipeline} processes",
             why="a step would never have work for all of them at once",
             hint=f"use `--global-batch-size {wanted}` or more, or a smaller micro-batch",
         )

@@ -61,6 +61,46 @@ CASES = {
     "many": "--lrr 1 --seed x --num-layers 0 bad.yaml",
 }
 
+PIPELINE = "--pipeline-model-parallel-size"
+PER_STAGE = "--num-layers-per-virtual-pipeline-stage"
+OF_SEVERAL = {
+    "layout_processes": (6, f"--tensor-model-parallel-size 2 {PIPELINE} 2"),
+    "layout_heads": (3, "--tensor-model-parallel-size 3 --ffn-hidden-size 768"),
+    "layout_sequence": (2, "--context-parallel-size 2 --seq-length 30"),
+    "layout_no_pipeline": (2, f"{PER_STAGE} 1"),
+    "layout_few_layers": (8, f"{PIPELINE} 8 --global-batch-size 64"),
+    "layout_unequal_stages": (
+        2,
+        f"{PIPELINE} 2 {PER_STAGE} 3 --num-layers 8 --global-batch-size 16",
+    ),
+    "layout_interleaved": (
+        2,
+        f"{PIPELINE} 2 --pipeline-schedule interleaved --global-batch-size 16",
+    ),
+    "layout_schedule_with_stages": (
+        2,
+        f"{PIPELINE} 2 --pipeline-schedule gpipe {PER_STAGE} 1 --global-batch-size 16",
+    ),
+    "layout_v_of_few_layers": (
+        4,
+        f"{PIPELINE} 4 --pipeline-schedule zero-bubble-v --num-layers 6 --global-batch-size 32",
+    ),
+    "layout_replicas": (4, "--zero-stage 2 --data-parallel-replicas 4"),
+    "layout_replicas_of_all": (4, "--data-parallel-replicas 2"),
+    "layout_zero_twice": (2, "--use-distributed-optimizer --zero-stage 0"),
+    "layout_zero_bubble": (
+        4,
+        f"{PIPELINE} 2 --pipeline-schedule zero-bubble --zero-stage 3 --global-batch-size 32",
+    ),
+    "layout_micro_batches": (4, f"{PIPELINE} 4 --micro-batch-size 4"),
+    "layout_groups_of_micro_batches": (
+        2,
+        f"{PIPELINE} 2 {PER_STAGE} 1 --micro-batch-size 4 --global-batch-size 12",
+    ),
+    "layout_optimizer": (2, "--optimizer muon --zero-stage 2"),
+}
+"""Number of processes, and flags."""
+
 BAD = "preset: gpt2\nmodel:\n  num_layer: 3\n  hidden_size: wide\nlr: 1e-4\nmodle: {}\n"
 
 
@@ -71,9 +111,25 @@ def test_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     Path("bad.yaml").write_text(BAD, encoding="utf-8")
     for made in ("vocab.json", "web_text_document.bin", "web_text_document.idx"):
         Path(made).touch()
+    compare(name, f"$ lmcore train {CASES[name]}\n{refused(CASES[name], 1)}\n")
+
+
+@pytest.mark.parametrize("name", OF_SEVERAL)
+def test_message_of_several_processes(name: str) -> None:
+    """So does that of a layout that the processes cannot have."""
+    world_size, flags = OF_SEVERAL[name]
+    compare(
+        name, f"$ lmcore train {flags} ({world_size} processes)\n{refused(flags, world_size)}\n"
+    )
+
+
+def refused(flags: str, world_size: int) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve(load_config(CASES[name].split()), world_size=1, vocab_size=257)
-    text = f"$ lmcore train {CASES[name]}\n{caught.value.render()}\n"
+        resolve(load_config(flags.split()), world_size=world_size, vocab_size=257)
+    return caught.value.render()
+
+
+def compare(name: str, text: str) -> None:
     golden = GOLDEN / f"config_{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text, encoding="utf-8")
@@ -82,4 +138,5 @@ def test_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_stale_recording() -> None:
     """Every recorded message belongs to a case."""
-    assert {path.stem for path in GOLDEN.glob("config_*.txt")} == {f"config_{n}" for n in CASES}
+    recorded = {path.stem for path in GOLDEN.glob("config_*.txt")}
+    assert recorded == {f"config_{name}" for name in CASES | OF_SEVERAL}

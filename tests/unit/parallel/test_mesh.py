@@ -1,0 +1,138 @@
+"""Axes of a run: every one covers the world exactly once, and all ranks make the same groups."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmcore.config.layout import SCHEDULES, ParallelLayout
+from lmcore.parallel.mesh import Axis, ParallelMesh
+
+AXES = ("tensor", "context", "pipeline", "copies", "shards", "replicas", "pipeline_ends")
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> ParallelLayout:
+    """Draw sizes of at most 96 processes."""
+    small = st.integers(1, 4)
+    tensor, context, pipeline = draw(small), draw(small), draw(small)
+    room = max(1, 96 // (tensor * context * pipeline))
+    replicas = draw(st.integers(1, min(room, 3)))
+    shards = draw(st.integers(1, max(1, min(room // replicas, 4))))
+    return ParallelLayout(
+        tensor=tensor,
+        context=context,
+        pipeline=pipeline,
+        data=replicas * shards,
+        replicas=replicas,
+        sequence=draw(st.booleans()),
+        zero_stage=draw(st.integers(0, 3)),
+        schedule=draw(st.sampled_from(SCHEDULES)),
+    )
+
+
+def mesh_of(layout: ParallelLayout, rank: int) -> tuple[ParallelMesh, list[tuple[int, ...]]]:
+    """Return a rank's mesh and the groups that it made, which stand for themselves."""
+    made: list[tuple[int, ...]] = []
+
+    def new_group(ranks: Sequence[int]) -> Any:
+        made.append(tuple(ranks))
+        return tuple(ranks)
+
+    return ParallelMesh(layout, rank, new_group=new_group), made
+
+
+@settings(max_examples=60)
+@given(layouts())
+def test_axes_cover_the_world(layout: ParallelLayout) -> None:
+    """Each rank is once in one line of each axis, where its own mesh says that it is."""
+    meshes = {rank: mesh_of(layout, rank) for rank in range(layout.world_size)}
+    groups = {tuple(made) for _, made in meshes.values()}
+    assert len(groups) == 1, "ranks make other groups, or in another order"
+    for name in AXES:
+        seen: collections.Counter[int] = collections.Counter()
+        lines = {getattr(mesh, name).ranks for mesh, _ in meshes.values()}
+        for line in lines:
+            seen.update(line)
+        assert seen == dict.fromkeys(range(layout.world_size), 1), name
+        for rank, (mesh, made) in meshes.items():
+            axis: Axis = getattr(mesh, name)
+            assert axis.ranks[axis.rank] == rank
+            assert axis.size == len(axis.ranks)
+            assert axis.group == (axis.ranks if axis.size > 1 else None)
+            assert axis.group is None or axis.group in made
+
+
+@settings(max_examples=60)
+@given(layouts())
+def test_axes_have_their_sizes(layout: ParallelLayout) -> None:
+    """Sizes are the layout's; together the axes that divide are the world."""
+    for rank in {0, layout.world_size // 2, layout.world_size - 1}:
+        mesh, _ = mesh_of(layout, rank)
+        assert mesh.tensor.size == layout.tensor
+        assert mesh.context.size == layout.context
+        assert mesh.pipeline.size == layout.pipeline
+        assert mesh.copies.size == layout.data * layout.context
+        assert mesh.tensor.size * mesh.pipeline.size * mesh.copies.size == layout.world_size
+        if layout.zero_stage:
+            assert mesh.shards.size == layout.shards
+            assert mesh.shards.size * mesh.replicas.size == mesh.copies.size
+            together = sorted(set(mesh.shards.ranks) | set(mesh.replicas.ranks))
+            assert set(together) <= set(mesh.copies.ranks)
+        else:
+            assert mesh.shards.size == mesh.replicas.size == 1
+
+
+@settings(max_examples=60)
+@given(layouts())
+def test_samples_are_shared_out(layout: ParallelLayout) -> None:
+    """Each slice of the samples is seen by the processes of one copy of the model, at one place."""
+    found = collections.defaultdict(list)
+    meshes = [mesh_of(layout, rank)[0] for rank in range(layout.world_size)]
+    for rank, mesh in enumerate(meshes):
+        found[mesh.data_rank].append(rank)
+        for axis in (mesh.tensor, mesh.context, mesh.pipeline, mesh.pipeline_ends):
+            assert {meshes[other].data_rank for other in axis.ranks} == {mesh.data_rank}
+    assert sorted(found) == list(range(layout.data))
+    assert {len(ranks) for ranks in found.values()} == {layout.model_size}
+
+
+def test_neighbours_divide_layers() -> None:
+    """Tensor-parallel processes lie next to each other, stages of a pipeline farthest apart."""
+    layout = ParallelLayout(tensor=2, context=2, pipeline=2, data=2)
+    mesh, _ = mesh_of(layout, 5)
+    assert mesh.tensor.ranks == (4, 5)
+    assert mesh.context.ranks == (5, 7)
+    assert mesh.copies.ranks == (1, 3, 5, 7)
+    assert mesh.pipeline.ranks == (5, 13)
+    assert mesh.place == (0, 0, 1, 0, 1)
+
+
+def test_shards_lie_within_a_replica() -> None:
+    """The processes of a replica are neighbours; their counterparts hold the same shards."""
+    layout = ParallelLayout(data=4, context=2, replicas=2, zero_stage=3)
+    mesh, _ = mesh_of(layout, 6)
+    assert mesh.shards.ranks == (4, 5, 6, 7)
+    assert mesh.replicas.ranks == (2, 6)
+    assert mesh.copies.ranks == tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    "schedule,ends", [("1f1b", [(0, 3), (1,), (2,), (0, 3)]), ("zero-bubble-v", [(0,), (1,)])]
+)
+def test_pipeline_ends(schedule: str, ends: list[tuple[int, ...]]) -> None:
+    """First and last stage share the embedding, where they are not on one process anyway."""
+    layout = ParallelLayout(pipeline=4, schedule=schedule, stages_per_process=2)
+    for rank, ranks in enumerate(ends):
+        assert mesh_of(layout, rank)[0].pipeline_ends.ranks == ranks
+
+
+def test_one_process_makes_no_group() -> None:
+    """It needs nobody, and nothing that makes groups."""
+    mesh = ParallelMesh(ParallelLayout(), 0)
+    assert {getattr(mesh, name) for name in AXES} == {Axis(0, 1, (0,), None)}

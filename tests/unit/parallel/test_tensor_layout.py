@@ -1,0 +1,95 @@
+"""Parts of tensors: what `torch.chunk` gives, and rows of that."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lmcore.parallel.tensor_layout import TensorLayout, box
+
+
+@st.composite
+def divisions(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int, int]:
+    """Draw the shape of a part, the divided dim, how many parts there are, and groups."""
+    groups, size = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    local = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    dim = draw(st.integers(0, len(local) - 1))
+    local[dim] *= groups
+    return tuple(local), dim, size, groups
+
+
+def numbered(shape: tuple[int, ...]) -> Tensor:
+    return torch.arange(math.prod(shape), dtype=torch.float64).view(shape)
+
+
+def part_of(whole: Tensor, dim: int, rank: int, size: int, groups: int) -> Tensor:
+    """Return what `torch.chunk` gives a rank of each group."""
+    chunks = [group.chunk(size, dim=dim)[rank] for group in whole.chunk(groups, dim=dim)]
+    return torch.cat(chunks, dim=dim)
+
+
+@given(divisions())
+def test_divided_is_chunked(division: tuple[tuple[int, ...], int, int, int]) -> None:
+    """Each rank's part is its chunk of every group, and its pieces fill it once."""
+    local, dim, size, groups = division
+    for rank in range(size):
+        layout = TensorLayout.divided(local, dim, rank=rank, size=size, groups=groups)
+        assert math.prod(layout.shape) == size * math.prod(local)
+        whole, part = numbered(layout.shape), torch.full(local, -1.0, dtype=torch.float64)
+        layout.fill(part, whole)
+        assert torch.equal(part, part_of(whole, dim, rank, size, groups))
+        assert sum(math.prod(piece.size) for piece in layout.pieces) == math.prod(local)
+
+
+@given(divisions(), st.integers(1, 5))
+def test_rows_are_shards(division: tuple[tuple[int, ...], int, int, int], shards: int) -> None:
+    """Rows of a part, as ZeRO shards it, are the chunk of the chunk; the last may be smaller."""
+    local, dim, size, groups = division
+    each = -(-local[0] // shards)
+    rank = size - 1
+    layout = TensorLayout.divided(local, dim, rank=rank, size=size, groups=groups)
+    part = part_of(numbered(layout.shape), dim, rank, size, groups)
+    chunks = part.chunk(shards, dim=0)
+    for shard in range(shards):
+        rows = layout.rows(shard * each, each)
+        assert rows.shape == layout.shape
+        if shard >= len(chunks):
+            assert not rows.pieces
+            continue
+        own = torch.full_like(chunks[shard], -1.0)
+        rows.fill(own, numbered(layout.shape))
+        assert torch.equal(own, chunks[shard])
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
+def test_whole(shape: tuple[int, ...]) -> None:
+    """A tensor that is not divided is one piece."""
+    layout = TensorLayout.whole(shape)
+    found = torch.zeros(shape, dtype=torch.float64)
+    layout.fill(found, numbered(shape))
+    assert torch.equal(found, numbered(shape))
+    assert len(layout.pieces) == 1
+
+
+def test_packed_parts_by_hand() -> None:
+    """Of queries, keys and values, four rows each, the second process has the last two."""
+    layout = TensorLayout.divided((6, 5), 0, rank=1, size=2, groups=3)
+    assert layout.shape == (12, 5)
+    assert [(one.start, one.offset, one.size) for one in layout.pieces] == [
+        ((0, 0), (2, 0), (2, 5)),
+        ((2, 0), (6, 0), (2, 5)),
+        ((4, 0), (10, 0), (2, 5)),
+    ]
+
+
+def test_box_is_a_view() -> None:
+    """What is written to a box is in the tensor."""
+    tensor = torch.zeros(3, 4)
+    box(tensor, (1, 2), (2, 2)).fill_(1.0)
+    assert tensor.sum() == 4
+    assert bool((tensor[1:, 2:] == 1).all())
