@@ -7,6 +7,7 @@ everything else is a bug and keeps its traceback.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -39,6 +40,8 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 """Module and summary of every command, under the title that the help groups it by."""
 
+_LOCAL_RANK = re.compile(r"--local[-_]rank=\d+", re.ASCII)
+"""What DeepSpeed's launcher puts before everything; the rank is read from the environment."""
 _TERMINATED_BY_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
 _INTERRUPTED = 130  # 128 + SIGINT
 
@@ -87,6 +90,8 @@ def _reader_is_gone() -> bool:
 
 
 def _start(arguments: list[str]) -> int:
+    if arguments and _LOCAL_RANK.fullmatch(arguments[0]):
+        arguments = arguments[1:]
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         if arguments[1:] and arguments[0] == "help":
             return _start([arguments[1], *arguments[2:], "--help"])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmcore.config.deepspeed_keys import IDLE, KNOWN, REFUSED
 from lmcore.config.option import Option
 from lmcore.errors import ConfigError, LmcoreError, nearest
 
@@ -44,74 +45,6 @@ _SCALE = {
 _HALVES = {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
 """Sections that turn a precision on, and its name here."""
 _OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
-
-_PASSED = {
-    "activation_checkpointing": "`--recompute` says what is recomputed",
-    "checkpoint": "checkpoints are lmcore's own",
-    "dataloader_drop_last": "batches are lmcore's own",
-}
-"""Sections that change nothing here, and why."""
-
-_REFUSED = {
-    "amp": "the precision is set by `--precision`",
-    "autotuning": "it starts runs of its own",
-    "compression_training": "it changes the model in training",
-    "curriculum_learning": "the order of samples is lmcore's own",
-    "data_efficiency": "the order of samples is lmcore's own",
-    "elasticity": "batch sizes are set by `--micro-batch-size` and `--global-batch-size`",
-    "expert_parallel": "the model has no experts",
-    "hybrid_engine": "it is for reinforcement learning",
-    "managed_gradient_accumulation": "lmcore says where a step ends",
-    "pipeline": "pipelines are not run by DeepSpeed here",
-    "progressive_layer_drop": "it changes the model in training",
-    "quantize_training": "it changes the model in training",
-    "scheduler": "the learning rate follows `--lr-decay-style` and the options beside it",
-    "sequence_parallel_size": "sequences are not split by DeepSpeed here",
-    "sparse_attention": "attention is an op of lmcore's",
-    "tensor_parallel": "layers are not split by DeepSpeed here",
-    "torch_autocast": "the precision is set by `--precision`",
-    "weight_quantization": "it is for inference",
-}
-"""Sections that would work against settings here, and why."""
-
-_KNOWN = frozenset(
-    {
-        "aio",
-        "bf16",
-        "bfloat16",
-        "comet",
-        "comms_logger",
-        "communication_data_type",
-        "compile",
-        "csv_monitor",
-        "data_types",
-        "datastates_ckpt",
-        "disable_allgather",
-        "disable_python_gc",
-        "dump_state",
-        "flops_profiler",
-        "fp16",
-        "gradient_accumulation_steps",
-        "gradient_allreduce_op",
-        "gradient_clipping",
-        "gradient_predivide_factor",
-        "log_level",
-        "memory_breakdown",
-        "optimizer",
-        "prescale_gradients",
-        "seq_parallel_communication_data_type",
-        "steps_per_print",
-        "tensorboard",
-        "timers",
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "wall_clock_breakdown",
-        "wandb",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-        "zero_optimization",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -313,10 +246,10 @@ def _offload(content: Mapping[str, Any]) -> tuple[str, bool | None]:
 
 def _problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
     for name in content:
-        if name in _REFUSED and content[name] not in (None, {}, AUTO):
+        if name in REFUSED and content[name] not in (None, {}, AUTO):
             yield ConfigError(
                 f"`{path}: {name}` does not go with lmcore",
-                why=_REFUSED[name],
+                why=REFUSED[name],
                 hint=f"delete `{name}` from the file",
             )
     for name in ("fp16", "bf16", "bfloat16", "zero_optimization", "optimizer", "data_types"):
@@ -388,10 +321,10 @@ def _optimizer_problems(path: str, content: Mapping[str, Any]) -> Iterator[Lmcor
 
 def _notices(path: str, content: Mapping[str, Any]) -> Iterator[str]:
     for name in content:
-        if name in _PASSED:
-            yield f"{path}: `{name}` changes nothing: {_PASSED[name]}"
-        elif name not in _KNOWN and name not in _REFUSED:
-            close = nearest(name, _KNOWN)
+        if name in IDLE:
+            yield f"{path}: `{name}` changes nothing: {IDLE[name]}"
+        elif name not in KNOWN and name not in REFUSED:
+            close = nearest(name, KNOWN)
             meant = f"; did you mean `{close}`?" if close else ""
             yield f"{path}: `{name}` is no setting that is known of DeepSpeed{meant}"
     if _enabled(content, "fp16"):

@@ -53,9 +53,9 @@ _PMI = _Dialect(
 def translate(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torchrun would have set, where they can be told and are not set.
 
-    Nothing is returned where WORLD_SIZE is set, and where no launcher is recognised.  A job's
-    script itself, which a scheduler runs once, is no process of a run: of Slurm only what `srun`
-    sets counts.
+    Nothing is returned where torchrun's are set, and where no launcher is recognised.  DeepSpeed's
+    launcher sets them all but one.  A job's script itself, which a scheduler runs once, is no
+    process of a run: of Slurm only what `srun` sets counts.
 
     Args:
         env: The environment of the process.
@@ -64,7 +64,9 @@ def translate(env: Mapping[str, str]) -> dict[str, str]:
         ConfigError: A variable of the launcher is malformed.
     """
     if env.get("WORLD_SIZE", "").strip():
-        return {}
+        here = env.get("LOCAL_SIZE", "").strip()
+        missing = here and not env.get("LOCAL_WORLD_SIZE", "").strip()
+        return {"LOCAL_WORLD_SIZE": here} if missing else {}
     for dialect in (_OPEN_MPI, _PMI):
         place = _place(dialect, env)
         if place:

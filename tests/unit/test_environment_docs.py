@@ -48,5 +48,6 @@ def test_the_launchers_variables_are_listed():
     ours = r"MASTER_[A-Z]+|TORCHELASTIC_[A-Z_]+"
     theirs = r"OMPI_\w+|PMIX?_\w+|PALS_\w+|MPI_LOCAL\w+|SLURM_\w+|PBS_\w+"
     asked = set(re.findall(rf"\b(?:{ours}|{theirs})\b", text))
+    torchrun = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
     slurm = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}  # put together where they are read
-    assert names == asked | slurm | {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+    assert names == asked | slurm | torchrun | {"LOCAL_SIZE"}

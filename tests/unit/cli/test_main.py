@@ -163,3 +163,12 @@ def test_closed_pipe_is_quiet() -> None:
     os.close(writer)
     assert run.stderr == b""
     assert run.returncode == 141
+
+
+def test_a_launchers_rank_before_the_command_is_passed_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """DeepSpeed's launcher puts it there; the rank itself is read from the environment."""
+    assert main(["--local_rank=3", "--version"]) == 0
+    assert capsys.readouterr().out.startswith("lmcore ")
+    assert main(["--local_rank", "--version"]) == 2

@@ -141,3 +141,10 @@ def test_any_text_ends(text: str) -> None:
     """Whatever the variable holds, it is a list of hosts or an error."""
     with contextlib.suppress(ConfigError):
         assert all(list(expand_nodelist(text)))
+
+
+def test_deepspeeds_launcher_calls_one_variable_otherwise() -> None:
+    """Where torchrun's variables are set but for LOCAL_WORLD_SIZE, LOCAL_SIZE stands for it."""
+    place = {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    assert translate(place) == {"LOCAL_WORLD_SIZE": "2"}
+    assert translate(place | {"LOCAL_WORLD_SIZE": "2"}) == {}
