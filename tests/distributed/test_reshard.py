@@ -271,7 +271,7 @@ def test_who_draws_alike(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    "source, layout", [("tp", "dp"), ("dp", "tp"), ("one", "tp"), ("dp", "cp")]
+    "source, layout", [("tp-sp", "dp"), ("zero3", "tp"), ("one", "tp"), ("zero3", "cp")]
 )
 def test_another_layout_draws_anew(runs: Runs, source: str, layout: str) -> None:
     """Its numbers are neither the checkpoint's nor those of the first step, and still by rank."""
