@@ -1,16 +1,22 @@
-"""Several processes: `lmcore train`'s step beside a hand-written loop of torch's own engine.
+"""Several processes: `lmcore train`'s step beside a hand-written loop, layout by layout.
 
 Both train the same model on the same kernels in the same processes, and take turns of a few steps,
-so that a change of the machine's speed falls on both.  The hand-written one is what torch's
-documentation shows: `DistributedDataParallel`, clipping, the optimizer's step, nothing else.
+so that a change of the machine's speed falls on both.  `hand_written.py` has the other loops.
 
-    python benchmarks/parallel.py                # 2 processes of 1 thread, small model
-    python benchmarks/parallel.py --start        # a cold start with 2 processes beside 1
+    python benchmarks/parallel.py               # data parallel and ZeRO, 2 processes of 1 thread
+    python benchmarks/parallel.py --overhead    # what the framework adds to a step, every layout
+    python benchmarks/parallel.py --start       # a cold start with 2 processes beside 1
+
+What the framework adds does not depend on the width of a model, and is too little to be seen beside
+a wide one: `--overhead` measures it on a narrow model of as many layers as GPT-2 124M, one step of
+each in turns, as processor time of the main thread, which other work on the machine hardly changes
+and which leaves out waiting for the other process.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -24,8 +30,25 @@ sys.path.insert(0, str(Path(__file__).parent))
 from subjects import Parts
 from train_step import SHAPES, Shape
 
+Step = Callable[[], float]
 
-def framework(parts: Parts) -> Callable[[], float]:
+LAYOUTS = {
+    "ddp": [],
+    "zero1": ["--zero-stage", "1"],
+    "zero2": ["--zero-stage", "2"],
+    "zero3": ["--zero-stage", "3"],
+    "tp": ["--tensor-model-parallel-size", "2"],
+    "tp+sp": ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
+    "pp": ["--pipeline-model-parallel-size", "2", "--global-batch-size", "4"],
+    "cp": ["--context-parallel-size", "2"],
+}
+_SPEED = ["ddp", "zero1", "zero2", "zero3"]
+_NARROW = Shape(12, 64, 2, 32, 1, vocab_size=256)
+_WIDE = "124m"
+_RESULT = "BENCHMARK_RESULT"
+
+
+def framework(parts: Parts) -> Step:
     """Return a step as `lmcore train` takes it, metrics included."""
     from lmcore.config.section import TrainingSection
     from lmcore.train.display import open_display
@@ -36,7 +59,9 @@ def framework(parts: Parts) -> Callable[[], float]:
 
     batches = parts.batches()
     step = TrainStep(parts.plan, parts.runtime)
-    metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
+    metrics = None
+    if not parts.runtime.rank.rank:
+        metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
     reporter = Reporter(parts.plan, parts.runtime, open_display("none"), metrics, None)
     exits = ExitConditions(TrainingSection())
 
@@ -48,97 +73,109 @@ def framework(parts: Parts) -> Callable[[], float]:
     return take
 
 
-def by_hand(parts: Parts) -> Callable[[], float]:
-    """Return a step of a loop as one writes it, on a model of its own."""
-    import torch
-    from torch import distributed, nn
-    from torch.nn.parallel import DistributedDataParallel
-
-    from lmcore.config.layout import ParallelLayout
-    from lmcore.model.build import build_model
-    from lmcore.model.shape import ModelShape
-    from lmcore.parallel.mesh import ParallelMesh
-    from lmcore.parallel.parallel_model import ParallelModel
-    from lmcore.parallel.tensor_parallel import tensor_layouts
-    from lmcore.train.state import TrainState
-    from lmcore.train.step import mean_loss
-
-    class Loss(nn.Module):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, *arguments: object) -> torch.Tensor:
-            loss: torch.Tensor = self.model.loss(*arguments)
-            return loss
-
-    model = build_model(ModelShape.from_plan(parts.plan), parts.runtime, seed=1)
-    alone = ParallelMesh(ParallelLayout(), 0)
-    layouts = tensor_layouts(model, alone.tensor)
-    where = parts.runtime.device.torch_device
-    placed = ParallelModel(model, alone, model.shape, layouts, where)
-    optimizer = TrainState.create(placed, parts.plan, parts.runtime).optimizer
-    parameters = list(model.parameters())
-    replicas = DistributedDataParallel(Loss(model))
-    batches = parts.batches()
-    device = parts.runtime.device.torch_device
-
-    def take() -> float:
-        optimizer.zero_grad()
-        loss = mean_loss(replicas, next(batches), device)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step(1e-4)
-        shown = loss.detach().clone()
-        distributed.all_reduce(shown)
-        return shown.item() / distributed.get_world_size()
-
-    return take
-
-
-def work(shape: Shape, *, turns: int, per_turn: int, threads: int) -> None:
-    """Measure both; the body of one process of several."""
-    import torch
-
-    parts = Parts(shape, compiled=False, threads=threads)
-    steps = {"lmcore": framework(parts), "by hand": by_hand(parts)}
+def in_turns(
+    steps: dict[str, Step], turns: int, per_turn: int, clock: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Return seconds a step of each contender, by turn."""
     for step in steps.values():
-        step()
-        step()
+        for _ in range(3):
+            step()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     order = list(steps)
     for _ in range(turns):
         for name in order:
-            began = time.perf_counter()
+            began = clock()
             for _ in range(per_turn):
                 steps[name]()
-            seconds[name].append((time.perf_counter() - began) / per_turn)
+            seconds[name].append((clock() - began) / per_turn)
         order.reverse()
-    if parts.runtime.rank.rank:
-        return
-    size = parts.runtime.rank.world_size
-    print(f"{size} processes of {threads} threads, torch {torch.__version__}")
-    print(f"{'':<12}{'ms a step':>10}{'tokens/s':>10}")
-    for name, values in seconds.items():
-        median = statistics.median(values)
-        print(f"{name:<12}{median * 1e3:>10.0f}{size * shape.tokens / median:>10.0f}")
-    pairs = zip(seconds["by hand"], seconds["lmcore"], strict=True)
-    print(f"speed of lmcore / by hand: {statistics.median(a / b for a, b in pairs):.3f}")
+    return seconds
+
+
+def speed(parts: Parts, asked: argparse.Namespace) -> dict[str, float]:
+    """Compare the loops on one layout; in each of several processes, as those that follow."""
+    from hand_written import by_hand
+
+    steps = {"lmcore": framework(parts), "by hand": by_hand(parts)}
+    found = in_turns(steps, asked.turns, asked.per_turn, time.perf_counter)
+    pairs = zip(found["by hand"], found["lmcore"], strict=True)
+    return {
+        **{name: statistics.median(found[name]) for name in steps},
+        "speed": statistics.median(hand / one for hand, one in pairs),
+    }
+
+
+def narrow(parts: Parts, asked: argparse.Namespace) -> dict[str, float]:
+    """Measure what the framework adds to a step of a narrow model."""
+    from hand_written import by_hand
+
+    steps = {"lmcore": framework(parts), "by hand": by_hand(parts)}
+    found = in_turns(steps, 30 * asked.turns, 1, time.thread_time)
+    pairs = zip(found["lmcore"], found["by hand"], strict=True)
+    return {
+        "lmcore": statistics.median(found["lmcore"]),
+        "added": statistics.median(one - hand for one, hand in pairs),
+    }
+
+
+def wide(parts: Parts, _asked: argparse.Namespace) -> dict[str, float]:
+    """Measure a step of a model of the usual width."""
+    found = in_turns({"lmcore": framework(parts)}, 3, 1, time.perf_counter)
+    return {"lmcore": statistics.median(found["lmcore"])}
+
+
+WORK = {"speed": speed, "narrow": narrow, "wide": wide}
+
+
+def measured(work: str, layout: str, asked: argparse.Namespace) -> dict[str, float]:
+    """Start the processes of a measurement and return what the first one found."""
+    from lmcore.runtime.launch import launch
+
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result"
+        env = {**os.environ, "OMP_NUM_THREADS": str(asked.threads), _RESULT: str(result)}
+        own = ["--work", work, "--layouts", layout]
+        status = launch([sys.executable, "-W", "ignore", *sys.argv, *own], asked.processes, env)
+        if status:
+            raise SystemExit(status)
+        found: dict[str, float] = json.loads(result.read_text())
+        return found
+
+
+def work_of_process(asked: argparse.Namespace) -> None:
+    """Do the work of one of several processes."""
+    shape = {"narrow": _NARROW, "wide": SHAPES[_WIDE], "speed": SHAPES[asked.shape]}[asked.work]
+    flags = LAYOUTS[asked.layouts[0]]
+    with Parts(shape, compiled=False, threads=asked.threads, flags=flags) as parts:
+        found = WORK[asked.work](parts, asked)
+        if not parts.runtime.rank.rank:
+            Path(os.environ[_RESULT]).write_text(json.dumps(found))
+
+
+def speeds(asked: argparse.Namespace) -> None:
+    """Print the speed of both loops, by layout."""
+    print(f"{'':<8}{'lmcore ms':>12}{'by hand ms':>12}{'speed':>10}")
+    for layout in asked.layouts or _SPEED:
+        one = measured("speed", layout, asked)
+        times = f"{one['lmcore'] * 1e3:>12.0f}{one['by hand'] * 1e3:>12.0f}"
+        print(f"{layout:<8}{times}{one['speed']:>10.3f}", flush=True)
+
+
+def overheads(asked: argparse.Namespace) -> None:
+    """Print what the framework adds to a step, by layout, and its share of a usual step."""
+    print(f"{'':<8}{'narrow ms':>12}{'added ms':>12}{_WIDE + ' ms':>12}{'share':>10}")
+    for layout in asked.layouts or LAYOUTS:
+        one = measured("narrow", layout, asked)
+        usual = measured("wide", layout, asked)["lmcore"]
+        times = f"{one['lmcore'] * 1e3:>12.2f}{one['added'] * 1e3:>12.2f}{usual * 1e3:>12.0f}"
+        print(f"{layout:<8}{times}{one['added'] / usual:>10.2%}", flush=True)
 
 
 def starts(turns: int) -> None:
     """Compare cold starts of `lmcore train` up to the end of its first step."""
     flags = [
-        "--train-iters",
-        "1",
-        "--eval-iters",
-        "0",
-        "--sample-tokens",
-        "0",
-        "--progress",
-        "none",
-        "--device",
-        "cpu",
+        *("--train-iters", "1", "--eval-iters", "0", "--sample-tokens", "0"),
+        *("--progress", "none", "--device", "cpu"),
     ]
     seconds: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(turns):
@@ -160,26 +197,27 @@ def starts(turns: int) -> None:
 
 
 def main() -> int:
-    """Start the processes, or be one of them."""
+    """Measure, or be one of the processes of a measurement."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument("--layouts", nargs="*", choices=LAYOUTS)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--per-turn", type=int, default=3)
+    parser.add_argument("--overhead", action="store_true", help="what the framework adds instead")
     parser.add_argument("--start", action="store_true", help="compare cold starts instead")
+    parser.add_argument("--work", choices=WORK, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.start:
         starts(asked.turns)
         return 0
-    if os.environ.get("WORLD_SIZE"):
-        shape = SHAPES[asked.shape]
-        work(shape, turns=asked.turns, per_turn=asked.per_turn, threads=asked.threads)
+    if asked.work:
+        work_of_process(asked)
         return 0
-    from lmcore.runtime.launch import launch
-
-    env = {**os.environ, "OMP_NUM_THREADS": str(asked.threads)}
-    return launch([sys.executable, "-W", "ignore", *sys.argv], asked.processes, env)
+    print(f"{asked.processes} processes of {asked.threads} threads")
+    (overheads if asked.overhead else speeds)(asked)
+    return 0
 
 
 if __name__ == "__main__":

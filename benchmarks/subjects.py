@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from train_step import Shape
@@ -52,8 +52,10 @@ class Parts:
     In one of several processes, as their environment says, they are connected first.
     """
 
-    def __init__(self, shape: Shape, *, compiled: bool, threads: int) -> None:
-        """Make device, data, model and state."""
+    def __init__(
+        self, shape: Shape, *, compiled: bool, threads: int, flags: Sequence[str] = ()
+    ) -> None:
+        """Make device, data, model and state; *flags* are added to those of the shape."""
         from lmcore.cli.selection import choose_device, find_plugins
         from lmcore.runtime.rank import rank_info
         from lmcore.runtime.rendezvous import join_processes
@@ -72,9 +74,8 @@ class Parts:
         self.stack = ExitStack()
         self.directory = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         tokenizer = NullTokenizer(shape.vocab_size - 1)
-        loaded = load_config(
-            _flags(shape, _data(shape, self.directory), compiled=compiled, threads=threads)
-        )
+        own = _flags(shape, _data(shape, self.directory), compiled=compiled, threads=threads)
+        loaded = load_config([*own, *flags])
         self.plan = resolve(loaded, world_size=rank.world_size, vocab_size=tokenizer.vocab_size)
         rendezvous = None
         if rank.world_size > 1:
@@ -93,6 +94,12 @@ class Parts:
         self.state = TrainState.create(parallel, self.plan, self.runtime)
         parallel.model.train()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
     def batches(self) -> BatchLoader:
         """Return the loader of this process."""
         from lmcore.data.loader import BatchLoader
@@ -101,8 +108,8 @@ class Parts:
             BatchLoader(
                 self.corpus.train,
                 micro_batch_size=self.plan.config.training.micro_batch_size,
-                data_parallel_rank=self.runtime.rank.rank,
-                data_parallel_size=self.runtime.rank.world_size,
+                data_parallel_rank=self.state.parallel.mesh.data_rank,
+                data_parallel_size=self.plan.layout.data,
             )
         )
 
