@@ -8,6 +8,7 @@ and moves state to the host where that is asked for (Rajbhandari et al., 2020; R
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["DeepSpeedEngine", "DeepSpeedState", "open_deepspeed_engine"]
+
+logger = logging.getLogger(__name__)
 
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -90,6 +93,7 @@ class DeepSpeedEngine:
         parallel: The model on the processes of the run.
         state: All that the run changes.
         divided: Whether a process alone cannot use the model.
+        records: DeepSpeed's version and configuration, for the run directory.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class DeepSpeedEngine:
         self.context = runtime.precision.context
         self.stage = zero_stage(plan)
         self.divided = self.stage == 3
+        self.records = {"deepspeed.json": {"version": package.__version__, "config": config}}
         self._half = _HALVES.get(runtime.precision.compute)
         self.parallel = DeepSpeedModel(plan, runtime)
         self._kinds = state_kinds(plan.config.optimizer, self._bind)
@@ -146,6 +151,10 @@ class DeepSpeedEngine:
             for name in parameters:
                 shards.set_state(name, kind, self._loaded.pop(_state_name(name, kind)))
         self._shards = shards
+        host = ", offloaded to the host" if self.plan.config.parallel.cpu_offload else ""
+        logger.info(
+            "engine    DeepSpeed %s, ZeRO stage %d%s", self.package.__version__, self.stage, host
+        )
 
     def _shard(self, root: nn.Module) -> None:
         """Move weights from the host to the device one by one, each process its part."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
@@ -46,6 +46,10 @@ class Engine(Protocol):
     def divided(self) -> bool:
         """Whether a process alone cannot use the model: it has a part of it."""
 
+    @property
+    def records(self) -> Mapping[str, Any]:
+        """What the run directory keeps of it: content by the name of a JSON file."""
+
     def begin(self) -> None:
         """Get ready for the first step, with what the state holds; all processes must call it."""
 
@@ -65,6 +69,7 @@ class NativeEngine:
         )
         self.state = TrainState.create(parallel, plan, runtime)
         self.step: Step = TrainStep(plan, runtime)
+        self.records: Mapping[str, Any] = {}
         self.divided = plan.layout.divides_model or plan.layout.context > 1
 
     def begin(self) -> None:

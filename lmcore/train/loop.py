@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.corpus import Corpus
     from lmcore.train.display import Display
+    from lmcore.train.engine import Step
     from lmcore.train.exits import ExitConditions
     from lmcore.train.metrics import MetricsFile, TensorBoard
     from lmcore.train.saver import Saver
     from lmcore.train.state import TrainState
-    from lmcore.train.step import StepResult, TrainStep
+    from lmcore.train.step import StepResult
 
 __all__ = ["Outcome", "Reporter", "failure_status", "timed_step", "train"]
 
@@ -142,7 +143,7 @@ class Reporter:
 
 def train(
     state: TrainState,
-    step: TrainStep,
+    step: Step,
     corpus: Corpus,
     plan: RunPlan,
     runtime: Runtime,
@@ -216,20 +217,23 @@ def _save(saver: Saver, state: TrainState) -> Path:
 
 def timed_step(
     state: TrainState,
-    step: TrainStep,
+    step: Step,
     batches: BatchLoader,
     runtime: Runtime,
     reporter: Reporter,
     exits: ExitConditions | None = None,
 ) -> StepRow:
-    """Take one step and return its row; *exits* hears what other processes wish."""
+    """Take one step and return its row; *exits* hears what other processes wish.
+
+    The device is not waited for, but where the step reads its loss: the update that follows runs
+    beside the beginning of the next step, in whose time it then counts.
+    """
     waited, began = batches.wait_seconds, time.perf_counter()
     if exits is None or runtime.processes is None:
         result = step(state, batches)
     else:
         result = step(state, batches, exits.requests)
         exits.hear(result.requests)
-    runtime.device.synchronize()
     seconds = time.perf_counter() - began
     return reporter.row(state, result, seconds, batches.wait_seconds - waited)
 

@@ -181,7 +181,7 @@ class _Session:
         if loaded is None and plan.config.checkpoint.load:
             state.parallel.initialize(plan.config.training.seed)
         engine.begin()
-        self._describe_run()
+        self._describe_run(engine)
         self._announce(corpus, state, loaded)
         facts = self._facts()
         run_start(self.plugins, runtime.selection, facts)
@@ -294,7 +294,7 @@ class _Session:
         # aborts the process.
         threading.Thread(target=warm_up, name="lmcore-import", daemon=False).start()
 
-    def _describe_run(self) -> None:
+    def _describe_run(self, engine: Engine) -> None:
         """Write what is known before the first step."""
         if not self._leads:
             return
@@ -302,6 +302,8 @@ class _Session:
         run.write_text("config.yaml", self.plan.to_yaml())
         run.write_json("environment.json", self.runtime.environment())
         run.write_json("kernels.json", self.runtime.ops.to_dict())
+        for name, content in engine.records.items():
+            run.write_json(name, content)
         save_tokenizer(self.tokenizer, run.tokenizer)
 
     def _facts(self) -> dict[str, Any]:

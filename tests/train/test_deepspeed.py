@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -249,11 +250,17 @@ def test_deepspeed_names_what_it_refuses(run: Any, file: Any) -> None:
     assert "rank 1: the same" in failed.err or "rank 0: the same" in failed.err
 
 
-def test_it_says_nothing_of_its_own_on_a_quiet_run(run: Any) -> None:
-    """DeepSpeed prints nothing on standard output, and torch's warnings about it are not shown."""
+def test_it_is_quiet_and_recorded(run: Any) -> None:
+    """DeepSpeed prints nothing itself; its configuration is in the run directory."""
     done = completed(run("run", "--train-iters 2 --engine deepspeed --zero-stage 3"))
-    assert "DeepSpeed" not in done.out + done.err
+    assert "DeepSpeed" not in done.out
+    assert re.findall("DeepSpeed.*", done.err) == [
+        f"DeepSpeed {importlib.metadata.version('deepspeed')}, ZeRO stage 3"
+    ]
     assert "Warning" not in done.err
+    record = json.loads((done.directory / "deepspeed.json").read_text())
+    assert record["config"]["zero_optimization"] == {"stage": 3}
+    assert record["config"]["train_batch_size"] == 8
 
 
 def test_a_native_run_does_not_import_it(arguments: Any) -> None:
