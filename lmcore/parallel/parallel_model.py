@@ -92,6 +92,9 @@ class ParallelModel:
             for root in roots:
                 root.to_empty(device=device)
         self.parameters = tuple(self._local(layouts))
+        self._by_holders: dict[int, list[nn.Parameter]] = {}
+        for one in self.parameters:
+            self._by_holders.setdefault(one.holders, []).append(one.tensor)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the local parameters that are not empty, by the names of the whole model."""
@@ -194,7 +197,8 @@ class ParallelModel:
     def gradients(self) -> list[Tensor]:
         """Finish the gradients of a step and return the local ones; all processes must call it."""
         for one in self.parameters:
-            one.tensor.grad = _local(one.source.grad)
+            if one.tensor is not one.source:
+                one.tensor.grad = _local(one.source.grad)
         found = [(one, one.tensor.grad) for one in self.parameters if one.tensor.grad is not None]
         grads, mesh = [grad for _, grad in found], self.mesh
         if self._pipeline is not None:
@@ -208,17 +212,24 @@ class ParallelModel:
         """Return the loss of a step from the sum of what `run` returned over all processes."""
         return total * self.mesh.layout.pipeline / self.mesh.layout.world_size
 
-    def square(self, norm: Callable[[list[Tensor]], Tensor]) -> float:
+    def square(
+        self, norm: Callable[[list[Tensor]], Tensor], *, scale: float = 1.0
+    ) -> Tensor | float:
         """Return this process's share of the squared gradient norm; all shares sum up to it.
 
         Args:
             norm: The bound `grad_norm`.
+            scale: What gradients are to be divided by.
+
+        Returns:
+            On the device, where there are gradients.
         """
-        groups: dict[int, list[Tensor]] = {}
-        for one in self.parameters:
-            if one.tensor.grad is not None:
-                groups.setdefault(one.holders, []).append(one.tensor.grad)
-        return sum(float(norm(grads)) ** 2 / holders for holders, grads in groups.items())
+        total: Tensor | float = 0.0
+        for holders, parameters in self._by_holders.items():
+            grads = [one.grad for one in parameters if one.grad is not None]
+            if grads:  # divided first: the square of a scaled norm may be beyond the dtype
+                total = total + (norm(grads) / scale) ** 2 / holders
+        return total
 
     def _local(self, layouts: dict[str, TensorLayout]) -> Iterable[LocalParameter]:
         layout, shards = self.mesh.layout, self.mesh.shards

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
@@ -12,13 +13,27 @@ if TYPE_CHECKING:
 __all__ = ["sum_of_all"]
 
 
-def sum_of_all(runtime: Runtime, *values: float) -> list[float]:
-    """Return the sum of each number over all processes, in float32; all must call it."""
-    if runtime.processes is None:
-        return list(values)
-    from torch import distributed
+def sum_of_all(runtime: Runtime, *values: float | Tensor) -> list[float]:
+    """Return the sum of each number over all processes; all must call it.
 
-    shared = torch.tensor(values, dtype=torch.float32, device=runtime.device.torch_device)
-    distributed.all_reduce(shared)
+    Sums are of float32, or float64 where a tensor is.  Whatever is on the device comes to the host
+    at once: this waits for the device a single time.
+
+    Args:
+        runtime: The run.
+        values: Numbers, or tensors of one on the run's device.
+    """
+    tensors = [one for one in values if isinstance(one, Tensor)]
+    if runtime.processes is None and not tensors:
+        return [float(one) for one in values]
+    wide = any(one.dtype == torch.float64 for one in tensors)
+    dtype = torch.float64 if wide else torch.float32
+    shared = torch.zeros(len(values), dtype=dtype, device=runtime.device.torch_device)
+    for place, one in enumerate(values):
+        shared[place] = one  # on the device: nobody waits
+    if runtime.processes is not None:
+        from torch import distributed
+
+        distributed.all_reduce(shared)
     found: list[float] = shared.tolist()
     return found

@@ -165,10 +165,9 @@ class TrainStep:
         )
         losses = parallel.run(arguments, count, self.context)
         gradients = parallel.gradients()
-        own = sum(float(one) for one in losses) / scale
+        own, share = sum(losses) / scale, parallel.square(self.norm, scale=scale)
         # One process's overflow is every one's: all skip, and all scales stay equal.
-        square = parallel.square(self.norm) / scale**2
-        total, square, *asked = sum_of_all(self.runtime, own, square, *requests())
+        total, square, *asked = sum_of_all(self.runtime, own, share, *requests())
         loss, norm = parallel.total_loss(total), math.sqrt(square) if square >= 0 else math.nan
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         if not state.loss_scale.update(overflow=skipped):
