@@ -54,8 +54,7 @@ _ABOUT_LEVELS = {
     "every dtype that the device computes in, against the reference in float64 on the host, at the "
     "op's [tolerances](ops.md).",
     "L3": "A GPT of two layers, by the core's own parts.",
-    "L4": "Two processes, each with a device of its own (the host can be shared). Tensor and "
-    "pipeline parallelism are not in this version: lmcore has none yet.",
+    "L4": "Two processes, each with a device of its own (the host can be shared).",
     "L5": "What a run can do without.",
 }
 

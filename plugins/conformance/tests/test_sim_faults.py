@@ -62,6 +62,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
         ("fail:all_gather", "distributed.broadcast", "distributed.all-gather", "RuntimeError"),
         ("wrong:reduce_scatter", "distributed.all-reduce", "distributed.reduce-scatter", "wrong"),
+        ("wrong:reduce_scatter", "parallel.pipeline", "parallel.context", "norms differ by"),
     ],
 )
 def test_each_fault_is_caught(run: Any, faults: str, good: str, bad: str, words: str) -> None:

@@ -37,6 +37,7 @@ _MODULES = (
     "training",
     "collectives",
     "sharding",
+    "layouts",
     "extras",
 )
 

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from lmcore.accelerator import Device
     from lmcore.config.plan import RunPlan
     from lmcore.data.tokenizer import Tokenizer
+    from lmcore.parallel.tensor_layout import TensorLayout
     from lmcore.plugins import PluginSet, Selection
+    from lmcore.runtime.processes import Processes
     from lmcore_conformance.bench import Bench
 
 __all__ = ["DROPOUT", "REFERENCES", "TinyRuns", "Trained", "shape_flags", "tiny_runs"]
@@ -75,12 +77,14 @@ class Trained:
         losses, norms: Of each step; a norm is NaN where the step was skipped.
         tensors: Weights, optimizer state and random states at the end, on the host.
         kernels: What was bound, by op.
+        layouts: Which part of the whole each weight is, by its name among the tensors.
     """
 
     losses: list[float]
     norms: list[float]
     tensors: dict[str, Tensor]
     kernels: dict[str, str]
+    layouts: dict[str, TensorLayout]
 
     def differing(self, other: Trained) -> list[str]:
         """Return what is not equal in both, bit for bit."""
@@ -118,27 +122,35 @@ class TinyRuns:
         """Bytes."""
         return build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
 
-    def train(self, flags: str = "", *, steps: int = 6, host: bool = False) -> Trained:
+    def train(
+        self,
+        flags: str = "",
+        *,
+        steps: int = 6,
+        host: bool = False,
+        processes: Processes | None = None,
+    ) -> Trained:
         """Train and return what it came to.
 
         Args:
             flags: As for `lmcore train`, beside those of the tiny model.
             steps: Until this one; a run that is continued begins where its checkpoint is.
             host: Whether to train on the CPU, by its own plugin.
+            processes: Those that train together, which all call it; None: this one alone.
         """
-        plan = self._plan(flags)
+        plan = self._plan(flags, processes.rank.world_size if processes else 1)
         plugins, selection, device = self._place(host=host)
         with _deterministic(plan):
-            runtime = _runtime(plan, plugins, selection, device)
+            runtime = _runtime(plan, plugins, selection, device, processes)
             return self._trained(plan, runtime, steps)
 
-    def _plan(self, flags: str) -> RunPlan:
+    def _plan(self, flags: str, world_size: int) -> RunPlan:
         words = [*shape_flags().split(), "--data-path", self.prefix, *flags.split()]
         words = _last_of_each(words)
         if "--train-iters" not in words:
             words += ["--train-iters", "20"]
         loaded = load_config(words, plugins=plugin_sections(self.bench.plugins))
-        return resolve(loaded, world_size=1, vocab_size=self.tokenizer.vocab_size)
+        return resolve(loaded, world_size=world_size, vocab_size=self.tokenizer.vocab_size)
 
     def _place(self, *, host: bool) -> tuple[PluginSet, Selection, Device]:
         bench = self.bench
@@ -154,7 +166,7 @@ class TinyRuns:
         where = Path(plan.config.checkpoint.save or self.folder / "unused")
         corpus = open_corpus(plan, self.tokenizer, where)
         order = data_order(corpus.train)
-        seed_everything(plan.config.training.seed, runtime)
+        seed_everything(plan.config.training.seed, runtime, plan.layout)
         with runtime.ops.bind_all():
             parallel = parallelize(
                 ModelShape.from_plan(plan),
@@ -180,6 +192,8 @@ class TinyRuns:
                 corpus.train,
                 micro_batch_size=plan.config.training.micro_batch_size,
                 consumed_samples=state.consumed_samples,
+                data_parallel_rank=parallel.mesh.data_rank,
+                data_parallel_size=plan.layout.data,
                 prefetch=plan.config.data.num_prefetch,
                 pin=runtime.device.pin_memory,
                 vocab_size=plan.vocab_size,
@@ -198,7 +212,8 @@ class TinyRuns:
             for name, one in (state.tensors() | random_states(runtime)).items()
         }
         bound = {one.op: f"{one.plugin}:{one.chosen}" for one in runtime.ops.resolutions}
-        return Trained(losses, norms, tensors, bound)
+        layouts = {f"model.{name}": layout for name, layout in parallel.layouts.items()}
+        return Trained(losses, norms, tensors, bound, layouts)
 
 
 @contextlib.contextmanager
@@ -208,11 +223,18 @@ def tiny_runs(bench: Bench) -> Iterator[TinyRuns]:
         yield TinyRuns(bench, Path(folder))
 
 
-def _runtime(plan: RunPlan, plugins: PluginSet, selection: Selection, device: Device) -> Runtime:
+def _runtime(
+    plan: RunPlan,
+    plugins: PluginSet,
+    selection: Selection,
+    device: Device,
+    processes: Processes | None,
+) -> Runtime:
     asked = plan.config.accelerator
     policies = start_policies(plan.config, plugins, selection, device)
     return Runtime(
-        rank=RankInfo(),
+        rank=processes.rank if processes else RankInfo(),
+        processes=processes,
         selection=selection,
         device=device,
         rng=device.rng_tracker(),

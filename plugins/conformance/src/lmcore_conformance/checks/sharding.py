@@ -1,6 +1,6 @@
 """Level 4: torch's data parallelism on the device gives what one process gives.
 
-The model is torch's own; lmcore's parallel layers, where this version has them, are not in here.
+The model is torch's own; lmcore's layouts are in `layouts.py`.
 """
 
 from __future__ import annotations

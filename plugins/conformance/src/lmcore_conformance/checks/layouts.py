@@ -1,0 +1,188 @@
+"""Level 4: a GPT that two processes divide, in each way, takes the steps of one process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lmcore.parallel.tensor_layout import box
+from lmcore_conformance.registry import Failure, check
+from lmcore_conformance.tiny_run import DROPOUT, Trained, tiny_runs
+
+if TYPE_CHECKING:
+    from lmcore_conformance.ranks import RankBench
+
+_GROUP = "distributed-parallel"
+_STEPS = 4
+_SAME_CURVE = 2e-5
+"""Largest relative difference of losses and gradient norms in float32, as of `train.processes`."""
+
+_SAME_WEIGHTS = 5e-6
+"""Largest difference of a weight after the steps; on the host they are 5e-7 apart."""
+
+# Adam would make whole steps of gradients that are zero but for rounding, with an epsilon of 1e-8.
+_FLAGS = (
+    "--precision fp32 --num-layers 4 --hidden-size 32 --num-attention-heads 4 --adam-eps 1e-3"
+    " --make-vocab-size-divisible-by 136 --micro-batch-size 1"
+)
+_TENSOR = "--tensor-model-parallel-size 2"
+_CONTEXT = "--context-parallel-size 2"
+_PIPELINE = "--pipeline-model-parallel-size 2"
+
+
+def _compare(bench: RankBench, layouts: Mapping[str, str]) -> str:
+    """Train alone and in each layout, and compare."""
+    worst = 0.0
+    with tiny_runs(bench) as runs:
+        alone = runs.train(_FLAGS, steps=_STEPS)
+        for name, flags in layouts.items():
+            found = runs.train(f"{_FLAGS} {flags}", steps=_STEPS, processes=bench.processes)
+            pairs = [
+                *zip(found.losses, alone.losses, strict=True),
+                *zip(found.norms, alone.norms, strict=True),
+            ]
+            curve = max(abs(one / other - 1) for one, other in pairs)
+            weights = _weights_off(found, alone)
+            differing = _other_replicas(bench, found)
+            # All ranks learn what any of them found: they go on, or not, together.
+            told = bench.processes.gather([curve, weights])
+            curve, weights = (max(values) for values in zip(*told, strict=True))
+            if not curve <= _SAME_CURVE:
+                raise Failure(f"{name}: losses or gradient norms differ by {curve:.1e} of them")
+            if not weights <= _SAME_WEIGHTS:
+                raise Failure(f"{name}: after {_STEPS} steps a weight is off by {weights:.1e}")
+            if differing:
+                raise Failure(f"{name}: the processes hold different {', '.join(differing[:3])}")
+            worst = max(worst, curve)
+    return f"{', '.join(layouts)}: largest relative difference {worst:.1e}"
+
+
+def _weights_off(found: Trained, alone: Trained) -> float:
+    worst = 0.0
+    for name, layout in found.layouts.items():
+        local, whole = found.tensors[name], alone.tensors[name]
+        if tuple(whole.shape) != layout.shape:
+            raise Failure(f"`{name}` is {layout.shape} in parts, and {tuple(whole.shape)} whole")
+        for piece in layout.pieces:
+            own = box(local, piece.start, piece.size)
+            off = own - box(whole, piece.offset, piece.size)
+            worst = max(worst, float(off.abs().max()))
+    return worst
+
+
+def _other_replicas(bench: RankBench, found: Trained) -> list[str]:
+    """Return the weights of which both processes hold the same part, and not the same numbers."""
+    own = {}
+    for name, layout in found.layouts.items():
+        digest = hashlib.sha256(found.tensors[name].contiguous().numpy().tobytes()).hexdigest()
+        part = hashlib.sha256(repr(layout.pieces).encode()).hexdigest()
+        own[f"{name} {part[:8]}"] = digest[:16]
+    first, *others = bench.processes.gather(own)
+    differing = {
+        held.split()[0]
+        for other in others
+        for held in first.keys() & other.keys()
+        if first[held] != other[held]
+    }
+    return sorted(differing)
+
+
+@check(
+    "parallel.tensor",
+    "L4",
+    "Two processes that divide every layer and the vocabulary take the steps of one; so they do "
+    "where they divide the sequence between the layers, too.",
+    reason="`--tensor-model-parallel-size` and `--sequence-parallel`.",
+    group=_GROUP,
+    requires=["distributed", "reduce_scatter"],
+    seconds=120,
+)
+def tensor(bench: RankBench) -> str:
+    """Train with activations whole and divided, and with layers computed again."""
+    return _compare(
+        bench,
+        {
+            "tensor": _TENSOR,
+            "with sequence": f"{_TENSOR} --sequence-parallel",
+            "computed again": f"{_TENSOR} --sequence-parallel --recompute-activations",
+        },
+    )
+
+
+@check(
+    "parallel.tensor-dropout",
+    "L4",
+    "With dropout, what both of them hold stays the same, bit for bit.",
+    reason="Processes that draw other numbers for the same activations drift apart unseen.",
+    group=_GROUP,
+    requires=["distributed", "reduce_scatter"],
+    seconds=120,
+)
+def tensor_dropout(bench: RankBench) -> str:
+    """Train for some steps and compare digests of replicated weights."""
+    compared = 0
+    with tiny_runs(bench) as runs:
+        for more in ("", " --sequence-parallel"):
+            flags = f"{_FLAGS} {_TENSOR} {DROPOUT}{more}"
+            found = runs.train(flags, steps=8, processes=bench.processes)
+            differing = _other_replicas(bench, found)
+            if differing:
+                raise Failure(f"{len(differing)} weights differ: {', '.join(differing[:4])}")
+            compared += sum(
+                one.shape == tuple(found.tensors[name].shape) for name, one in found.layouts.items()
+            )
+    return f"{compared} weights after 8 steps"
+
+
+@check(
+    "parallel.context",
+    "L4",
+    "Two processes that divide every sequence take the steps of one.",
+    reason="`--context-parallel-size`: sequences that are too long for one device.",
+    group=_GROUP,
+    requires=["distributed", "reduce_scatter"],
+    seconds=90,
+)
+def context(bench: RankBench) -> str:
+    """Train with the sequence in parts."""
+    return _compare(bench, {"context": _CONTEXT})
+
+
+@check(
+    "parallel.pipeline",
+    "L4",
+    "Two processes that divide the layers take the steps of one, by every schedule.",
+    reason="`--pipeline-model-parallel-size`: models that are too deep for one device.",
+    group=_GROUP,
+    requires=["distributed", "send_recv"],
+    seconds=180,
+)
+def pipeline(bench: RankBench) -> str:
+    """Train by each schedule."""
+    named = f"{_PIPELINE} --pipeline-schedule"
+    return _compare(
+        bench,
+        {
+            "1f1b": f"{named} 1f1b",
+            "gpipe": f"{named} gpipe",
+            "interleaved": f"{_PIPELINE} --num-layers-per-virtual-pipeline-stage 1",
+            "zero-bubble": f"{named} zero-bubble",
+            "zero-bubble-v": f"{named} zero-bubble-v",
+        },
+    )
+
+
+@check(
+    "parallel.zero",
+    "L4",
+    "Two processes that see other samples take the steps of one, whatever of the model they shard.",
+    reason="`--zero-stage` 1, 2 and 3: models that do not fit one device.",
+    group=_GROUP,
+    requires=["distributed", "reduce_scatter", "fsdp"],
+    seconds=150,
+)
+def zero(bench: RankBench) -> str:
+    """Train with each stage, two micro-batches a step each."""
+    stages = {f"stage {number}": f"--zero-stage {number}" for number in range(4)}
+    return _compare(bench, stages)
