@@ -16,6 +16,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.distributed,
+    pytest.mark.timeout(300),  # up to four runs of several processes each
     pytest.mark.skipif(
         importlib.util.find_spec("deepspeed") is None,
         reason="DeepSpeed is not installed: `tox -e deepspeed` installs it",
@@ -105,7 +106,7 @@ def test_a_single_process_needs_no_launcher(run: Any, file: Any) -> None:
     assert alone.summary["sample"] == native.summary["sample"]
 
 
-def test_all_processes_take_part_in_the_sample(run: Any, file: Any) -> None:
+def test_the_sample_of_sharded_weights(run: Any, file: Any) -> None:
     """Weights that stage 3 has sharded give the text that whole ones give."""
     same = "--train-iters 2 --global-batch-size 8 --sample-tokens 6"
     native = completed(run("native", same, 1))
