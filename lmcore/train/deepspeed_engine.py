@@ -25,6 +25,7 @@ from lmcore.model.shape import ModelShape
 from lmcore.optim.loss_scale import loss_scale_of
 from lmcore.optim.optimizer import Optimizer
 from lmcore.optim.schedule import LearningRateSchedule
+from lmcore.parallel.data_parallel import LossModule
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.world import sum_of_all
 from lmcore.runtime.agreement import agree
@@ -37,7 +38,6 @@ from lmcore.train.step import HINT, NotFiniteError, StepResult, loss_arguments
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.data.loader import Batch
-    from lmcore.model.gpt import GPT
     from lmcore.parallel.parallel_model import ParallelModel
     from lmcore.parallel.tensor_layout import TensorLayout
     from lmcore.runtime.runtime import Runtime
@@ -218,7 +218,7 @@ class DeepSpeedEngine:
             engine.set_gradient_accumulation_boundary(number == count)
             arguments, options = loss_arguments(next(batches), self.device, share=1.0 / count)
             with self.context():
-                loss = engine("loss", *arguments, **options)
+                loss = engine(*arguments, **options)
             # Not the output itself: where DeepSpeed has no scale to multiply it by, it would divide
             # the gradient by the number of micro-batches, which the loss has been already.
             engine.backward(loss * 1.0, scale_wrt_gas=False)
@@ -316,58 +316,27 @@ class DeepSpeedModel:
             masked=plan.config.data.reset_attention_mask,
             device=torch.device("cpu"),
         )
-        self.root = _Root(model)
-        self.model = cast("GPT", _Usable(self.root))
+        self.root, self.model = LossModule(model), model
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters as the process holds them now."""
-        return list(self.root.model.named_parameters())
+        return list(self.model.named_parameters())
 
     def initialize(self, seed: int) -> None:
         """Give every weight its initial value; before the engine begins."""
-        self.root.model.initialize(seed)
+        self.model.initialize(seed)
 
     def drop_gathered(self) -> None:
         """Do nothing: what DeepSpeed gathers it gathers anew."""
 
     def loss(self, *arguments: Tensor, **options: Tensor) -> Tensor:
         """Return `GPT.loss`."""
-        found: Tensor = self.root("loss", *arguments, **options)
+        found: Tensor = self.root(*arguments, **options)
         return found
 
     def total_loss(self, total: float) -> float:
         """Return the loss of all processes from the sum of theirs."""
         return total / self.mesh.layout.world_size
-
-
-class _Root(nn.Module):
-    """Calls the model by any of its methods, as one module with the weights that they use."""
-
-    def __init__(self, model: GPT) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, method: str, *arguments: Any, **options: Any) -> Tensor:
-        found: Tensor = getattr(self.model, method)(*arguments, **options)
-        return found
-
-
-class _Usable:
-    """A `GPT` whose forward passes go through the root, where weights are gathered."""
-
-    def __init__(self, root: _Root) -> None:
-        self._root = root
-
-    def __call__(self, *arguments: Any, **options: Any) -> Tensor:
-        found: Tensor = self._root("__call__", *arguments, **options)
-        return found
-
-    def logits(self, hidden_BSH: Tensor) -> Tensor:
-        found: Tensor = self._root("logits", hidden_BSH)
-        return found
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._root.model, name)
 
 
 @dataclass
