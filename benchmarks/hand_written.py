@@ -36,9 +36,9 @@ Step = Callable[[], float]
 
 def by_hand(parts: Parts) -> Step:
     """Return a step of a loop as one writes it, on a model of its own, in the layout of *parts*."""
-    if parts.plan.layout.divides_model or parts.plan.layout.context > 1:
-        return _divided(parts)
-    return _ready_made(parts)
+    layout = parts.plan.layout
+    divided = layout.tensor * layout.pipeline * layout.context > 1
+    return _divided(parts) if divided else _ready_made(parts)
 
 
 def _ready_made(parts: Parts) -> Step:

@@ -39,7 +39,7 @@ LAYOUTS = {
     "zero3": ["--zero-stage", "3"],
     "tp": ["--tensor-model-parallel-size", "2"],
     "tp+sp": ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
-    "pp": ["--pipeline-model-parallel-size", "2", "--global-batch-size", "4"],
+    "pp": ["--pipeline-model-parallel-size", "2", "--global-batch-size", "2"],
     "cp": ["--context-parallel-size", "2"],
 }
 _SPEED = ["ddp", "zero1", "zero2", "zero3"]
