@@ -52,6 +52,7 @@ KINDS = {
     "documents": "--reset-attention-mask --reset-position-ids --eod-mask-loss",
     "uneven": "--num-layers 5",
     "twice": "twice",
+    "lamb": "--optimizer lamb",
 }
 """What one process does, too; `twice`: every layer is called twice in a forward pass."""
 
@@ -65,6 +66,8 @@ LIMITS = {
     "uneven": Distance(loss=2.5e-7, norm=6e-7, gradient=2.5e-6, weight=6e-7),
     # 9.4e-8, 5.6e-7, 6.6e-7, 1.8e-7.
     "twice": Distance(loss=2.5e-7, norm=1.2e-6, gradient=2.5e-6, weight=6e-7),
+    # 9.7e-8, 1.7e-7, 7.4e-7, 1.2e-7.
+    "lamb": Distance(loss=2.5e-7, norm=6e-7, gradient=2.5e-6, weight=6e-7),
     # Losses and norms are told in float32; without clipping no other number passes through it.
     # Measured: 9.5e-8, 0, 2.2e-15, 1.5e-15.
     "fp64": Distance(loss=2.5e-7, norm=1e-7, gradient=6e-15, weight=5e-15),

@@ -82,6 +82,9 @@ OF_TWO = {
     "twice/tp-sp": f"{TP} {SP}",
     "twice/cp": CP,
     "twice/pp": PP,
+    "lamb/zero3": "--zero-stage 3",
+    "lamb/tp-sp": f"{TP} {SP}",
+    "lamb/pp": PP,
     **{
         f"{precision}/{name}": flags
         for precision in ("bf16", "fp16")
@@ -117,11 +120,13 @@ OF_FOUR = {
     "zero1-pp": f"--zero-stage 1 {PP}",
     "zero2-interleaved": f"--zero-stage 2 {INTERLEAVED}",
     "zero3-pp-accumulating": f"--zero-stage 3 {PP} {ACCUMULATE}",
+    "zero2-zero-bubble": f"--zero-stage 2 {ZB}",
     "zero1-cp": f"--zero-stage 1 {CP}",
     "zero2-tp": f"--zero-stage 2 {TP}",
     "zero3-tp-sp-full": f"--zero-stage 3 {TP} {SP} {FULL}",
     "fp64/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
     "fp64/tp-pp": f"{TP} {PP}",
+    "lamb/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
     "documents/cp-tp-sp": f"{CP} {TP} {SP}",
     "uneven/pp4": "--pipeline-model-parallel-size 4",
 }
