@@ -64,8 +64,9 @@ def environment(built: None, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     """Return the environment of a process in which the plugin is installed, for lmcore too."""
     paths = [str(ROOT), str(ROOT / "plugins" / "cpu" / "src"), str(SOURCE)]
     try:
-        importlib.metadata.distribution("lmcore-sim")
-        paths = []
+        found = importlib.metadata.distribution("lmcore-sim")
+        if Path(str(found.locate_file(""))).resolve() != SOURCE:  # where a build left its record
+            paths = []
     except importlib.metadata.PackageNotFoundError:
         site = tmp_path_factory.mktemp("site")
         record = site / "lmcore_sim-2026.11.0.dist-info"

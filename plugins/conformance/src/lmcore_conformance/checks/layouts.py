@@ -93,7 +93,7 @@ def _other_replicas(bench: RankBench, found: Trained) -> list[str]:
     "L4",
     "Two processes that divide every layer and the vocabulary take the steps of one; so they do "
     "where they divide the sequence between the layers, too.",
-    reason="`--tensor-model-parallel-size` and `--sequence-parallel`.",
+    reason="`--tensor-model-parallel-size`, `--sequence-parallel`: layers too wide for one device.",
     group=_GROUP,
     requires=["distributed", "reduce_scatter"],
     seconds=120,
