@@ -87,9 +87,13 @@ def _read_file(
 ) -> None:
     with path.open("rb") as stream:
         for chunk, copies in sorted(reads.items(), key=lambda read: read[0].offset):
-            stored = _read(stream, chunk, entries[chunk.name].dtype)
-            for copy in copies:
-                copy.target.copy_(box(stored, copy.start, tuple(copy.target.shape)))
+            _fill(copies, _read(stream, chunk, entries[chunk.name].dtype))
+
+
+def _fill(copies: Sequence[_Copy], stored: Tensor) -> None:
+    # A function of its own: memory of a chunk is given back before the next one is read.
+    for copy in copies:
+        copy.target.copy_(box(stored, copy.start, tuple(copy.target.shape)))
 
 
 def _read(stream: BinaryIO, chunk: Chunk, dtype: str) -> Tensor:
