@@ -34,6 +34,7 @@ def test_metrics(run: Any) -> None:
     always = {
         *("step", "consumed_samples", "consumed_tokens", "loss", "learning_rate", "grad_norm"),
         *("loss_scale", "tokens_per_second", "step_time_ms", "data_wait_ms", "mfu"),
+        *("global_batch_size", "skipped_iterations"),
     }
     assert [row["step"] for row in run.rows] == [1, 2, 3, 4, 5, 6]
     for row in run.rows:
