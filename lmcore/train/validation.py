@@ -56,7 +56,7 @@ def validate(
 ) -> Validation | None:
     """Return the mean loss over `eval_iters` global batches, or None if *stop* says so.
 
-    All processes must call it; *stop* may say so in one of them alone.  The random numbers of
+    All processes must call it; where *stop* says so in one of them all of them end.  The random numbers of
     training are afterwards what they were before.
 
     Args:
@@ -75,7 +75,7 @@ def validate(
     wanted = plan.config.training.eval_iters * plan.global_batch_size
     data_rank, data_size = parallel.mesh.data_rank, plan.layout.data
     losses: list[float] = []
-    stopped = False
+    ended = False
     parallel.model.eval()
     try:
         with (
@@ -93,18 +93,18 @@ def validate(
             ) as batches,
         ):
             for batch in batches:
-                stopped = stop()
-                if stopped:
+                # Asked of all before each batch: those that divide a model compute it together,
+                # and would wait for one that has left.
+                bad = bool(losses) and not math.isfinite(losses[-1])
+                ended = sum_of_all(runtime, float(bad or stop())) != [0.0]
+                if ended:
                     break
                 with runtime.precision.context():
                     loss = float(mean_loss(parallel.loss, batch, runtime.device.torch_device))
                 losses.append(loss)
-                if not math.isfinite(loss):
-                    break
     finally:
         parallel.model.train()
-    # One exchange, after all batches: who stops early, or meets NaN, leaves nobody waiting.
-    total, ended = sum_of_all(runtime, sum(losses), float(stopped))
+    (total,) = sum_of_all(runtime, sum(losses))
     if not math.isfinite(total):
         each = micro * data_size
         raise _not_finite(losses, first_sample + data_rank * micro, each)

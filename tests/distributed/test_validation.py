@@ -1,0 +1,70 @@
+"""Processes that compute a validation together leave it together, whoever wants to, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+LIMIT_SECONDS = 100
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(150)]
+
+CASES = {
+    "dp": "",
+    "zero3": "--zero-stage 3",
+    "tp-sp": "--tensor-model-parallel-size 2 --sequence-parallel",
+    "cp": "--context-parallel-size 2",
+    "pp": "--pipeline-model-parallel-size 2",
+}
+FLAGS = "--eval-iters 2 --micro-batch-size 1 --distributed-timeout-minutes 1"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What both ranks found, by case; those of one set of processes."""
+    folder = tmp_path_factory.mktemp("validations")
+    listed = folder / "cases.json"
+    listed.write_text(json.dumps({name: f"{FLAGS} {more}" for name, more in CASES.items()}))
+    command = [HERE / "layout_launch.py", "cpu", "2", listed, folder, HERE / "validation_worker.py"]
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={name: value for name, value in os.environ.items() if not name.startswith("LMCORE")},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {
+        name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(2)]
+        for name in CASES
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_is_every_ranks(name: str, found: Any) -> None:
+    """All layouts give the same mean, and so do their ranks."""
+    wanted = found["dp"][0]["whole"]
+    assert [one["whole"] for one in found[name]] == pytest.approx([wanted] * 2, rel=5e-7)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_is_told_to_stop(name: str, found: Any) -> None:
+    """The others leave before the same batch, and nobody waits in an exchange of a layer."""
+    assert [one["stopped"] for one in found[name]] == [True, True]
+    assert [one["asked"] for one in found[name]] == [3, 3]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_not_finite_on_one(name: str, found: Any) -> None:
+    """NaN that the last stage alone sees is an error of all; who saw it names the sample."""
+    words = [one["nan"] for one in found[name]]
+    assert all("validation loss" in text for text in words)
+    assert words[-1].startswith("the validation loss is nan at validation sample ")
