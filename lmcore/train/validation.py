@@ -56,8 +56,8 @@ def validate(
 ) -> Validation | None:
     """Return the mean loss over `eval_iters` global batches, or None if *stop* says so.
 
-    All processes must call it; where *stop* says so in one of them all of them end.  The random numbers of
-    training are afterwards what they were before.
+    All processes must call it; where *stop* says so in one of them all of them end.  The random
+    numbers of training are afterwards what they were before.
 
     Args:
         parallel: In training mode before and after.
