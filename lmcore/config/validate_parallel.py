@@ -266,26 +266,41 @@ def _micro_batches(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:
         return
     micro = loaded.value("micro_batch_size")
     total = loaded.value("global_batch_size") or micro * layout.data
-    smallest = next(iter(loaded.value("rampup_batch_size")), total)
-    count = smallest // (micro * layout.data)
+    ramp = loaded.value("rampup_batch_size")
+    each = micro * layout.data
+    count = (ramp[0] if ramp else total) // each
     if count < layout.pipeline:
-        wanted = micro * layout.data * layout.pipeline
         yield ConfigError(
             f"{'1 micro-batch is' if count == 1 else f'{count} micro-batches are'} fewer than the "
             f"pipeline's {layout.pipeline} processes",
             why="a step would never have work for all of them at once",
-            hint=f"use `--global-batch-size {wanted}` or more, or a smaller micro-batch",
+            hint=f"use `--global-batch-size {each * layout.pipeline}` or more, or a smaller "
+            "micro-batch",
         )
-    elif layout.schedule == "interleaved" and count % layout.pipeline:
-        lower = count // layout.pipeline * layout.pipeline
-        sizes = (lower, lower + layout.pipeline)
-        each = micro * layout.data
-        yield ConfigError(
-            f"{count} micro-batches are not a multiple of the pipeline's {layout.pipeline} "
-            "processes",
-            why="an interleaved schedule takes micro-batches in groups of that size",
-            hint="use " + " or ".join(f"`--global-batch-size {n * each}`" for n in sizes),
-        )
+    elif layout.schedule in {"interleaved", "zero-bubble"}:
+        # Of a ramp all sizes are multiples where the first two are.
+        counts = [count, (ramp[0] + ramp[1]) // each] if len(ramp) == 3 else [count]
+        odd = [one for one in counts if one % layout.pipeline]
+        if odd:
+            yield _not_in_groups(loaded, layout, odd[0], each)
+
+
+def _not_in_groups(
+    loaded: LoadedConfig, layout: ParallelLayout, count: int, each: int
+) -> LmcoreError:
+    group = layout.pipeline * each
+    lower = count // layout.pipeline * layout.pipeline
+    hint = " or ".join(
+        f"`--global-batch-size {n * each}`" for n in (lower, lower + layout.pipeline)
+    )
+    if loaded.value("rampup_batch_size"):
+        hint = f"in `--rampup-batch-size` a START and an INCREMENT that are multiples of {group}"
+    article = "an interleaved" if layout.schedule == "interleaved" else "a zero-bubble"
+    return ConfigError(
+        f"{count} micro-batches are not a multiple of the pipeline's {layout.pipeline} processes",
+        why=f"{article} schedule takes micro-batches in groups of that size",
+        hint=f"use {hint}",
+    )
 
 
 def _flag(name: str) -> str:

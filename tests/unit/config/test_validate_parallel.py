@@ -191,6 +191,12 @@ REFUSED = [
         "3 micro-batches are not a multiple of the pipeline's 2 processes",
         "use `--global-batch-size 2` or `--global-batch-size 4`",
     ),
+    (
+        2,
+        f"{PP} 2 --pipeline-schedule zero-bubble {BATCH} 5",
+        "5 micro-batches are not a multiple of the pipeline's 2 processes",
+        "use `--global-batch-size 4` or `--global-batch-size 6`",
+    ),
 ]
 
 
@@ -201,6 +207,17 @@ def test_refused(world_size: int, line: str, what: str, hint: str) -> None:
     assert len(found) == 1, found
     assert what in found[0][0]
     assert hint in found[0][1]
+
+
+@pytest.mark.parametrize("schedule", [f"{PER_STAGE} 1", "--pipeline-schedule zero-bubble"])
+def test_every_size_of_a_ramp_is_in_groups(schedule: str) -> None:
+    """A schedule that takes micro-batches in groups refuses a ramp with any size between them."""
+    line = f"{PP} 2 {schedule} {BATCH} 8 --train-samples 1000 --rampup-batch-size"
+    assert problems(f"{line} 2 2 100", 2) == []
+    what, hint = problems(f"{line} 2 1 100", 2)[0]
+    assert what == "3 micro-batches are not a multiple of the pipeline's 2 processes"
+    assert "a START and an INCREMENT that are multiples of 2" in hint
+    assert problems(f"{PP} 2 {BATCH} 8 --train-samples 1000 --rampup-batch-size 2 1 100", 2) == []
 
 
 def test_a_ramp_starts_with_enough_micro_batches() -> None:
