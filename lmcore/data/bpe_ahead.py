@@ -13,10 +13,13 @@ from typing import Any
 
 from lmcore.data.native import builders
 
-__all__ = ["END", "BpeAhead", "BpeContents"]
+__all__ = ["END", "MAX_BYTES", "BpeAhead", "BpeContents"]
 
 END = "<|endoftext|>"
 """How GPT-2's vocabularies spell the end of a document."""
+
+MAX_BYTES = 256 * 1024 * 1024
+"""Larger files are no vocabulary and no merges."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,14 @@ class BpeAhead:
 
     def _read(self) -> None:
         try:
-            vocabulary, merges = (Path(file).read_bytes() for file in self._files)
+            vocabulary, merges = map(_content, self._files)
         except OSError:
             return  # the tokenizer finds out for itself, and says what is wrong
+        if max(len(vocabulary), len(merges)) > MAX_BYTES:
+            return  # so it does of this
         self._contents = BpeContents.of(vocabulary, merges)
+
+
+def _content(path: str) -> bytes:
+    with Path(path).open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)

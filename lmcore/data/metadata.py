@@ -91,19 +91,43 @@ def read_metadata(prefix: str | Path) -> DatasetMetadata | None:
     """
     path = metadata_path(prefix)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return DatasetMetadata(
-            **{field.name: values[field.name] for field in fields(DatasetMetadata)}
-        )
+        with path.open("rb") as stream:
+            content = stream.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise DataError(
+                f"`{path}` is no metadata of a dataset",
+                why=f"it has more than {_MAX_BYTES:,} bytes, as none has",
+                hint=_HINT,
+            )
+        values = json.loads(content)
+        found = {field.name: values[field.name] for field in fields(DatasetMetadata)}
     except FileNotFoundError:
         return None
     except KeyError as error:
         raise DataError(f"`{path}` has no `{error.args[0]}`", hint=_HINT) from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"cannot read `{path}`", why=str(error), hint=_HINT) from None
+    for name, value in found.items():
+        if type(value) not in _KINDS.get(name, (int,)):
+            raise DataError(
+                f"`{path}`: `{name}` is {json.dumps(value)[:60]}",
+                why="no dataset has that",
+                hint=_HINT,
+            )
+    return DatasetMetadata(**found)
 
 
 _HINT = "prepare the data anew, or remove the file: the dataset can be read without it"
+_MAX_BYTES = 1 << 20
+_KINDS: dict[str, tuple[type, ...]] = {
+    "tokenizer": (dict,),
+    "eod": (int, type(None)),
+    "fingerprint": (str,),
+    "append_eod": (bool,),
+    "dtype": (str,),
+    "lmcore_version": (str,),
+}
+"""Types of the fields that are not whole numbers."""
 
 
 def write_metadata(prefix: str | Path, metadata: DatasetMetadata) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import cast
 
 from lmcore.errors import DataError
@@ -15,7 +14,6 @@ __all__ = [
     "Merge",
     "MergeRules",
     "byte_alphabet",
-    "read_file",
     "read_merges",
     "read_vocabulary",
     "require_match",
@@ -171,20 +169,6 @@ def _missing_token(
                     hint="take both files from the same tokenizer",
                 )
     raise AssertionError(merge_file)
-
-
-def read_file(path: str, flag: str) -> bytes:
-    """Return the content of a file that *flag* named.
-
-    Raises:
-        DataError: It cannot be read.
-    """
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"cannot read `{path}`", why=error.strerror or str(error), hint=f"check `{flag}`"
-        ) from None
 
 
 def _decoded(path: str, content: bytes) -> str:

@@ -23,14 +23,13 @@ from typing import Literal, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.bpe_ahead import END, BpeAhead, BpeContents
+from lmcore.data.bpe_ahead import END, MAX_BYTES, BpeAhead, BpeContents
 from lmcore.data.native import reason as native_reason
 from lmcore.data.tokenizer.base import Tokenizer
 from lmcore.data.tokenizer.bpe import python_bpe
 from lmcore.data.tokenizer.bpe_files import (
     Merge,
     byte_alphabet,
-    read_file,
     read_merges,
     read_vocabulary,
     require_match,
@@ -40,6 +39,7 @@ from lmcore.data.tokenizer.native import (
     NativeBPE,
     native_bpe,
 )
+from lmcore.data.tokenizer.settled import read_bounded
 from lmcore.data.tokenizer.word_cache import WordCache
 from lmcore.errors import ConfigError, MissingPackageError
 
@@ -102,8 +102,11 @@ class GPT2BPETokenizer(Tokenizer):
         self._requested: Engine = engine
         contents = ahead.contents(vocab_file, merge_file) if ahead is not None else None
         if contents is None:
-            vocabulary = read_file(vocab_file, "--vocab-file")
-            contents = BpeContents.of(vocabulary, read_file(merge_file, "--merge-file"))
+            contents = BpeContents.of(
+                read_bounded(vocab_file, MAX_BYTES, flag="--vocab-file"),
+                # A vocabulary of bytes alone has no merges.
+                read_bounded(merge_file, MAX_BYTES, flag="--merge-file", may_be_empty=True),
+            )
         self._content = contents.vocabulary
         if contents.native is None or engine not in {"auto", "native"}:
             self._read_in_python(vocab_file, merge_file, contents.merges)

@@ -128,11 +128,12 @@ def refuse_surrogates(text: str) -> None:
         text.encode()
 
 
-def read_bounded(path: str, limit: int, *, flag: str) -> bytes:
+def read_bounded(path: str, limit: int, *, flag: str, may_be_empty: bool = False) -> bytes:
     """Return the content of a tokenizer's file.
 
     Raises:
-        DataError: It is missing, unreadable, empty or larger than *limit* bytes.
+        DataError: It is missing, unreadable, empty where it may not be, or larger than *limit*
+            bytes.
     """
     try:
         with Path(path).open("rb") as stream:
@@ -145,6 +146,6 @@ def read_bounded(path: str, limit: int, *, flag: str) -> bytes:
         raise DataError(
             f"`{path}` is no tokenizer", why=f"it has more than {limit:,} bytes, as none has"
         )
-    if not content:
+    if not content and not may_be_empty:
         raise DataError(f"`{path}` is empty", hint=f"check `{flag}`")
     return content

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.data import native
+from lmcore.data import bpe_ahead, native
 from lmcore.data.bpe_ahead import BpeAhead
-from lmcore.data.tokenizer import GPT2BPETokenizer, tokenizer_from
+from lmcore.data.tokenizer import GPT2BPETokenizer, gpt2, tokenizer_from
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.errors import DataError
 
@@ -65,6 +65,31 @@ def test_a_missing_file_is_the_tokenizers_error(files):
     assert ahead.contents(*given) is None
     with pytest.raises(DataError, match=r"cannot read .*merges.txtx"):
         GPT2BPETokenizer(*given, ahead=ahead)
+
+
+@pytest.mark.parametrize("number,flag", [(0, "vocab.json"), (1, "merges.txt")])
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_file_without_end_is_refused(files, tmp_path, monkeypatch, number, flag, threaded):
+    """Of a file that is too large no more is read than the limit, with the thread and without."""
+    for module in (bpe_ahead, gpt2):
+        monkeypatch.setattr(module, "MAX_BYTES", 1 << 14)
+    endless = tmp_path / "endless"
+    endless.mkdir()
+    (endless / flag).symlink_to("/dev/zero")
+    given = list(files)
+    given[number] = str(endless / flag)
+    ahead = BpeAhead(*given) if threaded else None
+    with pytest.raises(DataError, match=rf"{flag}` is no tokenizer") as caught:
+        GPT2BPETokenizer(*given, ahead=ahead)
+    assert caught.value.why == "it has more than 16,384 bytes, as none has"
+
+
+def test_bytes_alone_need_no_rules(tmp_path):
+    """A vocabulary of bytes and an empty file of merges make a tokenizer."""
+    vocabulary, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    vocabulary.write_text(json.dumps({token: i for i, token in enumerate(byte_alphabet())}))
+    merges.write_text("")
+    assert len(GPT2BPETokenizer(str(vocabulary), str(merges)).encode("abc")) == 3
 
 
 def test_broken_files_are_the_tokenizers_error(files, tmp_path):
