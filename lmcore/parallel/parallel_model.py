@@ -49,7 +49,8 @@ class LocalParameter:
         source: The module's parameter, of which `tensor` is the local part, or itself.
         layout: Which part of the whole it is.
         holders: Processes of the run that hold the same part.
-        partial: Whether its gradient is to be summed over the processes that divide a layer.
+        replicated: Whether those that divide a layer all hold it.
+        partial: Whether its gradient is to be summed over them: each saw some of the tokens.
     """
 
     name: str
@@ -57,6 +58,7 @@ class LocalParameter:
     source: nn.Parameter
     layout: TensorLayout
     holders: int
+    replicated: bool
     partial: bool
 
 
@@ -253,6 +255,7 @@ class ParallelModel:
                 source,
                 whole,
                 holders=holders,
+                replicated=replicated,
                 partial=replicated and layout.sequence,
             )
 

@@ -26,8 +26,9 @@ class PartSums:
         # Parts may be empty here and not elsewhere: places are those of the module's parameters.
         names = [name for name, _ in parallel.model.named_parameters()]
         self._places = {name: place for place, name in enumerate(names)}
-        copies = layout.replicas if layout.zero_stage else mesh.copies.size
-        self._holders = {one.name: one.holders / copies for one in parallel.parameters}
+        self._times = {  # how often a part would be counted
+            one.name: mesh.tensor.size if one.replicated else 1 for one in parallel.parameters
+        }
         axes = [mesh.tensor, mesh.shards] if layout.zero_stage else [mesh.tensor]
         self._groups = [axis.group for axis in axes if axis.size > 1]
 
@@ -44,9 +45,9 @@ class PartSums:
 
         places = torch.tensor([self._places[name] for name in names], dtype=torch.long)
         places = places.to(values.device)
-        holders = values.new_tensor([self._holders[name] for name in names])
+        times = values.new_tensor([self._times[name] for name in names])
         sums = values.new_zeros(len(self._places))
-        sums[places] = values / holders
+        sums[places] = values / times
         for group in self._groups:
             distributed.all_reduce(sums, group=group)
         return sums[places]
