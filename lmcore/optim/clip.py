@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["clip_by_norm"]
+__all__ = ["clip_by_norm", "clip_by_norm_on_device"]
 
 _MARGIN = 1e-6
 
@@ -25,3 +25,19 @@ def clip_by_norm(
     factor = min(limit / (norm + _MARGIN), 1.0) if limit > 0 else 1.0
     if factor != loss_scale:
         torch._foreach_mul_(gradients, factor / loss_scale)
+
+
+@torch.no_grad()
+def clip_by_norm_on_device(gradients: list[Tensor], norm: Tensor, limit: float) -> None:
+    """Do the same without a loss scale, by a norm that nobody waits for.
+
+    Args:
+        gradients: All gradients of the model, on one device.
+        norm: Their Euclidean norm, a number on that device; where it is a float64 the factor is
+            that of `clip_by_norm`, rounded to float32 as there.
+        limit: Largest norm; 0 does not clip.
+    """
+    if limit > 0 and gradients:
+        # Not `limit / norm`, which torch computes as a product with the reciprocal.
+        factor = torch.full_like(norm, limit).div_(norm + _MARGIN).clamp_(max=1.0)
+        torch._foreach_mul_(gradients, factor.to(torch.float32))

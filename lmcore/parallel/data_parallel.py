@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, nn
 
 from lmcore.parallel.gradient_buckets import GradientBuckets
+from lmcore.runtime.span import Span, no_span
 
 if TYPE_CHECKING:
     from lmcore.model.gpt import GPT
@@ -27,8 +28,13 @@ __all__ = ["Accumulating", "LossModule", "place_copies", "place_stages"]
 class Accumulating(Protocol):
     """Gives the context of a micro-batch's forward and backward."""
 
-    def __call__(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return it; *last*: whether this is the last micro-batch of a step."""
+    def __call__(self, *, last: bool, span: Span = no_span) -> AbstractContextManager[None]:
+        """Return it.
+
+        Args:
+            last: Whether this is the last micro-batch of a step.
+            span: Names the time for which the exchange is waited.
+        """
 
 
 class LossModule(nn.Module):
@@ -73,7 +79,8 @@ def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulating:
     stage = mesh.layout.zero_stage
     _shard_layers(root, root.model.layers, mesh)
 
-    def accumulating(*, last: bool) -> AbstractContextManager[None]:
+    # torch waits for its exchanges at the end of backward itself.
+    def accumulating(*, last: bool, span: Span = no_span) -> AbstractContextManager[None]:  # noqa: ARG001
         assert isinstance(root, FSDPModule)
         if stage == 1:
             root.set_requires_gradient_sync(last)
@@ -106,5 +113,6 @@ def _shard_layers(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMe
     fully_shard(root, mesh=where, reshard_after_forward=False)
 
 
-def _nothing(*, last: bool) -> AbstractContextManager[None]:  # noqa: ARG001 - nobody to wait for
+# Nobody is waited for.
+def _nothing(*, last: bool, span: Span = no_span) -> AbstractContextManager[None]:  # noqa: ARG001
     return contextlib.nullcontext()

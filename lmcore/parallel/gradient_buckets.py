@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from lmcore.errors import RunError
+from lmcore.runtime.span import Span, no_span
 
 if TYPE_CHECKING:
     from lmcore.parallel.mesh import Axis
@@ -67,7 +68,7 @@ class GradientBuckets:
                 parameter.register_post_accumulate_grad_hook(hook)
 
     @contextlib.contextmanager
-    def backward(self, *, last: bool) -> Iterator[None]:
+    def backward(self, *, last: bool, span: Span = no_span) -> Iterator[None]:
         """Wrap forward and backward of a micro-batch; after the last one gradients are means.
 
         Every parameter must get a gradient in the last one.
@@ -80,8 +81,9 @@ class GradientBuckets:
         if not last:
             return
         assert self._next == len(self._buckets), "a parameter got no gradient"
-        for work in self._works:
-            work.wait()
+        with span("reduce"):
+            for work in self._works:
+                work.wait()
         self._works.clear()
         self._next = 0
         for bucket in self._buckets:

@@ -26,6 +26,7 @@ from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline import Arguments, Pipeline
 from lmcore.parallel.pipeline_split import own_part
 from lmcore.parallel.tensor_layout import TensorLayout
+from lmcore.runtime.span import Span, no_span
 
 if TYPE_CHECKING:
     from lmcore.config.layout import ParallelLayout
@@ -118,6 +119,7 @@ class ParallelModel:
         micro_batches: Iterable[Arguments],
         count: int,
         context: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        span: Span = no_span,
     ) -> list[Tensor]:
         """Run forward and backward of a step and return the loss of each micro-batch.
 
@@ -125,19 +127,21 @@ class ParallelModel:
             micro_batches: Arguments of `GPT.loss`, by place and by name, on the device.
             count: How many there are.
             context: The precision's, in which a forward pass runs.
+            span: Names forward, backward and the exchange of gradients.
 
         Returns:
             Losses; none where the process does not have the last layer.
         """
         if self._pipeline is not None:
             own = (self._own(*arguments, **options) for arguments, options in micro_batches)
-            return self._pipeline.run(own, count, context)
+            return self._pipeline.run(own, count, context, span)
         losses = []
         for number, (arguments, options) in enumerate(micro_batches, start=1):
-            with self._accumulating(last=number == count):
-                with context():
+            with self._accumulating(last=number == count, span=span):
+                with span("forward"), context():
                     loss = self.loss(*arguments, **options)
-                loss.backward()
+                with span("backward"):
+                    loss.backward()
             losses.append(loss.detach())
         return losses
 

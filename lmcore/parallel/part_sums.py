@@ -31,6 +31,7 @@ class PartSums:
         }
         axes = [mesh.tensor, mesh.shards] if layout.zero_stage else [mesh.tensor]
         self._groups = [axis.group for axis in axes if axis.size > 1]
+        self._known: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """Return the sums; all processes that divide layers or shards must call it.
@@ -43,11 +44,17 @@ class PartSums:
             return values
         from torch import distributed
 
-        places = torch.tensor([self._places[name] for name in names], dtype=torch.long)
-        places = places.to(values.device)
-        times = values.new_tensor([self._times[name] for name in names])
+        places, times = self._places_and_times(tuple(names), values)
         sums = values.new_zeros(len(self._places))
         sums[places] = values / times
         for group in self._groups:
             distributed.all_reduce(sums, group=group)
         return sums[places]
+
+    def _places_and_times(self, names: tuple[str, ...], values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both on the device; they go there once, as a copy from the host is waited for."""
+        if names not in self._known:
+            places = torch.tensor([self._places[name] for name in names], dtype=torch.long)
+            times = values.new_tensor([self._times[name] for name in names])
+            self._known[names] = places.to(values.device), times
+        return self._known[names]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from lmcore.parallel.pipeline_split import owner_of, stage_layers, stages_of
+from lmcore.runtime.span import Span, no_span
 
 if TYPE_CHECKING:
     from lmcore.model.gpt import GPT
@@ -31,10 +32,11 @@ Arguments = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 
 @dataclass
 class _Feed:
-    """The micro-batches of the step that runs, and the context of their forward pass."""
+    """The micro-batches of the step that runs, the context of their forward pass, and names."""
 
     batches: Sequence[Arguments] = ()
     context: Context = contextlib.nullcontext
+    span: Span = no_span
 
 
 class StageModule(nn.Module):
@@ -59,7 +61,7 @@ class StageModule(nn.Module):
         model = self._model[0]
         arguments, options = self._feed.batches[self.taken]
         self.taken += 1
-        with self._feed.context():
+        with self._feed.span("forward"), self._feed.context():
             if self.first:
                 x_BSH = model.embed(arguments[0], options.get("positions_BS"))
             else:
@@ -100,14 +102,20 @@ class Pipeline:
         self._hidden_size = model.shape.hidden_size
         self._schedules: dict[tuple[int, ...], Any] = {}
 
-    def run(self, micro_batches: Iterable[Arguments], count: int, context: Context) -> list[Tensor]:
+    def run(
+        self,
+        micro_batches: Iterable[Arguments],
+        count: int,
+        context: Context,
+        span: Span = no_span,
+    ) -> list[Tensor]:
         """Run forward and backward of a step; return the losses where the last stage is."""
         batches = list(micro_batches)
         schedule = self._schedule(batches[0][0][0], count)
         losses: list[Tensor] = []
         # Targets come with the micro-batch; the schedule wants something to hand out.
         target = {"target": torch.arange(count), "losses": losses} if self._has_last else {}
-        with self._feeding(batches, context):
+        with self._feeding(batches, context, span):
             schedule.step(return_outputs=False, **target)
         return [loss.detach() for loss in losses]
 
@@ -138,14 +146,14 @@ class Pipeline:
         return self.axis.ranks[owner_of(stage, self.layout)]
 
     @contextlib.contextmanager
-    def _feeding(self, batches: Sequence[Arguments], context: Context) -> Any:
-        self._feed.batches, self._feed.context = batches, context
+    def _feeding(self, batches: Sequence[Arguments], context: Context, span: Span = no_span) -> Any:
+        self._feed.batches, self._feed.context, self._feed.span = batches, context, span
         for module in self.modules:
             module.taken = 0
         try:
             yield
         finally:
-            self._feed.batches = ()
+            self._feed.batches, self._feed.span = (), no_span
 
     def _hidden_shape(self, tokens_BS: Tensor) -> tuple[int, int, int]:
         parts = self.layout.tensor if self.layout.sequence else 1
@@ -191,7 +199,7 @@ class Pipeline:
         hidden = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
         loss = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
         grad = hidden.detach()
-        return PipelineStage(
+        stage = PipelineStage(
             module,
             number,
             self.count,
@@ -202,3 +210,15 @@ class Pipeline:
             output_grads=() if number == self.count - 1 else (grad,),
             group=self.axis.group,
         )
+        for name in ("backward_one_chunk", "backward_weight_one_chunk"):
+            setattr(stage, name, self._named(getattr(stage, name)))
+        return stage
+
+    def _named(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a stage's backward pass with the name that it has in a profile."""
+
+        def run(*arguments: Any, **options: Any) -> Any:
+            with self._feed.span("backward"):
+                return call(*arguments, **options)
+
+        return run

@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["sum_of_all"]
+__all__ = ["device_sum_of_all", "sum_of_all"]
 
 
 def sum_of_all(runtime: Runtime, *values: float | Tensor) -> list[float]:
@@ -23,10 +23,20 @@ def sum_of_all(runtime: Runtime, *values: float | Tensor) -> list[float]:
         runtime: The run.
         values: Numbers, or tensors of one on the run's device.
     """
-    tensors = [one for one in values if isinstance(one, Tensor)]
-    if runtime.processes is None and not tensors:
+    if runtime.processes is None and not any(isinstance(one, Tensor) for one in values):
         return [float(one) for one in values]
-    wide = any(one.dtype == torch.float64 for one in tensors)
+    found: list[float] = device_sum_of_all(runtime, *values).tolist()
+    return found
+
+
+def device_sum_of_all(runtime: Runtime, *values: float | Tensor) -> Tensor:
+    """Return the same sums on the device, for which nobody waits; all must call it.
+
+    Args:
+        runtime: The run.
+        values: See `sum_of_all`.
+    """
+    wide = any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in values)
     dtype = torch.float64 if wide else torch.float32
     shared = torch.zeros(len(values), dtype=dtype, device=runtime.device.torch_device)
     for place, one in enumerate(values):
@@ -35,5 +45,4 @@ def sum_of_all(runtime: Runtime, *values: float | Tensor) -> list[float]:
         from torch import distributed
 
         distributed.all_reduce(shared)
-    found: list[float] = shared.tolist()
-    return found
+    return shared
