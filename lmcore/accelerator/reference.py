@@ -177,12 +177,17 @@ def adamw(
         params, grads, exp_avgs, exp_avg_sqs, steps, strict=True
     ):
         step.add_(1)
-        count = step.item()
+        count = step.double() if param.dtype == torch.float64 else step
         param.mul_(1 - lr * weight_decay)
         exp_avg.lerp_(grad, 1 - beta1)
         exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        root = (exp_avg_sq / (1 - beta2**count)).sqrt_().add_(epsilon)
-        param.addcdiv_(exp_avg, root, value=-lr / (1 - beta1**count))
+        root = (exp_avg_sq / _weight_so_far(beta2, count)).sqrt_().add_(epsilon)
+        param.addcdiv_(exp_avg, root.mul_(_weight_so_far(beta1, count)), value=-lr)
+
+
+def _weight_so_far(beta: float, count: Tensor) -> Tensor:
+    """Return 1 - beta**count, to the last digits where that is small; nobody waits for it."""
+    return -torch.expm1(count * (math.log(beta) if beta > 0 else -math.inf))
 
 
 def grad_norm(grads: Sequence[Tensor]) -> Tensor:
