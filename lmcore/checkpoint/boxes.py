@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Box", "overlap", "tile"]
+__all__ = ["Box", "inside", "overlap", "tile"]
 
 Numbers = tuple[int, ...]
 
@@ -35,9 +35,17 @@ def overlap(one: Box, other: Box) -> Box | None:
     return Box(first, size) if all(length > 0 for length in size) else None
 
 
+def inside(box: Box, shape: Numbers) -> bool:
+    """Return whether *box* is one of a tensor of *shape*."""
+    return len(box.offset) == len(box.size) == len(shape) and all(
+        offset + size <= whole
+        for offset, size, whole in zip(box.offset, box.size, shape, strict=True)
+    )
+
+
 def tile(boxes: Sequence[Box], shape: Numbers) -> bool:
     """Return whether *boxes* have every element of a tensor of *shape*, each once."""
-    if not boxes or len(boxes) > _MOST or not all(_inside(box, shape) for box in boxes):
+    if not boxes or len(boxes) > _MOST or not all(inside(box, shape) for box in boxes):
         return False
     if sum(math.prod(box.size) for box in boxes) != math.prod(shape):
         return False
@@ -50,11 +58,4 @@ def tile(boxes: Sequence[Box], shape: Numbers) -> bool:
     return all(
         int(((lows < high) & (highs > low)).all(axis=1).sum()) == 1
         for low, high in zip(lows, highs, strict=True)
-    )
-
-
-def _inside(box: Box, shape: Numbers) -> bool:
-    return len(box.offset) == len(box.size) == len(shape) and all(
-        offset + size <= whole
-        for offset, size, whole in zip(box.offset, box.size, shape, strict=True)
     )

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from lmcore.checkpoint.boxes import Box, tile
+from lmcore.checkpoint.boxes import Box, inside, tile
 from lmcore.checkpoint.manifest import Manifest
 from lmcore.errors import CheckpointError
 
@@ -200,14 +200,10 @@ class _Converter:
 
     def _box(self, name: str, shape: tuple[int, ...], record: object) -> Box:
         fields = _fields(record, "ChunkStorageMetadata")
-        offsets, sizes = _sizes(fields.get("offsets")), _sizes(fields.get("sizes"))
-        inside = len(offsets) == len(sizes) == len(shape) and all(
-            offset + size <= whole
-            for offset, size, whole in zip(offsets, sizes, shape, strict=True)
-        )
-        if not inside:
+        box = Box(_sizes(fields.get("offsets")), _sizes(fields.get("sizes")))
+        if not inside(box, shape):
             _refuse(f"a part of tensor `{name}` lies outside it")
-        return Box(offsets, sizes)
+        return box
 
     def _places(self, stored: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]], _Place]:
         places: dict[tuple[str, tuple[int, ...]], _Place] = {}

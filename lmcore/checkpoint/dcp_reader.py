@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -99,8 +100,11 @@ def _fill(copies: Sequence[_Copy], stored: Tensor) -> None:
 def _read(stream: BinaryIO, chunk: Chunk, dtype: str) -> Tensor:
     part, name = _Slice(stream, chunk.offset, chunk.length), chunk.name
     try:
+        _refuse_compressed(part, chunk)
         # Restricted to plain data: nothing in the file can name code to run.
         stored = torch.load(cast("IO[bytes]", part), map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except Exception as error:
         # torch's own text suggests loading without the restriction: never show it.
         raise _not_promised(name, f"reading it failed: `{type(error).__name__}`") from error
@@ -111,6 +115,16 @@ def _read(stream: BinaryIO, chunk: Chunk, dtype: str) -> Tensor:
     if tuple(stored.shape) != chunk.box.size:
         raise _not_promised(name, f"its shape is {list(stored.shape)}")
     return stored
+
+
+def _refuse_compressed(part: _Slice, chunk: Chunk) -> None:
+    """Refuse an archive that unpacks to more than it is, which may be a thousand times as much."""
+    with zipfile.ZipFile(cast("IO[bytes]", part)) as archive:
+        size = sum(one.file_size for one in archive.infolist())
+    if size > chunk.length:
+        why = f"it is compressed, {chunk.length:,} bytes of {size:,}, as no save does"
+        raise _not_promised(chunk.name, why)
+    part.seek(0)
 
 
 class _Slice(io.RawIOBase):

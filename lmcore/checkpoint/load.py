@@ -59,10 +59,15 @@ def load_checkpoint(
         OtherRankError: So it is for another process, with its words.
     """
     manifest = read_manifest(checkpoint)
-    _check_request(checkpoint, manifest, tensors, layouts, rows)
     channel = channel or Channel(None)
+
+    def own_problems() -> list[str]:
+        # What this process asks for, too: others that ask for less would wait for it.
+        _check_request(checkpoint, manifest, tensors, layouts, rows)
+        return _own_problems(checkpoint, manifest, channel, content=verify)
+
     problems = channel.exchange(
-        lambda: _own_problems(checkpoint, manifest, channel, content=verify),
+        own_problems,
         lambda parts: [[one for part in parts for one in part]] * len(parts),
         f"the files of checkpoint `{checkpoint.name}`",
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable
 from enum import Enum
@@ -382,6 +384,24 @@ def test_malicious_data_is_refused(
     assert "`model.fp16` is not stored as the checkpoint says" in error.what
     assert reason in error.why
     assert not (saved.parent / "outside").exists()
+
+
+def test_compressed_data_is_refused(saved: Path):
+    """Bytes that would unpack to many times their number are not unpacked."""
+    stream = io.BytesIO()
+    torch.save(torch.zeros(2**22, dtype=torch.float16), stream)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(stream) as plain, zipfile.ZipFile(packed, "w") as archive:
+        for one in plain.infolist():
+            archive.writestr(one.filename, plain.read(one), zipfile.ZIP_DEFLATED)
+    index = index_of(saved)
+    place = place_of(index, "model.fp16")
+    content = (saved / "__0_0.distcp").read_bytes()
+    place.offset, place.length = len(content), len(packed.getvalue())
+    restate(saved, "__0_0.distcp", content + packed.getvalue())
+    restate(saved, ".metadata", pickle.dumps(index))
+    error = refused(saved, {"model.fp16": torch.zeros(33, dtype=torch.float16)})
+    assert re.search(r"it is compressed, \d+,\d+ bytes of 8,\d+,\d+, as no save does", error.why)
 
 
 def test_linked_file_is_refused(saved: Path, tensors: dict[str, torch.Tensor], tmp_path: Path):

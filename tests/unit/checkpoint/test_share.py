@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from lmcore.checkpoint import (
     verify_checkpoint,
 )
 from lmcore.checkpoint import load as load_module
+from lmcore.checkpoint.boxes import Box
 from lmcore.errors import CheckpointError, OtherRankError
-from lmcore.parallel.tensor_layout import TensorLayout
+from lmcore.parallel.tensor_layout import Piece, TensorLayout
 
 WHOLE = {
     "rows": torch.randn(12, 5, generator=torch.Generator().manual_seed(1)),
@@ -219,6 +222,105 @@ def test_damage_is_found_once_and_told_to_all(
     for found in ranks(body, 2):
         assert not any(bool(tensor.any()) for tensor in found.values())
     assert sorted(summed) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+def test_what_one_asks_for_in_vain_is_told_to_all(
+    ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    """A tensor that one rank alone wants and the checkpoint lacks ends the load of all, at once."""
+    path = save_checkpoint(tmp_path, 1, {"a": torch.ones(2)}, {}, model_shape={})
+
+    def body(rendezvous: Any) -> CheckpointError | OtherRankError:
+        wanted = {"a": torch.zeros(2)}
+        if rendezvous.rank.rank:
+            wanted["b"] = torch.zeros(2)
+        with pytest.raises((CheckpointError, OtherRankError), match="does not hold 1") as caught:
+            load_checkpoint(path, wanted, channel=Writers(rendezvous).loads)
+        assert not wanted["a"].any()
+        return caught.value
+
+    first, second = ranks(body, 2)
+    assert isinstance(first, OtherRankError)
+    assert isinstance(second, CheckpointError)
+    assert first.why == second.why == "missing: `b`"
+
+
+def _cut_at_random(draw: random.Random, shape: tuple[int, ...]) -> list[Box]:
+    """Return boxes of any size that make a whole; each cut goes through one box."""
+    boxes = [Box((0,) * len(shape), shape)]
+    for _ in range(draw.randint(0, 5)):
+        box = boxes.pop(draw.randrange(len(boxes)))
+        dim = draw.randrange(len(shape))
+        at = draw.randint(0, box.size[dim])
+        for low, size in ((0, at), (at, box.size[dim] - at)):
+            offset = [o + low * (i == dim) for i, o in enumerate(box.offset)]
+            sizes = [size if i == dim else n for i, n in enumerate(box.size)]
+            boxes.append(Box(tuple(offset), tuple(sizes)))
+    return [box for box in boxes if math.prod(box.size)]
+
+
+def _deal(draw: random.Random, boxes: list[Box], size: int) -> list[list[Box]]:
+    """Return what each rank holds: any of the boxes, each by one rank or by two."""
+    found: list[list[Box]] = [[] for _ in range(size)]
+    for box in boxes:
+        for rank in draw.sample(range(size), k=draw.randint(1, 2)):
+            found[rank].append(box)
+    return found
+
+
+def _held_boxes(whole: Tensor, boxes: list[Box]) -> tuple[Tensor, TensorLayout]:
+    """Return zeros that hold the boxes, one below the other and each in a corner, and a layout."""
+    rows = [box.size[0] for box in boxes]
+    local = torch.zeros(sum(rows), *whole.shape[1:], dtype=whole.dtype)
+    starts = [(sum(rows[:i]), *(0,) * (whole.ndim - 1)) for i in range(len(boxes))]
+    pieces = (Piece(start, b.offset, b.size) for start, b in zip(starts, boxes, strict=True))
+    return local, TensorLayout(tuple(whole.shape), tuple(pieces))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_boxes_of_any_size(ranks: Callable[..., list[Any]], tmp_path: Path, seed: int) -> None:
+    """However unevenly a tensor is cut and dealt, every element comes back to whoever asks."""
+    draw = random.Random(seed)
+    wholes = {
+        "two": torch.randn(draw.randint(1, 13), draw.randint(1, 7)),
+        "three": torch.randint(0, 99, (draw.randint(1, 5), draw.randint(1, 5), 3)),
+    }
+    cuts = {}
+    for when in ("before", "after"):
+        for name, whole in wholes.items():
+            cuts[when, name] = _deal(draw, _cut_at_random(draw, tuple(whole.shape)), 3)
+
+    def body(rendezvous: Any) -> None:
+        me, writers = rendezvous.rank.rank, Writers(rendezvous)
+        made = {n: _held_boxes(w, cuts["before", n][me]) for n, w in wholes.items()}
+        layouts = {name: layout for name, (_, layout) in made.items()}
+        for name, (local, layout) in made.items():
+            layout.fill(local, wholes[name])
+        tensors = {name: local for name, (local, layout) in made.items() if layout.pieces}
+        found = writers.share(tensors, layouts)
+        path = save_checkpoint(
+            tmp_path,
+            1,
+            found.views(tensors),
+            {},
+            model_shape={},
+            share=found,
+            channel=writers.saves,
+        )
+        assert verify_checkpoint(path) == []
+        wanted = {n: _held_boxes(w, cuts["after", n][me]) for n, w in wholes.items()}
+        load_checkpoint(
+            path,
+            {name: local for name, (local, _) in wanted.items()},
+            layouts={name: layout for name, (_, layout) in wanted.items()},
+            channel=writers.loads,
+        )
+        for name, (local, layout) in wanted.items():
+            expected = torch.zeros_like(local)
+            layout.fill(expected, wholes[name])
+            assert torch.equal(local, expected)
+
+    assert ranks(body, 3) == [None] * 3
 
 
 def test_rows_that_may_differ(tmp_path: Path) -> None:
