@@ -85,19 +85,9 @@ class ParallelLayout:
         return self.tensor * self.context * self.pipeline * self.data
 
     @property
-    def model_size(self) -> int:
-        """Processes that together see one sample."""
-        return self.tensor * self.context * self.pipeline
-
-    @property
     def divides_model(self) -> bool:
         """Whether no process holds the whole model and optimizer."""
         return self.tensor > 1 or self.pipeline > 1 or self.zero_stage > 0
-
-    @property
-    def shards(self) -> int:
-        """Processes that share out what is sharded; those of `context` take part."""
-        return self.data * self.context // self.replicas
 
     @property
     def words(self) -> str:

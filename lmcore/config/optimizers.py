@@ -17,7 +17,6 @@ __all__ = [
     "Sharding",
     "optimizer_layout_problems",
     "optimizer_problems",
-    "sharding_of",
 ]
 
 Sharding = Literal["elementwise", "norms", "whole"]
@@ -73,15 +72,6 @@ OPTIMIZERS: Mapping[str, OptimizerFacts] = {
     "schedulefree": OptimizerFacts("elementwise", _ADAM),
     "adam8bit": OptimizerFacts("whole", _ADAM, "blocks of 256 numbers share a scale"),
 }
-
-
-def sharding_of(optimizer: str) -> Sharding:
-    """Return what an optimizer can do with parts of parameters.
-
-    Args:
-        optimizer: A choice of `--optimizer`.
-    """
-    return OPTIMIZERS[optimizer].sharding
 
 
 def optimizer_problems(loaded: LoadedConfig) -> Iterator[LmcoreError]:

@@ -32,8 +32,6 @@ class _Entry:
 class AdamW8bit(Optimizer):
     """AdamW by the bound `adamw` op, one parameter after another, moments quantized in between."""
 
-    sharding = "whole"
-
     def __init__(
         self,
         groups: tuple[ParameterGroup, ...],

@@ -14,8 +14,6 @@ __all__ = ["AdamW", "ParameterGroup", "parameter_groups"]
 class AdamW(Optimizer):
     """AdamW with decoupled decay (Loshchilov and Hutter, 2019)."""
 
-    sharding = "elementwise"
-
     def __init__(
         self,
         groups: tuple[ParameterGroup, ...],

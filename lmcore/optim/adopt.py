@@ -19,8 +19,6 @@ class ADOPT(Optimizer):
     The first step changes no weight: it gives v its first value.  Decay is decoupled.
     """
 
-    sharding = "elementwise"
-
     def __init__(
         self, groups: tuple[ParameterGroup, ...], *, betas: tuple[float, float], epsilon: float
     ) -> None:

@@ -33,7 +33,7 @@ def create_optimizer(
     Args:
         settings: Which one, and its numbers.
         named_parameters: What to train, whole or this process's parts; see
-            `lmcore.config.optimizers.sharding_of` for what an optimizer can do with parts.
+            `lmcore.config.optimizers` for what an optimizer can do with parts.
         bind: Returns the kernel of an op by the op's name.
         sum_over_shards: Adds numbers over the processes that hold parts of a parameter; None:
             every parameter is whole.

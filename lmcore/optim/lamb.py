@@ -21,8 +21,6 @@ class LAMB(Optimizer):
     holds parts of them, `sum_over_shards` adds the squares.
     """
 
-    sharding = "norms"
-
     def __init__(
         self,
         groups: tuple[ParameterGroup, ...],

@@ -24,8 +24,6 @@ class Muon(Optimizer):
     The matrix that joins queries, keys and values is taken as one.
     """
 
-    sharding = "whole"
-
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, nn.Parameter]],

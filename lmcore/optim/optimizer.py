@@ -10,12 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-
-from lmcore.config.optimizers import Sharding
 
 __all__ = [
     "Optimizer",
@@ -89,13 +86,9 @@ class Optimizer(ABC):
     Its state is created by the constructor, so that it can be loaded, and every step depends on
     weights, gradients and that state alone: a run goes on bit for bit.  A state tensor of a
     parameter's shape is sharded as the parameter is; one without dimensions is a count or a sum
-    that all parts of the parameter share.
-
-    Attributes:
-        sharding: What it can do with parts of parameters; `lmcore.config.optimizers` has the same.
+    that all parts of the parameter share.  Which optimizers bear that `lmcore.config.optimizers`
+    says.
     """
-
-    sharding: ClassVar[Sharding]
 
     def __init__(self, groups: tuple[ParameterGroup, ...]) -> None:
         """Keep what to train, from `parameter_groups`."""
@@ -111,15 +104,6 @@ class Optimizer(ABC):
         for group in self.groups:
             for parameter in group.parameters:
                 parameter.grad = None
-
-    def gradients(self) -> list[Tensor]:
-        """Return the gradients there are, in the groups' order."""
-        return [
-            parameter.grad
-            for group in self.groups
-            for parameter in group.parameters
-            if parameter.grad is not None
-        ]
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the live state by name, KIND.PARAMETER."""

@@ -23,8 +23,6 @@ class ScheduleFreeAdamW(Optimizer):
     `eval_mode`.
     """
 
-    sharding = "elementwise"
-
     def __init__(
         self, groups: tuple[ParameterGroup, ...], *, betas: tuple[float, float], epsilon: float
     ) -> None:

@@ -15,8 +15,6 @@ class SGD(Optimizer):
     The decay is part of the gradient, not decoupled from it as in the other optimizers here.
     """
 
-    sharding = "elementwise"
-
     def __init__(self, groups: tuple[ParameterGroup, ...], *, momentum: float) -> None:
         """Allocate the momentum, of which there is none where *momentum* is 0."""
         super().__init__(groups)

@@ -53,8 +53,6 @@ class Shampoo(Optimizer):
     before the first time the direction is Adam's.
     """
 
-    sharding = "whole"
-
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, nn.Parameter]],

@@ -22,8 +22,6 @@ class Sophia(Optimizer):
     of the mean loss against labels that are sampled from the model's own predictions.
     """
 
-    sharding = "elementwise"
-
     def __init__(
         self,
         groups: tuple[ParameterGroup, ...],

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -365,8 +365,6 @@ class DeepSpeedState(TrainState):
 
 class _ShardedOptimizer(Optimizer):
     """Stands for the optimizer that DeepSpeed calls."""
-
-    sharding: ClassVar[Any] = "elementwise"
 
     def step(self, lr: float) -> None:
         raise AssertionError(f"DeepSpeed takes the step, at rate {lr}")

@@ -12,7 +12,6 @@ from lmcore.config.optimizers import (
     OPTIMIZERS,
     optimizer_layout_problems,
     optimizer_problems,
-    sharding_of,
 )
 
 
@@ -64,7 +63,7 @@ def layout_problems(line: str, **layout: int) -> list[str]:
 def test_whole_matrices_are_not_divided(name: str, layout: dict[str, int]) -> None:
     """What needs whole parameters is refused where they are divided; nothing else is."""
     found = layout_problems(f"--optimizer {name}", **layout)
-    refused = sharding_of(name) == "whole" or (name == "sophia" and "tensor" in layout)
+    refused = OPTIMIZERS[name].sharding == "whole" or (name == "sophia" and "tensor" in layout)
     assert len(found) == int(refused)
 
 

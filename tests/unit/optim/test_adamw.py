@@ -128,14 +128,3 @@ def test_groups() -> None:
     assert (decayed.names, decayed.weight_decay) == (("embedding.weight", "up.weight"), 0.3)
     assert (plain.names, plain.weight_decay) == (("norm.weight", "up_bias"), 0.0)
     assert len(parameter_groups([("b", nn.Parameter(torch.zeros(2)))], 0.3)) == 1
-
-
-def test_gradients_come_and_go() -> None:
-    """`gradients` gives those there are; `zero_grad` drops them."""
-    named = weights()
-    optimizer = make(named, load_target(REFERENCE))
-    assert optimizer.gradients() == []
-    named["up_bias"].grad = torch.ones(5)
-    assert [tuple(one.shape) for one in optimizer.gradients()] == [(5,)]
-    optimizer.zero_grad()
-    assert named["up_bias"].grad is None

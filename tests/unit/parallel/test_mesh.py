@@ -80,7 +80,7 @@ def test_axes_have_their_sizes(layout: ParallelLayout) -> None:
         assert mesh.copies.size == layout.data * layout.context
         assert mesh.tensor.size * mesh.pipeline.size * mesh.copies.size == layout.world_size
         if layout.zero_stage:
-            assert mesh.shards.size == layout.shards
+            assert mesh.shards.size == layout.data * layout.context // layout.replicas
             assert mesh.shards.size * mesh.replicas.size == mesh.copies.size
             together = sorted(set(mesh.shards.ranks) | set(mesh.replicas.ranks))
             assert set(together) <= set(mesh.copies.ranks)
@@ -99,7 +99,7 @@ def test_samples_are_shared_out(layout: ParallelLayout) -> None:
         for axis in (mesh.tensor, mesh.context, mesh.pipeline, mesh.pipeline_ends):
             assert {meshes[other].data_rank for other in axis.ranks} == {mesh.data_rank}
     assert sorted(found) == list(range(layout.data))
-    assert {len(ranks) for ranks in found.values()} == {layout.model_size}
+    assert {len(ranks) for ranks in found.values()} == {layout.world_size // layout.data}
 
 
 def test_neighbours_divide_layers() -> None:
