@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from lmcore.parallel.tensor_layout import box
@@ -42,12 +43,12 @@ def _compare(bench: RankBench, layouts: Mapping[str, str]) -> str:
                 *zip(found.losses, alone.losses, strict=True),
                 *zip(found.norms, alone.norms, strict=True),
             ]
-            curve = max(abs(one / other - 1) for one, other in pairs)
+            curve = _largest(abs(one / other - 1) for one, other in pairs)
             weights = _weights_off(found, alone)
             differing = _other_replicas(bench, found)
             # All ranks learn what any of them found: they go on, or not, together.
             told = bench.processes.gather([curve, weights])
-            curve, weights = (max(values) for values in zip(*told, strict=True))
+            curve, weights = (_largest(values) for values in zip(*told, strict=True))
             if not curve <= _SAME_CURVE:
                 raise Failure(f"{name}: losses or gradient norms differ by {curve:.1e} of them")
             if not weights <= _SAME_WEIGHTS:
@@ -58,8 +59,15 @@ def _compare(bench: RankBench, layouts: Mapping[str, str]) -> str:
     return f"{', '.join(layouts)}: largest relative difference {worst:.1e}"
 
 
+def _largest(values: Iterable[float]) -> float:
+    """Return the largest value, and NaN where any is, which `max` may pass over."""
+    found = list(values)
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+
+
 def _weights_off(found: Trained, alone: Trained) -> float:
-    worst = 0.0
+    """Return how far the farthest of this process's weights is from that of one process."""
+    differences = []
     for name, layout in found.layouts.items():
         local, whole = found.tensors[name], alone.tensors[name]
         if tuple(whole.shape) != layout.shape:
@@ -67,8 +75,8 @@ def _weights_off(found: Trained, alone: Trained) -> float:
         for piece in layout.pieces:
             own = box(local, piece.start, piece.size)
             off = own - box(whole, piece.offset, piece.size)
-            worst = max(worst, float(off.abs().max()))
-    return worst
+            differences.append(float(off.abs().max()))
+    return _largest(differences)
 
 
 def _other_replicas(bench: RankBench, found: Trained) -> list[str]:
