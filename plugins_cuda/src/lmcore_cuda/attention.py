@@ -1,0 +1,206 @@
+"""The table of attention kernels: which is offered for what, in which order; torch-free.
+
+Nothing here was measured by its authors on a GPU: the order follows what the authors of the kernels
+published for each generation, and docs/reference/cuda-kernels.md says so.
+"""
+
+from __future__ import annotations
+
+from lmcore.accelerator import OpContext, OpImpl
+from lmcore_cuda.kernels_rules import (
+    HALF,
+    Gpu,
+    capability,
+    dtypes,
+    eager,
+    head_dim,
+    no_dropout,
+    package,
+    supports,
+    unmasked,
+)
+
+__all__ = ["attention_impls"]
+
+_SDPA = "lmcore_cuda.attention_sdpa"
+_FUSED = frozenset({"fused"})
+_REPEATABLE = frozenset({"deterministic", "fused"})
+_AMPERE = (8, 0)
+_HOPPER = (9, 0)
+
+
+def _compiled(context: OpContext, gpu: Gpu) -> str | None:
+    """Refuse uncompiled blocks, where the package's own function does the same with less."""
+    if context.attributes.get("compile"):
+        return None
+    return "is for compiled blocks, of which it stays a part; the package itself goes first without"
+
+
+def _masked(context: OpContext, gpu: Gpu) -> str | None:
+    """Refuse cases without a mask, which simpler kernels do faster."""
+    return None if context.attributes.get("masked") else "is for masks; this case has none"
+
+
+def _activates(name: str) -> str | None:
+    """Return why torch cannot take a flash-attention of another version; None if it can."""
+    from torch.nn import attention
+
+    known = attention.list_flash_attention_impls()
+    return None if name in known else f"this torch knows no `{name}`, only {', '.join(known)}"
+
+
+def _fa3(context: OpContext, gpu: Gpu) -> str | None:
+    return _activates("FA3")
+
+
+def _fa4(context: OpContext, gpu: Gpu) -> str | None:
+    return _activates("FA4")
+
+
+def _flash4_head_dim(context: OpContext, gpu: Gpu) -> str | None:
+    """Hold the head's size to what version 4 does forward and backward on either generation."""
+    return head_dim(256 if gpu.capability[0] == 9 else 128)(context, gpu)
+
+
+def attention_impls(gpu: Gpu) -> list[OpImpl]:
+    """Return the attention kernels for a GPU."""
+    return [*_of_torch(gpu), *_of_packages(gpu), *_activated(gpu)]
+
+
+def _of_torch(gpu: Gpu) -> list[OpImpl]:
+    # Before 8.0 torch has no flash kernel, and the other one takes no shared keys and values.
+    own = "attention" if gpu.capability >= _AMPERE else "attention_expanded"
+    return [
+        OpImpl("attention", "sdpa", f"{_SDPA}:{own}", priority=10, traits=_REPEATABLE),
+        OpImpl(
+            "attention",
+            "sdpa-cudnn",
+            f"{_SDPA}:attention_cudnn",
+            priority=5,
+            supports=supports(
+                gpu, dtypes(*HALF), capability(_AMPERE), no_dropout, head_dim(128), unmasked
+            ),
+            traits=_FUSED,
+        ),
+        OpImpl(
+            "attention",
+            "flex",
+            "lmcore_cuda.attention_flex:attention",
+            priority=30,
+            requires=("triton",),
+            supports=supports(
+                gpu,
+                _masked,
+                dtypes(*HALF, "float32"),
+                no_dropout,
+                capability(_AMPERE),
+                head_dim(256, least=16),
+            ),
+            traits=_FUSED,
+        ),
+    ]
+
+
+def _of_packages(gpu: Gpu) -> list[OpImpl]:
+    """Return the kernels of the flash-attn packages, called by their own functions."""
+    return [
+        OpImpl(
+            "attention",
+            "flash-attn-4",
+            "lmcore_cuda.attention_flash4:attention",
+            # Written for 10.x; on 9.0 the third version has been tuned for longer.
+            priority=50 if gpu.capability[0] >= 10 else 35,
+            requires=("flash_attn", "cutlass"),
+            supports=supports(
+                gpu,
+                dtypes(*HALF),
+                no_dropout,
+                unmasked,
+                eager,
+                capability(_HOPPER, majors=(9, 10)),
+                _flash4_head_dim,
+                package("flash-attn-4"),
+            ),
+            traits=_FUSED,
+        ),
+        OpImpl(
+            "attention",
+            "flash-attn-3",
+            "lmcore_cuda.attention_flash3:attention",
+            priority=40,
+            requires=("flash_attn_interface",),
+            supports=supports(
+                gpu,
+                dtypes(*HALF),
+                no_dropout,
+                unmasked,
+                eager,
+                capability(_HOPPER, majors=(9,)),
+                head_dim(256),
+                package("flash-attn-3"),
+            ),
+            traits=_FUSED,
+        ),
+        OpImpl(
+            "attention",
+            "flash-attn-2",
+            "lmcore_cuda.attention_flash2:attention",
+            # torch's own flash kernel is this one; two kernels alike need no second package.
+            priority=8,
+            requires=("flash_attn", "flash_attn_2_cuda"),
+            supports=supports(
+                gpu,
+                dtypes(*HALF),
+                unmasked,
+                eager,
+                capability(_AMPERE),
+                head_dim(256),
+                package("flash-attn"),
+            ),
+            traits=_REPEATABLE,
+        ),
+    ]
+
+
+def _activated(gpu: Gpu) -> list[OpImpl]:
+    """Return the kernels of those packages as parts of torch's own attention."""
+    return [
+        OpImpl(
+            "attention",
+            "sdpa-fa4",
+            "lmcore_cuda.attention_activated:flash4",
+            priority=48 if gpu.capability[0] >= 10 else 33,
+            requires=("flash_attn", "cutlass"),
+            supports=supports(
+                gpu,
+                _compiled,
+                dtypes(*HALF),
+                no_dropout,
+                unmasked,
+                capability(_HOPPER, majors=(9, 10)),
+                _flash4_head_dim,
+                package("flash-attn-4"),
+                _fa4,
+            ),
+            traits=_FUSED,
+        ),
+        OpImpl(
+            "attention",
+            "sdpa-fa3",
+            "lmcore_cuda.attention_activated:flash3",
+            priority=38,
+            requires=("flash_attn_interface",),
+            supports=supports(
+                gpu,
+                _compiled,
+                dtypes(*HALF),
+                no_dropout,
+                unmasked,
+                capability(_HOPPER, majors=(9,)),
+                head_dim(256),
+                package("flash-attn-3"),
+                _fa3,
+            ),
+            traits=_FUSED,
+        ),
+    ]

@@ -1,0 +1,122 @@
+"""Attention by torch's `scaled_dot_product_attention`, whose backends torch chooses among.
+
+torch's order is flash (8.0 and newer, half precision, no mask), memory-efficient, math; on 9.0 and
+10.0 cuDNN goes first where its version is recent enough.  On the way to those some care is needed:
+
+- torch lines the causal triangle up with the first key.  With fewer queries than keys (a cache, a
+  part of a sequence) it belongs at the last one.
+- Shared keys and values are native to flash and cuDNN alone.  For the memory-efficient kernel they
+  are written out, N / K times; otherwise torch would fall back to a full matrix of scores.
+
+Shapes: B batch, S queries, T keys, N heads, K key/value heads, D head channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+__all__ = ["HALF", "attention", "attention_cudnn", "attention_expanded", "attention_flash"]
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def attention(
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    *,
+    causal: bool,
+    dropout: float = 0.0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention by the backend that torch chooses, as the reference has it."""
+    if mask is not None or q_BNSD.dtype not in HALF:
+        return attention_expanded(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
+    return _attend(q_BNSD, k_BKTD, v_BKTD, mask, causal=causal, dropout=dropout)
+
+
+def attention_expanded(
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    *,
+    causal: bool,
+    dropout: float = 0.0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Do the same with shared keys and values written out first, one for each query head."""
+    shared = q_BNSD.shape[1] // max(k_BKTD.shape[1], 1)
+    if shared > 1:
+        k_BKTD = k_BKTD.repeat_interleave(shared, dim=1)
+        v_BKTD = v_BKTD.repeat_interleave(shared, dim=1)
+    return _attend(q_BNSD, k_BKTD, v_BKTD, mask, causal=causal, dropout=dropout)
+
+
+def attention_cudnn(
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    *,
+    causal: bool,
+    dropout: float = 0.0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Do the same with cuDNN first, whatever torch's order; the others follow where it cannot."""
+    order = [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ]
+    with sdpa_kernel(order, set_priority=True):
+        return attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
+
+
+def attention_flash(
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    *,
+    causal: bool,
+    dropout: float = 0.0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Do the same with torch's flash backend alone, for the cases that it does."""
+    if mask is not None or dropout or q_BNSD.dtype not in HALF:
+        return attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+        return _attend(q_BNSD, k_BKTD, v_BKTD, None, causal=causal, dropout=dropout)
+
+
+def _attend(
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    queries, keys = q_BNSD.shape[-2], k_BKTD.shape[-2]
+    ragged = causal and queries not in {1, keys}
+    visible = None if mask is None else ~mask
+    if mask is None and ragged and queries < keys and q_BNSD.is_cuda:
+        from torch.nn.attention.bias import causal_lower_right
+
+        visible = causal_lower_right(queries, keys)  # a name for the triangle, no memory
+    elif causal and (ragged or (mask is not None and queries > 1)):
+        ones = torch.ones(queries, keys, dtype=torch.bool, device=q_BNSD.device)
+        earlier = ones.tril(diagonal=keys - queries)
+        visible = earlier if visible is None else visible & earlier
+    return functional.scaled_dot_product_attention(
+        q_BNSD,
+        k_BKTD,
+        v_BKTD,
+        attn_mask=visible,
+        dropout_p=dropout,
+        is_causal=causal and visible is None and queries > 1,
+        enable_gqa=q_BNSD.shape[1] != k_BKTD.shape[1],
+    )

@@ -1,0 +1,162 @@
+"""The kernels that this plugin offers for one GPU; torch-free until a case is asked for.
+
+Attention has a table of its own, `lmcore_cuda.attention`.  The order is expected, not measured; see
+docs/reference/cuda-kernels.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+
+from lmcore.accelerator import Device, OpContext, OpImpl
+from lmcore_cuda.attention import attention_impls
+from lmcore_cuda.kernels_rules import HALF, Gpu, Rule, capability, dtypes, eager, package, supports
+from lmcore_cuda.packages import packages_of
+
+__all__ = ["capability_of", "gpu_of", "kernels_for", "op_impls"]
+
+_TORCH = "lmcore_cuda.kernels_torch"
+_APEX = "lmcore_cuda.apex_kernels"
+_LIGER = "lmcore_cuda.kernels_liger"
+_ENGINE = "lmcore_cuda.kernels_transformer_engine"
+_PLAIN = frozenset({"deterministic"})
+_FUSED = frozenset({"deterministic", "fused"})
+_LIGER_LEAST = (0, 8, 5)
+_TRITON_PRIORITY = 16
+"""Before torch's own kernels (10) and liger-kernel's (15), after apex's (20)."""
+
+
+def op_impls(device: Device) -> list[OpImpl]:
+    """Return every kernel on offer for a device, the Triton ones where their package is there."""
+    return [*kernels_for(gpu_of(device)), *_triton(device)]
+
+
+def gpu_of(device: Device) -> Gpu:
+    """Return what the rules ask of a device, from its facts."""
+    return Gpu(capability_of(device), packages_of(device))
+
+
+def capability_of(device: Device) -> tuple[int, int]:
+    """Return the compute capability, (major, minor)."""
+    major, _, minor = str(device.facts["capability"]).partition(".")
+    return int(major), int(minor or 0)
+
+
+def _triton(device: Device) -> Sequence[OpImpl]:
+    """Return the kernels of the sister package `lmcore_triton`, where it is installed."""
+    if importlib.util.find_spec("lmcore_triton") is None:
+        return ()
+    offers: Callable[..., Sequence[OpImpl]]
+    offers = importlib.import_module("lmcore_triton.offers").op_impls
+    return offers(
+        "cuda",
+        dtypes=device.dtypes,
+        capability=capability_of(device),
+        priority=_TRITON_PRIORITY,
+    )
+
+
+def kernels_for(gpu: Gpu) -> list[OpImpl]:
+    """Return the kernels of torch and of the kernel packages."""
+    return [
+        *attention_impls(gpu),
+        *_of_torch(),
+        *_of_apex(gpu),
+        *_of_liger(gpu),
+        *_of_transformer_engine(gpu),
+    ]
+
+
+def _of_torch() -> list[OpImpl]:
+    names = ("layer_norm", "rms_norm", "cross_entropy")
+    plain = ("bias_gelu", "swiglu", "bias_dropout_add", "scaled_masked_softmax", "rotary_embedding")
+    return [
+        OpImpl("linear", "cublas", f"{_TORCH}:linear", traits=_PLAIN),
+        *(OpImpl(name, "torch", f"{_TORCH}:{name}", traits=_FUSED) for name in names),
+        *(OpImpl(name, "torch", f"{_TORCH}:{name}", traits=_PLAIN) for name in plain),
+        OpImpl("adamw", "fused", f"{_TORCH}:adamw", traits=_FUSED),
+        OpImpl("grad_norm", "foreach", f"{_TORCH}:grad_norm", traits=_PLAIN),
+    ]
+
+
+def _of_apex(gpu: Gpu) -> list[OpImpl]:
+    fits = package("apex")
+    single = dtypes("float32")
+    any_of = dtypes(*HALF, "float32")
+
+    def offer(op: str, name: str, traits: frozenset[str], *rules: Rule) -> OpImpl:
+        asked = supports(gpu, *rules, fits)
+        target = f"{_APEX}:{op}"
+        return OpImpl(op, name, target, 20, requires=("apex",), supports=asked, traits=traits)
+
+    return [
+        offer("adamw", "apex-fused-adam", _FUSED, single),
+        offer("grad_norm", "apex-l2norm", _PLAIN, any_of),
+        offer("layer_norm", "apex", _FUSED, any_of, eager),
+        offer("rms_norm", "apex", _FUSED, any_of, eager),
+    ]
+
+
+def _liger_version(context: OpContext, gpu: Gpu) -> str | None:
+    """Refuse versions whose functions were not compared with how they are called here."""
+    installed = gpu.packages.get("liger-kernel")
+    if installed is None or not installed.version:
+        return None  # the rule on the package has the last word
+    parts = tuple(int(part) for part in installed.version.split(".")[:3] if part.isdigit())
+    if parts >= _LIGER_LEAST:
+        return None
+    return f"needs `liger-kernel` {'.'.join(map(str, _LIGER_LEAST))}, not {installed.version}"
+
+
+def _of_liger(gpu: Gpu) -> list[OpImpl]:
+    rules = (
+        dtypes(*HALF, "float32"),
+        eager,
+        capability((8, 0)),
+        _liger_version,
+        package("liger-kernel"),
+    )
+    # A fused swiglu against two passes of torch's; for the others torch has one kernel too, and
+    # both losses here make the host wait for the device.
+    priorities = {
+        "swiglu": 15,
+        "rms_norm": 8,
+        "layer_norm": 8,
+        "linear_cross_entropy": 5,
+        "cross_entropy": 5,
+    }
+    return [
+        OpImpl(
+            op,
+            "liger",
+            f"{_LIGER}:{op}",
+            priority=priority,
+            requires=("liger_kernel",),
+            supports=supports(gpu, *rules),
+            traits=frozenset({"fused"}),
+        )
+        for op, priority in priorities.items()
+    ]
+
+
+def _of_transformer_engine(gpu: Gpu) -> list[OpImpl]:
+    rules = (
+        dtypes(*HALF, "float32"),
+        eager,
+        capability((8, 0)),
+        package("transformer-engine"),
+    )
+    return [
+        OpImpl(
+            op,
+            "transformer-engine",
+            f"{_ENGINE}:{op}",
+            priority=6,
+            requires=("transformer_engine", "transformer_engine_torch"),
+            supports=supports(gpu, *rules),
+            traits=frozenset({"fused"}),
+        )
+        for op in ("layer_norm", "rms_norm")
+    ]
