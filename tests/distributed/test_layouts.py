@@ -37,7 +37,7 @@ ZB = f"{PP} --pipeline-schedule zero-bubble"
 ZBV = f"{PP} --pipeline-schedule zero-bubble-v"
 ACCUMULATE = "--micro-batch-size 1"
 FULL, SELECTIVE = "--recompute full", "--recompute selective"
-DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters 20"
+DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters"
 
 OF_TWO = {
     "dp": "",
@@ -140,6 +140,8 @@ OF_EIGHT = {
 
 DROPPING = {"tp": TP, "tp-full": f"{TP} {FULL}", "tp-sp": f"{TP} {SP}"}
 
+REPEATED = {"cp": CP, "zero-bubble-v": ZBV, "tp-sp": f"{TP} {SP}"}
+
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 COMPILED = {"compiled/tp-sp": f"{TP} {SP} --compile"} if COMPILER else {}
 
@@ -187,8 +189,13 @@ def alone(train: Any) -> Results:
 @pytest.fixture(scope="module")
 def two(train: Any) -> Results:
     """Two processes."""
-    dropping = {f"dropping_{name}": f"{DROPOUT} {flags}" for name, flags in DROPPING.items()}
-    return train(runs(OF_TWO) | dropping | runs(COMPILED), 2)
+    dropping = {f"dropping_{name}": f"{DROPOUT} 20 {flags}" for name, flags in DROPPING.items()}
+    repeated = {
+        f"{name}_{kind}": f"{DROPOUT} 2 {flags} --recompute {kind}"
+        for name, flags in REPEATED.items()
+        for kind in ("none", "full", "selective")
+    }
+    return train(runs(OF_TWO) | dropping | repeated | runs(COMPILED), 2)
 
 
 @pytest.fixture(scope="module")
@@ -266,3 +273,10 @@ def test_dropout_of_divided_layers_is_repeated(two: Results) -> None:
     """A layer that is computed again draws the numbers that it drew, each part its own."""
     assert two.steps("dropping_tp") == two.steps("dropping_tp-full")
     assert two.steps("dropping_tp") != two.steps("dropping_tp-sp")
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_dropout_is_repeated_in_every_layout(name: str, two: Results) -> None:
+    """What is computed again, between exchanges or in a pipeline's turns, draws what it drew."""
+    wanted = two.steps(f"{name}_none")
+    assert two.steps(f"{name}_full") == two.steps(f"{name}_selective") == wanted
