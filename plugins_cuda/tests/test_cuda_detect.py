@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
-from lmcore.accelerator import CheckStatus, Probe, ProbeState, TorchBuild, torch_build
-from lmcore_cuda import doctor, plugin
-from lmcore_cuda.detect import probe, visible_gpus
-from lmcore_cuda.device import peak_flops
-from lmcore_cuda.facts import Facts, pci_gpus
-from lmcore_cuda.nvml import DRIVER_NOT_LOADED, DriverReport, Gpu, read_driver
+from lmcore.accelerator import Probe, ProbeState, TorchBuild, torch_build
+from lmcore_cuda import facts as facts_module
+from lmcore_cuda import plugin
+from lmcore_cuda.detect import probe
+from lmcore_cuda.facts import DeniedFile, Facts, denied_files, pci_gpus, read_facts
+from lmcore_cuda.nvml import DRIVER_NOT_LOADED, DriverReport, Gpu, GpuFault
 
-GPUS = tuple(Gpu(index, "NVIDIA H100", f"GPU-{index}abc", 80 * 2**30) for index in range(4))
+GPUS = tuple(
+    Gpu(index, "NVIDIA H100", f"GPU-{index}abc", 80 * 2**30, 0, (9, 0)) for index in range(4)
+)
 DRIVER = DriverReport(library=True, version="580.65", cuda=(13, 0), gpus=GPUS)
-FIT = Facts(DRIVER, ("0000:01:00.0",), TorchBuild("2.13.0+cu130", "13.0"))
+CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+CU126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+FIT = Facts(DRIVER, ("0000:01:00.0",), TorchBuild("2.13.0+cu130", "13.0"), CU130)
 NO_DRIVER = DriverReport(library=False, message="`libnvidia-ml.so.1` is not installed")
 CPU_TORCH = TorchBuild("2.13.0+cpu", None)
 
 
 def with_driver(**more):
     return replace(FIT, driver=replace(DRIVER, **more))
+
+
+def with_gpus(*capabilities, built=CU130, torch="2.13.0+cu130", **more):
+    gpus = [
+        Gpu(index, f"GPU of {major}", f"GPU-{index}", 8 << 30, 0, (major, minor))
+        for index, (major, minor) in enumerate(capabilities)
+    ]
+    toolkit = f"{torch[-3:-1]}.{torch[-1]}"
+    facts = with_driver(gpus=tuple(gpus), **more)
+    return replace(facts, architectures=built, torch=TorchBuild(torch, toolkit))
 
 
 NOT_LOADED = with_driver(status=DRIVER_NOT_LOADED, gpus=())
@@ -44,7 +58,28 @@ PIP = "pip install --force-reinstall"
         (NOT_LOADED, {}, "broken", 0, "on the PCI bus", "driver"),
         (replace(NOT_LOADED, bus=()), {}, "absent", 0, "no NVIDIA GPU", None),
         (with_driver(status=18, message="version mismatch"), {}, "broken", 0, "mismatch", "reboot"),
+        (with_driver(status=999, message="Unknown Error"), {}, "broken", 0, "Unknown Error",
+         "in a container: start it anew"),
+        (with_driver(status=17, message="blocked"), {}, "broken", 0, "blocked", "the job, anew"),
+        (with_driver(status=802, message="system not yet initialized"), {}, "broken", 0,
+         "not yet initialized", "`nvidia-fabricmanager`"),
         (with_driver(gpus=()), {}, "absent", 0, "lists no GPU", None),
+        (with_driver(gpus=(), faults=(GpuFault(0, 4, "denied"),)), {}, "absent", 0,
+         "not given to this process", None),
+        (with_driver(gpus=(), faults=(GpuFault(3, 15, "GPU is lost"),)), {}, "broken", 0,
+         "place 3 on the bus: GPU is lost", "--gpu-reset"),
+        (with_driver(faults=(GpuFault(3, 15, "GPU is lost"),)), {}, "present", 4,
+         "place 3 on the bus: GPU is lost", None),
+        (replace(FIT, driver=NO_DRIVER, denied=(DeniedFile("/dev/nvidia0", "video"),)), {},
+         "broken", 0, "may not open `/dev/nvidia0`", "sudo usermod -aG video $USER"),
+        (with_driver(gpus=(), status=4, message="no"), {}, "broken", 0, "not answer", "reboot"),
+        (replace(with_driver(gpus=()), denied=(DeniedFile("/dev/nvidiactl", "root"),)), {},
+         "broken", 0, "`/dev/nvidiactl`", "ask whoever runs this machine"),
+        (FIT, {"CUDA_VISIBLE_DEVICES": "7"}, "broken", 0, "`7` is no GPU", "from 0 to 3"),
+        (FIT, {"CUDA_VISIBLE_DEVICES": "1,1"}, "broken", 0, "GPU 1 twice", "each GPU once"),
+        (FIT, {"CUDA_VISIBLE_DEVICES": "1,7"}, "present", 1, "CUDA stops there", None),
+        (with_driver(already_visible=True, version=""), {"CUDA_VISIBLE_DEVICES": "3"}, "present",
+         4, "NVIDIA driver, for CUDA up to 13.0", None),
         (replace(FIT, torch=CPU_TORCH), {}, "broken", 4, "built without CUDA",
          f"{PIP} 'torch==2.13.0' --index-url https://download.pytorch.org/whl/cu130"),
         (replace(FIT, torch=TorchBuild("", None)), {}, "broken", 4, "no torch", "'torch' --index"),
@@ -57,6 +92,16 @@ PIP = "pip install --force-reinstall"
          f"run `{PIP} 'torch' --index-url https://download.pytorch.org/whl/cu130`"),
         (replace(with_driver(cuda=(12, 2)), torch=TorchBuild("2.13.0+cu126", "12.6")), {},
          "present", 4, "CUDA 12.6", None),
+        (replace(FIT, architectures=()), {}, "present", 4, "CUDA 13.0", None),
+        (with_gpus((7, 0)), {}, "broken", 1, "not for compute capability 7.0", "whl/cu126"),
+        (with_gpus((10, 0), built=CU126, torch="2.13.0+cu126"), {}, "broken", 1,
+         "not for compute capability 10.0", "whl/cu130"),
+        (with_gpus((12, 0), built=CU126, torch="2.13.0+cu126", cuda=(12, 8)), {}, "broken", 1,
+         "capability 12.0", "update the NVIDIA driver to one for CUDA 13.0"),
+        (with_gpus((3, 7)), {}, "broken", 1, "capability 3.7", "no build of PyTorch"),
+        (with_gpus((9, 0), (6, 1), (9, 0)), {}, "broken", 3, "capability 6.1",
+         "hide GPU of 6: `export CUDA_VISIBLE_DEVICES=GPU-0,GPU-2`"),
+        (replace(with_gpus((7, 0)), torch=CPU_TORCH), {}, "broken", 1, "without CUDA", "cu126"),
     ],
 )  # fmt: skip
 def test_every_state_of_a_machine(facts, env, state, count, evidence, fix):
@@ -73,7 +118,12 @@ def test_a_present_probe_has_facts_for_the_record():
     facts = probe(FIT, {}).facts
     assert (facts["driver"], facts["driver_cuda"]) == ("580.65", "13.0")
     assert (facts["runtime"], facts["torch_build"]) == ("CUDA 13.0", "2.13.0+cu130")
-    assert facts["gpus"][3] == {"name": "NVIDIA H100", "uuid": "GPU-3abc", "memory": 80 * 2**30}
+    assert facts["gpus"][3] == {
+        "name": "NVIDIA H100",
+        "uuid": "GPU-3abc",
+        "memory": 80 * 2**30,
+        "capability": "9.0",
+    }
 
 
 @pytest.mark.parametrize(
@@ -95,113 +145,8 @@ def test_versions_are_told_where_the_device_cannot_be_used_too(facts, driver):
 
 def test_mixed_gpus_are_all_named():
     """Machines with several kinds list each."""
-    mixed = with_driver(gpus=(GPUS[0], Gpu(1, "NVIDIA L4", "GPU-1", 1)))
+    mixed = with_driver(gpus=(GPUS[0], Gpu(1, "NVIDIA L4", "GPU-1", 1, 0, (8, 9))))
     assert "NVIDIA H100, NVIDIA L4" in probe(mixed, {}).evidence[0]
-
-
-@pytest.mark.parametrize(
-    "visible, indices",
-    [
-        ("0", [0]),
-        ("3, 1", [3, 1]),
-        ("GPU-2", [2]),
-        ("GPU-2abc,0", [2, 0]),
-        ("1,9,2", [1]),
-        ("0,0", []),
-        ("GPU-", []),
-        ("MIG-GPU-1abc/0/0", [1]),
-        ("none", []),
-    ],
-)
-def test_visible_devices_as_cuda_reads_them(visible, indices):
-    """Indices and UUIDs in order, cut at the first that fits nothing, empty with a repetition."""
-    found = visible_gpus(GPUS, {"CUDA_VISIBLE_DEVICES": visible})
-    assert [gpu.index for gpu in found] == indices
-
-
-class FakeNvml:
-    """NVML's functions over two GPUs; *failing* returns *status*."""
-
-    def __init__(self, failing="", status=0):
-        self.failing, self.status, self.shut = failing, status, False
-
-    def __getattr__(self, name):
-        if name == "nvmlErrorString":
-            return lambda status: f"error {status}".encode()
-
-        def function(*arguments):
-            if name == self.failing:
-                return self.status
-            answer = getattr(type(self), f"do_{name}", None)
-            if answer is not None:
-                answer(self, *arguments)
-            return 0
-
-        return function
-
-    def do_nvmlShutdown(self):  # noqa: N802
-        self.shut = True
-
-    def do_nvmlSystemGetDriverVersion(self, text, size):  # noqa: N802
-        text.value = b"580.65"
-
-    def do_nvmlSystemGetCudaDriverVersion_v2(self, version):  # noqa: N802
-        ctypes.cast(version, ctypes.POINTER(ctypes.c_int))[0] = 12080
-
-    def do_nvmlDeviceGetCount_v2(self, count):  # noqa: N802
-        ctypes.cast(count, ctypes.POINTER(ctypes.c_uint))[0] = 2
-
-    def do_nvmlDeviceGetHandleByIndex_v2(self, index, handle):  # noqa: N802
-        ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = index.value + 1
-
-    def do_nvmlDeviceGetMemoryInfo(self, handle, memory):  # noqa: N802
-        ctypes.cast(memory, ctypes.POINTER(ctypes.c_ulonglong))[0] = handle.value * 1000
-
-    def do_nvmlDeviceGetName(self, handle, text, size):  # noqa: N802
-        text.value = f"GPU of {handle.value}".encode()
-
-    def do_nvmlDeviceGetUUID(self, handle, text, size):  # noqa: N802
-        text.value = f"GPU-{handle.value}".encode()
-
-
-def test_nvml_is_read_and_shut_down():
-    """Versions and GPUs come back, and the library is left as it was found."""
-    library = FakeNvml()
-    assert read_driver(library) == DriverReport(
-        library=True,
-        version="580.65",
-        cuda=(12, 8),
-        gpus=(Gpu(0, "GPU of 1", "GPU-1", 1000), Gpu(1, "GPU of 2", "GPU-2", 2000)),
-    )
-    assert library.shut
-
-
-@pytest.mark.parametrize("failing", ["nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetName"])
-def test_an_nvml_error_is_reported_in_its_words(failing):
-    """Whatever call fails, its status and text are kept."""
-    library = FakeNvml(failing, 15)
-    report = read_driver(library)
-    assert (report.library, report.status, report.message) == (True, 15, "error 15")
-    assert library.shut == (failing != "nvmlInit_v2")
-    assert not read_driver(None).library
-
-
-def test_a_gpu_without_memory_of_its_own_is_no_fault():
-    """Where NVML has no figure for memory, the GPU still counts."""
-    report = read_driver(FakeNvml("nvmlDeviceGetMemoryInfo", 3))
-    assert [gpu.memory for gpu in report.gpus] == [0, 0]
-
-
-def test_a_library_too_old_for_a_function_is_reported():
-    """A missing symbol is NVML's "function not found", not an exception."""
-
-    class Ancient(FakeNvml):
-        def __getattr__(self, name):
-            if name == "nvmlSystemGetCudaDriverVersion_v2":
-                raise AttributeError(name)
-            return super().__getattr__(name)
-
-    assert read_driver(Ancient()).status == 13
 
 
 def test_gpus_are_found_on_the_bus(tmp_path):
@@ -215,6 +160,38 @@ def test_gpus_are_found_on_the_bus(tmp_path):
         (folder / "class").write_text(f"{kind}\n", encoding="utf-8")
     assert pci_gpus(tmp_path) == ("0000:01:00.0",)
     assert pci_gpus(tmp_path / "nowhere") == ()
+
+
+def test_files_that_may_not_be_opened_are_found(tmp_path, monkeypatch):
+    """The driver's device files alone count, each with the group that owns it."""
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-modeset", "null"):
+        (tmp_path / "dev" / name).touch()
+    assert denied_files(tmp_path) == ()
+    monkeypatch.setattr(facts_module.os, "access", lambda path, _mode: path.name != "nvidia0")
+    (found,) = denied_files(tmp_path)
+    assert found.path == str(tmp_path / "dev/nvidia0")
+    assert found.group == (tmp_path / "dev/nvidia0").group()
+
+
+@pytest.mark.parametrize("files", [(), ("nvidia0",)])
+def test_the_compute_driver_is_asked_where_there_is_a_device_file(tmp_path, monkeypatch, files):
+    """Its library is loaded only where NVML's is missing and a GPU is there all the same."""
+    (tmp_path / "dev").mkdir()
+    for name in files:
+        (tmp_path / "dev" / name).touch()
+    monkeypatch.setattr(facts_module, "load_library", lambda: None)
+    monkeypatch.setattr(facts_module, "load_driver", lambda: None)
+    asked = []
+
+    def read(library, missing):
+        asked.append((library, missing))
+        return replace(DRIVER, already_visible=True)
+
+    monkeypatch.setattr(facts_module, "read_compute_driver", read)
+    found = read_facts(tmp_path)
+    assert asked == ([(None, "`libnvidia-ml.so.1` is not installed")] if files else [])
+    assert found.driver.gpus == (GPUS if files else ())
 
 
 @pytest.mark.parametrize(
@@ -234,24 +211,6 @@ def test_torchs_build_is_read_as_text(tmp_path, line, cuda):
     assert torch_build("cuda", file).release == "2.13.0"
 
 
-@pytest.mark.parametrize(
-    "name, dtype, wanted",
-    [
-        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4e12),
-        ("NVIDIA H100 PCIe", "bfloat16", 756e12),
-        ("NVIDIA A100-SXM4-80GB", "float32", 19.5e12),
-        ("NVIDIA L40S", "float16", 362e12),
-        ("NVIDIA L4", "float16", 121e12),
-        ("NVIDIA L40", "float16", None),
-        ("NVIDIA H100 PCIe", "float64", None),
-        ("NVIDIA GeForce GTX 1080", "float32", None),
-    ],
-)
-def test_peaks_are_those_of_the_data_sheets(name, dtype, wanted):
-    """Names are matched by whole words; an unknown one has no figure."""
-    assert peak_flops(name, dtype) == wanted
-
-
 def test_the_probe_of_this_machine_loads_no_torch():
     """The hooks answer in a fresh interpreter without importing torch."""
     script = (
@@ -265,35 +224,23 @@ def test_the_probe_of_this_machine_loads_no_torch():
     assert done.returncode == 0
 
 
-def test_doctor_tells_the_truth_without_hardware(monkeypatch):
-    """Nothing fails where there is no GPU, and the driver fails where one cannot be used."""
-    monkeypatch.setattr(doctor, "read_facts", lambda: Facts(NO_DRIVER, (), CPU_TORCH))
-    absent = doctor.checks(probe(Facts(NO_DRIVER, (), CPU_TORCH), {}))
-    assert {check.status for check in absent} == {CheckStatus.SKIPPED}
-    facts = replace(FIT, torch=CPU_TORCH)
-    monkeypatch.setattr(doctor, "read_facts", lambda: facts)
-    broken = {check.name: check for check in doctor.checks(probe(facts, {}))}
-    assert broken["driver"].status is CheckStatus.OK
-    assert broken["torch build"].status is CheckStatus.FAILED
-    assert "whl/cu130" in broken["torch build"].fix
-
-
 def test_policies_follow_the_gpu():
     """fp16 is always offered, bfloat16 first where the GPU computes in it."""
 
     class Old:
         type, dtypes = "cuda", frozenset({"float32", "float16"})
+        facts: ClassVar = {"capability": "7.0"}
 
     class New:
         type, dtypes = "cuda", frozenset({"float32", "float16", "bfloat16"})
+        facts: ClassVar = {"capability": "8.0"}
 
     old = plugin.lmcore_precision_policies(Old)
-    assert [(one.name, one.loss_scaling) for one in old] == [("fp32", False), ("fp16", True)]
+    plain = [(one.name, one.loss_scaling) for one in old if one.name != "fp8"]
+    assert plain == [("fp32", False), ("fp16", True)]
     assert max(old, key=lambda one: one.priority).name == "fp32"
     new = plugin.lmcore_precision_policies(New)
     assert max(new, key=lambda one: one.priority).name == "bf16"
-    (backend,) = plugin.lmcore_comm_backends()
-    assert (backend.name, backend.needs_device_id) == ("nccl", True)
 
 
 def test_the_probe_is_one_of_the_contract():

@@ -1,88 +1,160 @@
-"""One GPU as a `Device`: torch's own functions, with what NVIDIA's data sheets add."""
+"""One GPU as a `Device`: torch's own functions, with what NVIDIA's data sheets and NVML add."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from lmcore.accelerator import CommBackend, Device
+from lmcore.accelerator import Device, Probe
 from lmcore.accelerator.torch_device import own_index
 from lmcore.errors import DeviceError
+from lmcore_cuda.architectures import capability_words, runs_on
+from lmcore_cuda.faults import hint_for, is_out_of_memory
+from lmcore_cuda.gpu_use import GpuUse, in_gib, read_use
+from lmcore_cuda.nvml import load_library
+from lmcore_cuda.peaks import peak_flops
+from lmcore_cuda.settings import CudaSection
 
-__all__ = ["create_device", "nccl", "peak_flops"]
+__all__ = ["create_device"]
 
-_PEAK_TFLOPS: tuple[tuple[str, Mapping[str, float]], ...] = (
-    ("H200", {"bfloat16": 989.4, "float16": 989.4, "float32": 66.9}),
-    ("H100 PCIe", {"bfloat16": 756.0, "float16": 756.0, "float32": 51.2}),
-    ("H100", {"bfloat16": 989.4, "float16": 989.4, "float32": 66.9}),
-    ("A100", {"bfloat16": 312.0, "float16": 312.0, "float32": 19.5}),
-    ("L40S", {"bfloat16": 362.0, "float16": 362.0, "float32": 91.6}),
-    ("L4", {"bfloat16": 121.0, "float16": 121.0, "float32": 30.3}),
-)
-"""Dense products in 10^12 FLOP/s from NVIDIA's data sheets, by words of the name; float32 as
-torch computes it by default, without TF32."""
+logger = logging.getLogger(__name__)
 
-
-def peak_flops(name: str, dtype: str) -> float | None:
-    """Return the peak of a GPU by its name in FLOP/s; None where no figure is known."""
-    for part, rates in _PEAK_TFLOPS:
-        if re.search(rf"\b{part}\b", name):
-            return rates[dtype] * 1e12 if dtype in rates else None
-    return None
+_DEFAULTS = CudaSection()
+_FLOAT8 = (8, 9)
+"""Compute capability from which on tensor cores multiply float8."""
+_MUCH = 0.1
+"""Share of memory in the hands of others that is worth a warning."""
 
 
-def create_device() -> Device:
+def create_device(probe: Probe, settings: CudaSection = _DEFAULTS) -> Device:
     """Return the GPU of this process: the one that its local rank names.
 
+    Args:
+        probe: What the launcher found.
+        settings: Whether TF32 may be used, which holds for the whole process from here on.
+
     Raises:
-        DeviceError: torch cannot use it, or there are more processes than GPUs.
+        DeviceError: torch cannot use it, has no kernels for it, or gets no memory there; or there
+            are more processes than GPUs.
     """
-    if not torch.cuda.is_available():
-        raise DeviceError(
-            "torch finds no usable GPU, though the driver lists one",
-            why=f"torch {torch.__version__}, built with CUDA {torch.version.cuda}",
-            hint="run `lmcore doctor`",
-        )
+    _require_cuda()
     index = own_index("cuda")
+    use = _use_of(probe, index)  # before this process has memory there
     properties = torch.cuda.get_device_properties(index)
+    _require_kernels(properties)
+    _claim(index, str(properties.name), use)
+    _tell_of_others(index, use)
+    tf32 = _tf32(settings)
     name = str(properties.name)
-    dtypes = {"float64", "float32", "float16"}
-    if torch.cuda.is_bf16_supported(including_emulation=False):
-        dtypes.add("bfloat16")
     return Device.from_torch(
         "cuda",
         index,
         name=name,
-        dtypes=frozenset(dtypes),
-        peak_flops=lambda dtype: peak_flops(name, dtype),
-        facts=_facts(properties),
+        dtypes=_dtypes((properties.major, properties.minor)),
+        peak_flops=lambda dtype: peak_flops(name, dtype, tf32=tf32),
+        facts=_facts(properties, probe, tf32=tf32),
     )
 
 
-def _facts(properties: Any) -> dict[str, Any]:
+def _require_cuda() -> None:
+    """See that CUDA starts; torch keeps the reason to itself unless it is made to."""
+    if torch.cuda.is_available():
+        return
+    why = "it gives no reason"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        why = _first_line(error)
+    raise DeviceError(
+        "torch finds no usable GPU, though the driver lists one",
+        why=f"torch {torch.__version__}, built with CUDA {torch.version.cuda}: {why}",
+        hint=hint_for(why),
+    )
+
+
+def _require_kernels(properties: Any) -> None:
+    built: Sequence[str] = torch.cuda.get_arch_list()
+    capability = (properties.major, properties.minor)
+    if built and not runs_on(capability, built):
+        raise DeviceError(
+            f"torch has no kernels for `{properties.name}`",
+            why=f"its compute capability is {capability_words([capability])}; torch "
+            f"{torch.__version__} is built for {', '.join(built)}",
+            hint="install another build of torch: `lmcore plugins` has the command",
+        )
+
+
+def _use_of(probe: Probe, index: int) -> GpuUse | None:
+    gpus = probe.facts.get("gpus", [])
+    if not 0 <= index < len(gpus):
+        return None
+    return read_use(load_library(), str(gpus[index]["uuid"]))
+
+
+def _claim(index: int, name: str, use: GpuUse | None) -> None:
+    """Make this process's context on the GPU, with a first block of memory."""
+    try:
+        torch.empty(1, device=torch.device("cuda", index))
+    except RuntimeError as error:  # torch.OutOfMemoryError and AcceleratorError are of this kind
+        said = _first_line(error)
+        if not is_out_of_memory(said):
+            raise DeviceError(
+                f"`cuda:{index}` ({name}) cannot be used", why=said, hint=hint_for(said)
+            ) from error
+        raise DeviceError(
+            f"`cuda:{index}` ({name}) has no memory left for this process",
+            why=use.words if use else said,
+            hint="end what uses it (`nvidia-smi` lists it), or choose other GPUs with "
+            "`CUDA_VISIBLE_DEVICES`",
+        ) from error
+
+
+def _tell_of_others(index: int, use: GpuUse | None) -> None:
+    if use is not None and use.used > _MUCH * use.total:
+        logger.warning(
+            "`cuda:%d` is used by others: %s; %s are left for this run",
+            *(index, use.words, in_gib(use.total - use.used)),
+        )
+
+
+def _dtypes(capability: tuple[int, int]) -> frozenset[str]:
+    found = {"float64", "float32", "float16"}
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        found.add("bfloat16")
+    if capability >= _FLOAT8:
+        found.add("float8_e4m3fn")
+    return frozenset(found)
+
+
+def _tf32(settings: CudaSection) -> bool:
+    """Have torch round as the settings say; return whether it does.
+
+    Where the settings do not ask for it, what the environment asks for stays:
+    `TORCH_ALLOW_TF32_CUBLAS_OVERRIDE`, which NVIDIA's containers set.
+    """
+    if settings.tf32:
+        # Of torch's interfaces to this, the one that `torch.compile` understands too.
+        torch.set_float32_matmul_precision("high")
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def _facts(properties: Any, probe: Probe, *, tf32: bool) -> Mapping[str, Any]:
     return {
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
         "memory_bytes": properties.total_memory,
+        "driver": probe.facts.get("driver"),
         "torch_cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        "peak_flops": "data sheet, dense, without TF32",
+        "architectures": torch.cuda.get_arch_list(),
+        "tf32": tf32,
+        "peak_flops": "data sheet, dense" + (", float32 as TF32" if tf32 else ""),
     }
 
 
-def nccl() -> CommBackend:
-    """Return torch's NCCL backend; it is told the device, so that no two ranks share one."""
-    return CommBackend(
-        name="nccl", device_type="cuda", available=_why_no_nccl, needs_device_id=True
-    )
-
-
-def _why_no_nccl() -> str | None:
-    from torch import distributed
-
-    if not distributed.is_available() or not distributed.is_nccl_available():
-        return "torch was built without NCCL"
-    return None
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

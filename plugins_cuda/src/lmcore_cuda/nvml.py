@@ -1,41 +1,86 @@
-"""What the driver says through its management library (NVML), which makes no context on a GPU."""
+"""What the driver says through its management library (NVML), which makes no context on a GPU.
+
+The signatures are those of `nvml.h`, of CUDA 12.9's toolkit; every function here is older than the
+oldest driver that runs CUDA 12.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DRIVER_NOT_LOADED", "DriverReport", "Gpu", "read_driver"]
+__all__ = [
+    "DRIVER_NOT_LOADED",
+    "NO_PERMISSION",
+    "OPERATING_SYSTEM",
+    "UNKNOWN",
+    "DriverReport",
+    "Gpu",
+    "GpuFault",
+    "Nvml",
+    "NvmlError",
+    "load_library",
+    "read_driver",
+]
 
 LIBRARY = "libnvidia-ml.so.1"
-DRIVER_NOT_LOADED = 9
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE = 3, 4, 6, 7
+DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, OPERATING_SYSTEM, UNKNOWN = 9, 13, 17, 999
 _SUCCESS = 0
-_FUNCTION_NOT_FOUND = 13
-_TEXT_BYTES = 96
+_TEXT_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, the longest of those that are read
+_MIG_ENABLED = 1
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as the driver lists it: its index there, name, UUID and bytes of memory."""
+    """One GPU as the driver lists it.
+
+    Attributes:
+        index: CUDA's number of it, in the order of the PCI bus.
+        name: NVIDIA's name.
+        uuid: "GPU-...".
+        memory: Bytes in all; 0 where it shares the host's.
+        used: Bytes in use by anyone.
+        capability: Compute capability, (8, 9); (0, 0) where it is not known.
+        mig: Whether it is to be used in parts (MIG).
+        parts: UUIDs of those parts, "MIG-...".
+    """
 
     index: int
     name: str
     uuid: str
     memory: int
+    used: int = 0
+    capability: tuple[int, int] = (0, 0)
+    mig: bool = False
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GpuFault:
+    """A GPU that the driver has and does not hand out: its place on the bus, and why."""
+
+    index: int
+    status: int
+    message: str
 
 
 @dataclass(frozen=True)
 class DriverReport:
-    """What NVML said.
+    """What the driver said.
 
     Attributes:
-        library: Whether the library is installed.
+        library: Whether a library of the driver is installed that can be asked.
         status: NVML's status of the first call that failed; 0 when all went well.
         message: That status in the driver's words.
-        version: Version of the driver.
+        version: Version of the driver; empty where it is not known.
         cuda: Highest CUDA version that the driver can run, (major, minor).
-        gpus: All GPUs that this process may see, in the order of the PCI bus.
+        gpus: All GPUs that this process may use, in the order of the PCI bus.
+        faults: The GPUs that it may not use, or cannot.
+        already_visible: Whether `gpus` are those that `CUDA_VISIBLE_DEVICES` leaves, in its order.
     """
 
     library: bool
@@ -44,9 +89,13 @@ class DriverReport:
     version: str = ""
     cuda: tuple[int, int] = (0, 0)
     gpus: tuple[Gpu, ...] = ()
+    faults: tuple[GpuFault, ...] = ()
+    already_visible: bool = False
 
 
-class _Memory(ctypes.Structure):
+class Memory(ctypes.Structure):
+    """`nvmlMemory_t`, 24 bytes."""
+
     _fields_ = (
         ("total", ctypes.c_ulonglong),
         ("free", ctypes.c_ulonglong),
@@ -54,10 +103,14 @@ class _Memory(ctypes.Structure):
     )
 
 
-class _CallError(Exception):
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
+class NvmlError(Exception):
+    """A call that NVML answered with a status other than success."""
+
+    def __init__(self, status: int, message: str) -> None:
+        """Keep status and the driver's words for it."""
+        super().__init__(message)
         self.status = status
+        self.message = message
 
 
 def load_library() -> Any:
@@ -68,73 +121,157 @@ def load_library() -> Any:
         return None
 
 
+class Nvml:
+    """NVML's functions, with exceptions in place of statuses."""
+
+    def __init__(self, library: Any) -> None:
+        """Wrap what `load_library` returned; see `opened`."""
+        self.library = library
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, library: Any) -> Iterator[Nvml]:
+        """Initialise the library for the time of the context.
+
+        Raises:
+            NvmlError: It cannot be; nothing is to be shut down then.
+        """
+        nvml = cls(library)
+        nvml.call("nvmlInit_v2")
+        try:
+            yield nvml
+        finally:
+            library.nvmlShutdown()
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call a function whose result is a status.
+
+        Raises:
+            NvmlError: It is not success; of a function that the library does not have, too.
+        """
+        try:
+            status = getattr(self.library, function)(*arguments)
+        except AttributeError:
+            status = FUNCTION_NOT_FOUND
+        if status != _SUCCESS:
+            raise NvmlError(status, self._words(status))
+
+    def _words(self, status: int) -> str:
+        self.library.nvmlErrorString.restype = ctypes.c_char_p
+        said = self.library.nvmlErrorString(ctypes.c_int(status))
+        return said.decode(errors="replace") if said else f"status {status}"
+
+    def text(self, function: str, *arguments: Any) -> str:
+        """Return what a function writes into a buffer, whose length is its last argument."""
+        text = ctypes.create_string_buffer(_TEXT_BYTES)
+        self.call(function, *arguments, text, ctypes.c_uint(_TEXT_BYTES))
+        return text.value.decode(errors="replace")
+
+    def number(self, function: str, *arguments: Any) -> int:
+        """Return what a function writes to an `unsigned int`, its last argument."""
+        number = ctypes.c_uint()
+        self.call(function, *arguments, ctypes.byref(number))
+        return number.value
+
+    def handle(self, function: str, *arguments: Any) -> ctypes.c_void_p:
+        """Return the device that a function finds."""
+        handle = ctypes.c_void_p()
+        self.call(function, *arguments, ctypes.byref(handle))
+        return handle
+
+    def memory(self, handle: ctypes.c_void_p) -> Memory:
+        """Return a GPU's memory; zeros for one that shares the host's, which has no figures."""
+        memory = Memory()
+        try:
+            self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        except NvmlError:
+            return Memory()
+        return memory
+
+
 def read_driver(library: Any) -> DriverReport:
     """Return what *library* (from `load_library`) reports; never raises for what it answers."""
     if library is None:
         return DriverReport(library=False, message=f"`{LIBRARY}` is not installed")
     try:
-        _call(library, "nvmlInit_v2")
-    except _CallError as error:
-        return _failure(library, error)
-    try:
-        return DriverReport(
-            library=True,
-            version=_text(library, "nvmlSystemGetDriverVersion"),
-            cuda=_cuda_version(library),
-            gpus=_gpus(library),
-        )
-    except _CallError as error:
-        return _failure(library, error)
-    finally:
-        library.nvmlShutdown()
+        with Nvml.opened(library) as nvml:
+            gpus, faults = _gpus(nvml)
+            return DriverReport(
+                library=True,
+                version=nvml.text("nvmlSystemGetDriverVersion"),
+                cuda=_cuda_version(nvml),
+                gpus=tuple(gpus),
+                faults=tuple(faults),
+            )
+    except NvmlError as error:
+        return DriverReport(library=True, status=error.status, message=error.message)
 
 
-def _failure(library: Any, error: _CallError) -> DriverReport:
-    library.nvmlErrorString.restype = ctypes.c_char_p
-    said = library.nvmlErrorString(error.status)
-    message = said.decode(errors="replace") if said else f"status {error.status}"
-    return DriverReport(library=True, status=error.status, message=message)
-
-
-def _call(library: Any, function: str, *arguments: Any) -> None:
-    try:
-        status = getattr(library, function)(*arguments)
-    except AttributeError:
-        raise _CallError(_FUNCTION_NOT_FOUND) from None
-    if status != _SUCCESS:
-        raise _CallError(status)
-
-
-def _text(library: Any, function: str, *arguments: Any) -> str:
-    text = ctypes.create_string_buffer(_TEXT_BYTES)
-    _call(library, function, *arguments, text, ctypes.c_uint(_TEXT_BYTES))
-    return text.value.decode(errors="replace")
-
-
-def _cuda_version(library: Any) -> tuple[int, int]:
+def _cuda_version(nvml: Nvml) -> tuple[int, int]:
     version = ctypes.c_int()
-    _call(library, "nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(version))
+    nvml.call("nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(version))
     return version.value // 1000, version.value % 1000 // 10
 
 
-def _gpus(library: Any) -> tuple[Gpu, ...]:
-    count = ctypes.c_uint()
-    _call(library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
-    found = []
-    for index in range(count.value):
-        handle = ctypes.c_void_p()
-        _call(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
-        name = _text(library, "nvmlDeviceGetName", handle)
-        uuid = _text(library, "nvmlDeviceGetUUID", handle)
-        found.append(Gpu(index, name, uuid, _memory(library, handle)))
-    return tuple(found)
+def _gpus(nvml: Nvml) -> tuple[list[Gpu], list[GpuFault]]:
+    """Return the GPUs that may be used, and the others; CUDA numbers the first kind alone."""
+    found: list[Gpu] = []
+    faults: list[GpuFault] = []
+    for place in range(nvml.number("nvmlDeviceGetCount_v2")):
+        try:
+            handle = nvml.handle("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(place))
+            found.append(_gpu(nvml, handle, len(found)))
+        except NvmlError as error:
+            faults.append(GpuFault(place, error.status, error.message))
+    return found, faults
 
 
-def _memory(library: Any, handle: ctypes.c_void_p) -> int:
-    """Return a GPU's bytes of memory; 0 for one that shares the host's, which has no figure."""
-    memory = _Memory()
+def _gpu(nvml: Nvml, handle: ctypes.c_void_p, index: int) -> Gpu:
+    name = nvml.text("nvmlDeviceGetName", handle)
+    uuid = nvml.text("nvmlDeviceGetUUID", handle)
+    memory = nvml.memory(handle)
+    mig = _mig(nvml, handle)
+    return Gpu(
+        index,
+        name,
+        uuid,
+        int(memory.total),
+        int(memory.used),
+        _capability(nvml, handle),
+        mig,
+        _parts(nvml, handle) if mig else (),
+    )
+
+
+def _capability(nvml: Nvml, handle: ctypes.c_void_p) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
     try:
-        _call(library, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-    except _CallError:
-        return 0
-    return int(memory.total)
+        nvml.call(
+            "nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor)
+        )
+    except NvmlError:
+        return 0, 0
+    return major.value, minor.value
+
+
+def _mig(nvml: Nvml, handle: ctypes.c_void_p) -> bool:
+    now, pending = ctypes.c_uint(), ctypes.c_uint()
+    try:
+        nvml.call("nvmlDeviceGetMigMode", handle, ctypes.byref(now), ctypes.byref(pending))
+    except NvmlError:  # NOT_SUPPORTED on most GPUs
+        return False
+    return now.value == _MIG_ENABLED
+
+
+def _parts(nvml: Nvml, handle: ctypes.c_void_p) -> tuple[str, ...]:
+    """Return the UUIDs of a GPU's parts; places without one are passed over."""
+    found = []
+    try:
+        places = nvml.number("nvmlDeviceGetMaxMigDeviceCount", handle)
+    except NvmlError:
+        return ()
+    for place in range(places):
+        with contextlib.suppress(NvmlError):  # NOT_FOUND: none is there
+            part = nvml.handle("nvmlDeviceGetMigDeviceHandleByIndex", handle, ctypes.c_uint(place))
+            found.append(nvml.text("nvmlDeviceGetUUID", part))
+    return tuple(found)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from lmcore.accelerator import (
     Check,
     CheckpointStager,
     CommBackend,
     Device,
+    OpImpl,
     PluginInfo,
     PrecisionPolicy,
     Probe,
+    Problem,
     RecomputePolicy,
     autocast_policy,
     buffer_stager,
@@ -19,6 +23,10 @@ from lmcore.accelerator import (
     standard_recompute_policies,
 )
 from lmcore.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from lmcore.accelerator.registry import OptionRegistry
+    from lmcore.config.section import Config
 
 
 @hookimpl
@@ -43,33 +51,64 @@ def lmcore_probe(env: Mapping[str, str]) -> Probe:
 
 
 @hookimpl
-def lmcore_launch_env() -> dict[str, str]:
-    """Number the GPUs as the driver does, so that the probe and torch speak of the same one."""
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+def lmcore_add_options(registry: OptionRegistry) -> None:
+    """Add `--cuda-...`: how a run uses the GPUs."""
+    from lmcore_cuda.settings import CudaSection
+
+    registry.add(CudaSection)
 
 
 @hookimpl
-def lmcore_create_device() -> Device:
+def lmcore_launch_env(rank_info: Mapping[str, Any]) -> dict[str, str]:
+    """Number the GPUs as the driver does; set the allocator, and NCCL where there are others."""
+    from lmcore_cuda.launch_env import launch_env
+
+    return launch_env(os.environ, int(rank_info.get("world_size", 1)))
+
+
+@hookimpl
+def lmcore_create_device(probe: Probe, config: Config) -> Device:
     """Return the GPU of this process."""
     from lmcore_cuda.device import create_device
+    from lmcore_cuda.settings import settings_of
 
-    return create_device()
+    return create_device(probe, settings_of(config))
+
+
+@hookimpl
+def lmcore_validate_config(device: Device, config: Config) -> list[Problem]:
+    """Name what this GPU cannot do."""
+    from lmcore_cuda.packages import problems_of as package_problems
+    from lmcore_cuda.settings import problems_of
+
+    return [*problems_of(device, config), *package_problems(device, config)]
 
 
 @hookimpl
 def lmcore_comm_backends() -> list[CommBackend]:
     """Offer NCCL, which comes with torch."""
-    from lmcore_cuda.device import nccl
+    from lmcore_cuda.comm import nccl
 
     return [nccl()]
 
 
 @hookimpl
+def lmcore_op_impls(device: Device) -> list[OpImpl]:
+    """Offer torch's kernels, ours in Triton, and those of the kernel packages."""
+    from lmcore_cuda.kernels import op_impls
+
+    return op_impls(device)
+
+
+@hookimpl
 def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
-    """Offer float32, half-precision products, and bfloat16 ones first where the GPU has them."""
+    """Offer float32, half-precision products, bfloat16 ones first where there are, and 8-bit."""
+    from lmcore_cuda.precision import float8_policy
+
     policies = [
         full_precision_policy(),
         autocast_policy(device, name="fp16", compute="float16", loss_scaling=True),
+        float8_policy(device),
     ]
     if "bfloat16" in device.dtypes:
         policies.append(autocast_policy(device, name="bf16", compute="bfloat16", priority=200))
@@ -90,7 +129,7 @@ def lmcore_checkpoint_stagers(device: Device) -> list[CheckpointStager]:
 
 @hookimpl
 def lmcore_doctor(probe: Probe) -> list[Check]:
-    """Check driver and torch's build."""
+    """Check driver, torch's build, and what NVML shows of each GPU."""
     from lmcore_cuda.doctor import checks
 
     return checks(probe)

@@ -1,0 +1,116 @@
+"""Which GPUs `CUDA_VISIBLE_DEVICES` leaves, as CUDA reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lmcore_cuda.nvml import Gpu
+
+__all__ = ["VISIBLE", "Visible", "visible_gpus"]
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_NONE = {"", "-1", "none", "void", "nodevfiles"}
+"""What is written to hide every GPU on purpose: nothing, no index, and the words of container
+runtimes and of Slurm."""
+
+
+@dataclass(frozen=True)
+class Visible:
+    """What a process sees.
+
+    Attributes:
+        gpus: The GPUs, in CUDA's order; one of which a part is used stands for the part.
+        evidence: What the variable does, if anything.
+        hidden: Whether all GPUs are hidden on purpose.
+        fault: Why it sees none, though that was not the purpose.
+        fix: What to do then.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    evidence: str = ""
+    hidden: bool = False
+    fault: str = ""
+    fix: str = ""
+
+
+def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
+    """Return the GPUs that CUDA would show a process with the environment *env*.
+
+    As CUDA does: entries are indices or beginnings of a UUID; the first that fits no GPU ends the
+    list, and one named twice empties it.  A process sees one part (MIG) at most, and no whole GPU
+    beside it.
+
+    Args:
+        gpus: All GPUs that the driver hands out.
+        env: The environment.
+    """
+    if VISIBLE not in env:
+        return _with_parts(gpus)
+    setting = f"{VISIBLE}={env[VISIBLE]}"
+    entries = [part.strip() for part in env[VISIBLE].split(",")]
+    if entries[0].lower() in _NONE:
+        return Visible(evidence=f"`{setting}` hides all {len(gpus)} GPUs", hidden=True)
+    found: list[Gpu] = []
+    for entry in entries:
+        if entry.startswith("MIG-"):
+            return _one_part(gpus, found, entry, setting)
+        match = [one for one in gpus if entry == str(one.index) or _begins(one.uuid, entry)]
+        if len(match) != 1:
+            return _cut(gpus, found, entry, setting)
+        if match[0] in found:
+            return Visible(
+                fault=f"`{setting}` names GPU {match[0].index} twice: CUDA shows none then",
+                fix=f"name each GPU once in `{VISIBLE}`, or unset it",
+            )
+        found += match
+    seen = _with_parts(found)
+    left = f"`{setting}` leaves {len(found)} of {len(gpus)}"
+    evidence = "; ".join(filter(None, (left, seen.evidence)))
+    return Visible(seen.gpus, evidence, fault=seen.fault, fix=seen.fix)
+
+
+def _with_parts(gpus: Sequence[Gpu]) -> Visible:
+    """Return what is seen of GPUs of which some may be in parts."""
+    parted = next((one for one in gpus if one.parts), None)
+    if parted is not None:
+        said = f"GPU {parted.index} is in parts (MIG): a process sees the first of them alone"
+        return Visible((parted,), said)
+    whole = tuple(one for one in gpus if not one.mig)
+    if gpus and not whole:
+        return Visible(
+            fault="the GPUs are to be used in parts (MIG), and no part has been made",
+            fix="make one (`sudo nvidia-smi mig -cgi 0 -C`), or use the GPU whole "
+            "(`sudo nvidia-smi -mig 0`)",
+        )
+    if len(whole) < len(gpus):
+        return Visible(whole, f"{len(gpus) - len(whole)} in MIG mode without a part")
+    return Visible(whole)
+
+
+def _cut(gpus: Sequence[Gpu], found: Sequence[Gpu], entry: str, setting: str) -> Visible:
+    """Return what is left before an entry that fits no GPU, or several."""
+    ambiguous = entry.startswith("GPU-") and any(one.uuid.startswith(entry) for one in gpus)
+    wrong = f"`{entry}` {'is the beginning of several UUIDs' if ambiguous else 'is no GPU here'}"
+    if found:
+        said = f"`{setting}` leaves {len(found)} of {len(gpus)}: {wrong}, and CUDA stops there"
+        return Visible(tuple(found), said)
+    known = "0" if len(gpus) == 1 else f"0 to {len(gpus) - 1}"
+    return Visible(
+        fault=f"`{setting}` hides all {len(gpus)} GPUs: {wrong}",
+        fix=f"set `{VISIBLE}` to numbers from {known}, or to UUIDs that `nvidia-smi -L` lists; or "
+        "unset it",
+    )
+
+
+def _one_part(gpus: Sequence[Gpu], found: Sequence[Gpu], entry: str, setting: str) -> Visible:
+    """Return the GPU that has a part, by the part's UUID or, of old drivers, by the GPU's in it."""
+    owner = next((one for one in gpus if entry in one.parts or one.uuid in entry), None)
+    if owner is None:
+        return _cut(gpus, found, entry, setting)
+    return Visible((owner,), f"`{setting}`: a part of GPU {owner.index} (MIG), one for a process")
+
+
+def _begins(uuid: str, entry: str) -> bool:
+    return entry.startswith("GPU-") and uuid.startswith(entry)
