@@ -6,6 +6,7 @@ of this process, H hidden.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["copy_to_all", "gather_parts", "scatter_sum", "sum_over_all", "sum_together"]
 
+
+_COPIED_BYTES = 64 * 2**20
+"""After so much an exchange is full, so that gradients are never all held twice."""
 
 # Newer torch deprecates the longer names.
 _gather_into = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
@@ -48,14 +52,29 @@ def scatter_sum(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
 
 
 def sum_together(tensors: list[Tensor], axis: Axis, *, share: float = 1.0) -> None:
-    """Replace each tensor by *share* times its sum over *axis*, in one exchange; no gradients."""
-    if axis.size == 1 or not tensors:
+    """Replace each tensor by *share* times its sum over *axis*, in few exchanges; no gradients."""
+    if axis.size == 1:
         return
-    flat = torch.cat([tensor.flatten() for tensor in tensors]).mul_(share)
-    distributed.all_reduce(flat, group=axis.group)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    for tensor, part in zip(tensors, parts, strict=True):
-        tensor.copy_(part.view_as(tensor))
+    for some in _batches(tensors):
+        flat = torch.cat([tensor.flatten() for tensor in some]).mul_(share)
+        distributed.all_reduce(flat, group=axis.group)
+        parts = flat.split([tensor.numel() for tensor in some])
+        for tensor, part in zip(some, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def _batches(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield *tensors* in their order, as many at a time as may be copied at once."""
+    found: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        size += tensor.numel() * tensor.element_size()
+        found.append(tensor)
+        if size >= _COPIED_BYTES:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
 
 
 def _all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
