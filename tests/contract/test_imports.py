@@ -16,6 +16,7 @@ PLUGINS = {
     "lmcore_cpu": "plugins/cpu/src",
     "lmcore_cuda": "plugins_cuda/src",
     "lmcore_sim": "plugins/sim/src",
+    "lmcore_triton": "plugins/triton/src",
     "lmcore_xpu": "plugins_xpu/src",
 }
 LAYERS = [
@@ -96,6 +97,9 @@ def test_empty_skeleton_passes(skeleton: Path) -> None:
         ("lmcore_xpu", "lmcore_cpu"),
         ("lmcore_sim", "lmcore.runtime"),
         ("lmcore/checkpoint", "lmcore_sim"),
+        ("lmcore/model", "lmcore_triton"),
+        ("lmcore_triton", "lmcore.model"),
+        ("lmcore_triton", "lmcore_cuda"),
     ],
 )
 def test_planted_import_is_refused(skeleton: Path, importer: str, imported: str) -> None:

@@ -1,0 +1,152 @@
+"""What these kernels offer, and what they decline: the records that a device's plugin passes on.
+
+Torch-free, and Triton-free too: Triton is looked for when a kernel is considered, and loaded when
+one is bound.
+
+What to expect of each kernel stands in `EXPECTED`, and which go into compiled blocks in
+`IN_COMPILED`.  Neither has been measured yet; `benchmarks/gpu_kernels.py` does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+
+from lmcore.accelerator import OpContext, OpImpl, Reject
+
+__all__ = ["EXPECTED", "ID", "IN_COMPILED", "WIDEST_ROW", "op_impls"]
+
+ID = "triton"
+"""The id of every kernel."""
+
+WIDEST_ROW = 32768
+"""Most channels, or scores, that fit in registers for the kernels that keep a row there."""
+
+OLDEST_CAPABILITY = (8, 0)
+"""The first compute capability that Triton's compiler is made for."""
+
+EXPECTED: Mapping[str, str] = MappingProxyType(
+    {
+        "layer_norm": "Beside the reference: 3 to 6 times as fast, one pass of memory each way. "
+        "Beside a compiled one: forward equal or slower where the compiler joins it with the "
+        "addition before; backward up to 1.3 times as fast, as it reads x once and not twice.",
+        "rms_norm": "As layer_norm.",
+        "bias_gelu": "Beside the reference: 3 to 5 times as fast. Beside a compiled one: equal "
+        "forward; backward up to 1.3 times as fast, as the bias's sum is taken on the way.",
+        "swiglu": "Beside the reference: 3 to 5 times as fast. Beside a compiled one: equal.",
+        "bias_dropout_add": "Beside the reference: 2 to 4 times as fast, and no mask is kept. "
+        "Beside a compiled one: equal or slower, as the compiler joins it with the norm after it.",
+        "scaled_masked_softmax": "Beside the reference: 2 to 4 times as fast with a mask. Beside "
+        "a compiled one: equal.",
+        "rotary_embedding": "Beside the reference: 3 to 5 times as fast. Beside a compiled one: "
+        "equal or slower, as the compiler joins it with the copy of the heads.",
+        "cross_entropy": "Beside the reference: 3 to 5 times as fast, and no copy of the logits "
+        "in float32. Beside a compiled one: equal.",
+        "linear_cross_entropy": "Beside the reference, compiled or not: up to 1.5 times as fast, "
+        "and the logits of at most 512 MiB are ever there, in place of all of them several times.",
+    }
+)
+"""What a kernel should gain by what it reads and writes; an expectation, not a measurement."""
+
+IN_COMPILED = frozenset({"linear_cross_entropy"})
+"""Ops whose kernels are offered to compiled blocks by default: no compiler joins their steps."""
+
+_TARGETS = MappingProxyType(
+    {
+        "layer_norm": "lmcore_triton.norm:layer_norm",
+        "rms_norm": "lmcore_triton.norm:rms_norm",
+        "bias_gelu": "lmcore_triton.activation:bias_gelu",
+        "swiglu": "lmcore_triton.activation:swiglu",
+        "bias_dropout_add": "lmcore_triton.dropout:bias_dropout_add",
+        "scaled_masked_softmax": "lmcore_triton.softmax:scaled_masked_softmax",
+        "rotary_embedding": "lmcore_triton.rotary:rotary_embedding",
+        "cross_entropy": "lmcore_triton.cross_entropy:cross_entropy",
+        "linear_cross_entropy": "lmcore_triton.linear_cross_entropy:linear_cross_entropy",
+    }
+)
+
+_ROW_OF = MappingProxyType(
+    {
+        "layer_norm": ("hidden_size", "channels"),
+        "rms_norm": ("hidden_size", "channels"),
+        "scaled_masked_softmax": ("seq_length", "scores"),
+    }
+)
+"""The attribute that says how long a row is, for the kernels that keep one in registers."""
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def op_impls(
+    device_type: str,
+    *,
+    dtypes: Collection[str] = _DTYPES,
+    capability: tuple[int, int] | None = None,
+    in_compiled: Collection[str] = IN_COMPILED,
+    priority: int = 10,
+) -> list[OpImpl]:
+    """Return the kernels for a device, for the plugin that brings it.
+
+    Args:
+        device_type: torch's device type; other ones are rejected.
+        dtypes: Names of the dtypes that the device computes in itself.
+        capability: Compute capability, where the vendor has such a number.
+        in_compiled: Ops whose kernel is offered to compiled blocks too.
+        priority: Of all of them; `linear_cross_entropy` has ten more.
+    """
+
+    def supports(op: str) -> Callable[[OpContext], Reject | None]:
+        def verdict(context: OpContext) -> Reject | None:
+            reason = _device_problem(context, device_type, dtypes, capability)
+            reason = reason or _case_problem(op, context, in_compiled)
+            return None if reason is None else Reject(reason)
+
+        return verdict
+
+    return [
+        OpImpl(
+            op,
+            ID,
+            target,
+            priority=priority + (10 if op == "linear_cross_entropy" else 0),
+            requires=("triton",),
+            supports=supports(op),
+            traits=frozenset({"deterministic", "fused"}),
+        )
+        for op, target in _TARGETS.items()
+    ]
+
+
+def _device_problem(
+    context: OpContext,
+    device_type: str,
+    dtypes: Collection[str],
+    capability: tuple[int, int] | None,
+) -> str | None:
+    """Return why nothing can be launched for this device and dtype."""
+    if context.device_type != device_type:
+        return f"is for `{device_type}`, not `{context.device_type}`"
+    if context.dtype not in _DTYPES:
+        return f"computes in float32, which {context.dtype} is not for"
+    if context.dtype not in dtypes:
+        return f"this device does not compute in {context.dtype}"
+    if capability is not None and capability < OLDEST_CAPABILITY:
+        found, oldest = (f"{major}.{minor}" for major, minor in (capability, OLDEST_CAPABILITY))
+        return f"Triton compiles for compute capability {oldest} and newer, this device has {found}"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler: neither `$CC` nor `gcc` nor `clang` is there"
+    return None
+
+
+def _case_problem(op: str, context: OpContext, in_compiled: Collection[str]) -> str | None:
+    """Return why the kernel of *op* does not do this case, or should not."""
+    if op in _ROW_OF:
+        name, what = _ROW_OF[op]
+        length = context.attributes.get(name, 0)
+        if length > WIDEST_ROW:
+            return f"keeps a row in registers, at most {WIDEST_ROW} {what}; here are {length}"
+    if context.attributes.get("compile") and op not in in_compiled:
+        return "is not for compiled blocks: the compiler fuses the reference with what is around it"
+    return None
