@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lmcore.checkpoint import find_checkpoint, read_manifest
 from lmcore.data.blended_dataset import BlendRecord
 from lmcore.errors import CheckpointError, ConfigError
+from lmcore.train.saved_run import check_saved_run
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -48,7 +49,9 @@ def saved_data(plan: RunPlan) -> SavedData | None:
         checkpoint = find_checkpoint(Path(asked.load))
     except CheckpointError:
         return None
-    meta = read_manifest(checkpoint).meta
+    manifest = read_manifest(checkpoint)
+    check_saved_run(checkpoint, manifest)
+    meta = manifest.meta
     record = meta.get("data")
     if record is None and asked.change_blend:
         raise ConfigError(
@@ -57,7 +60,7 @@ def saved_data(plan: RunPlan) -> SavedData | None:
             hint="`--override-data-order` goes on without keeping count",
         )
     return SavedData(
-        str(meta["data_order"]),
-        int(meta["counters"]["consumed_samples"]),
+        meta["data_order"],
+        meta["counters"]["consumed_samples"],
         None if record is None else BlendRecord.from_dict(record),
     )

@@ -26,6 +26,7 @@ from lmcore.config.layout import ParallelLayout
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.runtime.agreement import agree
+from lmcore.train.saved_run import check_saved_run, part_of
 from lmcore.train.state import (
     random_state_name,
     random_states,
@@ -112,6 +113,7 @@ def restore(
         with state.weights_for_use():
             load.into(state.tensors(optimizer=False))
         return checkpoint
+    check_saved_run(checkpoint, manifest)
     if asked.load_optim:
         _check_optimizer(manifest, plan)
     _adopt_schedule(state, plan, manifest)
@@ -226,7 +228,7 @@ def _differing_rows(manifest: Manifest, plan: RunPlan) -> dict[str, int]:
 
     Empty where the vocabulary is padded to the same size, or is another one.
     """
-    derived = manifest.meta.get("config", {}).get("derived", {})
+    derived = part_of(manifest.meta, "config", "derived")
     saved = manifest.model_shape.get("padded_vocab_size")
     if saved == plan.padded_vocab_size or derived.get("vocab_size") != plan.vocab_size:
         return {}
@@ -276,7 +278,7 @@ def _holds_any(path: Path) -> bool:
 
 def _check_optimizer(manifest: Manifest, plan: RunPlan) -> None:
     """Refuse another optimizer's state: it has other moments, or the same of another meaning."""
-    settings = manifest.meta.get("config", {}).get("config", {}).get("optimizer", {})
+    settings = part_of(manifest.meta, "config", "config", "optimizer")
     saved, now = settings.get("optimizer"), plan.config.optimizer.optimizer
     if saved in {None, now}:
         return

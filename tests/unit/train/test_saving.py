@@ -276,6 +276,24 @@ def test_other_dropout(trained: Any, resume: Any) -> None:
     assert after.model.shape.hidden_dropout == 0
 
 
+def test_a_manifest_of_another_program(
+    trained: Any, resume: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights without a word on the run that made them: an error, but with `--finetune`."""
+    _, order, folder = trained()
+    read = restoring.read_manifest
+    monkeypatch.setattr(
+        restoring,
+        "read_manifest",
+        lambda path: dataclasses.replace(read(path), meta={"config": "none"}),
+    )
+    with pytest.raises(CheckpointError, match="no run can go on") as caught:
+        resume(folder, order)
+    assert "`meta.data_order`" in str(caught.value.why)
+    state, _ = resume(folder, order, "--finetune")
+    assert state.iteration == 0
+
+
 def test_load_nowhere(resume: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """`--load` where nothing is stops, or starts anew and says so if that is asked for."""
     empty = tmp_path / "empty"

@@ -1,0 +1,92 @@
+"""What a manifest says of the run that saved it, checked before another run goes on from it.
+
+Whoever writes a checkpoint writes its manifest: of `meta` any part may be missing or anything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.config.layout import ParallelLayout
+from lmcore.errors import CheckpointError
+from lmcore.optim.schedule import LearningRateSchedule
+
+if TYPE_CHECKING:
+    from lmcore.checkpoint import Manifest
+
+__all__ = ["check_saved_run", "part_of"]
+
+_COUNTERS = ("iteration", "consumed_samples", "consumed_tokens")
+
+
+def check_saved_run(checkpoint: Path, manifest: Manifest) -> None:
+    """Refuse a checkpoint that does not say what a run needs to go on.
+
+    Args:
+        checkpoint: For the message.
+        manifest: Its manifest.
+
+    Raises:
+        CheckpointError: Names each part that is missing or wrong.
+    """
+    wrong = [*_problems(manifest.meta)]
+    if wrong:
+        raise CheckpointError(
+            f"no run can go on from checkpoint `{checkpoint}`",
+            why="its manifest does not have what a run saves: "
+            + ", ".join(f"`meta.{name}`" for name in wrong),
+            hint="use another checkpoint, or take its weights alone by `--finetune`",
+        )
+
+
+def part_of(meta: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """Return the mapping in *meta* that one name after the other leads to; empty where none is."""
+    found: Any = meta
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _problems(meta: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the paths of what is missing or wrong."""
+    counters = part_of(meta, "counters")
+    for name in dict.fromkeys((*_COUNTERS, *counters)):
+        if not _is_number(counters.get(name), whole=True):
+            yield f"counters.{name}"
+    yield from _schedule(part_of(meta, "schedule"))
+    if not isinstance(meta.get("data_order"), str):
+        yield "data_order"
+    if meta.get("layout") is not None:
+        yield from _layout(meta["layout"])
+    if not isinstance(meta.get("loss_scale", {}), Mapping):
+        yield "loss_scale"
+
+
+def _schedule(saved: Mapping[str, Any]) -> Iterator[str]:
+    known = {one.name: one for one in dataclasses.fields(LearningRateSchedule)}
+    for name in dict.fromkeys((*known, *saved)):
+        if name not in saved and known[name].default is not dataclasses.MISSING:
+            continue
+        value = saved.get(name)
+        right = isinstance(value, str) if name == "style" else _is_number(value)
+        if name not in known or not right:
+            yield f"schedule.{name}"
+
+
+def _layout(saved: object) -> Iterator[str]:
+    if not isinstance(saved, Mapping):
+        yield "layout"
+        return
+    for one in dataclasses.fields(ParallelLayout):
+        value = saved.get(one.name, one.default)
+        if type(value) is not type(one.default) or (type(value) is int and value < 0):
+            yield f"layout.{one.name}"
+
+
+def _is_number(value: object, *, whole: bool = False) -> bool:
+    kinds: tuple[type, ...] = (int,) if whole else (int, float)
+    return type(value) in kinds and 0 <= value < math.inf  # type: ignore[operator]
