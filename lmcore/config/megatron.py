@@ -90,6 +90,8 @@ RENAMED: Mapping[str, Renamed] = {
     "--activations-checkpoint-method": Renamed("--recompute full --recompute-method", whole=False),
     "--activations-checkpoint-num-layers": Renamed("--recompute-num-layers"),
     "--checkpoint-num-layers": Renamed("--recompute-num-layers"),
+    "--pytorch-profiler-collect-shapes": Renamed("--profile-shapes"),
+    "--pytorch-profiler-collect-callstack": Renamed("--profile-stacks"),
     "--muon-use-nesterov": Renamed("--muon-nesterov"),
     "--muon-ns-steps": Renamed("--muon-num-ns-steps"),
     "--muonadamw-beta1": Renamed("--adam-beta1"),
@@ -106,9 +108,12 @@ _SWITCHES = {
     "--cpu-offload",
     "--finetune",
     "--muon-nesterov",
+    "--profile-shapes",
+    "--profile-stacks",
     "--use-checkpoint-opt-param-scheduler",
 }
 
+_PROFILER = Fixed("`--profile` uses torch's profiler, and names the parts of a step")
 _KERNELS = Fixed(
     "kernels are chosen op by op, the fastest the device offers; `--ops` prefers others"
 )
@@ -192,6 +197,9 @@ FIXED: Mapping[str, Fixed] = {
     "--dshampooadamw-use-decoupled-weight-decay": Fixed(
         "the decay is decoupled", ("True", "true"), "leave it out: the decay is decoupled"
     ),
+    "--use-pytorch-profiler": _PROFILER,
+    "--nvtx-ranges": _PROFILER,
+    "--no-manual-gc-eval": Fixed("garbage is collected between steps alone"),
     "--timing-log-level": Fixed("step times are always recorded", None),
 }
 
@@ -205,6 +213,7 @@ _CONVERSION = f"converting checkpoints is {_LATER}"
 _RUN_CONFIG = "start from the run's settings: `lmcore train RUN/config.yaml --load RUN`"
 _RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then give `--data-path`"
 _TRACKING = "metrics.jsonl and TensorBoard in the run directory hold the same figures"
+_MEMORY = "use `--profile --profile-memory`, which records allocations in the trace"
 _TIKTOKEN = "convert the vocabulary to a `tokenizer.json`, for `--tokenizer-type HFTokenizer`"
 _TOKENIZER_UNSUPPORTED = {
     "--trust-remote-code": "a tokenizer's own code is never run: give a `tokenizer.json`",
@@ -237,6 +246,7 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_GPT_ONLY, "--titles-data-path", "--use-one-sent-docs", "--block-data-path"),
     **_all(_GPT_ONLY, "--indexer-batch-size", "--indexer-log-interval", "--model-type"),
     **_all("use `--init-method-std`", "--init-method-xavier-uniform"),
+    **_all(_MEMORY, "--record-memory-history", "--memory-snapshot-path"),
     **_all("queries, keys and values are one matrix: leave it out", "--muon-split-qkv"),
     **_all("muon needs whole matrices: use another `--optimizer`", "--muon-tp-mode"),
     **_TOKENIZER_UNSUPPORTED,

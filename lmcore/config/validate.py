@@ -16,6 +16,7 @@ from lmcore.config.validate_batch import loss_scales, ramp_up
 from lmcore.config.validate_data import DATA_RULES
 from lmcore.config.validate_deepspeed import DEEPSPEED_RULES, accumulation
 from lmcore.config.validate_parallel import data_parallel_size, parallel_problems
+from lmcore.config.validate_profile import profile_problems
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["DEFAULT_TRAIN_ITERS", "RULES", "problems_of"]
@@ -30,11 +31,20 @@ def problems_of(loaded: LoadedConfig, *, world_size: int) -> list[LmcoreError]:
     """Return every problem that settings and number of processes decide, in the rules' order."""
     found = [problem for rule in RULES for problem in rule(loaded)]
     found += parallel_problems(loaded, world_size)
+    found += profile_problems(loaded, world_size=world_size, train_iters=_train_iters(loaded))
     data = data_parallel_size(loaded, world_size)
     if data is None:
         return found
     found += [*_batch_sizes(loaded, data), *ramp_up(loaded, data)]
     return [*found, *accumulation(loaded, data)]
+
+
+def _train_iters(loaded: LoadedConfig) -> int | None:
+    """Return the steps of the run; None where samples say how many there are."""
+    if loaded.value("train_samples") is not None:
+        return None
+    steps: int = loaded.value("train_iters") or DEFAULT_TRAIN_ITERS
+    return steps
 
 
 def _heads(loaded: LoadedConfig) -> Problems:

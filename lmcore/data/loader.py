@@ -1,5 +1,7 @@
 """Micro-batches from a dataset, prepared ahead by one background thread.
 
+`lmcore.data.transfer` brings them to the device.
+
 Positions are visited in order: of each `micro_batch_size * data_parallel_size` consecutive ones,
 every data-parallel rank takes its slice.  Which samples come next thus follows from the number
 consumed so far alone, and a resumed run sees what an unbroken one would have seen.
@@ -13,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -38,7 +40,7 @@ class SampleSource(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch on the CPU.
+    """One micro-batch, on the host or on a device.
 
     Attributes:
         tokens_BS: int64, the input.
@@ -54,6 +56,22 @@ class Batch:
     loss_mask_BS: Tensor
     positions_BS: Tensor | None = None
     documents_BS: Tensor | None = None
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on *device*; the host waits for copies from pinned memory no more.
+
+        Tensors that are there already are taken as they are.
+        """
+        return Batch(
+            *(None if one is None else one.to(device, non_blocking=True) for one in self._values())  # type: ignore[arg-type]
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that there are."""
+        return [one for one in self._values() if one is not None]
+
+    def _values(self) -> list[Tensor | None]:
+        return [getattr(self, field.name) for field in fields(self)]
 
 
 @dataclass(frozen=True)
@@ -76,6 +94,7 @@ class BatchLoader:
         prefetch: Micro-batches held ready.
         vocab_size: A token beyond it stops the run; None checks nothing.
         masks: What ends with a document inside a sample; None: nothing.
+        begin: Called first in the thread, such as to make a device current there.
 
     Attributes:
         wait_seconds: Time that the consumer spent waiting for data, in all.
@@ -94,6 +113,7 @@ class BatchLoader:
         prefetch: int = 4,
         vocab_size: int | None = None,
         masks: DocumentMasks | None = None,
+        begin: Callable[[], None] | None = None,
     ) -> None:
         total = len(dataset) if total_samples is None else total_samples
         if not 0 <= data_parallel_rank < data_parallel_size:
@@ -103,7 +123,7 @@ class BatchLoader:
         if total > len(dataset):
             raise ValueError(f"{total} samples wanted of a dataset of {len(dataset)}")
         self._dataset, self._pin, self._vocab_size = dataset, pin, vocab_size
-        self._masks = masks
+        self._masks, self._begin = masks, begin
         self._micro_batch_size = micro_batch_size
         self._stride = micro_batch_size * data_parallel_size
         self._first = consumed_samples + data_parallel_rank * micro_batch_size
@@ -142,6 +162,23 @@ class BatchLoader:
         self._batches_left -= 1
         return item
 
+    def next_if_ready(self) -> Batch | None:
+        """Return the next micro-batch where it is ready; None: ask again, with `next`.
+
+        Nothing is waited for or raised here.
+        """
+        if self._failure is not None or not self._batches_left or self._stop.is_set():
+            return None
+        try:
+            item = self._ready.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(item, _Failed):
+            self._failure = item.error
+            return None
+        self._batches_left -= 1
+        return item
+
     def __enter__(self) -> Self:
         """Return the loader."""
         return self
@@ -168,6 +205,8 @@ class BatchLoader:
 
     def _produce(self, batches: int) -> None:
         try:
+            if self._begin is not None:
+                self._begin()
             for i in range(batches):
                 if self._stop.is_set():
                     return

@@ -29,6 +29,8 @@ from lmcore.parallel.data_parallel import LossModule
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.world import sum_of_all
 from lmcore.runtime.agreement import agree
+from lmcore.runtime.span import Span, no_span
+from lmcore.train.compilation import compiles_blocks
 from lmcore.train.deepspeed_package import initialize, open_deepspeed
 from lmcore.train.deepspeed_shards import Shards
 from lmcore.train.deepspeed_update import FlatUpdate, StateKind, state_kinds
@@ -50,12 +52,15 @@ _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @contextlib.contextmanager
-def open_deepspeed_engine(plan: RunPlan, runtime: Runtime) -> Iterator[DeepSpeedEngine]:
+def open_deepspeed_engine(
+    plan: RunPlan, runtime: Runtime, span: Span = no_span
+) -> Iterator[DeepSpeedEngine]:
     """Build the model of a run for DeepSpeed; all processes must call it.
 
     Args:
         plan: The run.
         runtime: This process.
+        span: Names the parts of a step for a profile.
 
     Raises:
         ConfigError: The file of `--deepspeed-config` cannot be read, or DeepSpeed refuses it.
@@ -79,7 +84,7 @@ def open_deepspeed_engine(plan: RunPlan, runtime: Runtime) -> Iterator[DeepSpeed
             hint="give all processes the same file",
         )
     with open_deepspeed(runtime) as package:
-        engine = DeepSpeedEngine(plan, runtime, package, config)
+        engine = DeepSpeedEngine(plan, runtime, package, config, span)
         try:
             yield engine
         finally:
@@ -97,7 +102,12 @@ class DeepSpeedEngine:
     """
 
     def __init__(
-        self, plan: RunPlan, runtime: Runtime, package: Any, config: dict[str, Any]
+        self,
+        plan: RunPlan,
+        runtime: Runtime,
+        package: Any,
+        config: dict[str, Any],
+        span: Span = no_span,
     ) -> None:
         """Build the model on the host, where it can be loaded.
 
@@ -106,7 +116,9 @@ class DeepSpeedEngine:
             runtime: This process.
             package: DeepSpeed.
             config: What it gets.
+            span: Names the parts of a step.
         """
+        self.span = span
         self.plan, self.runtime, self.package, self.config = plan, runtime, package, config
         self.batch_sizes = plan.batch_sizes
         self.samples_at_once = plan.global_batch_size // plan.num_micro_batches
@@ -180,12 +192,14 @@ class DeepSpeedEngine:
         """
         samples = self.batch_sizes.at(state.consumed_samples)
         own = sum(self._run(batches, samples, state.loss_scale.value))
-        total, *asked = sum_of_all(self.runtime, own, *requests())
+        with self.span("reduce"):
+            total, *asked = sum_of_all(self.runtime, own, *requests())
         loss = total / self.runtime.rank.world_size
         if not math.isfinite(loss) and self._half is not torch.float16:
             raise _not_finite(state, f"the loss is {loss}", samples)
         rate = state.schedule(state.scheduled_samples + samples)
-        norm = self._step(rate)
+        with self.span("optimizer"):
+            norm = self._step(rate)
         skipped = not math.isfinite(norm)
         if not state.loss_scale.update(overflow=skipped):
             raise _not_finite(state, f"the gradient norm is {norm}", samples)
@@ -216,12 +230,14 @@ class DeepSpeedEngine:
         losses = []
         for number in range(1, count + 1):
             engine.set_gradient_accumulation_boundary(number == count)
-            arguments, options = loss_arguments(next(batches), self.device, share=1.0 / count)
-            with self.context():
+            with self.span("data"):
+                arguments, options = loss_arguments(next(batches), self.device, share=1.0 / count)
+            with self.span("forward"), self.context():
                 loss = engine(*arguments, **options)
             # Not the output itself: where DeepSpeed has no scale to multiply it by, it would divide
             # the gradient by the number of micro-batches, which the loss has been already.
-            engine.backward(loss * 1.0, scale_wrt_gas=False)
+            with self.span("backward"):
+                engine.backward(loss * 1.0, scale_wrt_gas=False)
             losses.append(loss.detach())
         yield from (float(one) for one in losses)
 
@@ -312,7 +328,7 @@ class DeepSpeedModel:
             self.shape,
             runtime,
             seed=None if load else plan.config.training.seed,
-            compile_blocks=plan.config.training.compile,
+            compile_blocks=compiles_blocks(plan, runtime.device),
             masked=plan.config.data.reset_attention_mask,
             device=torch.device("cpu"),
         )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
+from lmcore.runtime.span import Span, no_span
+from lmcore.train.compilation import compiles_blocks
 from lmcore.train.state import TrainState
 from lmcore.train.step import StepResult, TrainStep
 
@@ -57,18 +59,18 @@ class Engine(Protocol):
 class NativeEngine:
     """torch's own blocks; see `Engine`."""
 
-    def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
-        """Build and place the model; all processes must call it."""
+    def __init__(self, plan: RunPlan, runtime: Runtime, span: Span = no_span) -> None:
+        """Build and place the model; all processes must call it; *span* names parts of a step."""
         parallel = parallelize(
             ModelShape.from_plan(plan),
             plan.layout,
             runtime,
             seed=None if plan.config.checkpoint.load else plan.config.training.seed,
-            compile_blocks=plan.config.training.compile,
+            compile_blocks=compiles_blocks(plan, runtime.device),
             masked=plan.config.data.reset_attention_mask,
         )
         self.state = TrainState.create(parallel, plan, runtime)
-        self.step: Step = TrainStep(plan, runtime)
+        self.step: Step = TrainStep(plan, runtime, span)
         self.records: Mapping[str, Any] = {}
         self.divided = plan.layout.divides_model or plan.layout.context > 1
 
@@ -77,17 +79,18 @@ class NativeEngine:
 
 
 @contextlib.contextmanager
-def open_engine(plan: RunPlan, runtime: Runtime) -> Iterator[Engine]:
+def open_engine(plan: RunPlan, runtime: Runtime, span: Span = no_span) -> Iterator[Engine]:
     """Build the model of a run with the engine that it asks for; all processes must call it.
 
     Args:
         plan: The run.
         runtime: This process.
+        span: Names the parts of a step for a profile.
     """
     if plan.config.parallel.engine == "native":
-        yield NativeEngine(plan, runtime)
+        yield NativeEngine(plan, runtime, span)
         return
     from lmcore.train.deepspeed_engine import open_deepspeed_engine
 
-    with open_deepspeed_engine(plan, runtime) as engine:
+    with open_deepspeed_engine(plan, runtime, span) as engine:
         yield engine

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.data.loader import BatchLoader
+from lmcore.data.transfer import on_device
 from lmcore.errors import LmcoreError
+from lmcore.runtime.span import no_span
 from lmcore.train.display import Progress
+from lmcore.train.garbage import GarbageCollection
 from lmcore.train.metrics import StepRow
+from lmcore.train.stepping import Steps
 from lmcore.train.validation import Validation, validate
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
+    from lmcore.data.transfer import Batches
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.corpus import Corpus
     from lmcore.train.display import Display
     from lmcore.train.engine import Step
     from lmcore.train.exits import ExitConditions
     from lmcore.train.metrics import MetricsFile, TensorBoard
+    from lmcore.train.profile import Profile
     from lmcore.train.saver import Saver
     from lmcore.train.state import TrainState
     from lmcore.train.step import StepResult
@@ -82,18 +87,27 @@ class Reporter:
         self._rows: list[StepRow] = []
         self._recent: list[float] = []
 
-    def row(self, state: TrainState, result: StepResult, seconds: float, wait: float) -> StepRow:
-        """Return the row of a step that took *seconds*, *wait* of them for data."""
+    def row(
+        self, counters: Mapping[str, int], result: StepResult, seconds: float, wait: float
+    ) -> StepRow:
+        """Return the row of a step that took *seconds*, *wait* of them for data.
+
+        Args:
+            counters: The run's after the step; see `TrainState.counters`.
+            result: What the step yielded.
+            seconds: Its time.
+            wait: The part of it spent waiting for data.
+        """
         return StepRow(
-            step=state.iteration,
-            consumed_samples=state.consumed_samples,
-            consumed_tokens=state.consumed_tokens,
+            step=counters["iteration"],
+            consumed_samples=counters["consumed_samples"],
+            consumed_tokens=counters["consumed_tokens"],
             global_batch_size=result.samples,
             loss=result.loss if math.isfinite(result.loss) else None,
             learning_rate=result.learning_rate,
             grad_norm=result.grad_norm,
             loss_scale=result.loss_scale,
-            skipped_iterations=state.skipped_iterations,
+            skipped_iterations=counters["skipped_iterations"],
             tokens_per_second=result.samples * self.plan.config.model.seq_length / seconds,
             step_time_ms=seconds * 1e3,
             data_wait_ms=wait * 1e3,
@@ -151,6 +165,7 @@ def train(
     reporter: Reporter,
     exits: ExitConditions,
     saver: Saver,
+    profile: Profile | None = None,
     after_first_step: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Train until the last step, or until *exits* says so; save on the way and at the end.
@@ -164,78 +179,146 @@ def train(
         reporter: Gets every step.
         exits: Says when to end early.
         saver: Writes checkpoints of *state*.
+        profile: Hears where the run stands; None: nothing is profiled.
         after_first_step: Called once, when the first step is done.
 
     Raises:
         CheckpointError: A checkpoint could not be written; in the background, at the next step.
         NotFiniteError: Loss or gradients are not finite; nothing is saved then.
     """
-    outcome = Outcome()
-    saved_at = state.iteration
-    interval = plan.config.checkpoint.save_interval
+    run = _Run(state, corpus, plan, runtime, reporter, exits, saver, profile)
+    training = plan.config.training
     state.model.train()
-    with BatchLoader(
-        corpus.train,
-        micro_batch_size=plan.config.training.micro_batch_size,
-        consumed_samples=state.consumed_samples,
-        data_parallel_rank=state.parallel.mesh.data_rank,
-        data_parallel_size=plan.layout.data,
-        prefetch=plan.config.data.num_prefetch,
-        pin=runtime.device.pin_memory,
-        vocab_size=plan.vocab_size,
-        masks=corpus.masks,
-    ) as batches:
-        while state.iteration < plan.train_iters:
-            saver.check()
-            row = timed_step(state, step, batches, runtime, reporter, exits)
-            if outcome.row is None:
+    with (
+        BatchLoader(
+            corpus.train,
+            micro_batch_size=training.micro_batch_size,
+            consumed_samples=state.consumed_samples,
+            data_parallel_rank=state.parallel.mesh.data_rank,
+            data_parallel_size=plan.layout.data,
+            prefetch=plan.config.data.num_prefetch,
+            pin=runtime.device.pin_memory,
+            vocab_size=plan.vocab_size,
+            masks=corpus.masks,
+            begin=runtime.device.set_current,
+        ) as loader,
+        GarbageCollection(
+            manual=training.manual_gc, interval=training.manual_gc_interval
+        ) as garbage,
+    ):
+        steps = Steps(state, step, on_device(loader, runtime.device), runtime, reporter, exits)
+        run.steps(steps, garbage, after_first_step)
+    return run.end()
+
+
+@dataclass
+class _Run:
+    """The loop of `train`; see there for what it has.
+
+    Attributes:
+        outcome: What it came to so far.
+        saved_at: Steps done when the last checkpoint was saved, or the run began.
+    """
+
+    state: TrainState
+    corpus: Corpus
+    plan: RunPlan
+    runtime: Runtime
+    reporter: Reporter
+    exits: ExitConditions
+    saver: Saver
+    profile: Profile | None
+    outcome: Outcome = field(default_factory=Outcome)
+    saved_at: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.saved_at = self.state.iteration
+
+    def steps(
+        self, steps: Steps, garbage: GarbageCollection, after_first_step: Callable[[], None]
+    ) -> None:
+        """Take steps until the last one, or until the run is told to end."""
+        state, outcome, first = self.state, self.outcome, True
+        while state.iteration < self.plan.train_iters:
+            self.saver.check()
+            if self.profile is not None:
+                self.profile.at(state.iteration)
+            steps.take()
+            # The first one too: its time is that of compiling, and who errs hears of it soon.
+            rows = steps.rows(whole=first or self._pauses())
+            if first:
+                first = False
                 after_first_step()
-            outcome.row = row
-            outcome.step_ms.append(row.step_time_ms)
-            outcome.tokens_per_second.append(row.tokens_per_second)
-            validation = _validation_due(state, corpus, plan, runtime, exits)
-            if validation is not None:
-                outcome.validation = (state.iteration, validation)
-            reporter.report(row, validation)
-            if exits.ending or state.iteration < plan.train_iters:
-                outcome.reason = exits.reason(state.iteration)
+            self._report(rows)
+            if self.exits.ending or state.iteration < self.plan.train_iters:
+                outcome.reason = self.exits.reason(state.iteration)
             if outcome.reason:
-                break
+                self._report(steps.rows(whole=True))
+                return
+            interval = self.plan.config.checkpoint.save_interval
             if interval and state.iteration % interval == 0:
-                outcome.checkpoint, saved_at = _save(saver, state), state.iteration
-    if state.iteration > saved_at:
-        outcome.checkpoint = _save(saver, state)
-    if outcome.reason is None:
-        outcome.test = _test(state, corpus, plan, runtime, reporter, exits)
-    return outcome
+                self._save()
+            garbage.at(state.iteration)
 
+    def _pauses(self) -> bool:
+        """Whether something follows this step that needs its numbers."""
+        done, config = self.state.iteration, self.plan.config
+        intervals = (config.checkpoint.save_interval, config.training.eval_interval)
+        return done >= self.plan.train_iters or any(
+            interval and done % interval == 0 for interval in intervals
+        )
 
-def _save(saver: Saver, state: TrainState) -> Path:
-    with state.weights_for_use():  # the writing too: it may be from the live tensors
-        return saver.save()
+    def _report(self, rows: list[StepRow]) -> None:
+        """Report steps; validate after the last one where that is due."""
+        for row in rows:
+            self.outcome.row = row
+            self.outcome.step_ms.append(row.step_time_ms)
+            self.outcome.tokens_per_second.append(row.tokens_per_second)
+            validation = None
+            if row.step == self.state.iteration:
+                validation = _validation_due(
+                    self.state, self.corpus, self.plan, self.runtime, self.exits
+                )
+            if validation is not None:
+                self.outcome.validation = (row.step, validation)
+            self.reporter.report(row, validation)
+
+    def _save(self) -> None:
+        span = no_span if self.profile is None else self.profile.span
+        with span("checkpoint"), self.state.weights_for_use():
+            # The writing too: it may be from the live tensors.
+            self.outcome.checkpoint = self.saver.save()
+        self.saved_at = self.state.iteration
+
+    def end(self) -> Outcome:
+        """Save what is not saved, and test the weights of a run that has come to its end."""
+        if self.state.iteration > self.saved_at:
+            self._save()
+        if self.profile is not None:
+            self.profile.at(self.state.iteration, ends=True)
+        if self.outcome.reason is None:
+            self.outcome.test = _test(
+                self.state, self.corpus, self.plan, self.runtime, self.reporter, self.exits
+            )
+        return self.outcome
 
 
 def timed_step(
     state: TrainState,
     step: Step,
-    batches: BatchLoader,
+    batches: Batches,
     runtime: Runtime,
     reporter: Reporter,
     exits: ExitConditions | None = None,
 ) -> StepRow:
-    """Take one step and return its row; *exits* hears what other processes wish.
+    """Take one step, wait for its numbers and return its row.
 
-    The device is not waited for, but where the step reads its loss: the update that follows runs
-    beside the beginning of the next step, in whose time it then counts.
+    *exits* hears what other processes wish.
     """
-    waited, began = batches.wait_seconds, time.perf_counter()
-    if exits is None or runtime.processes is None:
-        result = step(state, batches)
-    else:
-        result = step(state, batches, exits.requests)
-        exits.hear(result.requests)
-    seconds = time.perf_counter() - began
-    return reporter.row(state, result, seconds, batches.wait_seconds - waited)
+    steps = Steps(state, step, batches, runtime, reporter, exits)
+    steps.take()
+    (row,) = steps.rows(whole=True)
+    return row
 
 
 def _validation_due(

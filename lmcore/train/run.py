@@ -25,6 +25,7 @@ from lmcore.plugins import run_end, run_start
 from lmcore.runtime.agreement import agree, agree_on_kernels
 from lmcore.runtime.rendezvous import Rendezvous, join_processes
 from lmcore.runtime.runtime import start_runtime
+from lmcore.train.compilation import compiles_blocks
 from lmcore.train.corpus import open_corpus
 from lmcore.train.data_record import saved_data
 from lmcore.train.display import duration, open_display
@@ -33,6 +34,7 @@ from lmcore.train.exits import ExitConditions
 from lmcore.train.loop import Outcome, Reporter, failure_status, train
 from lmcore.train.metrics import MetricsFile, TensorBoard
 from lmcore.train.phases import PhaseClock
+from lmcore.train.profile import Profile
 from lmcore.train.restoring import restore
 from lmcore.train.run_directory import RunDirectory
 from lmcore.train.sample import Sample, take_sample, whole_model
@@ -164,12 +166,22 @@ class _Session:
         order = data_order(corpus.train)
         self.clock.mark("data")
         seed_everything(plan.config.training.seed, runtime, plan.layout)
+        profile = Profile(
+            plan.config.profile,
+            run.profile,
+            device_type=runtime.device.type,
+            rank=runtime.rank.rank,
+            world_size=plan.world_size,
+            say=self.display.say,
+        )
         with contextlib.ExitStack() as stack:
             with runtime.ops.bind_all():
-                engine = stack.enter_context(open_engine(plan, runtime))
-            return self._run(engine, corpus, order, began)
+                engine = stack.enter_context(open_engine(plan, runtime, profile.span))
+            return self._run(engine, corpus, order, began, profile)
 
-    def _run(self, engine: Engine, corpus: Corpus, order: str, began: float) -> RunResult:
+    def _run(
+        self, engine: Engine, corpus: Corpus, order: str, began: float, profile: Profile
+    ) -> RunResult:
         """Load, train, and leave what a run leaves."""
         plan, runtime, run, state = self.plan, self.runtime, self.directory, engine.state
         if runtime.processes is not None:
@@ -188,7 +200,7 @@ class _Session:
         self.clock.mark("model")
         status = "failed"
         try:
-            outcome = self._train(state, engine.step, corpus, order, writers)
+            outcome = self._train(state, engine.step, corpus, order, writers, profile)
             status = outcome.reason or "completed"
         except BaseException as error:
             status = failure_status(error)
@@ -238,7 +250,13 @@ class _Session:
             logger.warning("%s", error)
 
     def _train(
-        self, state: TrainState, step: Step, corpus: Corpus, order: str, writers: Writers
+        self,
+        state: TrainState,
+        step: Step,
+        corpus: Corpus,
+        order: str,
+        writers: Writers,
+        profile: Profile,
     ) -> Outcome:
         plan, run, settings = self.plan, self.directory, self.plan.config.logging
         tensorboard = None
@@ -263,6 +281,7 @@ class _Session:
                 self._metrics_file(state) as metrics,
                 ExitConditions(plan.config.training) as exits,
                 Saver(snapshot, background=plan.config.checkpoint.async_save) as saver,
+                profile,
             ):
                 return train(
                     state,
@@ -273,6 +292,7 @@ class _Session:
                     reporter=Reporter(plan, self.runtime, self.display, metrics, tensorboard),
                     exits=exits,
                     saver=saver,
+                    profile=profile,
                     after_first_step=self._after_first_step,
                 )
         finally:
@@ -290,6 +310,9 @@ class _Session:
         Not before the first step, which may import the same modules to compile.
         """
         self.clock.mark("first_step")
+        if compiles_blocks(self.plan, self.runtime.device):
+            took = self.clock.seconds["first_step"]
+            self.display.say(f"compile   the first step took {took:.1f} s, compiling included")
         # No daemon: where a run ends at once, Python would end the thread within torch's C++, which
         # aborts the process.
         threading.Thread(target=warm_up, name="lmcore-import", daemon=False).start()
@@ -328,6 +351,10 @@ class _Session:
         say(f"precision {self.runtime.precision.words}")
         if self.runtime.recompute.name != "none":
             say(f"recompute {self.runtime.recompute.name}: {self.runtime.recompute.summary}")
+        if compiles_blocks(plan, device):
+            asked = plan.config.training.compile
+            why = "" if asked else ", as it pays on this device (`--no-compile`: it is not)"
+            say(f"compile   each block{why}")
         say(
             f"model     GPT, {plan.parameter_count:,} parameters: {model.num_layers} "
             f"layers, hidden {model.hidden_size}, {model.num_attention_heads} heads, vocabulary "

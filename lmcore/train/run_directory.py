@@ -2,6 +2,7 @@
 
 config.yaml  environment.json  kernels.json  metrics.jsonl  summary.json
 tokenizer/   tensorboard/      checkpoints/iter_XXXXXXX/    data/ (named text only)
+profile/ (with `--profile` only)
 """
 
 from __future__ import annotations
@@ -79,6 +80,11 @@ class RunDirectory:
     def tokenizer(self) -> Path:
         """Copies of the tokenizer's files."""
         return self.path / "tokenizer"
+
+    @property
+    def profile(self) -> Path:
+        """Traces of `--profile`."""
+        return self.path / "profile"
 
     @property
     def data(self) -> Path:

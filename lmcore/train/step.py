@@ -1,37 +1,55 @@
 """One optimizer step: forward and backward of each micro-batch, clipping, update.
 
 Loss is the mean over micro-batches of each one's mean over its counted tokens, as Megatron
-reports it.  Nothing is updated when loss or gradient norm is not finite: the step is skipped where
-the precision has a loss scale that can still give way, else it is an error.
+reports it.  A step can be taken in two ways, which compute the same.  `TrainStep` called reads loss
+and gradient norm before the update: nothing is updated where they are not finite, and the step is
+skipped where the precision has a loss scale that can still give way, else it is an error.
+`TrainStep.begin` queues all of the step and reads nothing; who asks for the result hears of numbers
+that are not finite then.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lmcore.accelerator.op import OpContext
-from lmcore.errors import RunError
-from lmcore.optim.clip import clip_by_norm
-from lmcore.parallel.world import sum_of_all
+from lmcore.optim.clip import clip_by_norm, clip_by_norm_on_device
+from lmcore.parallel.world import device_sum_of_all
+from lmcore.runtime.span import Span, no_span
 from lmcore.train.curvature import curvature_is_due, estimate_curvature
+from lmcore.train.late import LateReader, can_read_late
+from lmcore.train.not_finite import (
+    HINT,
+    NotFiniteError,
+    check_weights,
+    not_finite,
+    not_finite_late,
+)
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.data.loader import Batch
     from lmcore.runtime.runtime import Runtime
+    from lmcore.train.late import LateNumbers
     from lmcore.train.state import TrainState
 
-__all__ = ["HINT", "NotFiniteError", "StepResult", "TrainStep", "check_weights", "mean_loss"]
-
-HINT = "lower `--lr`, lengthen the warm-up or set `--clip-grad`; continue from the last save"
-"""What to do where numbers are not finite."""
+__all__ = [
+    "HINT",
+    "NotFiniteError",
+    "PendingStep",
+    "StepResult",
+    "TrainStep",
+    "check_weights",
+    "loss_arguments",
+    "mean_loss",
+]
 
 
 @dataclass(frozen=True)
@@ -61,10 +79,6 @@ class StepResult:
         return self.grad_norm is None
 
 
-class NotFiniteError(RunError):
-    """Loss or gradients became NaN or infinite; the weights are those of the step before."""
-
-
 def loss_arguments(
     batch: Batch, device: torch.device, *, share: float = 1.0
 ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -73,22 +87,22 @@ def loss_arguments(
     It then is *share* times the mean loss over the batch's counted tokens.
 
     Args:
-        batch: Tokens, targets and their weights, on the host.
+        batch: Tokens, targets and their weights, on the host or there already.
         device: Where to compute.
         share: Factor, such as 1 / number of micro-batches.
     """
-    mask_BS = batch.loss_mask_BS
+    here = batch.to(device)
+    mask_BS = here.loss_mask_BS
     weight_BS = mask_BS * (share / mask_BS.sum().clamp(min=1.0))
     of_documents = {
-        name: tensor.to(device, non_blocking=True)
+        name: tensor
         for name, tensor in (
-            ("positions_BS", batch.positions_BS),
-            ("documents_BS", batch.documents_BS),
+            ("positions_BS", here.positions_BS),
+            ("documents_BS", here.documents_BS),
         )
         if tensor is not None
     }
-    plain = (batch.tokens_BS, batch.targets_BS, weight_BS)
-    return tuple(tensor.to(device, non_blocking=True) for tensor in plain), of_documents
+    return (here.tokens_BS, here.targets_BS, weight_BS), of_documents
 
 
 def mean_loss(loss: Callable[..., Tensor], batch: Batch, device: torch.device) -> Tensor:
@@ -103,26 +117,32 @@ def mean_loss(loss: Callable[..., Tensor], batch: Batch, device: torch.device) -
     return loss(*arguments, **options)
 
 
-def check_weights(state: TrainState) -> None:
-    """Refuse weights that an update has made NaN or infinite, before they are saved.
+class _Backward(NamedTuple):
+    """What forward and backward of a step leave.
 
-    Raises:
-        NotFiniteError: Names some of them.
+    Attributes:
+        samples: Of the step, over all processes.
+        losses: Of this process's micro-batches, each times the loss scale, on the device.
+        gradients: Those of the local parameters.
+        sums: Over all processes: losses, squares of the gradients, and what was asked.
     """
-    bad = _not_finite_weights(state)
-    if bad:
-        raise NotFiniteError(
-            f"weights are not finite after step {state.iteration}: {_some(bad)}",
-            why="the last update moved them too far; they are not saved",
-            hint=HINT,
-        )
+
+    samples: int
+    losses: list[Tensor]
+    gradients: list[Tensor]
+    sums: Tensor
 
 
 class TrainStep:
-    """The step of a run; its kernels are bound when it is made."""
+    """The step of a run; its kernels are bound when it is made.
 
-    def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
-        """Bind the gradient norm, and keep what every step needs."""
+    Attributes:
+        late: Whether `begin` can be used: the device works on its own, and no loss scale needs the
+            numbers of a step before the next one.
+    """
+
+    def __init__(self, plan: RunPlan, runtime: Runtime, span: Span = no_span) -> None:
+        """Bind the gradient norm, and keep what every step needs; *span* names its parts."""
         self.batch_sizes = plan.batch_sizes
         self.samples_at_once = plan.global_batch_size // plan.num_micro_batches
         self.seq_length = plan.config.model.seq_length
@@ -130,9 +150,19 @@ class TrainStep:
         self.device = runtime.device.torch_device
         self.context = runtime.precision.context
         self.runtime = runtime
+        self.span = span
         self.norm: Callable[[list[Tensor]], Tensor] = runtime.ops.bind(
             "grad_norm", OpContext(runtime.device.type, runtime.precision.keep)
         )
+        self.late = (
+            plan.config.training.async_metrics
+            and not runtime.precision.loss_scaling
+            and can_read_late(runtime.device)
+        )
+        self._reader = LateReader(runtime.device) if self.late else None
+        # The clipping factor is computed as the host would, where the device can.
+        wide = "float64" in runtime.device.dtypes
+        self._wide = torch.float64 if wide else torch.float32
 
     def __call__(
         self,
@@ -151,7 +181,69 @@ class TrainStep:
             NotFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can give
                 way; nothing was updated.
         """
-        parallel, scale = state.parallel, state.loss_scale.value
+        scale = state.loss_scale.value
+        done = self._backward(state, batches, requests)
+        # One process's overflow is every one's: all skip, and all scales stay equal.
+        loss, norm, asked = _numbers(state, done.sums.tolist())
+        skipped = not (math.isfinite(loss) and math.isfinite(norm))
+        if not state.loss_scale.update(overflow=skipped):
+            raise not_finite(state, done.samples, done.losses, loss, norm)
+        if skipped:
+            state.skipped_iterations += 1
+        else:
+            state.scheduled_samples += done.samples
+        rate = state.schedule(state.scheduled_samples)
+        if not skipped:
+            with self.span("optimizer"):
+                clip_by_norm(done.gradients, norm, self.clip, loss_scale=scale)
+                state.optimizer.step(rate)
+        self._count(state, done.samples)
+        return StepResult(
+            loss,
+            None if skipped else norm,
+            rate,
+            done.samples,
+            loss_scale=state.loss_scale.value,
+            requests=asked,
+        )
+
+    def begin(
+        self,
+        state: TrainState,
+        batches: Iterator[Batch],
+        requests: Callable[[], tuple[float, ...]] = tuple,
+    ) -> PendingStep:
+        """Queue all of one step and count it; nothing that the device computes is waited for.
+
+        The weights are updated whatever the numbers are: they are of no use where those turn out
+        not to be finite, and who would save them must ask for the result first.
+
+        Args:
+            state: See `__call__`.
+            batches: See there.
+            requests: See there.
+        """
+        assert self._reader is not None, "the device, or the precision, is waited for"
+        before = state.counters()
+        done = self._backward(state, batches, requests)
+        with self.span("optimizer"):
+            sums = self._reader.send(done.sums)
+            norm = done.sums[1].to(self._wide).sqrt()
+            clip_by_norm_on_device(done.gradients, norm, self.clip)
+            state.scheduled_samples += done.samples
+            rate = state.schedule(state.scheduled_samples)
+            state.optimizer.step(rate)
+        self._count(state, done.samples)
+        return PendingStep(state, before, done.samples, done.losses, sums, rate)
+
+    def _backward(
+        self,
+        state: TrainState,
+        batches: Iterator[Batch],
+        requests: Callable[[], tuple[float, ...]],
+    ) -> _Backward:
+        """Run forward and backward of a step's micro-batches and exchange what they leave."""
+        parallel, scale, span = state.parallel, state.loss_scale.value, self.span
         samples = self.batch_sizes.at(state.consumed_samples)
         count = samples // self.samples_at_once
         if curvature_is_due(state):
@@ -160,77 +252,67 @@ class TrainStep:
             estimate_curvature(state, arguments_of_one, self.context, self.norm, self.runtime)
             batches = itertools.chain([first], batches)
         parallel.zero_grad()
-        arguments = (
-            loss_arguments(next(batches), self.device, share=scale / count) for _ in range(count)
-        )
-        losses = parallel.run(arguments, count, self.context)
-        gradients = parallel.gradients()
-        own, share = sum(losses) / scale, parallel.square(self.norm, scale=scale)
-        # One process's overflow is every one's: all skip, and all scales stay equal.
-        total, square, *asked = sum_of_all(self.runtime, own, share, *requests())
-        loss, norm = parallel.total_loss(total), math.sqrt(square) if square >= 0 else math.nan
-        skipped = not (math.isfinite(loss) and math.isfinite(norm))
-        if not state.loss_scale.update(overflow=skipped):
-            raise _not_finite(state, [float(x) for x in losses], loss, norm, samples)
-        if skipped:
-            state.skipped_iterations += 1
-        else:
-            state.scheduled_samples += samples
-            clip_by_norm(gradients, norm, self.clip, loss_scale=scale)
-        rate = state.schedule(state.scheduled_samples)
-        if not skipped:
-            state.optimizer.step(rate)
+        arguments = (self._arguments(batches, scale / count) for _ in range(count))
+        losses = parallel.run(arguments, count, self.context, span)
+        with span("reduce"):
+            gradients = parallel.gradients()
+            own, share = sum(losses) / scale, parallel.square(self.norm, scale=scale)
+            sums = device_sum_of_all(self.runtime, own, share, *requests())
+        return _Backward(samples, losses, gradients, sums)
+
+    def _arguments(
+        self, batches: Iterator[Batch], share: float
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        with self.span("data"):
+            return loss_arguments(next(batches), self.device, share=share)
+
+    def _count(self, state: TrainState, samples: int) -> None:
         state.iteration += 1
         state.consumed_samples += samples
         state.consumed_tokens += samples * self.seq_length
-        return StepResult(
-            loss,
-            None if skipped else norm,
-            rate,
-            samples,
-            loss_scale=state.loss_scale.value,
-            requests=tuple(asked),
-        )
 
 
-def _not_finite(
-    state: TrainState, losses: list[float], loss: float, norm: float, samples: int
-) -> NotFiniteError:
-    first = state.consumed_samples
-    where = f"step {state.iteration + 1}, samples {first} to {first + samples - 1}"
-    bad_losses = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
-    if bad_losses:
-        what = f"the loss is {losses[bad_losses[0]]} at {where}"
-        why = f"micro-batch {bad_losses[0] + 1} of {len(losses)} is the first such"
-    elif not math.isfinite(loss):
-        what = f"the loss is {loss} at {where}"
-        why = "that of another process is not finite, this one's is"
-    else:
-        what = f"the gradient norm is {norm} at {where}"
-        why = "the loss is finite, its gradients are not"
-    bad = [
-        name
-        for name, parameter in state.parallel.named_parameters()
-        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
-    ]
-    weights = _not_finite_weights(state)
-    if not bad and math.isfinite(loss):
-        what = f"the gradient norm of another process is not finite at {where}"
-        why = "this one's is"
-    if weights:
-        why += f"; weights that are not finite: {_some(weights)}"
-    elif bad:
-        why += f"; gradients that are not finite: {_some(bad)}"
-    if state.loss_scale.limit:
-        why += f"; {state.loss_scale.limit}"
-    return NotFiniteError(what, why=f"{why}; nothing was updated in this step", hint=HINT)
+class PendingStep:
+    """A step that is queued; its result is asked for once."""
+
+    def __init__(
+        self,
+        state: TrainState,
+        before: Mapping[str, int],
+        samples: int,
+        losses: list[Tensor],
+        sums: LateNumbers,
+        rate: float,
+    ) -> None:
+        """Keep what the result is made of.
+
+        Args:
+            state: Of the run.
+            before: Its counters before the step.
+            samples: Of the step.
+            losses: Of its micro-batches, on the device.
+            sums: Over all processes; see `_Backward`.
+            rate: The learning rate that was used.
+        """
+        self._state, self._before, self._samples = state, before, samples
+        self._losses, self._sums, self._rate = losses, sums, rate
+
+    def result(self) -> StepResult:
+        """Return it; waits until the device has computed it.
+
+        Raises:
+            NotFiniteError: Loss or gradient norm is NaN or infinite; the counters are those before
+                the step, the weights are lost.
+        """
+        loss, norm, asked = _numbers(self._state, self._sums.read())
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._state.set_counters(self._before)
+            raise not_finite_late(self._state, self._samples, self._losses, loss, norm)
+        return StepResult(loss, norm, self._rate, self._samples, requests=asked)
 
 
-def _not_finite_weights(state: TrainState) -> list[str]:
-    named = state.parallel.named_parameters()
-    return [name for name, weight in named if not bool(torch.isfinite(weight).all())]
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(f"`{name}`" for name in names[:4]) + more
+def _numbers(state: TrainState, sums: list[float]) -> tuple[float, float, tuple[float, ...]]:
+    """Return loss, gradient norm and what was asked from the sums over all processes."""
+    total, square, *asked = sums
+    norm = math.sqrt(square) if square >= 0 else math.nan
+    return state.parallel.total_loss(total), norm, tuple(asked)

@@ -14,6 +14,7 @@ from lmcore.config.section.logging import LoggingSection
 from lmcore.config.section.model import ModelSection
 from lmcore.config.section.optimizer import OptimizerSection
 from lmcore.config.section.parallel import ParallelSection
+from lmcore.config.section.profile import ProfileSection
 from lmcore.config.section.training import TrainingSection
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "ModelSection",
     "OptimizerSection",
     "ParallelSection",
+    "ProfileSection",
     "TrainingSection",
     "run_options",
 ]
@@ -39,6 +41,7 @@ SECTIONS: dict[str, type] = {
     "accelerator": AcceleratorSection,
     "parallel": ParallelSection,
     "logging": LoggingSection,
+    "profile": ProfileSection,
 }
 
 
@@ -57,6 +60,7 @@ class Config:
     accelerator: AcceleratorSection = field(default_factory=AcceleratorSection)
     parallel: ParallelSection = field(default_factory=ParallelSection)
     logging: LoggingSection = field(default_factory=LoggingSection)
+    profile: ProfileSection = field(default_factory=ProfileSection)
     plugins: PluginSettings = field(default_factory=PluginSettings)
 
     def value(self, one: Option) -> Any:

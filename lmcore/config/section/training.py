@@ -35,8 +35,21 @@ class TrainingSection:
         None, "Save and exit after this many minutes.", above=0
     )
     seed: int = option(1234, "Seed of weights, dropout and data order.", minimum=0)
-    compile: bool = option(
-        False, "Compile each transformer block and the loss head with torch.compile."
+    compile: bool | None = option(
+        None,
+        "Compile each transformer block and the loss head with torch.compile; default: where the "
+        "device says that it pays.",
+    )
+    async_metrics: bool = option(
+        True,
+        "Read a step's loss and gradient norm while the next step runs, on devices that work on "
+        "their own.",
+    )
+    manual_gc: bool = option(
+        True, "Collect Python's garbage between steps alone, in all processes at the same step."
+    )
+    manual_gc_interval: int = option(
+        100, "Steps between two collections of manual_gc; 0: none between steps.", minimum=0
     )
     sample_prompt: str | None = option(
         None,

@@ -263,7 +263,7 @@ def test_lines_are_means(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None
     """A line's loss and time are means since the last line; the time left is the typical step's."""
     ticks = iter(itertools.accumulate(itertools.cycle([0.0, 0.1, 0.0, 0.3])))
     clock = SimpleNamespace(perf_counter=lambda: next(ticks))  # the loader's thread has its own
-    monkeypatch.setattr("lmcore.train.loop.time", clock)
+    monkeypatch.setattr("lmcore.train.stepping.time", clock)
     _, _, _, display = run_loop("--train-iters 9 --log-interval 4", step_type=TimedStep)
     due = [(row.step, p) for row, p in display.steps if p.ends_line]
     assert [step for step, _ in due] == [4, 8]
@@ -311,7 +311,7 @@ def test_growing_batches(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
     ticks = iter(itertools.accumulate(value for size in sizes for value in (0.0, size / 40)))
     clock = SimpleNamespace(perf_counter=lambda: next(ticks))
-    monkeypatch.setattr("lmcore.train.loop.time", clock)
+    monkeypatch.setattr("lmcore.train.stepping.time", clock)
     flags = "--train-samples 48 --rampup-batch-size 4 4 16 --global-batch-size 12 --log-interval 3"
     outcome, rows, _, display = run_loop(flags, step_type=Growing)
     assert [row["global_batch_size"] for row in rows] == list(sizes)
@@ -334,7 +334,7 @@ def test_mfu(make_plan: Any, runtime: Any, tmp_path: Path, make_state: Any) -> N
             device = dataclasses.replace(runtime.device, peak_flops=peak, missing=missing)
             one = dataclasses.replace(runtime, device=device)
             reporter = Reporter(plan, one, Watcher(), metrics, None)  # type: ignore[arg-type]
-            assert reporter.row(make_state(plan), result, 0.5, 0.1).mfu == wanted
+            assert reporter.row(make_state(plan).counters(), result, 0.5, 0.1).mfu == wanted
 
 
 def test_failure_status() -> None:
