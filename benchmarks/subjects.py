@@ -53,7 +53,13 @@ class Parts:
     """
 
     def __init__(
-        self, shape: Shape, *, compiled: bool, threads: int, flags: Sequence[str] = ()
+        self,
+        shape: Shape,
+        *,
+        compiled: bool,
+        threads: int,
+        flags: Sequence[str] = (),
+        device: str = "cpu",
     ) -> None:
         """Make device, data, model and state; *flags* are added to those of the shape."""
         from lmcore.cli.selection import choose_device, find_plugins
@@ -61,7 +67,7 @@ class Parts:
         from lmcore.runtime.rendezvous import join_processes
 
         plugins, rank = find_plugins([]), rank_info(os.environ)
-        selection = choose_device(plugins, "cpu", rank)  # before torch is imported
+        selection = choose_device(plugins, device, rank)  # before torch is imported
         from lmcore.config.load import load_config
         from lmcore.config.resolve import resolve
         from lmcore.data.tokenizer import NullTokenizer

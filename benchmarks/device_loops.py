@@ -1,0 +1,194 @@
+"""Contenders of `device_suite.py`: loops on an accelerator, each measured in a process of its own.
+
+`bare` is lmcore's model and kernels in a hand-written loop, for the cost of the framework;
+`transformers` is the best loop over that library's model that its documentation shows: the whole
+model compiled, SDPA, autocast, fused AdamW, the batch on the device already, no value read back.
+`matmul` finds what products of this device reach at most.
+
+    python benchmarks/device_loops.py bare --device cuda --model gpt2-124m --micro-batch-size 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from train_step import Shape
+
+WINDOWS, MATMUL_SIZES = 5, (4096, 8192)
+_RATE = 1e-4
+Step = Callable[[], Any]
+"""Takes one step and reads nothing back."""
+
+SHAPES: dict[str, tuple[int, int, int, int]] = {
+    "tiny": (2, 64, 4, 64),
+    "gpt2-124m": (12, 768, 12, 1024),
+    "gpt2-345m": (24, 1024, 16, 1024),
+    "gpt-1.7b": (24, 2304, 24, 2048),
+    "gpt-3.6b": (30, 3072, 32, 2048),
+}
+"""Layers, width, heads and sequence of the presets that are measured, and of a trial's model."""
+
+
+def shape_of(model: str, micro_batch_size: int) -> Shape:
+    """Return a preset's shape with its vocabulary padded as lmcore pads it."""
+    return Shape(*SHAPES[model], micro_batch_size)
+
+
+def bare_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> Step:
+    """Return a step of lmcore's model without what lmcore does around it."""
+    from subjects import Parts
+
+    flags = ["--precision", precision]
+    parts = Parts(shape, compiled=compiled, threads=1, flags=flags, device=device)
+    import torch
+
+    from lmcore.train.step import loss_arguments
+
+    model, optimizer = parts.state.model, parts.state.optimizer
+    where = parts.runtime.device.torch_device
+    batch, options = loss_arguments(next(parts.batches()), where)
+    parameters = [p for group in optimizer.groups for p in group.parameters]
+
+    def take() -> torch.Tensor:
+        optimizer.zero_grad()
+        with parts.runtime.precision.context():
+            loss = model.loss(*batch, **options)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step(_RATE)
+        return loss.detach()
+
+    return take
+
+
+def transformers_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> Step:
+    """Return a step of the `transformers` GPT-2."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=shape.vocab_size,
+        n_positions=shape.seq_length,
+        n_embd=shape.hidden_size,
+        n_layer=shape.num_layers,
+        n_head=shape.num_heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        attn_implementation="sdpa",
+        use_cache=False,
+    )
+    torch.manual_seed(0)
+    where = torch.device(device)
+    model = GPT2LMHeadModel(config).to(where).train()
+    run = torch.compile(model, dynamic=False) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=0.01, fused=True)
+    size = (shape.micro_batch_size, shape.seq_length)
+    tokens = torch.randint(0, 50257, size, generator=torch.Generator().manual_seed(0)).to(where)
+    half = precision != "fp32"
+
+    def take() -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            loss = run(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()  # type: ignore[no-any-return]
+
+    return take
+
+
+LOOPS = {"bare": bare_loop, "transformers": transformers_loop}
+
+
+def measure(step: Step, device: str, *, steps: int) -> dict[str, float]:
+    """Return the median time of a step over windows that end when the device is done."""
+    import torch
+
+    wait = torch.accelerator.synchronize if device != "cpu" else lambda: None
+    began = time.perf_counter()
+    first = float(step())
+    ready = time.perf_counter() - began
+    for _ in range(3):
+        step()
+    wait()
+    times = []
+    for _ in range(WINDOWS):
+        began = time.perf_counter()
+        for _ in range(steps):
+            loss = step()
+        wait()
+        times.append((time.perf_counter() - began) / steps)
+    last = float(loss)
+    peak = torch.accelerator.max_memory_allocated() if device != "cpu" else 0
+    return {
+        "seconds": statistics.median(times),
+        "first_step_seconds": ready,
+        "peak_memory_bytes": peak,
+        "first_loss": first,
+        "last_loss": last,
+    }
+
+
+def matmul_ceiling(device: str, precision: str, *, size: int | None = None) -> dict[str, float]:
+    """Return the most FLOP/s that square products of this device reach."""
+    import torch
+
+    wait = torch.accelerator.synchronize if device != "cpu" else lambda: None
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    best = 0.0
+    for n in (size,) if size else MATMUL_SIZES:
+        left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+        for _ in range(5):
+            left @ right
+        wait()
+        for _ in range(10):
+            began = time.perf_counter()
+            for _ in range(10):
+                left @ right
+            wait()
+            best = max(best, 20 * n**3 / (time.perf_counter() - began))
+    return {"flops": best}
+
+
+def main() -> None:
+    """Measure one contender and print a line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=[*LOOPS, "matmul"])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", choices=SHAPES, default="tiny")
+    parser.add_argument("--micro-batch-size", type=int, default=2)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--steps", type=int, default=5, help="of each of five windows")
+    parser.add_argument("--matmul-size", type=int)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    asked = parser.parse_args()
+    if asked.what == "matmul":
+        found = matmul_ceiling(asked.device, asked.precision, size=asked.matmul_size)
+        print(json.dumps(found), flush=True)
+        return
+    shape = shape_of(asked.model, asked.micro_batch_size)
+    try:
+        step = LOOPS[asked.what](shape, asked.device, asked.precision, compiled=asked.compile)
+    except ImportError as missing:
+        print(json.dumps({"missing": str(missing)}), flush=True)
+        return
+    print(json.dumps(measure(step, asked.device, steps=asked.steps)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
