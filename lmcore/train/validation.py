@@ -74,8 +74,6 @@ def validate(
     micro = plan.config.training.micro_batch_size
     wanted = plan.config.training.eval_iters * plan.global_batch_size
     data_rank, data_size = parallel.mesh.data_rank, plan.layout.data
-    losses: list[float] = []
-    ended = False
     parallel.model.eval()
     try:
         with (
@@ -92,16 +90,7 @@ def validate(
                 masks=masks,
             ) as batches,
         ):
-            for batch in batches:
-                # Asked of all before each batch: those that divide a model compute it together,
-                # and would wait for one that has left.
-                bad = bool(losses) and not math.isfinite(losses[-1])
-                ended = sum_of_all(runtime, float(bad or stop())) != [0.0]
-                if ended:
-                    break
-                with runtime.precision.context():
-                    loss = float(mean_loss(parallel.loss, batch, runtime.device.torch_device))
-                losses.append(loss)
+            losses, ended = _losses(parallel, batches, runtime, stop)
     finally:
         parallel.model.train()
     (total,) = sum_of_all(runtime, sum(losses))
@@ -111,6 +100,23 @@ def validate(
     if ended:
         return None
     return Validation(parallel.total_loss(total) / len(losses), wanted)
+
+
+def _losses(
+    parallel: ParallelModel, batches: BatchLoader, runtime: Runtime, stop: Callable[[], bool]
+) -> tuple[list[float], bool]:
+    """Return this process's losses, and whether all ended before the last batch."""
+    losses: list[float] = []
+    for batch in batches:
+        # All are asked before each batch: those that divide a model compute it together, and
+        # would wait for one that has left.
+        bad = bool(losses) and not math.isfinite(losses[-1])
+        if sum_of_all(runtime, float(bad or stop())) != [0.0]:
+            return losses, True
+        with runtime.precision.context():
+            loss = float(mean_loss(parallel.loss, batch, runtime.device.torch_device))
+        losses.append(loss)
+    return losses, False
 
 
 def _not_finite(losses: list[float], first: int, each: int) -> NotFiniteError:
