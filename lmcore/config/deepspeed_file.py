@@ -274,6 +274,12 @@ def _problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
                 why="states that are swapped to files cannot be saved and loaded here",
                 hint="use `cpu`",
             )
+    if value_at(content, "zero_optimization.compute_grad_norm") is False:
+        yield ConfigError(
+            f"`{path}: zero_optimization.compute_grad_norm` is false",
+            why="by the norm of the gradients a run sees that a step must be skipped",
+            hint="delete it from the file",
+        )
 
 
 def _number_problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:

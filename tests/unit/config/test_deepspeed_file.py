@@ -166,6 +166,10 @@ def test_the_runs_own_file_repeats_it(load: Load) -> None:
             "`ds.json: zero_optimization.offload_param.device` is `nvme`",
         ),
         (
+            '{"zero_optimization": {"compute_grad_norm": false}}',
+            "`ds.json: zero_optimization.compute_grad_norm` is false",
+        ),
+        (
             '{"fp16": {"enabled": true, "initial_scale_power": 4096}}',
             "`ds.json: fp16.initial_scale_power: 4096` is out of range",
         ),
