@@ -105,8 +105,8 @@ def optimizer_layout_problems(
     if layout.tensor > 1 and (facts.needs_whole or facts.samples_labels):
         dividing.append("tensor_model_parallel_size")
     if layout.zero_stage and facts.needs_whole:
-        given = loaded.value("zero_stage")
-        dividing.append("zero_stage" if given else "use_distributed_optimizer")
+        names = ("zero_stage", "use_distributed_optimizer")
+        dividing += [name for name in names if loaded.value(name)] or ["zero_stage"]
     if facts.samples_labels:
         axes = {
             "pipeline_model_parallel_size": layout.pipeline,

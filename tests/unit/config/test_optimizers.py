@@ -82,6 +82,15 @@ def test_distributed_optimizer_is_named_as_given() -> None:
         "--optimizer adam8bit --use-distributed-optimizer", zero_stage=1, data=2
     )
     assert "`--use-distributed-optimizer`" in found
+    assert "--zero-stage" not in found
+
+
+def test_all_that_shards_is_named() -> None:
+    """Who gave both flags is told to leave out both."""
+    (found,) = layout_problems(
+        "--optimizer muon --zero-stage 2 --use-distributed-optimizer", zero_stage=2, data=2
+    )
+    assert "or leave `--zero-stage` and `--use-distributed-optimizer` out" in found
 
 
 def test_sophia_needs_the_whole_models_scores() -> None:
