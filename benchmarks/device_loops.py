@@ -62,7 +62,7 @@ def bare_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> S
     parameters = [p for group in optimizer.groups for p in group.parameters]
 
     def take() -> torch.Tensor:
-        optimizer.zero_grad()
+        model.zero_grad()
         with parts.runtime.precision.context():
             loss = model.loss(*batch, **options)
         loss.backward()

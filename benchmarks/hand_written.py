@@ -81,7 +81,7 @@ def _divided(parts: Parts) -> Step:
     backward = _pipelined if placed.mesh.layout.pipeline > 1 else _in_place
 
     def take() -> float:
-        optimizer.zero_grad()
+        placed.zero_grad()
         losses = backward(placed, [next(batches) for _ in range(count)])
         sum_together([one.grad for one in partial if one.grad is not None], placed.mesh.tensor)
         grads = [one.grad for one in parameters if one.grad is not None]

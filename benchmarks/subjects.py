@@ -154,7 +154,7 @@ def bare_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], flo
     device = torch.device("cpu")
 
     def take() -> float:
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = mean_loss(model.loss, batch, device)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -99,12 +99,6 @@ class Optimizer(ABC):
     def step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
 
-    def zero_grad(self) -> None:
-        """Drop all gradients."""
-        for group in self.groups:
-            for parameter in group.parameters:
-                parameter.grad = None
-
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the live state by name, KIND.PARAMETER."""
         return {
