@@ -49,6 +49,7 @@ class PackageKind:
         marks: Modules by which it is known, without an import; each may be `package.part`.
         compiled: Modules that fail to import where the package was built for another torch.
         install: How to build it for the torch that is there.
+        named: Whether it is there only under one of its names: another package has its modules too.
     """
 
     name: str
@@ -56,6 +57,7 @@ class PackageKind:
     marks: tuple[str, ...]
     compiled: tuple[str, ...]
     install: str
+    named: bool = False
 
 
 _KINDS = (
@@ -77,8 +79,9 @@ _KINDS = (
         "flash-attn-4",
         ("flash-attn-4", "flash_attn_4"),
         ("flash_attn.cute", "cutlass"),
-        ("cutlass",),
+        ("flash_attn.cute.interface",),
         "pip install --upgrade flash-attn-4",
+        named=True,
     ),
     PackageKind(
         "apex",
@@ -192,8 +195,7 @@ def _package(kind: PackageKind, torch: TorchBuild) -> Package | None:
     distribution = _distribution(kind)
     if kind.name == "apex":
         return _apex(lacking, distribution, torch)
-    if lacking:
-        # A shared folder, or what another package needs as well, is no sign of this one.
+    if lacking or (kind.named and distribution is None):
         return None
     if distribution is None:
         return Package()

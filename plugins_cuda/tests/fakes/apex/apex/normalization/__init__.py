@@ -1,0 +1,1 @@
+"""Stands for the folder of the normalizations."""

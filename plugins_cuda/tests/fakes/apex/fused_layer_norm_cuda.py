@@ -1,0 +1,1 @@
+"""Stands for the compiled part of the normalizations of apex."""

@@ -1,0 +1,1 @@
+"""Stands for the folder of the compiled part of flash-attn 3."""

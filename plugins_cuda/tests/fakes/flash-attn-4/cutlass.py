@@ -1,0 +1,1 @@
+"""Stands for what flash-attn-4 is written in."""

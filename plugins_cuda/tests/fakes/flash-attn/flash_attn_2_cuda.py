@@ -1,0 +1,1 @@
+"""Stands for the compiled part of flash-attn 2."""

@@ -1,0 +1,1 @@
+"""Stands for liger-kernel 0.8.5."""

@@ -1,0 +1,1 @@
+"""Stands for Transformer Engine 2.8."""

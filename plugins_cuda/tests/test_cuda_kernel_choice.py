@@ -1,0 +1,264 @@
+"""Which kernel each GPU gets, by its generation, the packages that are there, dtype and case."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import lmcore
+from lmcore.accelerator import OP_SPECS, CheckStatus, OpContext, OpImpl, OpTable, Resolution
+from lmcore.accelerator.op_context import op_context
+from lmcore.plugins.check_kernels import check_kernels
+from lmcore_cuda.kernels import kernels_for, op_impls
+from lmcore_cuda.kernels_rules import Gpu
+from lmcore_cuda.packages import FACT, PACKAGES, Package, describe
+
+SPECS = {spec.name: spec for spec in OP_SPECS}
+CAPABILITIES = [(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+VERSIONS = {"liger-kernel": "0.8.5"}
+
+USUAL = {
+    "head_dim": 64,
+    "num_attention_heads": 12,
+    "num_query_groups": 12,
+    "seq_length": 1024,
+    "causal": True,
+    "masked": False,
+    "dropout": 0.0,
+    "hidden_size": 768,
+    "ffn_hidden_size": 3072,
+    "in_features": 768,
+    "out_features": 3072,
+    "bias": True,
+    "rotary_dim": 64,
+    "vocab_size": 50304,
+    "compile": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def everything_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave what is installed to the packages of the `Gpu`; nothing is loaded here."""
+    monkeypatch.setattr("lmcore.accelerator.op_table.missing_packages", lambda impl: [])
+
+
+def gpu(capability: tuple[int, int], *packages: str, **problems: str) -> Gpu:
+    found = {name: Package(VERSIONS.get(name, "1.0"), problems.get(name)) for name in packages}
+    return Gpu(capability, found, lambda name: None)
+
+
+def resolve(where: Gpu, op: str, dtype: str = "bfloat16", **case: Any) -> Resolution:
+    impls = [OpImpl(**{**vars(impl), "plugin": "cuda"}) for impl in kernels_for(where)]
+    table = OpTable(OP_SPECS, impls, device_plugin="cuda")
+    return table.resolve(op, op_context(SPECS[op], "cuda", dtype, {**USUAL, **case}))
+
+
+FLASH = ("flash-attn", "flash-attn-3", "flash-attn-4")
+
+ATTENTION: dict[tuple[tuple[str, ...], str], list[str]] = {
+    ((), "plain"): ["sdpa"] * 8,
+    (("flash-attn",), "plain"): ["sdpa"] * 8,
+    (("flash-attn-3",), "plain"): ["sdpa"] * 5 + ["flash-attn-3", "sdpa", "sdpa"],
+    (("flash-attn-4",), "plain"): ["sdpa"] * 5 + ["flash-attn-4", "flash-attn-4", "sdpa"],
+    (FLASH, "plain"): ["sdpa"] * 5 + ["flash-attn-3", "flash-attn-4", "sdpa"],
+    (FLASH, "compiled"): ["sdpa"] * 5 + ["sdpa-fa3", "sdpa-fa4", "sdpa"],
+    (FLASH, "dropout"): ["sdpa"] * 8,
+    (FLASH, "float32"): ["sdpa"] * 8,
+    (FLASH, "wide"): ["sdpa"] * 5 + ["flash-attn-3", "sdpa", "sdpa"],
+    (FLASH, "odd"): ["sdpa"] * 8,
+    (FLASH, "masked"): ["sdpa"] * 2 + ["flex"] * 6,
+    ((), "masked"): ["sdpa"] * 2 + ["flex"] * 6,
+    ((), "masked and dropout"): ["sdpa"] * 8,
+    ((), "compiled"): ["sdpa"] * 8,
+}
+"""The kernel on each of `CAPABILITIES`, by the packages and the case."""
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "compiled": {"compile": True},
+    "dropout": {"dropout": 0.1},
+    "float32": {"dtype": "float32"},
+    "wide": {"head_dim": 256},
+    "odd": {"head_dim": 60},
+    "masked": {"masked": True},
+    "masked and dropout": {"masked": True, "dropout": 0.1},
+}
+
+
+@pytest.mark.parametrize("packages,case", ATTENTION)
+def test_attention(packages: tuple[str, ...], case: str) -> None:
+    """Attention is what the table says, on every generation, in both half precisions."""
+    wanted = ATTENTION[packages, case]
+    for dtype in ("bfloat16", "float16"):
+        chosen = [
+            resolve(gpu(one, *packages), "attention", **{"dtype": dtype, **CASES[case]}).chosen
+            for one in CAPABILITIES
+        ]
+        assert chosen == wanted
+
+
+@pytest.mark.parametrize(
+    "kernel,where,case,said",
+    [
+        ("flash-attn-3", (8, 0), {}, "is for compute capability 9.x, this GPU has 8.0"),
+        ("flash-attn-4", (12, 0), {}, "is for compute capability 9.x and 10.x, this GPU has 12.0"),
+        ("flash-attn-2", (7, 5), {}, "is for compute capability 8.0 or newer, this GPU has 7.5"),
+        ("flash-attn-3", (9, 0), {"dropout": 0.1}, "has no dropout"),
+        ("flash-attn-2", (9, 0), {"masked": True}, "takes no mask"),
+        ("flash-attn-3", (9, 0), {"dtype": "float32"}, "computes in bfloat16 and float16, not"),
+        ("flash-attn-4", (10, 0), {"head_dim": 256}, "takes 8 to 128 channels a head"),
+        ("flash-attn-2", (9, 0), {"compile": True}, "is not for compiled blocks"),
+        ("sdpa-fa3", (9, 0), {}, "is for compiled blocks"),
+        ("flex", (9, 0), {}, "is for masks; this case has none"),
+        ("flash-attn-2", (8, 0), {}, "`sdpa` has priority 10, this 8"),
+    ],
+)
+def test_reasons(kernel: str, where: tuple[int, int], case: dict[str, Any], said: str) -> None:
+    """Each kernel that is not chosen says why, in words that name the limit."""
+    reasons = dict(resolve(gpu(where, *FLASH), "attention", **case).rejected)
+    assert said in reasons[kernel]
+
+
+def test_a_package_that_is_not_there() -> None:
+    """A kernel of a package that is not installed says which."""
+    reasons = dict(resolve(gpu((9, 0)), "attention").rejected)
+    assert reasons["flash-attn-3"] == "needs `flash-attn-3`, not installed"
+
+
+def test_a_package_for_another_torch_is_passed_over() -> None:
+    """Its misfit is the reason of every kernel of it, and the next one is chosen."""
+    broken = {"flash-attn-3": Package("3.0", "was built for torch 2.8")}
+    found = resolve(Gpu((9, 0), broken, lambda name: None), "attention")
+    assert found.chosen == "sdpa"
+    assert dict(found.rejected)["flash-attn-3"] == "was built for torch 2.8"
+
+
+def test_an_import_is_tried_once_and_last() -> None:
+    """Compiled parts are loaded for a case that all other rules admit, once."""
+    asked: list[str] = []
+
+    def problem(name: str) -> str:
+        asked.append(name)
+        return "undefined symbol"
+
+    where = Gpu((9, 0), {"flash-attn-3": Package("3.0")}, problem)
+    assert resolve(where, "attention", dropout=0.1).chosen == "sdpa"
+    assert asked == []
+    for _ in range(2):
+        assert dict(resolve(where, "attention").rejected)["flash-attn-3"] == "undefined symbol"
+    assert asked == ["flash-attn-3"]
+
+
+ALL = tuple(PACKAGES)
+
+
+@pytest.mark.parametrize(
+    "op,packages,case,wanted",
+    [
+        ("adamw", (), {"dtype": "float32"}, "fused"),
+        ("adamw", ALL, {"dtype": "float32"}, "apex-fused-adam"),
+        ("adamw", ALL, {"dtype": "bfloat16"}, "fused"),
+        ("grad_norm", (), {"dtype": "float32"}, "foreach"),
+        ("grad_norm", ALL, {"dtype": "float32"}, "apex-l2norm"),
+        ("layer_norm", (), {}, "torch"),
+        ("layer_norm", ("apex",), {}, "apex"),
+        ("layer_norm", ("liger-kernel", "transformer-engine"), {}, "torch"),
+        ("layer_norm", ALL, {"compile": True}, "torch"),
+        ("rms_norm", ALL, {}, "apex"),
+        ("rms_norm", (), {"compile": True}, "torch"),
+        ("swiglu", (), {}, "torch"),
+        ("swiglu", ("liger-kernel",), {}, "liger"),
+        ("swiglu", ("liger-kernel",), {"compile": True}, "torch"),
+        ("cross_entropy", ("liger-kernel",), {}, "torch"),
+        ("linear_cross_entropy", (), {}, "reference"),
+        ("linear_cross_entropy", ("liger-kernel",), {}, "liger"),
+        ("linear", ALL, {}, "cublas"),
+        ("linear", ALL, {"dtype": "float64"}, "cublas"),
+        ("bias_gelu", ALL, {"compile": True}, "torch"),
+        ("bias_dropout_add", (), {"compile": True, "dropout": 0.1}, "torch"),
+        ("scaled_masked_softmax", (), {"masked": True}, "torch"),
+        ("rotary_embedding", (), {"compile": True}, "torch"),
+    ],
+)
+def test_other_ops(op: str, packages: tuple[str, ...], case: dict[str, Any], wanted: str) -> None:
+    """The other ops get what the table says, alike on every generation that packages are for."""
+    for one in CAPABILITIES:
+        if one >= (8, 0) or not packages:
+            assert resolve(gpu(one, *packages), op, **case).chosen == wanted
+
+
+@pytest.mark.parametrize("op", [name for name in SPECS if name != "attention"])
+def test_deterministic(op: str) -> None:
+    """With `--deterministic` a kernel that does not claim it is out."""
+    impls = kernels_for(gpu((9, 0), *ALL))
+    table = OpTable(OP_SPECS, impls, traits=["deterministic"])
+    chosen = table.resolve(op, op_context(SPECS[op], "cuda", "float32", USUAL)).chosen
+    assert chosen not in {"liger", "transformer-engine"}
+
+
+def test_an_old_liger() -> None:
+    """A liger-kernel before the version that was compared says which it needs."""
+    where = Gpu((9, 0), {"liger-kernel": Package("0.5.2")}, lambda name: None)
+    reasons = dict(resolve(where, "swiglu").rejected)
+    assert reasons["liger"] == "needs `liger-kernel` 0.8.5, not 0.5.2"
+
+
+def test_records_keep_the_contract() -> None:
+    """Every record is well formed and can be asked for any case, also one that is left open."""
+    contract = json.loads(
+        (Path(lmcore.__file__).parent / "plugins/contracts/1.0.json").read_text(encoding="utf-8")
+    )
+    failed = {
+        check.name: check.detail
+        for check in check_kernels(kernels_for(gpu((9, 0), *ALL)), "cuda", contract)
+        if check.status is CheckStatus.FAILED
+    }
+    assert failed == {}
+
+
+def test_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook reads capability and packages from the device's facts, and adds Triton kernels."""
+    seen: dict[str, Any] = {}
+
+    def offers(device_type: str, **how: Any) -> list[OpImpl]:
+        seen.update(how, device_type=device_type)
+        return [OpImpl("swiglu", "triton", "a:b", priority=how["priority"])]
+
+    module: Any = ModuleType("lmcore_triton.offers")
+    module.op_impls = offers
+    package = ModuleType("lmcore_triton")
+    package.__spec__ = importlib.machinery.ModuleSpec("lmcore_triton", None)
+    monkeypatch.setitem(sys.modules, "lmcore_triton", package)
+    monkeypatch.setitem(sys.modules, "lmcore_triton.offers", module)
+    facts = {"capability": "9.0", FACT: describe({"apex": Package("0.1", "broken")})}
+    device: Any = SimpleNamespace(facts=facts, dtypes=frozenset({"bfloat16"}))
+    found = op_impls(device)
+    assert seen["device_type"] == "cuda"
+    assert seen["capability"] == (9, 0)
+    assert seen["dtypes"] == {"bfloat16"}
+    assert found[-1].id == "triton"
+    (apex,) = (one for one in found if one.id == "apex-fused-adam")
+    assert apex.supports is not None
+    verdict = apex.supports(OpContext("cuda", "float32"))
+    assert verdict is not None
+    assert verdict.reason == "broken"
+
+
+def test_no_torch() -> None:
+    """The table itself loads no torch."""
+    import subprocess
+
+    code = (
+        "import sys; from lmcore_cuda.kernels import kernels_for; "
+        "from lmcore_cuda.kernels_rules import Gpu; import lmcore_cuda.plugin; "
+        "import lmcore_cuda.precision; kernels_for(Gpu((9, 0), {})); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    path = ":".join(sys.path)
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": path})

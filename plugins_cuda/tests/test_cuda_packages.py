@@ -1,0 +1,148 @@
+"""Kernel packages are recognised, and misfits named, without importing them."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lmcore.accelerator import TorchBuild
+from lmcore_cuda.packages import (
+    FACT,
+    PACKAGES,
+    Package,
+    describe,
+    import_problem,
+    installed_packages,
+    packages_of,
+    problems_of,
+)
+
+TORCH = TorchBuild("2.13.0+cu130", "13.0")
+FOLDERS = {
+    "flash-attn": "flash-attn",
+    "flash-attn-3": "flash-attn-3",
+    "flash-attn-4": "flash-attn-4",
+    "apex": "apex",
+    "liger-kernel": "liger-kernel",
+    "transformer-engine": "transformer-engine",
+}
+
+
+def test_without_any() -> None:
+    """Where none is installed none is found."""
+    assert installed_packages(TORCH) == {}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_is_recognised(name: str, install: Any) -> None:
+    """An installed package is found with its version; nothing of it is imported."""
+    install(FOLDERS[name], PACKAGES[name].distributions[0], "3.2.1")
+    assert installed_packages(TORCH) == {name: Package("3.2.1")}
+    modules = {module.partition(".")[0] for kind in PACKAGES.values() for module in kind.compiled}
+    assert not modules & {module.partition(".")[0] for module in sys.modules}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_loads(name: str, install: Any) -> None:
+    """The compiled parts that a package is tried by exist in it."""
+    install(FOLDERS[name])
+    assert import_problem(name) is None
+
+
+def test_version_4_has_its_own_name(install: Any) -> None:
+    """Version 2 brings a folder of version 4 along; that alone is no installation of it."""
+    install("flash-attn", "flash-attn", "2.8.3")
+    install("flash-attn-4")
+    assert set(installed_packages(TORCH)) == {"flash-attn"}
+
+
+def test_another_torch_is_required(install: Any) -> None:
+    """A requirement that the installed torch does not meet is named with both versions."""
+    install("flash-attn", "flash-attn", "2.8.3", requires="torch<2.12,>=2.4")
+    found = installed_packages(TORCH)["flash-attn"]
+    assert found.problem == (
+        "`flash-attn` 2.8.3 requires torch<2.12,>=2.4, and torch 2.13.0+cu130 is installed"
+    )
+
+
+def test_a_requirement_of_an_extra_is_none(install: Any) -> None:
+    """What only an extra of the package needs says nothing."""
+    install("flash-attn", "flash-attn", "2.8.3", requires='torch<2; extra == "old"')
+    assert installed_packages(TORCH)["flash-attn"].problem is None
+
+
+@pytest.mark.parametrize(
+    "version,url,said",
+    [
+        ("2.8.3+cu13torch2.12cxx11abitrue", "", "was built for torch 2.12"),
+        ("2.8.3", "https://x/flash_attn-2.8.3+cu13torch2.8cxx11abiTRUE-cp311.whl", "torch 2.8"),
+        ("2.8.3+cu12torch2.13cxx11abitrue", "", "was built for CUDA 12"),
+        ("2.8.3+cu13torch2.13cxx11abitrue", "", None),
+        ("2.8.3", "file:///home/me/flash_attn-2.8.3-cp311.whl", None),
+    ],
+)
+def test_name_of_the_file_tells(version: str, url: str, said: str | None, install: Any) -> None:
+    """A wheel says in its name, which pip records, what torch and CUDA it was built for."""
+    install("flash-attn", "flash-attn", version, url=url)
+    problem = installed_packages(TORCH)["flash-attn"].problem
+    assert (problem is None) if said is None else (problem is not None and said in problem)
+
+
+def test_the_other_apex(install: Any) -> None:
+    """The registry's unrelated `apex` is named as what it is, and not imported."""
+    install("other-apex", "apex", "0.9.10", summary="Pyramid toolkit", requires="")
+    found = installed_packages(TORCH)["apex"]
+    assert found == Package(
+        "0.9.10",
+        "the installed `apex` 0.9.10 is another package of that name (`Pyramid toolkit`): it has "
+        "no `apex.optimizers`",
+    )
+    assert "apex" not in sys.modules
+
+
+def test_apex_without_extensions(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real package built for Python alone is told apart too."""
+    install("apex", "apex", "0.1")
+    monkeypatch.setattr(
+        "lmcore_cuda.packages._is_there", lambda name: name in {"apex", "apex.optimizers"}
+    )
+    problem = installed_packages(TORCH)["apex"].problem
+    assert problem == "`apex` is installed without its CUDA extensions: no `amp_C`"
+
+
+def test_an_undefined_symbol() -> None:
+    """What the import says is passed on in one line, with the package and the part."""
+
+    def load(module: str) -> object:
+        raise ImportError(f"{module}.so: undefined symbol:\n _ZN3c105ErrorC2E")
+
+    assert import_problem("apex", load) == (
+        "`apex` is installed, and its `amp_C` cannot be loaded: amp_C.so: undefined symbol: "
+        "_ZN3c105ErrorC2E"
+    )
+
+
+def test_facts_of_a_device() -> None:
+    """What a device's facts tell of packages comes back as it was; JSON holds it."""
+    packages = {"apex": Package("0.1", "broken"), "liger-kernel": Package("0.8.5")}
+    device: Any = SimpleNamespace(facts={FACT: describe(packages)})
+    assert packages_of(device) == packages
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_strict_ops_refuses_a_misfit(*, strict: bool) -> None:
+    """With `--strict-ops` a package that cannot be used is a problem; without it is none."""
+    facts = describe({"apex": Package("0.1", "built for another torch")})
+    device: Any = SimpleNamespace(facts={FACT: facts})
+    config: Any = SimpleNamespace(accelerator=SimpleNamespace(strict_ops=strict))
+    found = problems_of(device, config)
+    if not strict:
+        assert found == []
+        return
+    (problem,) = found
+    assert problem.what == "`--strict-ops`: the kernel package `apex` cannot be used"
+    assert problem.why == "built for another torch"
+    assert "pip uninstall apex" in str(problem.hint)
