@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import TorchBuild
+from lmcore.accelerator import CheckStatus, TorchBuild
+from lmcore_cuda import doctor
 from lmcore_cuda.packages import (
     FACT,
     PACKAGES,
@@ -146,3 +147,13 @@ def test_strict_ops_refuses_a_misfit(*, strict: bool) -> None:
     assert problem.what == "`--strict-ops`: the kernel package `apex` cannot be used"
     assert problem.why == "built for another torch"
     assert "pip uninstall apex" in str(problem.hint)
+
+
+def test_doctor_tells_of_packages() -> None:
+    """`lmcore doctor` has a line for each installed package; a misfit has its command."""
+    found = doctor._packages({"apex": Package("0.1", "broken"), "liger-kernel": Package("0.8.5")})
+    assert [(one.name, one.status, one.detail) for one in found] == [
+        ("apex", CheckStatus.WARNING, "broken"),
+        ("liger-kernel", CheckStatus.OK, "0.8.5"),
+    ]
+    assert found[0].fix == PACKAGES["apex"].install

@@ -15,6 +15,7 @@ from lmcore_cuda.architectures import capability_words, runs_on
 from lmcore_cuda.faults import hint_for, is_out_of_memory
 from lmcore_cuda.gpu_use import GpuUse, in_gib, read_use
 from lmcore_cuda.nvml import load_library
+from lmcore_cuda.packages import FACT, describe, installed_packages
 from lmcore_cuda.peaks import peak_flops
 from lmcore_cuda.settings import CudaSection
 
@@ -151,6 +152,7 @@ def _facts(properties: Any, probe: Probe, *, tf32: bool) -> Mapping[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         "architectures": torch.cuda.get_arch_list(),
         "tf32": tf32,
+        FACT: describe(installed_packages()),
         "peak_flops": "data sheet, dense" + (", float32 as TF32" if tf32 else ""),
     }
 

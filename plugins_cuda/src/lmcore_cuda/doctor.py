@@ -12,6 +12,7 @@ from lmcore_cuda.facts import Facts, read_facts
 from lmcore_cuda.fit import without_kernels
 from lmcore_cuda.gpu_use import GpuUse, in_gib, read_use
 from lmcore_cuda.nvml import load_library
+from lmcore_cuda.packages import PACKAGES, Packages, installed_packages
 from lmcore_cuda.visible import VISIBLE, visible_gpus
 
 __all__ = ["checks"]
@@ -35,7 +36,17 @@ def checks(probe: Probe) -> list[Check]:
     library = load_library()
     for number, gpu in enumerate(probe.facts.get("gpus", [])):
         found += _gpu(number, read_use(library, str(gpu["uuid"])))
-    return [*found, _nccl()]
+    return [*found, *_packages(installed_packages()), _nccl()]
+
+
+def _packages(packages: Packages) -> list[Check]:
+    """Return a check for each kernel package that is installed."""
+    return [
+        Check(name, CheckStatus.WARNING, one.problem, PACKAGES[name].install)
+        if one.problem
+        else Check(name, CheckStatus.OK, one.version or "installed, without a version")
+        for name, one in packages.items()
+    ]
 
 
 def _driver(facts: Facts, probe: Probe) -> Check:
