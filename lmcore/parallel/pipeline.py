@@ -100,7 +100,8 @@ class Pipeline:
         ]
         self._device = device
         self._hidden_size = model.shape.hidden_size
-        self._schedules: dict[tuple[int, ...], Any] = {}
+        self._made_for: tuple[int, ...] = ()
+        self._made: Any = None
 
     def run(
         self,
@@ -163,12 +164,16 @@ class Pipeline:
         return torch.empty(shape, dtype=next(module.parameters()).dtype, device=self._device)
 
     def _schedule(self, tokens_BS: Tensor, count: int) -> Any:
-        """Return the schedule for so many micro-batches of this size; made at the first use."""
+        """Return the schedule for so many micro-batches of this size; made when these change.
+
+        It has memory for what each micro-batch receives: of a batch that has grown that of the
+        smaller one is given back.
+        """
         shape = self._hidden_shape(tokens_BS)
-        key = (count, *shape)
-        if key not in self._schedules:
-            self._schedules[key] = self._new_schedule(shape, count)
-        return self._schedules[key]
+        if self._made_for != (count, *shape):
+            self._made = None
+            self._made, self._made_for = self._new_schedule(shape, count), (count, *shape)
+        return self._made
 
     def _new_schedule(self, shape: tuple[int, int, int], count: int) -> Any:
         from torch.distributed.pipelining import schedules

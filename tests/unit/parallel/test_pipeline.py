@@ -1,0 +1,43 @@
+"""Schedules of a pipeline; what they compute is in `tests/distributed`."""
+
+from __future__ import annotations
+
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lmcore.config.layout import ParallelLayout
+from lmcore.parallel.mesh import Axis, ParallelMesh
+from lmcore.parallel.pipeline import Pipeline
+
+
+class Schedule:
+    """Stands for torch's, which has memory for every micro-batch."""
+
+
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    """Return the pipeline of a stage in the middle, which holds no weights here."""
+    group: Any = object()
+    mesh = ParallelMesh(ParallelLayout(pipeline=3), 1, new_group=lambda ranks: group)
+    assert mesh.pipeline == Axis(1, 3, (0, 1, 2), group)
+
+    shape = SimpleNamespace(num_layers=3, hidden_size=4)
+    model: Any = SimpleNamespace(shape=shape, blocks={"1": torch.nn.Identity()})
+    monkeypatch.setattr(Pipeline, "_new_schedule", lambda *_: Schedule())
+    return Pipeline(model, mesh, torch.device("cpu"))
+
+
+def test_one_schedule_is_kept(pipeline: Pipeline) -> None:
+    """It is made anew where number or size of the micro-batches change, and the old one goes."""
+    tokens_BS = torch.zeros(2, 8)
+    first = pipeline._schedule(tokens_BS, 4)
+    assert pipeline._schedule(tokens_BS, 4) is first
+    kept = weakref.ref(first)
+    del first
+    second = pipeline._schedule(tokens_BS, 6)
+    assert kept() is None
+    assert pipeline._schedule(torch.zeros(1, 8), 6) is not second
