@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -113,7 +114,7 @@ def test_attention(packages: tuple[str, ...], case: str) -> None:
         ("flash-attn-2", (9, 0), {"masked": True}, "takes no mask"),
         ("flash-attn-3", (9, 0), {"dtype": "float32"}, "computes in bfloat16 and float16, not"),
         ("flash-attn-4", (10, 0), {"head_dim": 256}, "takes 8 to 128 channels a head"),
-        ("flash-attn-2", (9, 0), {"compile": True}, "is not for compiled blocks"),
+        ("flash-attn-3", (9, 0), {"compile": True}, "is not for compiled blocks"),
         ("sdpa-fa3", (9, 0), {}, "is for compiled blocks"),
         ("flex", (9, 0), {}, "is for masks; this case has none"),
         ("flash-attn-2", (8, 0), {}, "`sdpa` has priority 10, this 8"),
@@ -248,6 +249,20 @@ def test_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = apex.supports(OpContext("cuda", "float32"))
     assert verdict is not None
     assert verdict.reason == "broken"
+
+
+@pytest.mark.parametrize("where", [(9, 0), (10, 0)])
+def test_the_page_has_them_all(where: tuple[int, int]) -> None:
+    """Every kernel stands in the documentation with its op and priority."""
+    page = Path(__file__).parents[2] / "docs/reference/cuda-kernels.md"
+    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    for one in kernels_for(gpu(where)):
+        first = one.id if one.op == "attention" else one.op
+        cells = next(line for line in rows if line.startswith(f"| `{first}` |")).split("|")
+        if one.op == "attention":
+            assert str(one.priority) in re.findall(r"\d+", cells[2])
+        else:
+            assert f"`{one.id}` {one.priority}" in cells[2]
 
 
 def test_no_torch() -> None:

@@ -15,9 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import OP_SPECS, reference
+from lmcore.accelerator import OP_SPECS, OpTable, reference
 from lmcore.accelerator.op_signature import signature_problem
+from lmcore.model.gpt import GPT
+from lmcore.model.op_binding import OpBinding
+from lmcore.model.shape import ModelShape
 from lmcore_cuda import kernels_torch
+from lmcore_cuda.kernels import kernels_for
+from lmcore_cuda.kernels_rules import Gpu
 
 SPECS = {spec.name: spec for spec in OP_SPECS}
 
@@ -293,3 +298,34 @@ def test_liger_leaves_gradients_alone(install: Any) -> None:
     grad = torch.ones_like(out)
     out.backward(grad)
     assert torch.equal(grad, torch.ones_like(out))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_model_of_them(*, masked: bool) -> None:
+    """A model bound to them has the loss and the gradients of one that is bound to references."""
+    table = OpTable(
+        OP_SPECS,
+        [one for one in kernels_for(Gpu((9, 0), {})) if one.id != "flex"],
+        device_plugin="cuda",
+    )
+    shape = ModelShape(2, 32, 4, 64, 16, 64)
+    tokens = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(0))
+    documents = (torch.arange(16) // 6).expand(2, -1) if masked else None
+    found = []
+    for ops in (table, OpTable(OP_SPECS)):
+        model = GPT(shape, OpBinding(ops, "cuda", "float32"), masked=masked)
+        model.initialize(1)
+        loss = model.loss(tokens, tokens.roll(-1), torch.ones(2, 16), documents_BS=documents)
+        loss.backward()
+        found.append([loss.detach(), *(one.grad for one in model.parameters())])
+    for mine, right in zip(*found, strict=True):
+        torch.testing.assert_close(mine, right, atol=1e-4, rtol=1e-4)
+    chosen = {one.op: one.chosen for one in table.resolutions}
+    assert chosen == {
+        "attention": "sdpa",
+        "layer_norm": "torch",
+        "linear": "cublas",
+        "bias_gelu": "torch",
+        "bias_dropout_add": "torch",
+        "linear_cross_entropy": "reference",
+    }

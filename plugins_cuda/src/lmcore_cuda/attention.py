@@ -152,7 +152,6 @@ def _of_packages(gpu: Gpu) -> list[OpImpl]:
                 gpu,
                 dtypes(*HALF),
                 unmasked,
-                eager,
                 capability(_AMPERE),
                 head_dim(256),
                 package("flash-attn"),
