@@ -1,0 +1,332 @@
+"""A step whose numbers are read later: the same training, and nothing waited for on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.data.loader import BatchLoader
+from lmcore.model.shape import ModelShape
+from lmcore.parallel.parallel_model import parallelize
+from lmcore.train.exits import ExitConditions
+from lmcore.train.late import LateReader
+from lmcore.train.loop import Reporter, train
+from lmcore.train.metrics import MetricsFile
+from lmcore.train.state import TrainState, seed_everything
+from lmcore.train.step import NotFiniteError, PendingStep, TrainStep
+from lmcore.train.stepping import Steps
+
+
+class Event:
+    """An event of a device that is done with all work at once; counts who waits."""
+
+    waits = 0
+
+    def record(self, stream: Any = None) -> None: ...
+
+    def synchronize(self) -> None:
+        Event.waits += 1
+
+
+class NoHostReads(TorchDispatchMode):
+    """Refuses what a device would be waited for: to read a number of it on the host."""
+
+    READS = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert not name.startswith(self.READS), f"`{name}` waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def no_host_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], NoHostReads]:
+    """Returns a mode that refuses reads; `tolist` and `numpy` pass by torch's dispatcher."""
+    watching: list[bool] = []
+    main = threading.main_thread()
+    for name in ("tolist", "numpy", "cpu"):
+        real = getattr(Tensor, name)
+
+        def refuse(self: Tensor, *args: Any, name: str = name, real: Any = real) -> Any:
+            if watching and threading.current_thread() is main:
+                raise AssertionError(f"`{name}` waits for the device")
+            return real(self, *args)
+
+        monkeypatch.setattr(Tensor, name, refuse)
+
+    class Watching(NoHostReads):
+        def __enter__(self) -> Any:
+            watching.append(True)
+            return super().__enter__()
+
+        def __exit__(self, *raised: object) -> None:
+            watching.pop()
+            super().__exit__(*raised)
+
+    return Watching
+
+
+@pytest.fixture
+def late_runtime(runtime: Any) -> Any:
+    """The CPU, as a device that works on its own."""
+    missing = {
+        name: why
+        for name, why in runtime.device.missing.items()
+        if name not in {"pin_memory", "new_event"}
+    }
+    device = dataclasses.replace(
+        runtime.device, pin_memory=Tensor.clone, new_event=Event, missing=missing
+    )
+    return dataclasses.replace(runtime, device=device)
+
+
+@pytest.fixture
+def run_steps(make_plan: Any, make_corpus: Any) -> Any:
+    """Takes steps one by one, each by a function of step, state and batches."""
+
+    def run(flags: str, runtime: Any, take: Any, count: int = 4, change: Any = None) -> Any:
+        plan = make_plan(flags)
+        seed = plan.config.training.seed
+        seed_everything(seed, runtime)
+        with runtime.ops.bind_all():
+            parallel = parallelize(ModelShape.from_plan(plan), plan.layout, runtime, seed=seed)
+            state = TrainState.create(parallel, plan, runtime)
+            step = TrainStep(plan, runtime)
+        if change is not None:
+            change(state)
+        micro = plan.config.training.micro_batch_size
+        with BatchLoader(make_corpus(plan).train, micro_batch_size=micro) as batches:
+            return state, [take(step, state, batches) for _ in range(count)]
+
+    return run
+
+
+FLAGS = (
+    "--clip-grad 0.3",
+    "--clip-grad 0 --micro-batch-size 2 --global-batch-size 8",
+    "--optimizer lamb --lr 1e-2",
+)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_computes_the_same(
+    run_steps: Any, runtime: Any, late_runtime: Any, weights: Any, flags: str
+) -> None:
+    """Losses, norms, rates, counters, weights and moments are those of a step read at once."""
+    one, plain = run_steps(flags, runtime, lambda step, *rest: step(*rest))
+    two, late = run_steps(flags, late_runtime, lambda step, *rest: step.begin(*rest))
+    assert [pending.result() for pending in late] == plain
+    assert two.counters() == one.counters()
+    for name, tensor in weights(one).items():
+        assert torch.equal(weights(two)[name], tensor), name
+
+
+def test_nothing_is_read_in_a_step(run_steps: Any, late_runtime: Any, no_host_reads: Any) -> None:
+    """From the first batch to the update nothing of the core has the host read a number."""
+
+    def watched(step: Any, state: Any, batches: Any) -> Any:
+        with no_host_reads():
+            return step.begin(state, batches)
+
+    before = Event.waits
+    flags = "--micro-batch-size 2 --global-batch-size 8 --clip-grad 1"
+    own_ops = dataclasses.replace(late_runtime, ops=OpTable(OP_SPECS, []))
+    _, late = run_steps(flags, own_ops, watched)
+    assert Event.waits == before
+    assert [math.isfinite(one.result().loss) for one in late] == [True] * 4
+    assert Event.waits == before + 4
+
+
+def test_the_watch_sees_reads(run_steps: Any, runtime: Any, no_host_reads: Any) -> None:
+    """A step that reads its loss at once is refused, as is each other way to read a number."""
+
+    def watched(step: Any, *rest: Any) -> Any:
+        with no_host_reads():
+            return step(*rest)
+
+    with pytest.raises(AssertionError, match="`tolist` waits for the device"):
+        run_steps("", dataclasses.replace(runtime, ops=OpTable(OP_SPECS, [])), watched, 1)
+    value = torch.ones(())
+    for read in (float, bool, Tensor.item, Tensor.cpu, lambda one: one.nonzero()):
+        with no_host_reads(), pytest.raises(AssertionError, match="waits for the device"):
+            read(value)
+
+
+def test_where_it_can_be_used(make_plan: Any, runtime: Any, late_runtime: Any) -> None:
+    """On a device with events and pinned memory, unless asked not to, or a loss scale needs it."""
+    assert TrainStep(make_plan(""), late_runtime).late
+    assert not TrainStep(make_plan(""), runtime).late
+    assert not TrainStep(make_plan("--no-async-metrics"), late_runtime).late
+    scaled = dataclasses.replace(late_runtime.precision, loss_scaling=True)
+    assert not TrainStep(make_plan(""), dataclasses.replace(late_runtime, precision=scaled)).late
+
+
+def test_not_finite(run_steps: Any, late_runtime: Any) -> None:
+    """Who asks for the result hears of step and micro-batch; the counters are those before it."""
+
+    def spoil(state: Any) -> None:
+        real, calls = state.model.loss, iter(range(99))
+        state.model.loss = lambda *args: real(*args) * (math.nan if next(calls) == 5 else 1.0)
+
+    flags = "--micro-batch-size 2 --global-batch-size 8"
+    state, late = run_steps(flags, late_runtime, lambda step, *rest: step.begin(*rest), 3, spoil)
+    assert math.isfinite(late[0].result().loss)
+    assert state.iteration == 3
+    with pytest.raises(NotFiniteError, match="the loss is nan at step 2, samples 8 to 15") as one:
+        late[1].result()
+    assert "micro-batch 2 of 4 is the first such" in str(one.value.why)
+    assert "`--no-async-metrics`" in str(one.value.hint)
+    assert (state.iteration, state.consumed_samples) == (1, 8)
+
+
+def test_gradient_not_finite(run_steps: Any, late_runtime: Any) -> None:
+    """A finite loss with a gradient of infinity is heard of too."""
+
+    def spoil(state: Any) -> None:
+        state.model.final_norm.bias.register_hook(lambda grad: grad * math.inf)
+
+    _, (late,) = run_steps("", late_runtime, lambda step, *rest: step.begin(*rest), 1, spoil)
+    with pytest.raises(NotFiniteError, match=r"the gradient norm is (inf|nan) at step 1"):
+        late.result()
+
+
+def test_reader_uses_its_memory_again(late_runtime: Any) -> None:
+    """Numbers come as they were when they were sent; their memory serves the next ones."""
+    reader = LateReader(late_runtime.device)
+    values = torch.tensor([1.5, 2.0])
+    sent = reader.send(values)
+    other = reader.send(values + 1)
+    values.zero_()
+    assert (sent.read(), other.read()) == ([1.5, 2.0], [2.5, 3.0])
+    place = sent._host.data_ptr()
+    assert place in {reader.send(values)._host.data_ptr(), reader.send(values)._host.data_ptr()}
+
+
+class Recorder(TrainStep):
+    """A late step that counts how many results were asked for when it is called."""
+
+    asked: list[int]
+
+    def begin(self, *args: Any, **kwargs: Any) -> PendingStep:
+        self.asked.append(Event.waits)
+        return super().begin(*args, **kwargs)
+
+
+@pytest.fixture
+def run_loop(make_plan: Any, make_state: Any, make_corpus: Any, tmp_path: Path) -> Any:
+    """Runs the whole loop; returns outcome, rows, saved steps and waits before each step."""
+
+    def run(flags: str, runtime: Any, name: str, change: Any = None) -> Any:
+        plan = make_plan(flags)
+        state, saved = make_state(plan), []
+        if change is not None:
+            change(state)
+
+        def save() -> Path:
+            saved.append((state.iteration, Event.waits))
+            return Path(f"iter_{state.iteration:07d}")
+
+        display = SimpleNamespace(
+            say=lambda text: None, step=lambda *_: None, validation=lambda *_: None
+        )
+        step = Recorder(plan, runtime)
+        step.asked, first = [], Event.waits
+        with (
+            MetricsFile(tmp_path / name) as metrics,
+            ExitConditions(plan.config.training) as exits,
+        ):
+            outcome = train(
+                state,
+                step,
+                make_corpus(plan),
+                plan,
+                runtime,
+                reporter=Reporter(plan, runtime, display, metrics, None),  # type: ignore[arg-type]
+                exits=exits,
+                saver=SimpleNamespace(save=save, check=lambda: None),  # type: ignore[arg-type]
+            )
+        rows = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        return outcome, rows, [(at, n - first) for at, n in saved], [n - first for n in step.asked]
+
+    return run
+
+
+def test_rows_are_the_same(run_loop: Any, runtime: Any, late_runtime: Any) -> None:
+    """A run leaves the rows, validations and saves that it leaves where numbers are read at once.
+
+    The numbers of a step are asked for when the next one is queued; before a save, a validation and
+    the end all are.
+    """
+    flags = "--train-iters 8 --eval-interval 3 --eval-iters 1 --split 80,20,0 --save-interval 5"
+    plain_outcome, plain, plain_saved, _ = run_loop(flags, runtime, "plain")
+    outcome, late, saved, asked = run_loop(flags, late_runtime, "late")
+    times = {"step_time_ms", "data_wait_ms", "tokens_per_second", "mfu"}
+    assert [{k: v for k, v in row.items() if k not in times} for row in late] == [
+        {k: v for k, v in row.items() if k not in times} for row in plain
+    ]
+    assert all(row["step_time_ms"] > 0 for row in late)
+    assert outcome.validation == plain_outcome.validation
+    assert [at for at, _ in saved] == [at for at, _ in plain_saved] == [5, 8]
+    # Step 1 is waited for; 2 is not when 3 begins, but 3 is validated; 5 is saved; 6 validated.
+    assert asked == [0, 1, 1, 3, 3, 5, 6, 6]
+    assert saved == [(5, 5), (8, 8)]
+
+
+def test_an_exit_waits_for_all(run_loop: Any, late_runtime: Any) -> None:
+    """A run that ends early reports the step that it ended with."""
+    outcome, rows, saved, _ = run_loop("--exit-interval 3", late_runtime, "late")
+    assert outcome.reason == "step 3 is a multiple of --exit-interval 3"
+    assert ([row["step"] for row in rows], saved) == ([1, 2, 3], [(3, 3)])
+
+
+def test_nothing_is_saved_after_nan(run_loop: Any, late_runtime: Any) -> None:
+    """The step before a save is looked at first."""
+
+    def spoil(state: Any) -> None:
+        real, calls = state.model.loss, iter(range(99))
+        state.model.loss = lambda *args: real(*args) * (math.nan if next(calls) == 3 else 1.0)
+
+    with pytest.raises(NotFiniteError, match="at step 4"):
+        run_loop("--save-interval 4", late_runtime, "late", spoil)
+
+
+def test_time_of_a_step(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes from one result to the next, or from the call where nothing was queued before."""
+    now = [0.0]
+    monkeypatch.setattr("lmcore.train.stepping.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Late(TrainStep):
+        late = True
+
+        def __init__(self) -> None: ...
+
+        def begin(self, state: Any, batches: Any) -> Any:
+            now[0] += 1.0  # to queue it
+            state.done += 1
+            pending = PendingStep.__new__(PendingStep)
+            done = now[0] + 9.0
+            pending.result = lambda: now.__setitem__(0, max(now[0], done))  # type: ignore[method-assign]
+            return pending
+
+    state = SimpleNamespace(done=0, counters=dict)
+    reporter = SimpleNamespace(row=lambda counters, result, seconds, wait: seconds)
+    steps = Steps(state, Late(), SimpleNamespace(wait_seconds=0.0), runtime, reporter)  # type: ignore[arg-type]
+    found = []
+    for whole in (True, False, False, True):
+        steps.take()
+        found += steps.rows(whole=whole)
+        if whole:
+            now[0] += 100.0  # a validation
+    assert found == [10.0, 10.0, 1.0, 9.0]
