@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from lmcore.config.load import LoadedConfig
 from lmcore.errors import ConfigError, LmcoreError, MissingPackageError
 
-__all__ = ["DEEPSPEED_RULES", "accumulation"]
+__all__ = ["DEEPSPEED_OPTIMIZERS", "DEEPSPEED_RULES", "accumulation"]
 
 Problems = Iterator[LmcoreError]
 
-_OPTIMIZERS = ("adam", "sgd", "adopt")
+DEEPSPEED_OPTIMIZERS = ("adam", "sgd", "adopt")
 """Those that update any part of a flat row of weights as they would within the whole."""
 
 _ALONE = {
@@ -63,12 +63,12 @@ def _goes_with(loaded: LoadedConfig) -> Problems:
             why="without sharding DeepSpeed does what torch's own engine does",
             hint="use 1, 2 or 3, or `--engine native`",
         )
-    if loaded.value("optimizer") not in _OPTIMIZERS:
+    if loaded.value("optimizer") not in DEEPSPEED_OPTIMIZERS:
         yield ConfigError(
             f"{loaded.shown('optimizer')} does not go with {shown}",
             why="DeepSpeed gives each process a flat row of weights, in which no matrix is whole",
-            hint=f"use {', '.join(f'`{one}`' for one in _OPTIMIZERS[:-1])} or "
-            f"`{_OPTIMIZERS[-1]}`, or `--engine native`",
+            hint=f"use {', '.join(f'`{one}`' for one in DEEPSPEED_OPTIMIZERS[:-1])} or "
+            f"`{DEEPSPEED_OPTIMIZERS[-1]}`, or `--engine native`",
         )
     if loaded.value("compile") and loaded.value("zero_stage") == 3:
         yield ConfigError(

@@ -33,6 +33,7 @@ from lmcore.train.engine import open_engine
 from lmcore.train.exits import ExitConditions
 from lmcore.train.loop import Outcome, Reporter, failure_status, train
 from lmcore.train.metrics import MetricsFile, TensorBoard
+from lmcore.train.out_of_memory import out_of_memory_explained
 from lmcore.train.phases import PhaseClock
 from lmcore.train.profile import Profile
 from lmcore.train.restoring import restore
@@ -174,7 +175,7 @@ class _Session:
             world_size=plan.world_size,
             say=self.display.say,
         )
-        with contextlib.ExitStack() as stack:
+        with out_of_memory_explained(plan, runtime), contextlib.ExitStack() as stack:
             with runtime.ops.bind_all():
                 engine = stack.enter_context(open_engine(plan, runtime, profile.span))
             return self._run(engine, corpus, order, began, profile)
@@ -200,7 +201,8 @@ class _Session:
         self.clock.mark("model")
         status = "failed"
         try:
-            outcome = self._train(state, engine.step, corpus, order, writers, profile)
+            with out_of_memory_explained(plan, runtime, state, run.checkpoints):
+                outcome = self._train(state, engine.step, corpus, order, writers, profile)
             status = outcome.reason or "completed"
         except BaseException as error:
             status = failure_status(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -174,3 +175,20 @@ def test_misbehaviour_stops_a_run(
     done = train("run", "sim", f"--train-iters 3 {flags}", **env)
     assert done.returncode != 0
     assert expected in done.stderr
+
+
+@pytest.mark.slow
+def test_the_message_of_memory_that_ends_has_flags_that_help(train: Any, tmp_path: Path) -> None:
+    """A run that needs more than the device has says what took it; its first remedy trains it."""
+    little = {"LMCORE_SIM_MEMORY": "16MiB"}
+    done = train("much", "sim", "--train-iters 2 --micro-batch-size 64", **little)
+    assert done.returncode == 1
+    assert "`sim:0` ran out of memory in the forward pass of step 1" in done.stderr
+    assert "activations and all else: " in done.stderr
+    assert "optimizer state: " in done.stderr
+    summary = json.loads((tmp_path / "much" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["status"].startswith("failed: `sim:0` ran out of memory")
+    found = re.search(r"`(--micro-batch-size \d+ --global-batch-size \d+)`", done.stderr)
+    assert found is not None
+    done = train("less", "sim", f"--train-iters 2 {found[1]}", **little)
+    assert done.returncode == 0, done.stderr
