@@ -21,6 +21,7 @@ _LOOPBACK = "127.0.0.1"
 _FIRST_PORT, _NUM_PORTS = 20000, 12000  # below the ports that systems give out by themselves
 _MOST_NODES = 100_000
 _MAX_NODEFILE_BYTES = 1 << 22
+_SET_THEM = "set WORLD_SIZE, RANK, LOCAL_WORLD_SIZE and LOCAL_RANK yourself"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def translate(env: Mapping[str, str]) -> dict[str, str]:
         env: The environment of the process.
 
     Raises:
-        ConfigError: A variable of the launcher is malformed.
+        ConfigError: A variable of the launcher is malformed, or it says half of a place.
     """
     if env.get("WORLD_SIZE", "").strip():
         here = env.get("LOCAL_SIZE", "").strip()
@@ -72,7 +73,29 @@ def translate(env: Mapping[str, str]) -> dict[str, str]:
         if place:
             return place | _address(place, env, dialect.job)
     place = _slurm(env)
-    return place | _address(place, env, ("SLURM_JOB_ID",)) if place else {}
+    if place:
+        return place | _address(place, env, ("SLURM_JOB_ID",))
+    for dialect in (_OPEN_MPI, _PMI):
+        _refuse_half(dialect, env)
+    return {}
+
+
+def _refuse_half(dialect: _Dialect, env: Mapping[str, str]) -> None:
+    """Stop a process that is one of several and cannot tell its place on the host.
+
+    It would be a run of its own, beside so many others that write to the same directory.
+    """
+    size = _first(dialect.world_size, env)
+    if _first(dialect.rank, env) is None or size in {None, "1"}:
+        return
+    lacking = [
+        one for one in (dialect.local_rank, dialect.local_world_size) if not _first(one, env)
+    ]
+    raise ConfigError(
+        f"a launcher started this process as one of {size}, without its place on the host",
+        why="; ".join(f"none of `{'`, `'.join(names)}` is set" for names in lacking),
+        hint=_SET_THEM,
+    )
 
 
 def _place(dialect: _Dialect, env: Mapping[str, str]) -> dict[str, str]:
@@ -94,7 +117,7 @@ def _slurm(env: Mapping[str, str]) -> dict[str, str]:
     if here is None:
         raise ConfigError(
             f"`SLURM_STEP_TASKS_PER_NODE={tasks}` does not say how many processes node {node} has",
-            hint="set WORLD_SIZE, RANK, LOCAL_WORLD_SIZE and LOCAL_RANK yourself",
+            hint=_SET_THEM,
         )
     return {
         "RANK": rank,

@@ -57,8 +57,25 @@ def test_places(env: dict[str, str]) -> None:
     [{}, BATCH, {"OMPI_COMM_WORLD_RANK": "1"}, SRUN | {"WORLD_SIZE": "1"}, {"PMI_RANK": "0"}],
 )
 def test_no_launcher(env: dict[str, str]) -> None:
-    """A job's script, half a launcher, or one that has said it in torchrun's words: nothing."""
+    """A job's script, a variable that is left over, or what torchrun's words say: nothing."""
     assert translate(env) == {}
+
+
+@pytest.mark.parametrize(
+    "env,lacks",
+    [
+        ({"PMI_RANK": "5", "PMI_SIZE": "8"}, "`PALS_LOCAL_RANKID`, `PMI_LOCAL_RANK`"),
+        (PALS | {"PALS_LOCAL_SIZE": ""}, "none of `PALS_LOCAL_SIZE`, `PMI_LOCAL_SIZE`"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": ""}, "none of `OMPI_COMM_WORLD_LOCAL_RANK`"),
+    ],
+)
+def test_half_a_place(env: dict[str, str], lacks: str) -> None:
+    """One of several processes that does not know its host's others is no run by itself."""
+    with pytest.raises(ConfigError, match="as one of 8, without its place") as caught:
+        translate(env)
+    assert lacks in (caught.value.why or "")
+    assert "set WORLD_SIZE, RANK, LOCAL_WORLD_SIZE and LOCAL_RANK" in (caught.value.hint or "")
+    assert translate(env | {"PMI_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "1"}) == {}
 
 
 def test_addresses(tmp_path: Path) -> None:
