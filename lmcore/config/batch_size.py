@@ -65,11 +65,6 @@ class BatchSizes:
                 break
         return total
 
-    @property
-    def ramp_steps(self) -> int:
-        """Steps before the final size is reached."""
-        return sum(steps for _, steps in self._phases(0) if steps is not None)
-
     def _level(self, consumed_samples: int) -> int:
         count = (self.final - self.start) // self.increment
         # In whole numbers: the quotient of two rounded ones may fall short at a boundary.

@@ -11,9 +11,9 @@ from lmcore.config.deepspeed_file import AUTO
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
 
-__all__ = ["DEFAULT_STAGE", "deepspeed_config", "zero_stage"]
+__all__ = ["deepspeed_config", "zero_stage"]
 
-DEFAULT_STAGE = 1
+_DEFAULT_STAGE = 1
 """What is sharded where neither the settings nor the file say."""
 
 _OURS = ("optimizer", "scheduler", "activation_checkpointing", "checkpoint", "dataloader_drop_last")
@@ -25,7 +25,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 def zero_stage(plan: RunPlan) -> int:
     """Return what DeepSpeed shards: 1 optimizer state, 2 gradients too, 3 weights too."""
     asked = plan.config.parallel.zero_stage
-    return DEFAULT_STAGE if asked is None else asked
+    return _DEFAULT_STAGE if asked is None else asked
 
 
 def deepspeed_config(

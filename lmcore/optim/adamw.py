@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from lmcore.optim.optimizer import Optimizer, ParameterGroup, parameter_groups
+from lmcore.optim.optimizer import Optimizer, ParameterGroup
 
-__all__ = ["AdamW", "ParameterGroup", "parameter_groups"]
+__all__ = ["AdamW"]
 
 
 class AdamW(Optimizer):

@@ -11,7 +11,8 @@ from torch import nn
 
 from lmcore.accelerator import OP_SPECS
 from lmcore.accelerator.op import load_target
-from lmcore.optim.adamw import AdamW, parameter_groups
+from lmcore.optim.adamw import AdamW
+from lmcore.optim.optimizer import parameter_groups
 from lmcore_cpu.kernel_table import KERNELS
 
 REFERENCE = next(spec.reference for spec in OP_SPECS if spec.name == "adamw")
