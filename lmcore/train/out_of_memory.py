@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["OutOfMemoryError", "out_of_memory_explained"]
 
 _WORDS = re.compile(
-    r"out of memory|can(?:'|no)t allocate memory|not enough memory|\bALLOC_FAILED", re.IGNORECASE
+    r"out[ _]of[ _](?:\w+[ _])?memory|can(?:'|no)t allocate memory|not enough memory|ALLOC_FAILED",
+    re.IGNORECASE,
 )
 _ASKED = (
     re.compile(r"tried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|B)\b", re.IGNORECASE),

@@ -46,6 +46,8 @@ PAGE = Path(__file__).parents[2] / "docs/reference/cuda.md"
         ("NVIDIA GeForce RTX 3090", "float8_e4m3fn", None),
         ("NVIDIA GeForce RTX 5090", "float16", 209.6),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bfloat16", None),
+        ("NVIDIA A10-24Q", "bfloat16", None),
+        ("GRID A100D-8C", "bfloat16", None),
         ("NVIDIA H100 PCIe", "float64", None),
         ("NVIDIA GeForce GTX 1080", "float32", None),
     ],

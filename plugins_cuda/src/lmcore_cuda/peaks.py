@@ -118,8 +118,8 @@ PEAKS: Mapping[str, Peak] = {
 }
 """By words of the GPU's name, longer ones before those that they begin with."""
 
-_OTHERS = re.compile(r"\b(MIG|Laptop|Max-Q|Mobile|D)\b")
-"""Words of the names of a GPU's parts and of slower cards that share a name."""
+_OTHERS = re.compile(r"\b(?:MIG|GRID|Laptop|Max-Q|Mobile|D)\b|-\d+[ABCQ]\b")
+"""Words of the names of a GPU's parts (MIG, virtual ones) and of slower cards that share a name."""
 
 
 def peak_flops(name: str, dtype: str, *, tf32: bool = False) -> float | None:

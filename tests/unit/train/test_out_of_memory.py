@@ -184,7 +184,12 @@ def test_a_device_that_does_not_count_is_no_fault(trained: Any, device_of: Any) 
 
 @pytest.mark.parametrize(
     "message",
-    ["CHIP error: out of memory", "cannot allocate memory", "CHIPBLAS_STATUS_X: ALLOC_FAILED when"],
+    [
+        "CHIP error: out of memory",
+        "cannot allocate memory",
+        "CHIPBLAS_STATUS_ALLOC_FAILED when calling",
+        "backend failed with error: 39 (RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+    ],
 )
 def test_errors_in_words_count_too(trained: Any, device_of: Any, message: str) -> None:
     """Not all libraries raise torch's own error, and pipelines wrap it in another."""
