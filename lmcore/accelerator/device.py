@@ -64,7 +64,8 @@ class Device:
         new_rng_tracker: Makes the tracker of the device's random numbers; None: the core's own,
             which needs nothing but the functions above, so that this is never missing.
         missing: For each optional ability that is None, the reason.
-        facts: Versions and properties for `environment.json`, JSON values only.
+        facts: Versions and properties for `environment.json`, JSON values only.  `compile_pays`,
+            where it is true, has blocks compiled in runs that do not say whether to.
     """
 
     type: str

@@ -53,7 +53,6 @@ class Profile:
         *,
         device_type: str,
         rank: int = 0,
-        world_size: int = 1,
         say: Callable[[str], None] = logger.info,
     ) -> None:
         """Record nothing yet.
@@ -63,11 +62,10 @@ class Profile:
             directory: Where the trace is to be; made when it is written.
             device_type: torch's name of the device.
             rank: This process.
-            world_size: Processes of the run.
             say: Shows a line.
         """
         self.asked, self.directory, self._say = asked, directory, say
-        self._device_type, self._rank, self._world_size = device_type, rank, world_size
+        self._device_type, self._rank = device_type, rank
         self._waiting = asked.profile and rank in asked.profile_ranks
         self._profiler: Any = None
         self._first = self._done = 0
@@ -90,6 +88,8 @@ class Profile:
         """
         if self._profiler is not None:
             self._done = done
+            if ends and done < self._first:
+                return  # nothing but the warm-up
             self._profiler.step()
             if done >= self.asked.profile_step_end:
                 self._end()
@@ -137,8 +137,6 @@ class Profile:
         name = f"steps_{self._first}-{last}.rank{self._rank}.pt.trace.json.gz"
         path = self.directory / name
         temporary = path.with_name(f".tmp-{os.getpid()}-{name}")  # the end of the name says how
-        if self._world_size > 1:
-            profiler.add_metadata_json("distributedInfo", self._place())
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(temporary))
@@ -152,9 +150,6 @@ class Profile:
         averages = profiler.key_averages()
         for line in (*range_lines(averages, last - self._first + 1), *top_ops(averages)):
             self._say(line)
-
-    def _place(self) -> str:
-        return f'{{"rank": {self._rank}, "world_size": {self._world_size}}}'
 
     def __enter__(self) -> Self:
         """Return itself."""

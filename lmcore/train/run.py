@@ -172,7 +172,6 @@ class _Session:
             run.profile,
             device_type=runtime.device.type,
             rank=runtime.rank.rank,
-            world_size=plan.world_size,
             say=self.display.say,
         )
         with out_of_memory_explained(plan, runtime), contextlib.ExitStack() as stack:

@@ -58,6 +58,9 @@ CASES = {
     "split_with_parts": "--train-data shakespeare --valid-data shakespeare --split 9,1,0",
     "change_without_load": "--change-blend",
     "vocabulary_too_small": "--vocab-size 100",
+    "profile_without_steps": "--profile --profile-step-start 12",
+    "profile_after_the_end": "--profile --train-iters 8",
+    "profile_rank": "--profile --profile-ranks 0 3",
     "many": "--lrr 1 --seed x --num-layers 0 bad.yaml",
 }
 

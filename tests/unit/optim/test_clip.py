@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from lmcore.optim.clip import clip_by_norm
+from lmcore.optim.clip import clip_by_norm, clip_by_norm_on_device
 
 
 def gradients() -> list[torch.Tensor]:
@@ -64,3 +66,22 @@ def test_loss_scale(limit: float) -> None:
     clip_by_norm(scaled, norm_of(gradients()), limit, loss_scale=2.0**20)
     for one, other in zip(plain, scaled, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.01, 0.3, 1.0, 1e6])
+def test_on_the_device(limit: float) -> None:
+    """By a norm that stays on the device the bits are the same, of many norms."""
+    for number in range(50):
+        ours, theirs = ([one * 1.1**number for one in gradients()] for _ in range(2))
+        square = sum(one.double().square().sum() for one in ours).float()
+        clip_by_norm(ours, math.sqrt(float(square)), limit)
+        clip_by_norm_on_device(theirs, square.double().sqrt(), limit)
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_not_finite_on_the_device() -> None:
+    """A norm that is not finite is not hidden: the gradients are not finite either."""
+    ours = gradients()
+    clip_by_norm_on_device(ours, torch.tensor(math.nan), 1.0)
+    assert not any(bool(torch.isfinite(one).any()) for one in ours)
+    clip_by_norm_on_device([], torch.tensor(1.0), 1.0)
