@@ -1,0 +1,129 @@
+"""What is late on the device: batches on their way to it, and the numbers of a step from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmcore.data.loader import BatchLoader
+from lmcore.data.transfer import on_device
+from lmcore.train.late import LateReader
+
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TINY = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --micro-batch-size 4"
+    " --num-threads 1 --sample-tokens 0 --log-interval 1 --progress plain --nproc-per-node 1"
+    " --global-batch-size 8 --eval-interval 3 --eval-iters 1 --device sim"
+)
+
+
+class Counting:
+    """Sample i is i, i + 1, ..."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Any:
+        return np.arange(i, i + 65, dtype=np.int64)
+
+
+class Forgets(torch.Event):
+    """An event that marks nothing."""
+
+    def record(self, stream: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_batches_are_late_and_right(
+    sim: ModuleType, misbehave: Callable[[str], None], marks: bool
+) -> None:
+    """Copies are queued without waiting; the computation sees them whole, thanks to their events.
+
+    Without the events it does not, which shows that the copies are late indeed.
+    """
+    from lmcore_sim.device import create_device
+
+    device = create_device()
+    if not marks:
+        device = dataclasses.replace(device, new_event=lambda: Forgets("sim"))
+    misbehave("slow:copy=20ms")
+    right = []
+    with BatchLoader(Counting(), micro_batch_size=4, prefetch=2, pin=device.pin_memory) as loader:
+        batches = on_device(loader, device)
+        while not loader._ready.full():
+            time.sleep(0.001)
+        for number in range(4):
+            began = time.perf_counter()
+            batch = next(batches)
+            took = time.perf_counter() - began
+            seen = batch.tokens_BS + 0  # on the stream of the computation, which waits
+            wanted = torch.arange(64) + torch.arange(4)[:, None] + 4 * number
+            right.append(torch.equal(seen.cpu(), wanted))
+            assert batch.tokens_BS.device.type == "sim"
+            assert took < 0.06 or number, "the copies of three tensors were waited for"
+    assert all(right) is marks
+
+
+def test_numbers_are_read_when_they_are_there(
+    sim: ModuleType, misbehave: Callable[[str], None]
+) -> None:
+    """Sent without waiting, read whole, and of the moment when they were sent."""
+    from lmcore_sim.device import create_device
+
+    device = create_device()
+    values = torch.tensor([1.5, 2.5], device="sim")
+    misbehave("slow:copy=20ms")
+    reader = LateReader(device)
+    began = time.perf_counter()
+    sent = [reader.send(values) for _ in range(3)]
+    assert time.perf_counter() - began < 0.02
+    values += 1.0
+    assert [one.read() for one in sent] == [[1.5, 2.5]] * 3
+    assert time.perf_counter() - began > 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_waits_for_nothing_and_is_the_same(run_python: RunPython, tmp_path: Path) -> None:
+    """In no step is the device waited for; rows and validations are those of a run that waits."""
+    rows = {}
+    for name, flags in (("late", ""), ("at-once", "--no-async-metrics")):
+        words = f"{TINY} {flags} --train-iters 7 --save {tmp_path / name} --save-interval 5"
+        script = str(Path(__file__).parent / "watched_run.py")
+        done = run_python(script, *words.split(), LMCORE_SIM_FAULTS="slow:copy=500us")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == f"watched {7 if name == 'late' else 0}"
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        keep = ("step", "loss", "grad_norm", "learning_rate", "consumed_samples", "valid_loss")
+        rows[name] = [[json.loads(line).get(key) for key in keep] for line in lines]
+    assert [row[0] for row in rows["late"]] == list(range(1, 8))
+    assert rows["late"] == rows["at-once"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_profile(run_python: RunPython, tmp_path: Path) -> None:
+    """A profile names the parts of a step on this device too."""
+    import gzip
+
+    words = f"{TINY} --train-iters 4 --save {tmp_path / 'run'} --profile --save-interval 3"
+    steps = "--profile-step-start 2 --profile-step-end 3"
+    done = run_python("-m", "lmcore.cli.main", "train", *words.split(), *steps.split())
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "run" / "profile").iterdir()
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    found = [one["name"] for one in events if one.get("cat") == "user_annotation"]
+    counts = {"data": 2, "forward": 2, "backward": 2, "reduce": 1, "optimizer": 1, "checkpoint": 1}
+    assert {name: found.count(name) for name in counts} == counts
+    assert "host, ms a step: data " in done.stderr
