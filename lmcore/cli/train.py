@@ -19,7 +19,7 @@ from lmcore.plugins.registrations import plugin_sections
 
 if TYPE_CHECKING:
     from lmcore.config.load import LoadedConfig
-    from lmcore.plugins import Selection
+    from lmcore.plugins import PluginSet, Selection
     from lmcore.runtime.rank import RankInfo
     from lmcore.train.run import RunResult
 
@@ -60,7 +60,7 @@ def run(argv: list[str]) -> int:
     tokenizer = choose_tokenizer(loaded.config.data, registered_types(plugins))
     plan = resolve(loaded, world_size=world_size, vocab_size=tokenizer.vocab_size)
     if world_size > rank.world_size:
-        return _start_processes(argv, world_size, selection)
+        return _start_processes(argv, world_size, plugins, selection)
     prepare_environment(plugins, selection, rank)
     clock.mark("launcher")
     import torch  # noqa: F401  # timed by itself: everything below needs it
@@ -112,7 +112,9 @@ def _asked(loaded: LoadedConfig, rank: RankInfo, *, otherwise: int = 1) -> int:
     return rank.world_size
 
 
-def _start_processes(argv: list[str], num_processes: int, selection: Selection) -> int:
+def _start_processes(
+    argv: list[str], num_processes: int, plugins: PluginSet, selection: Selection
+) -> int:
     """Start this command once for each process of the run, with the device chosen here."""
     from lmcore.cli.main import main
     from lmcore.plugins import HANDED_DOWN
@@ -123,7 +125,28 @@ def _start_processes(argv: list[str], num_processes: int, selection: Selection) 
         num_processes,
         {**os.environ, HANDED_DOWN: selection.to_json()},
         function=lambda: main(["train", *argv]),
+        load=lambda: _import_for(num_processes, plugins, selection),
     )
+
+
+def _import_for(num_processes: int, plugins: PluginSet, selection: Selection) -> None:
+    """Import torch and what trains, for processes that will be copies of this one.
+
+    Libraries read the environment when they are loaded: where the plugins want another for one
+    process than for the next, each imports them by itself.
+    """
+    from lmcore.plugins import launch_env
+    from lmcore.runtime.rank import RankInfo
+
+    size = num_processes
+    places = [RankInfo(rank, rank, size, size).to_dict() for rank in range(size)]
+    first, *others = (launch_env(plugins, selection, place, os.environ) for place in places)
+    if any(one != first for one in others):
+        return
+    os.environ.update(first)
+    import torch  # noqa: F401
+
+    import lmcore.train.run  # noqa: F401
 
 
 def _report(result: RunResult) -> None:

@@ -1,7 +1,8 @@
 """Ranks that begin as copies of the launcher, with all that it has imported and read.
 
-Only before torch is there: what a thread or a device's library has begun does not survive a copy.
-`can_fork` says whether one may be made; where not the launcher starts programs anew.  Torch-free.
+What a thread has begun does not survive a copy, nor what a device's library has: the launcher may
+have imported torch, and has done nothing with it.  `can_fork` says whether a copy may be made;
+where not the launcher starts programs anew.  Torch-free.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def can_fork() -> bool:
     threads for one, and start them again when they need them: after a copy that does nothing it
     is seen who is left.
     """
-    if "torch" in sys.modules or threading.active_count() > 1 or not _THREADS.exists():
+    if threading.active_count() > 1 or not _THREADS.exists():
         return False
     pid = os.fork()
     if not pid:

@@ -74,6 +74,7 @@ def launch(
     env: Mapping[str, str],
     *,
     function: Callable[[], int] | None = None,
+    load: Callable[[], None] = lambda: None,
 ) -> int:
     """Run *command* in *num_processes* processes, as the ranks of one run; return its exit status.
 
@@ -83,6 +84,8 @@ def launch(
         env: Their environment; the variables of a launcher are added.
         function: Does what *command* does and returns its exit status, for processes that are
             copies of this one; None: none are.
+        load: Called before copies are made, to import once what they need: torch, of which
+            nothing may be used.
 
     Returns:
         0 when all succeed, else the status of the process that failed first; 130 after Ctrl-C.
@@ -90,7 +93,7 @@ def launch(
     Raises:
         RunError: A process could not be started.
     """
-    if function is not None and not can_fork():
+    if function is not None and not _copies_can_be_made(load):
         function = None
     with (
         tempfile.TemporaryDirectory(prefix="lmcore-launch-") as folder,
@@ -98,6 +101,14 @@ def launch(
         _Crew(command, function, num_processes, env, Path(folder), server) as crew,
     ):
         return crew.wait()
+
+
+def _copies_can_be_made(load: Callable[[], None]) -> bool:
+    """Return whether processes may be copies of this one, which then has loaded what they need."""
+    if "torch" in sys.modules or not can_fork():  # nobody knows what has been done with it
+        return False
+    load()
+    return can_fork()
 
 
 class _Crew:

@@ -1,6 +1,6 @@
 """Ranks that are copies of their launcher: what they have of it, how they end, when there are none.
 
-Each case is a launcher in a process of its own, which has not imported torch.
+Each case is a launcher in a process of its own, which has not imported torch before.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from lmcore.runtime.launch import launch
 from lmcore.runtime.forked import can_fork
 read = {"before": "the launcher"}
 command = [sys.executable, "-c", "print('a new program')"]
-def go(function, size=2, **env):
+def go(function, size=2, load=lambda: None, **env):
     try:
-        sys.exit(launch(command, size, {**os.environ, **env}, function=function))
+        sys.exit(launch(command, size, {**os.environ, **env}, function=function, load=load))
     except KeyboardInterrupt:  # came before the launcher was ready to pass it on
         sys.stderr.write("interrupted\\n")
         sys.exit(130)
@@ -109,7 +109,31 @@ TORCH = "import types; sys.modules['torch'] = types.ModuleType('torch')"
 @pytest.mark.parametrize("spoiler", [THREAD, TORCH])
 def test_when_no_copy_is_made(spoiler: str) -> None:
     """Beside another thread, or after torch, the processes are new programs."""
-    status, out, err = ended(f"{spoiler}\nassert not can_fork()\ngo(lambda: 9)")
+    status, out, err = ended(f"{spoiler}\ngo(lambda: 9, load=lambda: print('loaded'))")
+    assert status == 0, err
+    assert out == "a new program\n"
+
+
+def test_what_is_loaded_for_copies() -> None:
+    """It is loaded once, in the launcher, and torch works in the copies."""
+    script = """
+        def load():
+            import torch
+            print("loaded")
+        def work():
+            torch = sys.modules["torch"]
+            assert (torch.ones(300, 300) @ torch.ones(300, 300))[0, 0] == 300
+            return 0
+        go(work, load=load)
+    """
+    status, out, err = ended(script)
+    assert status == 0, err
+    assert out == "loaded\n"
+
+
+def test_loading_that_starts_a_thread() -> None:
+    """The processes are new programs then."""
+    status, out, err = ended(f"def load():\n    {THREAD}\ngo(lambda: 9, load=load)")
     assert status == 0, err
     assert out == "a new program\n"
 
