@@ -111,7 +111,9 @@ class GPT(nn.Module):
             x_BSH = self.run_blocks(x_BSH, documents_BS)
         else:
             for block, layer_cache in zip(self.layers, cache.layers, strict=True):
-                x_BSH = block(x_BSH, layer_cache)
+                # Not what `compile` has made of the block: with a cache it would be compiled anew
+                # for every token, as the lengths are part of it.
+                x_BSH = block._call_impl(x_BSH, layer_cache)  # noqa: SLF001
         return self.final_norm(x_BSH)  # type: ignore[no-any-return]
 
     def embed(

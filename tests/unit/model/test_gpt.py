@@ -153,6 +153,24 @@ def test_cache_equals_recomputation(make_model: MakeModel, sizes: list[int]) -> 
     torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_compiled_blocks_serve_no_cache(make_model: MakeModel) -> None:
+    """With a cache, whose lengths change with every token, blocks are called as they are."""
+
+    def refuse(*_: object) -> Tensor:
+        raise AssertionError("a block is compiled")
+
+    model = make_model().eval()
+    cache = model.new_cache(2, 7, torch.float32)
+    with torch.no_grad():
+        expected = model(TOKENS)
+        for block in model.layers:
+            block._compiled_call_impl = refuse  # what `compile` sets
+        with pytest.raises(AssertionError, match="is compiled"):
+            model(TOKENS)
+        found = model(TOKENS, cache)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_parameters_that_decay(make_model: MakeModel) -> None:
     """Matrices are embeddings and projections; every other parameter is a vector."""
     model = make_model()
