@@ -171,11 +171,11 @@ def overheads(asked: argparse.Namespace) -> None:
         print(f"{layout:<8}{times}{one['added'] / usual:>10.2%}", flush=True)
 
 
-def starts(turns: int) -> None:
+def starts(turns: int, threads: int) -> None:
     """Compare cold starts of `lmcore train` up to the end of its first step."""
     flags = [
         *("--train-iters", "1", "--eval-iters", "0", "--sample-tokens", "0"),
-        *("--progress", "none", "--device", "cpu"),
+        *("--progress", "none", "--device", "cpu", "--num-threads", str(threads)),
     ]
     seconds: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(turns):
@@ -210,7 +210,7 @@ def main() -> int:
     parser.add_argument("--work", choices=WORK, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.start:
-        starts(asked.turns)
+        starts(asked.turns, asked.threads)
         return 0
     if asked.work:
         work_of_process(asked)
