@@ -83,7 +83,7 @@ class ParallelModel:
             layouts: Which part of each whole parameter the model has, by name.
             device: This process's; parameters that have no memory yet get it there.
         """
-        self.model, self.mesh, self.shape = model, mesh, shape
+        self.model, self.mesh, self.shape, self.device = model, mesh, shape, device
         self._pipeline = Pipeline(model, mesh, device) if mesh.layout.pipeline > 1 else None
         if self._pipeline is not None:
             place_stages(self._pipeline.modules, mesh)

@@ -23,6 +23,7 @@ class PartSums:
     def __init__(self, parallel: ParallelModel) -> None:
         """Note who holds what; nothing is exchanged yet."""
         mesh, layout = parallel.mesh, parallel.mesh.layout
+        self._device = parallel.device
         # Parts may be empty here and not elsewhere: places are those of the module's parameters.
         names = [name for name, _ in parallel.model.named_parameters()]
         self._places = {name: place for place, name in enumerate(names)}
@@ -38,12 +39,13 @@ class PartSums:
 
         Args:
             names: Parameters of which there is a part here, each once; others may name others.
-            values: Of each part here.
+            values: Of each part here; where there is none, on whichever device.
         """
         if not self._groups:
             return values
         from torch import distributed
 
+        values = values.to(self._device)  # the others' are there: groups may take nothing else
         places, times = self._places_and_times(tuple(names), values)
         sums = values.new_zeros(len(self._places))
         sums[places] = values / times

@@ -43,10 +43,17 @@ def test_sums(monkeypatch: pytest.MonkeyPatch) -> None:
         sums += other
 
     monkeypatch.setattr(distributed, "all_reduce", all_reduce)
-    sums = PartSums(SimpleNamespace(mesh=mesh, layout=layout, model=model, parameters=parameters))
+    sums = PartSums(
+        parallel := SimpleNamespace(
+            mesh=mesh, layout=layout, model=model, parameters=parameters, device=torch.device("cpu")
+        )
+    )
     found = sums(["tied", "divided", "norm"], torch.tensor([1.0, 2.0, 8.0]))
     assert found.tolist() == [101.0, 12.0, 8.0]
     assert sums([], torch.zeros(0)).tolist() == []
+    parallel.device = torch.device("meta")
+    nothing = PartSums(parallel)([], torch.zeros(0))  # the others' device, though none is here
+    assert nothing.device == parallel.device
 
 
 def test_whole_parameters() -> None:
@@ -55,5 +62,7 @@ def test_whole_parameters() -> None:
     mesh = SimpleNamespace(layout=ParallelLayout(), tensor=alone, shards=alone)
     model = SimpleNamespace(named_parameters=list)
     values = torch.tensor([3.0])
-    sums = PartSums(SimpleNamespace(mesh=mesh, model=model, parameters=[]))
+    sums = PartSums(
+        SimpleNamespace(mesh=mesh, model=model, parameters=[], device=torch.device("cpu"))
+    )
     assert sums(["any"], values) is values
