@@ -6,6 +6,7 @@ Loaded by path: by the tests here, and by those of a simulated device.
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import math
 import subprocess
@@ -13,12 +14,18 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 LAUNCH = Path(__file__).with_name("layout_launch.py")
+
+_SPEC = importlib.util.spec_from_file_location(
+    "layout_cases", Path(__file__).with_name("layout_cases.py")
+)
+layout_cases = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(layout_cases)
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,25 @@ LIMITS = {
     # The same with 11 bits.  Measured: 3.2e-5, 7.9e-4, 1.9e-3, 3.1e-4.
     "fp16": Distance(loss=1e-4, norm=2e-3, gradient=5e-3, weight=1e-3),
 }
+
+
+class Case(NamedTuple):
+    """One layout of a kind of run."""
+
+    kind: str
+    name: str
+
+    @classmethod
+    def of(cls, name: str) -> Case:
+        """Split "fp64/tp"; what names no kind is in float32."""
+        kind, _, _ = name.rpartition("/")
+        return cls(kind if kind in KINDS else "fp32", name.replace("/", "_"))
+
+
+def runs(cases: Mapping[str, str]) -> dict[str, str]:
+    """Return the flags of cases, with those of their kinds."""
+    found = {Case.of(name): flags for name, flags in cases.items()}
+    return {case.name: f"{KINDS[case.kind]} {flags}" for case, flags in found.items()}
 
 
 class Results:

@@ -17,6 +17,7 @@ layout_results = importlib.util.module_from_spec(_SPEC)
 sys.modules[_SPEC.name] = layout_results
 _SPEC.loader.exec_module(layout_results)
 KINDS, LIMITS, Results = layout_results.KINDS, layout_results.LIMITS, layout_results.Results
+Case, runs = layout_results.Case, layout_results.runs
 
 pytestmark = [
     pytest.mark.distributed,
@@ -24,30 +25,12 @@ pytestmark = [
     pytest.mark.timeout(400),  # the first test waits for all cases
 ]
 
-TP = "--tensor-model-parallel-size 2"
-SP = "--sequence-parallel"
-CP = "--context-parallel-size 2"
-PP = "--pipeline-model-parallel-size 2"
+CASES = layout_results.layout_cases.OF_TWO
+"""All that two processes on the CPU are compared in."""
 
-CASES = {
-    "dp-accumulating": ("fp32", "--micro-batch-size 1"),
-    "zero1": ("fp32", "--zero-stage 1"),
-    "zero2": ("fp32", "--zero-stage 2"),
-    "zero3-full": ("fp32", "--zero-stage 3 --recompute full"),
-    "tp": ("fp32", TP),
-    "tp-sp-selective": ("fp32", f"{TP} {SP} --recompute selective"),
-    "cp-documents": ("documents", CP),
-    "pp": ("fp32", PP),
-    "interleaved": ("fp32", f"{PP} --num-layers-per-virtual-pipeline-stage 1"),
-    "zero-bubble": ("fp32", f"{PP} --pipeline-schedule zero-bubble"),
-    "zero-bubble-v-uneven": ("uneven", f"{PP} --pipeline-schedule zero-bubble-v"),
-    "tp-sp-bf16": ("bf16", f"{TP} {SP}"),
-    "zero3-fp16": ("fp16", "--zero-stage 3"),
-    "pp-twice": ("twice", PP),
-}
-"""Kind of run (see `layout_results.py`) and flags."""
-
-DROPPING = f"--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters 20 {TP}"
+DROPPING = (
+    "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters 20 --tensor-model-parallel-size 2"
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +56,15 @@ def alone(train: Any) -> Results:
 @pytest.fixture(scope="module")
 def two(train: Any) -> Results:
     """Two processes, each with a simulated device."""
-    cases = {name: f"{KINDS[kind]} {flags}" for name, (kind, flags) in CASES.items()}
-    return train(cases | {"dropping": DROPPING}, 2, "sim")
+    return train(runs(CASES) | {"dropping": DROPPING}, 2, "sim")
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_devices(name: str, two: Results, alone: Results) -> None:
     """They take the steps of one process."""
-    kind = CASES[name][0]
-    distance = two.distance(name, alone, kind)
-    assert distance.within(LIMITS[kind]), distance
+    case = Case.of(name)
+    distance = two.distance(case.name, alone, case.kind)
+    assert distance.within(LIMITS[case.kind]), distance
 
 
 def test_replicated_parameters_stay_equal(two: Results) -> None:

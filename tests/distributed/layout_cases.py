@@ -1,0 +1,117 @@
+"""The layouts whose steps are compared with those of one process, by the number of processes.
+
+A name may begin with the kind of run, as in "fp64/tp" (see `layout_results.KINDS`).  Each value is
+flags of `lmcore train`.
+"""
+
+from __future__ import annotations
+
+TP = "--tensor-model-parallel-size 2"
+SP = "--sequence-parallel"
+CP = "--context-parallel-size 2"
+PP = "--pipeline-model-parallel-size 2"
+INTERLEAVED = f"{PP} --num-layers-per-virtual-pipeline-stage 1"
+ZB = f"{PP} --pipeline-schedule zero-bubble"
+ZBV = f"{PP} --pipeline-schedule zero-bubble-v"
+ACCUMULATE = "--micro-batch-size 1"
+FULL, SELECTIVE = "--recompute full", "--recompute selective"
+DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters"
+
+OF_TWO = {
+    "dp": "",
+    "dp-accumulating": ACCUMULATE,
+    "distributed-optimizer": "--use-distributed-optimizer",
+    "zero1-accumulating": f"--zero-stage 1 {ACCUMULATE}",
+    "zero2": "--zero-stage 2",
+    "zero2-accumulating": f"--zero-stage 2 {ACCUMULATE}",
+    "zero3": "--zero-stage 3",
+    "zero3-accumulating": f"--zero-stage 3 {ACCUMULATE}",
+    "zero3-full": f"--zero-stage 3 {FULL}",
+    "tp": TP,
+    "tp-selective": f"{TP} {SELECTIVE}",
+    "tp-sp": f"{TP} {SP}",
+    "tp-sp-full": f"{TP} {SP} {FULL} {ACCUMULATE}",
+    "tp-sp-selective": f"{TP} {SP} {SELECTIVE}",
+    "cp": CP,
+    "cp-full": f"{CP} {FULL} {ACCUMULATE}",
+    "cp-selective": f"{CP} {SELECTIVE}",
+    "pp": PP,
+    "pp-accumulating": f"{PP} {ACCUMULATE}",
+    "pp-full": f"{PP} {FULL}",
+    "gpipe": f"{PP} --pipeline-schedule gpipe",
+    "interleaved": INTERLEAVED,
+    "interleaved-selective": f"{INTERLEAVED} {SELECTIVE} {ACCUMULATE}",
+    "zero-bubble": ZB,
+    "zero-bubble-interleaved": f"{ZB} --num-layers-per-virtual-pipeline-stage 1",
+    "zero-bubble-v": ZBV,
+    "zero-bubble-v-full": f"{ZBV} {FULL}",
+    "fp64/zero3": "--zero-stage 3",
+    "fp64/tp-sp": f"{TP} {SP}",
+    "fp64/cp": CP,
+    "fp64/interleaved": INTERLEAVED,
+    "fp64/zero-bubble-v": ZBV,
+    "documents/tp-sp": f"{TP} {SP}",
+    "documents/cp": CP,
+    "documents/pp": PP,
+    "uneven/pp": PP,
+    "uneven/zero-bubble-v": ZBV,
+    "twice/dp": "",
+    "twice/zero3": "--zero-stage 3",
+    "twice/tp-sp": f"{TP} {SP}",
+    "twice/cp": CP,
+    "twice/pp": PP,
+    "lamb/zero3": "--zero-stage 3",
+    "lamb/tp-sp": f"{TP} {SP}",
+    "lamb/pp": PP,
+    **{
+        f"{precision}/{name}": flags
+        for precision in ("bf16", "fp16")
+        for name, flags in {
+            "dp": "",
+            "zero3": "--zero-stage 3",
+            "tp-sp": f"{TP} {SP}",
+            "cp": CP,
+            "pp": PP,
+        }.items()
+    },
+}
+
+OF_FOUR = {
+    "dp": "",
+    "zero3": "--zero-stage 3",
+    "hsdp1": "--zero-stage 1 --data-parallel-replicas 2",
+    "hsdp2-accumulating": f"--zero-stage 2 --data-parallel-replicas 2 {ACCUMULATE}",
+    "hsdp3": "--zero-stage 3 --data-parallel-replicas 2",
+    "tp-dp": TP,
+    "tp-sp-dp-accumulating": f"{TP} {SP} {ACCUMULATE}",
+    "tp4-sp": f"--tensor-model-parallel-size 4 {SP}",
+    "cp-dp": CP,
+    "cp4-zero3": "--context-parallel-size 4 --zero-stage 3",
+    "cp-tp-sp": f"{CP} {TP} {SP}",
+    "cp-pp": f"{CP} {PP}",
+    "pp-dp": PP,
+    "pp4": "--pipeline-model-parallel-size 4",
+    "pp4-zero-bubble": "--pipeline-model-parallel-size 4 --pipeline-schedule zero-bubble",
+    "tp-pp": f"{TP} {PP}",
+    "tp-sp-interleaved-full": f"{TP} {SP} {INTERLEAVED} {FULL}",
+    "tp-sp-zero-bubble-v": f"{TP} {SP} {ZBV}",
+    "zero1-pp": f"--zero-stage 1 {PP}",
+    "zero2-interleaved": f"--zero-stage 2 {INTERLEAVED}",
+    "zero3-pp-accumulating": f"--zero-stage 3 {PP} {ACCUMULATE}",
+    "zero2-zero-bubble": f"--zero-stage 2 {ZB}",
+    "zero1-cp": f"--zero-stage 1 {CP}",
+    "zero2-tp": f"--zero-stage 2 {TP}",
+    "zero3-tp-sp-full": f"--zero-stage 3 {TP} {SP} {FULL}",
+    "fp64/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
+    "fp64/tp-pp": f"{TP} {PP}",
+    "lamb/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
+    "documents/cp-tp-sp": f"{CP} {TP} {SP}",
+    "uneven/pp4": "--pipeline-model-parallel-size 4",
+}
+
+OF_EIGHT = {
+    "tp-pp-dp": f"{TP} {PP}",
+    "tp-sp-pp-zero3": f"{TP} {SP} {PP} --zero-stage 3",
+    "tp-sp-cp-interleaved": f"{TP} {SP} {CP} {INTERLEAVED}",
+    "tp-sp-hsdp3": f"{TP} {SP} --zero-stage 3 --data-parallel-replicas 2 {ACCUMULATE}",
+}
