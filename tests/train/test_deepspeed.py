@@ -29,6 +29,10 @@ CLOSE_HALF = {"bf16": (1e-4, 5e-3), "fp16": (2e-5, 1e-3)}
 """The same of losses and of norms, where DeepSpeed rounds weights too and not only products: four
 times what was measured."""
 
+CLOSE_MOMENT = 1e-6
+"""Of every parameter's first moment, the mean of all steps' gradients, in parts of its largest
+number: three times what was measured."""
+
 STEPS = "--train-iters 5 --lr 1e-2 --global-batch-size 16"
 # Nothing is small enough to stay whole on every process.
 SHARD_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
@@ -69,6 +73,18 @@ def farthest(run: Any, other: Any, name: str) -> float:
     return max(abs(a / b - 1) for a, b in pairs)
 
 
+def farthest_gradient(run: Any, other: Any) -> float:
+    """Return the largest difference of Adam's first moments, in parts of each one's largest."""
+    found, wanted = run.saved(), other.saved()
+    names = [name for name in wanted if name.startswith("optimizer.exp_avg.")]
+    assert len(names) > 20
+    apart = max(
+        float((found[name] - wanted[name]).abs().max() / wanted[name].abs().max()) for name in names
+    )
+    print("first moments", apart)
+    return apart
+
+
 def assert_equal_runs(run: Any, other: Any, close: float = CLOSE) -> None:
     assert farthest(run, other, "loss") < close
     assert farthest(run, other, "grad_norm") < close
@@ -93,6 +109,7 @@ def test_it_equals_one_native_process(run: Any, file: Any, flags: str) -> None:
     sharded = completed(run("sharded", f"{same} --engine deepspeed {flags} {file(SHARD_ALL)}"))
     assert_equal_runs(sharded, native)
     assert farthest(sharded, native, "valid_loss") < CLOSE
+    assert farthest_gradient(sharded, native) < CLOSE_MOMENT
 
 
 def test_a_single_process_needs_no_launcher(run: Any, file: Any) -> None:
