@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from types import SimpleNamespace
 from unittest.mock import create_autospec
 
@@ -94,6 +95,19 @@ def test_dtypes_follow_the_capability(gpu, capability, extra):
     gpu.properties.major, gpu.properties.minor = capability
     gpu.built = []
     assert device.create_device(PROBE).dtypes == {"float64", "float32", "float16"} | extra
+
+
+def test_deterministic_products(gpu, monkeypatch):
+    """The workspace of cuBLAS is fixed where that is asked for, and the user's own stays."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # taken back afterwards
+    del os.environ["CUBLAS_WORKSPACE_CONFIG"]
+    device.create_device(PROBE)
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    device.create_device(PROBE, deterministic=True)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    device.create_device(PROBE, deterministic=True)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
 def test_tf32_is_asked_for(gpu):

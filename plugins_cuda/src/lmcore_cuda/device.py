@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,23 +25,29 @@ __all__ = ["create_device"]
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = CudaSection()
+_CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _FLOAT8 = (8, 9)
 """Compute capability from which on tensor cores multiply float8."""
 _MUCH = 0.1
 """Share of memory in the hands of others that is worth a warning."""
 
 
-def create_device(probe: Probe, settings: CudaSection = _DEFAULTS) -> Device:
+def create_device(
+    probe: Probe, settings: CudaSection = _DEFAULTS, *, deterministic: bool = False
+) -> Device:
     """Return the GPU of this process: the one that its local rank names.
 
     Args:
         probe: What the launcher found.
         settings: Whether TF32 may be used, which holds for the whole process from here on.
+        deterministic: Whether equal products give equal bits, in the whole process.
 
     Raises:
         DeviceError: torch cannot use it, has no kernels for it, or gets no memory there; or there
             are more processes than GPUs.
     """
+    if deterministic:  # cuBLAS reads it when it is first used; torch refuses products without it
+        os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")
     _require_cuda()
     index = own_index("cuda")
     use = _use_of(probe, index)  # before this process has memory there

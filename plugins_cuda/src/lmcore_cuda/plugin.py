@@ -72,7 +72,8 @@ def lmcore_create_device(probe: Probe, config: Config) -> Device:
     from lmcore_cuda.device import create_device
     from lmcore_cuda.settings import settings_of
 
-    return create_device(probe, settings_of(config))
+    deterministic = config.accelerator.deterministic
+    return create_device(probe, settings_of(config), deterministic=deterministic)
 
 
 @hookimpl
