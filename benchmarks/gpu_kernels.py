@@ -54,7 +54,7 @@ SIZES = {
     "345m": Size(batch=8, length=1024, hidden=1024, heads=16, ffn=4096, vocab=50304),
     "1.7b": Size(batch=4, length=2048, hidden=2304, heads=24, ffn=9216, vocab=50304),
     "3.6b": Size(batch=2, length=2048, hidden=3072, heads=32, ffn=12288, vocab=50304),
-    "tiny": Size(batch=2, length=16, hidden=32, heads=2, ffn=48, vocab=64),
+    "tiny": Size(batch=1, length=8, hidden=32, heads=2, ffn=48, vocab=64),
 }
 
 
