@@ -113,7 +113,7 @@ class GPT(nn.Module):
             for block, layer_cache in zip(self.layers, cache.layers, strict=True):
                 # Not what `compile` has made of the block: with a cache it would be compiled anew
                 # for every token, as the lengths are part of it.
-                x_BSH = block._call_impl(x_BSH, layer_cache)  # noqa: SLF001
+                x_BSH = block._call_impl(x_BSH, layer_cache)  # type: ignore[no-untyped-call]  # noqa: SLF001
         return self.final_norm(x_BSH)  # type: ignore[no-any-return]
 
     def embed(

@@ -173,7 +173,7 @@ class TinyRuns:
                 plan.layout,
                 runtime,
                 seed=None if plan.config.checkpoint.load else plan.config.training.seed,
-                compile_blocks=plan.config.training.compile,
+                compile_blocks=bool(plan.config.training.compile),
             )
             state = TrainState.create(parallel, plan, runtime)
             step = TrainStep(plan, runtime)
