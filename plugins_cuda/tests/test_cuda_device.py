@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from types import SimpleNamespace
@@ -95,6 +96,24 @@ def test_dtypes_follow_the_capability(gpu, capability, extra):
     gpu.properties.major, gpu.properties.minor = capability
     gpu.built = []
     assert device.create_device(PROBE).dtypes == {"float64", "float32", "float16"} | extra
+
+
+@pytest.mark.parametrize(
+    "capability, installed, pays",
+    [((9, 0), True, True), ((9, 0), False, False), ((6, 1), True, False)],
+)
+def test_compiled_blocks_are_the_default(gpu, monkeypatch, capability, installed, pays):
+    """They are where torch's compiler works: a GPU that Triton writes for, and Triton."""
+    find = importlib.util.find_spec
+    there = object() if installed else None
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: there if name == "triton" else find(name, *more),
+    )
+    gpu.properties.major, gpu.properties.minor = capability
+    gpu.built = []
+    assert device.create_device(PROBE).facts["compile_pays"] is pays
 
 
 def test_deterministic_products(gpu, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ _DEFAULTS = CudaSection()
 _CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _FLOAT8 = (8, 9)
 """Compute capability from which on tensor cores multiply float8."""
+_TRITON = (7, 0)
+"""Compute capability that torch's compiler asks for."""
 _MUCH = 0.1
 """Share of memory in the hands of others that is worth a warning."""
 
@@ -159,9 +162,15 @@ def _facts(properties: Any, probe: Probe, *, tf32: bool) -> Mapping[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         "architectures": torch.cuda.get_arch_list(),
         "tf32": tf32,
+        "compile_pays": _can_compile((properties.major, properties.minor)),
         FACT: describe(installed_packages()),
         "peak_flops": "data sheet, dense" + (", float32 as TF32" if tf32 else ""),
     }
+
+
+def _can_compile(capability: tuple[int, int]) -> bool:
+    """Return whether torch's compiler works here: it writes Triton, which older GPUs do not run."""
+    return capability >= _TRITON and importlib.util.find_spec("triton") is not None
 
 
 def _first_line(error: BaseException) -> str:
