@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class Suite:
         peak: FLOP/s that the goals' MFU is of.
         cases: Rows of the speed table.
         tests: Test files and folders that need the device.
+        triton: Whether kernels in Triton are measured beside what the compiler makes, too.
     """
 
     device: str
@@ -75,6 +76,7 @@ class Suite:
     peak: float | None
     cases: tuple[Case, ...]
     tests: tuple[str, ...] = ()
+    triton: bool = False
 
 
 class Runner:
@@ -169,8 +171,12 @@ def tests(runner: Runner) -> None:
 def kernels(runner: Runner) -> None:
     """Time every kernel beside its op's reference."""
     command = [sys.executable, str(HERE / "kernels.py"), "--device", runner.suite.device]
-    status, text = runner.process(command, "kernels", seconds=240)
+    status, text = runner.process(command, "kernels", seconds=200)
     runner.note("kernels", {"status": status, "tail": text[-3000:]})
+    if runner.suite.triton:
+        command = [sys.executable, str(HERE / "gpu_kernels.py")]
+        status, text = runner.process(command, "triton-kernels", seconds=200)
+        runner.note("triton kernels", {"status": status, "tail": text[-4000:]})
 
 
 def write_ids(prefix: Path, seq_length: int) -> None:
@@ -360,7 +366,7 @@ def main(suite: Suite) -> int:
     asked = parser.parse_args()
     if asked.models:
         chosen = tuple(case for case in suite.cases if case.model in asked.models)
-        suite = Suite(suite.device, suite.precision, suite.peak, chosen, suite.tests)
+        suite = replace(suite, cases=chosen)
     runner = Runner(suite, asked.out, asked.seconds)
     for name in asked.parts:
         PARTS[name](runner)

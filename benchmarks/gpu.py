@@ -28,4 +28,4 @@ CASES = (
 
 if __name__ == "__main__":
     tests = ("tests/backend", "plugins_cuda/tests", "plugins/triton/tests")
-    raise SystemExit(main(Suite("cuda", "bf16", H100, CASES, tests)))
+    raise SystemExit(main(Suite("cuda", "bf16", H100, CASES, tests, triton=True)))
