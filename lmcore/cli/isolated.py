@@ -231,8 +231,8 @@ def answer(target: str, arguments: str, answers: str, timeout: str) -> int:
     import faulthandler
 
     faulthandler.enable()
-    # Shortly before it is killed, it tells where it hangs.
-    faulthandler.dump_traceback_later(max(0.9 * float(timeout), float(timeout) - 1.0))
+    # Before it is killed it tells where it hangs: early enough for one that was slow to start.
+    faulthandler.dump_traceback_later(max(0.5 * float(timeout), float(timeout) - 5.0))
     with open(answers, "a", encoding="utf-8", buffering=1) as file:  # noqa: PTH123 - kept open
         try:
             for value in _call(target, json.loads(arguments)):

@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
+
 from lmcore.parallel.tensor_layout import TensorLayout
 from lmcore_conformance.checks.layouts import _largest, _weights_off
 from lmcore_conformance.registry import Failure

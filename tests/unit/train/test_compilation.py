@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +25,20 @@ from lmcore.train.compilation import FACT, compiles_blocks
         ("--engine deepspeed --zero-stage 3", True, False),
     ],
 )
-def test_who_decides(make_plan: Any, runtime: Any, flags: str, fact: Any, wanted: bool) -> None:
+def test_who_decides(
+    make_plan: Any,
+    runtime: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: str,
+    fact: Any,
+    wanted: bool,
+) -> None:
     """`--compile` and `--no-compile` do; without them a device that says that it pays."""
+    find = importlib.util.find_spec
+    there = SimpleNamespace()  # a plan for DeepSpeed wants it installed, and loads nothing of it
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: there if name == "deepspeed" else find(name)
+    )
     facts = dict(runtime.device.facts) | ({} if fact is None else {FACT: fact})
     device = dataclasses.replace(runtime.device, facts=facts)
     assert compiles_blocks(make_plan(flags), device) is wanted
