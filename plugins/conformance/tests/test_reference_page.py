@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
+from lmcore_conformance import registry
 from lmcore_conformance.registry import LEVELS, all_checks
 from lmcore_conformance.requirements import REQUIREMENTS
 
@@ -32,6 +33,15 @@ def test_page_is_up_to_date(generator: ModuleType) -> None:
     made = generator.page()
     found = generator.PAGE.read_text(encoding="utf-8")
     assert made == found, "run `python docs/generate_conformance.py`"
+
+
+def test_order_does_not_depend_on_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has imported the layouts' checks before has them where they belong."""
+    wanted = [one.id for one in all_checks()]
+    known = registry._REGISTERED
+    first = {name: one for name, one in known.items() if name.startswith("parallel.")}
+    monkeypatch.setattr(registry, "_REGISTERED", first | known)
+    assert [one.id for one in all_checks()] == wanted
 
 
 def test_every_check_says_what_and_why() -> None:

@@ -117,8 +117,14 @@ def check(
 
 
 def all_checks() -> tuple[Check, ...]:
-    """Return every check, in the order of the levels; loads torch."""
-    for module in _MODULES:
-        importlib.import_module(f"lmcore_conformance.checks.{module}")
-    order = list(LEVELS)
-    return tuple(sorted(_REGISTERED.values(), key=lambda one: order.index(one.level)))
+    """Return every check by level and subject, whichever was imported first; loads torch."""
+    modules = [f"lmcore_conformance.checks.{module}" for module in _MODULES]
+    for module in modules:
+        importlib.import_module(module)
+    levels = list(LEVELS)
+
+    def place(one: Check) -> tuple[int, int]:
+        own = one.run.__module__
+        return levels.index(one.level), modules.index(own) if own in modules else len(modules)
+
+    return tuple(sorted(_REGISTERED.values(), key=place))
