@@ -21,6 +21,8 @@ from apex.normalization.fused_layer_norm import (
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from lmcore.accelerator.torch_kernels import contiguous_as
+
 __all__ = ["AdamW", "adamw", "grad_norm", "layer_norm", "rms_norm"]
 
 _CHUNK = 2048 * 32
@@ -64,7 +66,7 @@ class AdamW:
         ignored = torch.zeros(1, dtype=torch.int32, device=params[0].device)
         for count, places in groups.items():
             lists = [
-                [_dense(grads[at], params[at].dtype) for at in places],
+                [contiguous_as(grads[at], params[at].dtype) for at in places],
                 *([tensors[at] for at in places] for tensors in (params, exp_avgs, exp_avg_sqs)),
             ]
             arguments = (lr, beta1, beta2, epsilon, count, _DECOUPLED, 1, weight_decay)
@@ -88,11 +90,6 @@ class AdamW:
 
 
 adamw = AdamW()
-
-
-def _dense(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return *tensor* itself where it is contiguous and of *dtype*, else a copy that is."""
-    return tensor.to(dtype).contiguous()
 
 
 def grad_norm(grads: Sequence[Tensor]) -> Tensor:

@@ -8,11 +8,11 @@ head channels, R rotated pairs, F feed-forward, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from lmcore.accelerator.torch_kernels import adamw, bias_gelu, cross_entropy, grad_norm
 
 __all__ = [
     "adamw",
@@ -27,8 +27,6 @@ __all__ = [
     "scaled_masked_softmax",
     "swiglu",
 ]
-
-_NO_TARGET_IGNORED = torch.iinfo(torch.int64).min
 
 
 def linear(x_BSI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -51,11 +49,6 @@ def rms_norm(x_BSH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
 def _widened(x_BSH: Tensor, weight_H: Tensor) -> Tensor:
     """Return x in the gain's dtype: the kernels read both as one type."""
     return x_BSH if x_BSH.dtype == weight_H.dtype else x_BSH.to(weight_H.dtype)
-
-
-def bias_gelu(x_BSF: Tensor, bias_F: Tensor) -> Tensor:
-    """GELU of x + bias, tanh form, in x's dtype."""
-    return functional.gelu(x_BSF + bias_F.to(x_BSF.dtype), approximate="tanh")
 
 
 def swiglu(x_BS2F: Tensor) -> Tensor:
@@ -96,73 +89,3 @@ def rotary_embedding(x_BNSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
     first, second, rest = wide.split([half, half, x_BNSD.shape[-1] - 2 * half], dim=-1)
     turned = [first * cos_SR - second * sin_SR, second * cos_SR + first * sin_SR, rest]
     return torch.cat(turned, dim=-1).to(x_BNSD.dtype)
-
-
-def cross_entropy(logits_TV: Tensor, target_T: Tensor) -> Tensor:
-    """Negative log-likelihood of each target, in at least float32; no target is passed over."""
-    logits = logits_TV if logits_TV.dtype == torch.float64 else logits_TV.float()
-    return functional.cross_entropy(
-        logits, target_T, reduction="none", ignore_index=_NO_TARGET_IGNORED
-    )
-
-
-def adamw(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    weight_decay: float,
-) -> None:
-    """Update params and moments in place, all of them in a few launches.
-
-    torch's kernel walks the four tensors of a weight in memory order and reads them as one dtype,
-    so gradients of another layout or dtype are brought into line first.
-    """
-    groups: dict[torch.dtype, list[int]] = {}
-    for place, param in enumerate(params):
-        groups.setdefault(param.dtype, []).append(place)
-    for dtype, places in groups.items():
-        written = [[tensors[at] for at in places] for tensors in (params, exp_avgs, exp_avg_sqs)]
-        dense = [[_dense(tensor, dtype) for tensor in tensors] for tensors in written]
-        counts = [steps[at] for at in places]
-        torch._foreach_add_(counts, 1)
-        torch._fused_adamw_(
-            dense[0],
-            [_dense(grads[at], dtype) for at in places],
-            dense[1],
-            dense[2],
-            [],
-            counts,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=weight_decay,
-            eps=epsilon,
-            amsgrad=False,
-            maximize=False,
-        )
-        for tensors, copies in zip(written, dense, strict=True):
-            for tensor, copy in zip(tensors, copies, strict=True):
-                if copy is not tensor:
-                    tensor.copy_(copy)
-
-
-def _dense(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return *tensor* itself where it is contiguous and of *dtype*, else a copy that is."""
-    return tensor.to(dtype).contiguous()
-
-
-def grad_norm(grads: Sequence[Tensor]) -> Tensor:
-    """Return the Euclidean norm over all tensors, summed in at least float32."""
-    if not grads:
-        return torch.zeros(())
-    narrow = any(grad.dtype not in {torch.float32, torch.float64} for grad in grads)
-    norms = torch._foreach_norm(list(grads), 2, dtype=torch.float32 if narrow else None)  # noqa: SLF001
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return total
