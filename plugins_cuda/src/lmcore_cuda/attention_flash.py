@@ -1,0 +1,47 @@
+"""What the functions of flash-attn 3 and 4 have in common: from the package's call to the op's.
+
+They take [B, S, N, D]; views with two dims exchanged are passed, not copies.  Their causal triangle
+ends at the last key, as the op's does.
+
+Shapes: B batch, S queries, T keys, N heads, K key/value heads, D head channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from lmcore_cuda import attention_sdpa
+
+__all__ = ["op_of"]
+
+
+def op_of(flash_attn_func: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Return the op `attention` by a package's function.
+
+    Args:
+        flash_attn_func: Returns the output, or a tuple that begins with it, as some versions do.
+    """
+
+    def attention(
+        q_BNSD: Tensor,
+        k_BKTD: Tensor,
+        v_BKTD: Tensor,
+        *,
+        causal: bool,
+        dropout: float = 0.0,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Softmax attention; a mask, dropout and single precision go the way of torch."""
+        if mask is not None or dropout or q_BNSD.dtype not in attention_sdpa.HALF:
+            return attention_sdpa.attention(
+                q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask
+            )
+        views = (one.transpose(1, 2) for one in (q_BNSD, k_BKTD, v_BKTD))
+        found = flash_attn_func(*views, causal=causal)
+        out_BSND: Tensor = found[0] if isinstance(found, tuple) else found
+        return out_BSND.transpose(1, 2)
+
+    return attention
