@@ -10,6 +10,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,51 +19,17 @@ from torch import Tensor
 from torch.nn.attention import _registry as registry
 from torch.nn.attention import flex_attention as flex_module
 
-from lmcore.accelerator import OP_SPECS, reference
-from lmcore.accelerator.op_signature import signature_problem
+from lmcore.accelerator import reference
 from lmcore_cuda import attention_flex, attention_sdpa
 
-TOLERANCES = next(spec for spec in OP_SPECS if spec.name == "attention").tolerances
-Kernel = Callable[..., Tensor]
-
-
-def inputs(
-    dtype: torch.dtype, heads: int = 4, shared: int = 4, queries: int = 160, keys: int = 160
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k, v as the model makes them: views of one tensor, heads beside each other."""
-    generator = torch.Generator().manual_seed(queries * keys + shared)
-
-    def draw(length: int, count: int) -> Tensor:
-        return torch.randn(2, length, count, 16, generator=generator).to(dtype).transpose(1, 2)
-
-    return draw(queries, heads), draw(keys, shared), draw(keys, shared)
-
-
-def documents(length: int = 160) -> Tensor:
-    """Return the mask of three documents in each sample, [B, 1, S, S]; True hides."""
-    ends = torch.tensor([[20, 100], [64, 128]])
-    number_BS = (torch.arange(length)[None, :, None] >= ends[:, None]).sum(-1)
-    return number_BS[:, None, :, None] != number_BS[:, None, None, :]
-
-
-def with_gradients(kernel: Kernel, qkv: tuple[Tensor, ...], **how: Any) -> list[Tensor]:
-    leaves = [x.detach().clone().requires_grad_() for x in qkv]
-    out = kernel(*leaves, **how)
-    weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
-    (out.double() * weights).sum().backward()
-    return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
-
-
-def compare(kernel: Kernel, qkv: tuple[Tensor, ...], **how: Any) -> None:
-    """Hold output and gradients of *kernel* to the op's tolerance."""
-    assert signature_problem(kernel, reference.attention) is None
-    found = with_gradients(kernel, qkv, **how)
-    expected = with_gradients(reference.attention, tuple(x.double() for x in qkv), **how)
-    allowed = TOLERANCES[str(qkv[0].dtype).removeprefix("torch.")]
-    for mine, right in zip(found, expected, strict=True):
-        assert mine.dtype == qkv[0].dtype
-        limit = allowed.absolute * max(1.0, right.abs().max().item())
-        torch.testing.assert_close(mine.double(), right, atol=limit, rtol=allowed.relative)
+_SPEC = importlib.util.spec_from_file_location(
+    "kernel_cases", Path(__file__).parents[2] / "tests/unit/accelerator/kernel_cases.py"
+)
+kernel_cases = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(kernel_cases)
+inputs, documents = kernel_cases.attention_inputs, kernel_cases.documents
+compare = kernel_cases.compare_attention
+with_gradients = kernel_cases.with_gradients
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -114,7 +81,7 @@ def test_sdpa_lower_right() -> None:
     attention_sdpa.attention(q, k, v, causal=True)
     bias = seen[0]["attn_mask"]
     assert (bias.variant.name, bias.seq_len_q, bias.seq_len_kv) == ("LOWER_RIGHT", 24, 40)
-    assert not seen[0]["is_causal"]
+    assert not seen[0].get("is_causal")
 
 
 def test_sdpa_drops_out() -> None:

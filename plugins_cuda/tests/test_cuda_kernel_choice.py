@@ -14,11 +14,12 @@ import pytest
 
 import lmcore
 from lmcore.accelerator import OP_SPECS, CheckStatus, OpContext, OpImpl, OpTable, Resolution
+from lmcore.accelerator.kernel_packages import FACT, Package, describe
 from lmcore.accelerator.op_context import op_context
 from lmcore.plugins.check_kernels import check_kernels
 from lmcore_cuda.kernels import kernels_for, op_impls
 from lmcore_cuda.kernels_rules import Gpu
-from lmcore_cuda.packages import FACT, PACKAGES, Package, describe
+from lmcore_cuda.packages import PACKAGES
 
 SPECS = {spec.name: spec for spec in OP_SPECS}
 CAPABILITIES = [(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]

@@ -8,203 +8,27 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lmcore.accelerator import OP_SPECS, OpTable, reference
-from lmcore.accelerator.op_signature import signature_problem
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
-from lmcore_cuda import kernels_torch
 from lmcore_cuda.kernels import kernels_for
 from lmcore_cuda.kernels_rules import Gpu
 
-SPECS = {spec.name: spec for spec in OP_SPECS}
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
-
-
-def arguments(op: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return arguments of an op; weights stay in float32 whatever the activations are in."""
-    x, w, b = draw(2, 6, 32), 1 + 0.1 * draw(32, seed=1), draw(32, seed=2)
-    angles = draw(6, 8)
-    mask = torch.ones(6, 6, dtype=torch.bool).triu(1)
-    mask[3] = True  # a row that is hidden whole
-    cases: dict[str, tuple[list[Any], dict[str, Any]]] = {
-        "layer_norm": ([x, w, b, 1e-5], {}),
-        "rms_norm": ([x, w, 1e-5], {}),
-        "linear": ([x, draw(16, 32), draw(16)], {}),
-        "bias_gelu": ([x, b], {}),
-        "swiglu": ([x], {}),
-        "bias_dropout_add": ([x, b, draw(2, 6, 32, seed=3)], {"dropout": 0.0, "training": True}),
-        "scaled_masked_softmax": ([draw(2, 4, 6, 6), mask, 0.3], {}),
-        "rotary_embedding": ([draw(2, 4, 6, 20), angles.cos(), angles.sin()], {}),
-        "cross_entropy": ([draw(12, 50), torch.arange(12)], {}),
-        "linear_cross_entropy": (
-            [draw(12, 32), draw(50, 32), torch.arange(12), torch.linspace(0, 1, 12)],
-            {},
-        ),
-    }
-    return cases[op]
-
-
-WEIGHTS = {"weight_H", "bias_H", "bias_F", "weight_OI", "bias_O", "loss_weight_T", "weight_VH"}
-
-
-def cast(op: str, values: Sequence[Any], dtype: torch.dtype, *, all_of: bool = False) -> list[Any]:
-    """Return the arguments with activations in *dtype*."""
-    names = SPECS[op].schema.partition("(")[2].partition(")")[0].replace(" ", "").split(",")
-    return [
-        value.to(dtype)
-        if isinstance(value, Tensor)
-        and value.is_floating_point()
-        and (all_of or name not in WEIGHTS)
-        else value
-        for name, value in zip(names, values, strict=False)
-    ]
-
-
-def run(function: Callable[..., Tensor], values: Sequence[Any], how: dict[str, Any]) -> list[Any]:
-    leaves = [
-        value.detach().clone().requires_grad_()
-        if isinstance(value, Tensor) and value.is_floating_point()
-        else value
-        for value in values
-    ]
-    out = function(*leaves, **how)
-    weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
-    (out.double() * weights).sum().backward()
-    return [out.detach(), *(getattr(leaf, "grad", None) for leaf in leaves)]
-
-
-def compare(op: str, function: Callable[..., Tensor], dtype: torch.dtype, **further: Any) -> None:
-    """Hold output and gradients to the op's tolerance, and the output to its dtype."""
-    ours = getattr(reference, op)
-    assert signature_problem(function, ours) is None
-    values, how = arguments(op)
-    values, how = cast(op, values, dtype), {**how, **further}
-    if op.startswith("linear"):  # a product's factors are of one dtype, as autocast makes them
-        values = cast(op, values, dtype, all_of=True)
-    found = run(function, values, how)
-    expected = run(ours, cast(op, values, torch.float64, all_of=True), how)
-    allowed = SPECS[op].tolerances[str(dtype).removeprefix("torch.")]
-    assert found[0].dtype == run(ours, values, how)[0].dtype
-    wanted = [True, *(name in SPECS[op].gradients for name in _names(op, len(values)))]
-    for mine, right, counts in zip(found, expected, wanted, strict=True):
-        if counts:
-            limit = allowed.absolute * max(1.0, right.abs().max().item())
-            torch.testing.assert_close(mine.double(), right, atol=limit, rtol=allowed.relative)
-
-
-def _names(op: str, count: int) -> list[str]:
-    names = SPECS[op].schema.partition("(")[2].partition(")")[0].replace(" ", "").split(",")
-    return names[:count]
-
-
-TORCH = [
-    "layer_norm",
-    "rms_norm",
-    "linear",
-    "bias_gelu",
-    "swiglu",
-    "bias_dropout_add",
-    "scaled_masked_softmax",
-    "rotary_embedding",
-    "cross_entropy",
-]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("op", TORCH)
-def test_torch(op: str, dtype: torch.dtype) -> None:
-    """Kernels of torch's own mean what the references mean, gains in float32 or not."""
-    compare(op, getattr(kernels_torch, op), dtype)
-
-
-@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
-def test_autocast_does_not_change_a_norm_s_dtype(op: str) -> None:
-    """Under autocast a norm still gives the dtype that it was given."""
-    values, _ = arguments(op)
-    for dtype in (torch.float32, torch.bfloat16):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = getattr(kernels_torch, op)(*cast(op, values, dtype))
-        assert out.dtype == dtype
-
-
-def test_dropout_and_no_bias() -> None:
-    """Dropped elements leave the residual; without a bias nothing is added."""
-    x, residual = torch.ones(200, 200), torch.zeros(200, 200)
-    torch.manual_seed(0)
-    out = kernels_torch.bias_dropout_add(x, None, residual, dropout=0.25, training=True)
-    assert out.unique().tolist() == pytest.approx([0.0, 4 / 3])
-    assert abs((out == 0).float().mean() - 0.25) < 0.02
-    out = kernels_torch.bias_dropout_add(x, None, residual, dropout=0.25, training=False)
-    assert torch.equal(out, x)
-
-
-def state(dtype: torch.dtype = torch.float32) -> list[list[Tensor]]:
-    """Return weights, gradients, moments and counts of three tensors, one of another layout."""
-    sizes = [(7,), (5, 3), (4, 6)]
-    params = [draw(*size).to(dtype) for size in sizes]
-    grads = [draw(*size, seed=1).to(dtype) for size in sizes]
-    grads[2] = grads[2].t().contiguous().t()
-    firsts = [0.1 * draw(*size, seed=2).to(dtype) for size in sizes]
-    seconds = [draw(*size, seed=3).to(dtype).square() for size in sizes]
-    return [
-        params,
-        grads,
-        firsts,
-        seconds,
-        [torch.tensor(3.0), torch.tensor(3.0), torch.tensor(0.0)],
-    ]
-
-
-HOW = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
-
-
-def compare_updates(update: Callable[..., None], steps: int = 3) -> None:
-    assert signature_problem(update, reference.adamw) is None
-    mine = state()
-    right = [[x.double() for x in part] for part in mine[:4]] + [[x.clone() for x in mine[4]]]
-    for _ in range(steps):
-        update(*mine, **HOW)
-        reference.adamw(*right, **HOW)
-    for found, expected in zip(mine, right, strict=True):
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one.double(), other.double(), atol=2e-6, rtol=1e-5)
-    assert [int(count) for count in mine[4]] == [3 + steps, 3 + steps, steps]
-
-
-def test_torch_adamw() -> None:
-    """The update by torch is the reference's over several steps, with counts that differ."""
-    compare_updates(kernels_torch.adamw)
-
-
-def test_torch_adamw_of_half_weights() -> None:
-    """Weights in bfloat16 with gradients in float32 are brought to one type first."""
-    params, grads, firsts, seconds, counts = state(torch.bfloat16)
-    kernels_torch.adamw(params, [one.float() for one in grads], firsts, seconds, counts, **HOW)
-    assert all(one.dtype == torch.bfloat16 for one in params)
-    assert [int(count) for count in counts] == [4, 4, 1]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_torch_grad_norm(dtype: torch.dtype) -> None:
-    """The norm over a list is that of all its numbers, in at least float32; of none it is 0."""
-    grads = [draw(300, 70).to(dtype), draw(5).to(dtype)]
-    found = kernels_torch.grad_norm(grads)
-    assert found.dtype == torch.promote_types(dtype, torch.float32)
-    torch.testing.assert_close(
-        found.double(), reference.grad_norm([one.double() for one in grads]), rtol=1e-5, atol=0
-    )
-    assert kernels_torch.grad_norm([]) == 0
+_SPEC = importlib.util.spec_from_file_location(
+    "kernel_cases", Path(__file__).parents[2] / "tests/unit/accelerator/kernel_cases.py"
+)
+kernel_cases = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(kernel_cases)
+arguments, cast, compare = kernel_cases.arguments, kernel_cases.cast, kernel_cases.compare
+compare_updates, draw = kernel_cases.compare_updates, kernel_cases.draw
+state, HOW = kernel_cases.state, kernel_cases.HOW
 
 
 @pytest.fixture

@@ -9,17 +9,9 @@ from typing import Any
 import pytest
 
 from lmcore.accelerator import CheckStatus, TorchBuild
+from lmcore.accelerator.kernel_packages import FACT, Package, describe
 from lmcore_cuda import doctor
-from lmcore_cuda.packages import (
-    FACT,
-    PACKAGES,
-    Package,
-    describe,
-    import_problem,
-    installed_packages,
-    packages_of,
-    problems_of,
-)
+from lmcore_cuda.packages import PACKAGES, installed_packages, packages_of, problems_of
 
 TORCH = TorchBuild("2.13.0+cu130", "13.0")
 FOLDERS = {
@@ -50,7 +42,7 @@ def test_is_recognised(name: str, install: Any) -> None:
 def test_loads(name: str, install: Any) -> None:
     """The compiled parts that a package is tried by exist in it."""
     install(FOLDERS[name])
-    assert import_problem(name) is None
+    assert PACKAGES[name].import_problem() is None
 
 
 def test_version_4_has_its_own_name(install: Any) -> None:
@@ -108,7 +100,7 @@ def test_apex_without_extensions(install: Any, monkeypatch: pytest.MonkeyPatch) 
     """The real package built for Python alone is told apart too."""
     install("apex", "apex", "0.1")
     monkeypatch.setattr(
-        "lmcore_cuda.packages._is_there", lambda name: name in {"apex", "apex.optimizers"}
+        "lmcore_cuda.packages.module_is_there", lambda name: name in {"apex", "apex.optimizers"}
     )
     problem = installed_packages(TORCH)["apex"].problem
     assert problem == "`apex` is installed without its CUDA extensions: no `amp_C`"
@@ -120,7 +112,7 @@ def test_an_undefined_symbol() -> None:
     def load(module: str) -> object:
         raise ImportError(f"{module}.so: undefined symbol:\n _ZN3c105ErrorC2E")
 
-    assert import_problem("apex", load) == (
+    assert PACKAGES["apex"].import_problem(load) == (
         "`apex` is installed, and its `amp_C` cannot be loaded: amp_C.so: undefined symbol: "
         "_ZN3c105ErrorC2E"
     )

@@ -7,18 +7,17 @@ published for each generation, and docs/reference/cuda-kernels.md says so.
 from __future__ import annotations
 
 from lmcore.accelerator import OpContext, OpImpl
-from lmcore_cuda.kernels_rules import (
+from lmcore.accelerator.op_rules import (
     HALF,
-    Gpu,
-    capability,
+    Rule,
     dtypes,
     eager,
     head_dim,
     no_dropout,
-    package,
     supports,
     unmasked,
 )
+from lmcore_cuda.kernels_rules import Gpu, capability, package
 
 __all__ = ["attention_impls"]
 
@@ -29,14 +28,14 @@ _AMPERE = (8, 0)
 _HOPPER = (9, 0)
 
 
-def _compiled(context: OpContext, gpu: Gpu) -> str | None:
+def _compiled(context: OpContext) -> str | None:
     """Refuse uncompiled blocks, where the package's own function does the same with less."""
     if context.attributes.get("compile"):
         return None
     return "is for compiled blocks, of which it stays a part; the package itself goes first without"
 
 
-def _masked(context: OpContext, gpu: Gpu) -> str | None:
+def _masked(context: OpContext) -> str | None:
     """Refuse cases without a mask, which simpler kernels do faster."""
     return None if context.attributes.get("masked") else "is for masks; this case has none"
 
@@ -49,17 +48,17 @@ def _activates(name: str) -> str | None:
     return None if name in known else f"this torch knows no `{name}`, only {', '.join(known)}"
 
 
-def _fa3(context: OpContext, gpu: Gpu) -> str | None:
+def _fa3(context: OpContext) -> str | None:
     return _activates("FA3")
 
 
-def _fa4(context: OpContext, gpu: Gpu) -> str | None:
+def _fa4(context: OpContext) -> str | None:
     return _activates("FA4")
 
 
-def _flash4_head_dim(context: OpContext, gpu: Gpu) -> str | None:
+def _flash4_head_dim(gpu: Gpu) -> Rule:
     """Hold the head's size to what version 4 does forward and backward on either generation."""
-    return head_dim(256 if gpu.capability[0] == 9 else 128)(context, gpu)
+    return head_dim(256 if gpu.capability[0] == 9 else 128)
 
 
 def attention_impls(gpu: Gpu) -> list[OpImpl]:
@@ -78,7 +77,7 @@ def _of_torch(gpu: Gpu) -> list[OpImpl]:
             f"{_SDPA}:attention_cudnn",
             priority=5,
             supports=supports(
-                gpu, dtypes(*HALF), capability(_AMPERE), no_dropout, head_dim(128), unmasked
+                dtypes(*HALF), capability(gpu, _AMPERE), no_dropout, head_dim(128), unmasked
             ),
             traits=_FUSED,
         ),
@@ -89,11 +88,10 @@ def _of_torch(gpu: Gpu) -> list[OpImpl]:
             priority=30,
             requires=("triton",),
             supports=supports(
-                gpu,
                 _masked,
                 dtypes(*HALF, "float32"),
                 no_dropout,
-                capability(_AMPERE),
+                capability(gpu, _AMPERE),
                 head_dim(256, least=16),
             ),
             traits=_FUSED,
@@ -112,14 +110,13 @@ def _of_packages(gpu: Gpu) -> list[OpImpl]:
             priority=50 if gpu.capability[0] >= 10 else 35,
             requires=("flash_attn", "cutlass"),
             supports=supports(
-                gpu,
                 dtypes(*HALF),
                 no_dropout,
                 unmasked,
                 eager,
-                capability(_HOPPER, majors=(9, 10)),
-                _flash4_head_dim,
-                package("flash-attn-4"),
+                capability(gpu, _HOPPER, majors=(9, 10)),
+                _flash4_head_dim(gpu),
+                package(gpu, "flash-attn-4"),
             ),
             traits=_FUSED,
         ),
@@ -130,14 +127,13 @@ def _of_packages(gpu: Gpu) -> list[OpImpl]:
             priority=40,
             requires=("flash_attn_interface",),
             supports=supports(
-                gpu,
                 dtypes(*HALF),
                 no_dropout,
                 unmasked,
                 eager,
-                capability(_HOPPER, majors=(9,)),
+                capability(gpu, _HOPPER, majors=(9,)),
                 head_dim(256),
-                package("flash-attn-3"),
+                package(gpu, "flash-attn-3"),
             ),
             traits=_FUSED,
         ),
@@ -149,12 +145,11 @@ def _of_packages(gpu: Gpu) -> list[OpImpl]:
             priority=8,
             requires=("flash_attn", "flash_attn_2_cuda"),
             supports=supports(
-                gpu,
                 dtypes(*HALF),
                 unmasked,
-                capability(_AMPERE),
+                capability(gpu, _AMPERE),
                 head_dim(256),
-                package("flash-attn"),
+                package(gpu, "flash-attn"),
             ),
             traits=_REPEATABLE,
         ),
@@ -171,14 +166,13 @@ def _activated(gpu: Gpu) -> list[OpImpl]:
             priority=48 if gpu.capability[0] >= 10 else 33,
             requires=("flash_attn", "cutlass"),
             supports=supports(
-                gpu,
                 _compiled,
                 dtypes(*HALF),
                 no_dropout,
                 unmasked,
-                capability(_HOPPER, majors=(9, 10)),
-                _flash4_head_dim,
-                package("flash-attn-4"),
+                capability(gpu, _HOPPER, majors=(9, 10)),
+                _flash4_head_dim(gpu),
+                package(gpu, "flash-attn-4"),
                 _fa4,
             ),
             traits=_FUSED,
@@ -190,14 +184,13 @@ def _activated(gpu: Gpu) -> list[OpImpl]:
             priority=38,
             requires=("flash_attn_interface",),
             supports=supports(
-                gpu,
                 _compiled,
                 dtypes(*HALF),
                 no_dropout,
                 unmasked,
-                capability(_HOPPER, majors=(9,)),
+                capability(gpu, _HOPPER, majors=(9,)),
                 head_dim(256),
-                package("flash-attn-3"),
+                package(gpu, "flash-attn-3"),
                 _fa3,
             ),
             traits=_FUSED,

@@ -17,6 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from lmcore.accelerator import torch_kernels
+from lmcore.accelerator.torch_kernels import attention_expanded
 
 __all__ = ["HALF", "attention", "attention_cudnn", "attention_expanded", "attention_flash"]
 
@@ -35,24 +39,7 @@ def attention(
     """Softmax attention by the backend that torch chooses, as the reference has it."""
     if mask is not None or q_BNSD.dtype not in HALF:
         return attention_expanded(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
-    return _attend(q_BNSD, k_BKTD, v_BKTD, mask, causal=causal, dropout=dropout)
-
-
-def attention_expanded(
-    q_BNSD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
-    *,
-    causal: bool,
-    dropout: float = 0.0,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """Do the same with shared keys and values written out first, one for each query head."""
-    shared = q_BNSD.shape[1] // max(k_BKTD.shape[1], 1)
-    if shared > 1:
-        k_BKTD = k_BKTD.repeat_interleave(shared, dim=1)
-        v_BKTD = v_BKTD.repeat_interleave(shared, dim=1)
-    return _attend(q_BNSD, k_BKTD, v_BKTD, mask, causal=causal, dropout=dropout)
+    return _attend(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout)
 
 
 def attention_cudnn(
@@ -88,35 +75,21 @@ def attention_flash(
     if mask is not None or dropout or q_BNSD.dtype not in HALF:
         return attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
-        return _attend(q_BNSD, k_BKTD, v_BKTD, None, causal=causal, dropout=dropout)
+        return _attend(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout)
 
 
 def _attend(
-    q_BNSD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
-    mask: Tensor | None,
-    *,
-    causal: bool,
-    dropout: float,
+    q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, causal: bool, dropout: float
 ) -> Tensor:
+    """Attend without a mask; a triangle that ends at the last key is a name, and no memory."""
     queries, keys = q_BNSD.shape[-2], k_BKTD.shape[-2]
-    ragged = causal and queries not in {1, keys}
-    visible = None if mask is None else ~mask
-    if mask is None and ragged and queries < keys and q_BNSD.is_cuda:
-        from torch.nn.attention.bias import causal_lower_right
-
-        visible = causal_lower_right(queries, keys)  # a name for the triangle, no memory
-    elif causal and (ragged or (mask is not None and queries > 1)):
-        ones = torch.ones(queries, keys, dtype=torch.bool, device=q_BNSD.device)
-        earlier = ones.tril(diagonal=keys - queries)
-        visible = earlier if visible is None else visible & earlier
+    if not (causal and 1 < queries < keys and q_BNSD.is_cuda):
+        return torch_kernels.attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout)
     return functional.scaled_dot_product_attention(
         q_BNSD,
         k_BKTD,
         v_BKTD,
-        attn_mask=visible,
+        attn_mask=causal_lower_right(queries, keys),
         dropout_p=dropout,
-        is_causal=causal and visible is None and queries > 1,
         enable_gqa=q_BNSD.shape[1] != k_BKTD.shape[1],
     )

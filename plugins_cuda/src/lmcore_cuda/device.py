@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from lmcore.accelerator import Device, Probe
+from lmcore.accelerator.kernel_packages import FACT, describe
 from lmcore.accelerator.torch_device import own_index
 from lmcore.errors import DeviceError
 from lmcore_cuda.architectures import capability_words, runs_on
 from lmcore_cuda.faults import hint_for, is_out_of_memory
 from lmcore_cuda.gpu_use import GpuUse, in_gib, read_use
 from lmcore_cuda.nvml import load_library
-from lmcore_cuda.packages import FACT, describe, installed_packages
+from lmcore_cuda.packages import installed_packages
 from lmcore_cuda.peaks import peak_flops
 from lmcore_cuda.settings import CudaSection
 

@@ -11,13 +11,14 @@ import importlib.util
 from collections.abc import Callable, Sequence
 
 from lmcore.accelerator import Device, OpContext, OpImpl
+from lmcore.accelerator.op_rules import HALF, Rule, dtypes, eager, supports
 from lmcore_cuda.attention import attention_impls
-from lmcore_cuda.kernels_rules import HALF, Gpu, Rule, capability, dtypes, eager, package, supports
+from lmcore_cuda.kernels_rules import Gpu, capability, package
 from lmcore_cuda.packages import packages_of
 
 __all__ = ["capability_of", "gpu_of", "kernels_for", "op_impls"]
 
-_TORCH = "lmcore_cuda.kernels_torch"
+_TORCH = "lmcore.accelerator.torch_kernels"
 _APEX = "lmcore_cuda.apex_kernels"
 _LIGER = "lmcore_cuda.kernels_liger"
 _ENGINE = "lmcore_cuda.kernels_transformer_engine"
@@ -82,12 +83,12 @@ def _of_torch() -> list[OpImpl]:
 
 
 def _of_apex(gpu: Gpu) -> list[OpImpl]:
-    fits = package("apex")
+    fits = package(gpu, "apex")
     single = dtypes("float32")
     any_of = dtypes(*HALF, "float32")
 
     def offer(op: str, name: str, traits: frozenset[str], *rules: Rule) -> OpImpl:
-        asked = supports(gpu, *rules, fits)
+        asked = supports(*rules, fits)
         target = f"{_APEX}:{op}"
         return OpImpl(op, name, target, 20, requires=("apex",), supports=asked, traits=traits)
 
@@ -99,24 +100,28 @@ def _of_apex(gpu: Gpu) -> list[OpImpl]:
     ]
 
 
-def _liger_version(context: OpContext, gpu: Gpu) -> str | None:
+def _liger_version(gpu: Gpu) -> Rule:
     """Refuse versions whose functions were not compared with how they are called here."""
     installed = gpu.packages.get("liger-kernel")
-    if installed is None or not installed.version:
-        return None  # the rule on the package has the last word
-    parts = tuple(int(part) for part in installed.version.split(".")[:3] if part.isdigit())
-    if parts >= _LIGER_LEAST:
-        return None
-    return f"needs `liger-kernel` {'.'.join(map(str, _LIGER_LEAST))}, not {installed.version}"
+
+    def rule(context: OpContext) -> str | None:
+        if installed is None or not installed.version:
+            return None  # the rule on the package has the last word
+        parts = tuple(int(part) for part in installed.version.split(".")[:3] if part.isdigit())
+        if parts >= _LIGER_LEAST:
+            return None
+        return f"needs `liger-kernel` {'.'.join(map(str, _LIGER_LEAST))}, not {installed.version}"
+
+    return rule
 
 
 def _of_liger(gpu: Gpu) -> list[OpImpl]:
     rules = (
         dtypes(*HALF, "float32"),
         eager,
-        capability((8, 0)),
-        _liger_version,
-        package("liger-kernel"),
+        capability(gpu, (8, 0)),
+        _liger_version(gpu),
+        package(gpu, "liger-kernel"),
     )
     # A fused swiglu against two passes of torch's; for the others torch has one kernel too, and
     # both losses here make the host wait for the device.
@@ -134,7 +139,7 @@ def _of_liger(gpu: Gpu) -> list[OpImpl]:
             f"{_LIGER}:{op}",
             priority=priority,
             requires=("liger_kernel",),
-            supports=supports(gpu, *rules),
+            supports=supports(*rules),
             traits=frozenset({"fused"}),
         )
         for op, priority in priorities.items()
@@ -145,8 +150,8 @@ def _of_transformer_engine(gpu: Gpu) -> list[OpImpl]:
     rules = (
         dtypes(*HALF, "float32"),
         eager,
-        capability((8, 0)),
-        package("transformer-engine"),
+        capability(gpu, (8, 0)),
+        package(gpu, "transformer-engine"),
     )
     return [
         OpImpl(
@@ -155,7 +160,7 @@ def _of_transformer_engine(gpu: Gpu) -> list[OpImpl]:
             f"{_ENGINE}:{op}",
             priority=6,
             requires=("transformer_engine", "transformer_engine_torch"),
-            supports=supports(gpu, *rules),
+            supports=supports(*rules),
             traits=frozenset({"fused"}),
         )
         for op in ("layer_norm", "rms_norm")

@@ -99,7 +99,7 @@ def test_the_list_as_json(capsys):
         "priority": 10,
         "traits": ["deterministic", "fused"],
         "requires": {},
-        "load": "lmcore_cpu.ops:attention",
+        "load": "lmcore.accelerator.torch_kernels:attention",
     }
 
 

@@ -11,7 +11,7 @@ __all__ = ["KERNELS"]
 
 _DETERMINISTIC = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
-_OPS = "lmcore_cpu.ops"
+_OPS = "lmcore.accelerator.torch_kernels"
 _ELEMENTWISE = "lmcore_cpu.elementwise"
 
 
