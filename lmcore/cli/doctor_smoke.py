@@ -20,8 +20,6 @@ from lmcore.errors import LmcoreError
 from lmcore.plugins import (
     PluginSet,
     Selection,
-    choose_comm_backend,
-    comm_backends,
     create_device,
     discover,
     doctor_checks,
@@ -170,7 +168,7 @@ def _reduce(timeout: float) -> Check:
     from torch import distributed
 
     from lmcore.runtime.agreement import agree_on_device
-    from lmcore.runtime.processes import start_processes
+    from lmcore.runtime.processes import backend_of, start_processes
     from lmcore.runtime.rank import rank_info
     from lmcore.runtime.rendezvous import join_processes
 
@@ -180,7 +178,7 @@ def _reduce(timeout: float) -> Check:
         agree_on_device(rendezvous, selection, plugins)
         device = _create(plugins, selection)
         try:
-            choose_comm_backend(comm_backends(plugins, selection, device))
+            backend_of(plugins, selection, device)
         except LmcoreError as error:  # one process can work all the same
             fix = "run one process only"
             return Check(ALL_REDUCE, CheckStatus.WARNING, in_one_line(error), fix)

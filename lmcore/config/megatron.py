@@ -133,7 +133,6 @@ FIXED: Mapping[str, Fixed] = {
     "--DDP-impl": Fixed(
         "gradients are summed over the processes", ("local", "torch"), "use `--zero-stage 3`"
     ),
-    "--distributed-backend": Fixed("the device's plugin names its backend", None),
     "--local-rank": Fixed("the rank is read from the environment", None),
     "--no-async-tensor-model-parallel-allreduce": Fixed(
         "sums over the processes of a layer are waited for"

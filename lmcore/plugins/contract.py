@@ -264,22 +264,43 @@ def build_op_table(
     )
 
 
-def choose_comm_backend(backends: Iterable[CommBackend]) -> CommBackend:
+def choose_comm_backend(backends: Iterable[CommBackend], wanted: str | None = None) -> CommBackend:
     """Return the available backend of the highest priority.
 
+    Args:
+        backends: Those of the device.
+        wanted: From `--distributed-backend`: only the one of this name.
+
     Raises:
-        DeviceError: None is available; the reason of each is given.
+        DeviceError: None is available, or the one that is wanted is not; with the reason of each.
     """
+    ranked = sorted(backends, key=lambda one: -one.priority)
     reasons = []
-    for backend in sorted(backends, key=lambda one: -one.priority):
+    for backend in ranked:
+        if wanted not in {None, backend.name}:
+            continue
         reason = backend.available()
         if reason is None:
             return backend
         reasons.append(f"`{backend.name}`: {reason}")
+    if wanted is not None:
+        raise _no_such_backend(wanted, ranked, reasons)
     raise DeviceError(
         "processes on this device cannot exchange tensors",
         why="\n".join(reasons) or "its plugin brings no communication backend",
         hint="run one process, or see `lmcore doctor`",
+    )
+
+
+def _no_such_backend(
+    wanted: str, backends: Sequence[CommBackend], reasons: Sequence[str]
+) -> DeviceError:
+    usable = [one.name for one in backends if one.available() is None]
+    offered = ", ".join(f"`{one.name}`" for one in backends) or "none"
+    return DeviceError(
+        f"`--distributed-backend {wanted}` cannot be used on this device",
+        why="\n".join(reasons) or f"its plugin does not know it; it offers {offered}",
+        hint=f"leave it out: `{usable[0]}` is used then" if usable else "see `lmcore doctor`",
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
     from lmcore.plugins import PluginSet, Selection
 
-__all__ = ["Processes", "start_processes"]
+__all__ = ["Processes", "backend_of", "start_processes"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,18 @@ class Processes:
         return group if self.rank.rank in ranks else None
 
 
+def backend_of(
+    plugins: PluginSet, selection: Selection, device: Device, wanted: str | None = None
+) -> CommBackend:
+    """Return the device's communication backend: the best, or the one of the name *wanted*.
+
+    Raises:
+        DeviceError: There is none, or not that one.
+    """
+    offered = comm_backends(plugins, selection, device)
+    return choose_comm_backend([one for one in offered if one.device_type == device.type], wanted)
+
+
 @contextlib.contextmanager
 def start_processes(
     plugins: PluginSet,
@@ -67,6 +79,7 @@ def start_processes(
     rendezvous: Rendezvous,
     *,
     timeout: float,
+    wanted: str | None = None,
 ) -> Iterator[Processes]:
     """Create torch.distributed's default group for *device*, and destroy it at the end.
 
@@ -78,17 +91,17 @@ def start_processes(
         device: This process's device, which becomes the current one first.
         rendezvous: The connection that `join_processes` made.
         timeout: Seconds after which a collective fails, in this group and in others made from it.
+        wanted: Name of the backend, where not the best one is wanted.
 
     Raises:
-        DeviceError: The device has no communication backend, or it does not work.
+        DeviceError: The device has no such communication backend, or it does not work.
         PluginError: The backend could not be made known to torch.
         RunError: Another rank stopped.
     """
     from torch import distributed
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public all the same
 
-    offered = comm_backends(plugins, selection, device)
-    backend = choose_comm_backend([one for one in offered if one.device_type == device.type])
+    backend = backend_of(plugins, selection, device, wanted)
     _register(backend, selection)
     # Before the group: a backend that finds its device later may take another rank's.
     device.set_current()

@@ -20,7 +20,7 @@ from lmcore.plugins import (
 )
 from lmcore.runtime.agreement import agree_on_device, agree_on_versions
 from lmcore.runtime.policies import start_policies
-from lmcore.runtime.processes import Processes, start_processes
+from lmcore.runtime.processes import Processes, backend_of, start_processes
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
@@ -133,12 +133,16 @@ def start_runtime(
     policies = start_policies(config, plugins, selection, device)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_deterministic(wanted=asked.deterministic))
-        processes = None
+        processes, backend = None, config.parallel.distributed_backend
         if rendezvous is not None:
             timeout = config.parallel.distributed_timeout_minutes * 60
             processes = stack.enter_context(
-                start_processes(plugins, selection, device, rendezvous, timeout=timeout)
+                start_processes(
+                    plugins, selection, device, rendezvous, timeout=timeout, wanted=backend
+                )
             )
+        elif backend is not None:  # nobody is there to exchange with; a mistake shows all the same
+            backend_of(plugins, selection, device, backend)
         yield Runtime(
             rank=rank,
             selection=selection,

@@ -805,6 +805,23 @@ def test_the_first_available_backend_is_chosen():
     assert "no cable" in error.value.why
 
 
+def test_a_backend_is_chosen_by_name():
+    """The named one is used whatever its priority; one that is not usable is an error."""
+    slow = CommBackend("slow", "chip")
+    fast = CommBackend("fast", "chip", priority=9)
+    dead = CommBackend("dead", "chip", priority=99, available=lambda: "no cable")
+    assert choose_comm_backend([slow, fast, dead], "slow") is slow
+    with pytest.raises(DeviceError) as error:
+        choose_comm_backend([slow, fast, dead], "dead")
+    assert error.value.what == "`--distributed-backend dead` cannot be used on this device"
+    assert error.value.why == "`dead`: no cable"
+    assert error.value.hint == "leave it out: `fast` is used then"
+    with pytest.raises(DeviceError) as error:
+        choose_comm_backend([dead], "slow")
+    assert error.value.why == "its plugin does not know it; it offers `dead`"
+    assert error.value.hint == "see `lmcore doctor`"
+
+
 def test_a_set_explains_why_a_plugin_is_not_there():
     """Asking for a failed plugin gives its reason."""
     failed = PluginRecord("chip", "chip", "lmcore-chip", "1", PluginState.FAILED, "cracked")

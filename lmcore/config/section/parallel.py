@@ -71,6 +71,11 @@ class ParallelSection:
         minimum=1,
         maximum=4096,
     )
+    distributed_backend: str | None = option(
+        None,
+        "How processes exchange tensors: a communication backend of the device by its name. "
+        "Default: the best that is there.",
+    )
     distributed_timeout_minutes: float = option(
         10.0, "Minutes that a process waits for the others before the run fails.", above=0
     )
