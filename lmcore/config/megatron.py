@@ -80,6 +80,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--deepspeed": Renamed("--engine deepspeed"),
     "--cpu-optimizer": Renamed("--cpu-offload"),
     "--num-gpus": Renamed("--nproc-per-node"),
+    "--ds-sequence-parallel-size": Renamed("--context-parallel-size"),
     "--use-checkpoint-opt-params-scheduler": Renamed("--use-checkpoint-opt-param-scheduler"),
     "--bf16": Renamed("--precision bf16"),
     "--fp16": Renamed("--precision fp16"),
@@ -145,6 +146,10 @@ FIXED: Mapping[str, Fixed] = {
     "--no-query-key-layer-scaling": Fixed("scores are scaled by the head size alone"),
     "--use-cpu-initialization": Fixed("weights do not depend on the device they are made on"),
     "--use-flash-attn": _KERNELS,
+    "--use-flash-attn-v1": _KERNELS,
+    "--use-flash-attn-v2": _KERNELS,
+    "--use-flash-attn-triton": _KERNELS,
+    "--use-flash-attn-builder": _KERNELS,
     "--attention-backend": Fixed(_KERNELS.note, None),
     "--transformer-impl": Fixed(_KERNELS.note, None),
     "--no-bias-gelu-fusion": _KERNELS,
@@ -176,6 +181,7 @@ FIXED: Mapping[str, Fixed] = {
     "--check-for-nan-in-loss-and-grad": Fixed("a loss that is not finite stops the run"),
     "--log-throughput": Fixed("the training line shows tokens/s and MFU"),
     "--log-timers-to-tensorboard": _EVENTS,
+    "--log-optimizer-states-to-tensorboard": _EVENTS,
     "--log-batch-size-to-tensorboard": _EVENTS,
     "--log-learning-rate-to-tensorboard": _EVENTS,
     "--log-validation-ppl-to-tensorboard": _EVENTS,
@@ -214,6 +220,7 @@ _RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then g
 _TRACKING = "metrics.jsonl and TensorBoard in the run directory hold the same figures"
 _MEMORY = "use `--profile --profile-memory`, which records allocations in the trace"
 _TIKTOKEN = "convert the vocabulary to a `tokenizer.json`, for `--tokenizer-type HFTokenizer`"
+_IN_CORPUS = "files are blended by weight, and the samples of each shuffled: leave it out"
 _TOKENIZER_UNSUPPORTED = {
     "--trust-remote-code": "a tokenizer's own code is never run: give a `tokenizer.json`",
     "--tokenizer-special-tokens": "use `--vocab-extra-ids`, or add them to the tokenizer's files",
@@ -227,6 +234,8 @@ def _all(hint: str, *flags: str) -> dict[str, str]:
 
 
 UNSUPPORTED: Mapping[str, str] = {
+    "--shuffle-sample-in-corpus": _IN_CORPUS,
+    "--blend-sample-in-corpus": _IN_CORPUS,
     **_all("leave it out: the loss is computed in fp32", "--fp16-lm-cross-entropy"),
     **_all(f"models of experts are {_LATER}", "--num-experts"),
     **_all(
