@@ -54,8 +54,10 @@ def sample(
     _require_finite(highest_B)
     if options.always_highest:
         return likeliest_B.cpu()
-    # Wide, and on the CPU: the draw is then the same for the same scores on every device.
-    scores_BW = (logits_BW.double() - highest_B.double().unsqueeze(-1)).cpu() / options.temperature
+    # Wide, and on the CPU: the draw is then the same for the same scores on every device, and not
+    # every device has float64.
+    scores_BW = logits_BW.cpu().double() - highest_B.cpu().double().unsqueeze(-1)
+    scores_BW /= options.temperature
     if options.top_k > 0:
         scores_BW = _keep_top_k(scores_BW, options.top_k)
     weights_BW = scores_BW.exp_()

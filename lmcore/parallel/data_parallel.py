@@ -105,12 +105,16 @@ def place_stages(stages: Sequence[StageModule], mesh: ParallelMesh) -> None:
 
 
 def _shard_layers(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMesh) -> None:
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
     where = mesh.shard_mesh()
     for layer in layers:
         fully_shard(layer, mesh=where, reshard_after_forward=mesh.layout.zero_stage == 3)
     fully_shard(root, mesh=where, reshard_after_forward=False)
+    if not mesh.can_average:  # torch sums then, and divides what it gets by the number of copies
+        for module in root.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
 
 
 # Nobody is waited for.

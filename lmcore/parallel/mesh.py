@@ -56,6 +56,7 @@ class ParallelMesh:
         replicas: Processes that hold the same shards.
         pipeline_ends: Those of the first and the last stage of a pipeline; any other process, and
             one that has both, is alone.
+        can_average: Whether an exchange may average; otherwise it sums, and is divided.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class ParallelMesh:
         *,
         device_type: str = "cpu",
         new_group: Callable[[Sequence[int]], ProcessGroup | None] | None = None,
+        can_average: bool = True,
     ) -> None:
         """Lay the processes out.
 
@@ -74,8 +76,10 @@ class ParallelMesh:
             device_type: Device type of the tensors that are exchanged.
             new_group: Makes the group of some ranks, with the run's timeout; None where there is
                 one process.
+            can_average: Whether the communication backend averages.
         """
         self.layout, self.rank, self.device_type = layout, rank, device_type
+        self.can_average = can_average
         self._new_group = new_group
         shards = layout.data // layout.replicas
         self._shape = (layout.pipeline, layout.replicas, shards, layout.context, layout.tensor)
@@ -98,6 +102,7 @@ class ParallelMesh:
             runtime.rank.rank,
             device_type=runtime.device.type,
             new_group=processes.new_group if processes else None,
+            can_average=processes.backend.supports_average if processes else True,
         )
 
     @property

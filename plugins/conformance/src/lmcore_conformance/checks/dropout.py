@@ -75,7 +75,7 @@ def share(bench: Bench) -> str:
             out, grad_x, grad_bias, grad_residual = _added(bench, kernel, dropout, _SIZE)
             kept = out != 0
             deviation = (dropout * (1 - dropout) / count) ** 0.5
-            found = kept.double().mean().item()
+            found = kept.cpu().double().mean().item()
             if not abs(found - (1 - dropout)) < 5 * deviation + 1 / 65536:
                 faults.append(f"at {dropout:g} it keeps {found:.4f}")
             if (out[kept] * (1 - dropout) - 1).abs().max() > 2e-3:
@@ -104,7 +104,7 @@ def independent(bench: Bench) -> str:
 
     def judge(kernel: Kernel) -> list[str]:
         bench.device.seed(4)
-        kept = (_added(bench, kernel, 0.5, (8, 64, 512))[0] != 0).double().flatten() - 0.5
+        kept = (_added(bench, kernel, 0.5, (8, 64, 512))[0] != 0).cpu().double().flatten() - 0.5
         faults = []
         for distance in (1, 2, 3, 4, 5, 7, 8, 16, 32, 64, 512, 32768):
             together = (kept[:-distance] * kept[distance:]).mean().item() * 4

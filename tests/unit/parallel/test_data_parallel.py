@@ -1,0 +1,72 @@
+"""How the parts of a sharded model exchange gradients, over processes that are only pretended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from lmcore.config.layout import ParallelLayout
+from lmcore.parallel.data_parallel import place_stages
+from lmcore.parallel.mesh import ParallelMesh
+
+
+class Stage(nn.Module):
+    """Two layers and what is around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a number."""
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x).sum()
+
+
+@pytest.fixture
+def four_processes() -> Iterator[None]:
+    """This one, and three that torch makes up."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("can_average", [True, False])
+def test_reductions(
+    monkeypatch: pytest.MonkeyPatch, four_processes: None, replicas: int, *, can_average: bool
+) -> None:
+    """Gradients are averaged where the backend can, in shards and over replicas, else summed."""
+    asked: list[Any] = []
+
+    def watching(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            asked.append(more["op"])
+            return real(*args, **more)
+
+        return call
+
+    for name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):
+        if hasattr(distributed, name):  # the name depends on torch's version
+            monkeypatch.setattr(distributed, name, watching(getattr(distributed, name)))
+    layout = ParallelLayout(data=4, replicas=replicas, zero_stage=2)
+    mesh = ParallelMesh(
+        layout,
+        0,
+        new_group=lambda ranks: distributed.new_group(list(ranks)),
+        can_average=can_average,
+    )
+    stage = Stage()
+    place_stages([stage], mesh)
+    stage(torch.ones(2, 8)).backward()
+    wanted = distributed.ReduceOp.AVG if can_average else distributed.ReduceOp.SUM
+    assert set(asked) == {wanted}
+    assert len(asked) == 3 * replicas  # of each layer, and of the rest
