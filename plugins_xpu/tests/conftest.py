@@ -1,10 +1,63 @@
-"""Makes the plugin importable from its sources where it is not installed."""
+"""Makes the plugin importable from its sources where it is not; puts a driver under `torch.xpu`."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if importlib.util.find_spec("lmcore_xpu") is None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+FAKES = Path(__file__).parent / "fakes"
+sys.path.insert(0, str(FAKES / "torch-xpu"))
+
+if TYPE_CHECKING:
+    from fake_torch_xpu import XpuDriver
+
+
+def recorded(version: str) -> Mapping[str, Any]:
+    """Return what is recorded of a version of torch."""
+    file = Path(__file__).parent / "signatures" / f"torch-{version}.json"
+    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def recorded_torch() -> Callable[[str], Mapping[str, Any]]:
+    """Return what returns what is recorded of a version of torch."""
+    return recorded
+
+
+@pytest.fixture
+def installed_torch() -> Mapping[str, Any]:
+    """Return what is recorded of the version of torch that is installed."""
+    import torch
+
+    found = re.match(r"\d+\.\d+", str(torch.__version__))
+    assert found is not None
+    return recorded(f"{found[0]}.0")
+
+
+@pytest.fixture
+def xpu(monkeypatch: pytest.MonkeyPatch, installed_torch: Mapping[str, Any]) -> XpuDriver:
+    """Return a driver for `torch.xpu` with one card; a test changes its cards and its faults."""
+    from fake_torch_xpu import XpuDriver
+
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    return XpuDriver(monkeypatch, installed_torch)
+
+
+@pytest.fixture(params=["2.11.0", "2.12.0", "2.13.0"])
+def xpu_of_each_torch(request: pytest.FixtureRequest, xpu: XpuDriver) -> XpuDriver:
+    """Return the driver under each supported version of torch, without what that does not have."""
+    version = recorded(request.param)
+    if version["torch"] > xpu.recorded["torch"]:
+        pytest.skip(f"torch {xpu.recorded['torch']} has not what {version['torch']} has")
+    xpu.become(version)
+    return xpu
