@@ -1,9 +1,10 @@
 """What an accelerator does with lmcore, in one call: conformance, kernels, speed, loss curves.
 
-`gpu.py` says which device and what is expected of it; started by itself this file tries everything
-at small scale on the CPU.  Every part runs in processes of
-its own, and one that fails or is out of time is named; the rest goes on.  Results are written after
-each part to OUT/results.json; a table comes last.
+`gpu.py` and `xpu.py` say which device and what is expected of it; started by itself this file tries
+everything at small scale on the CPU, as `--device cpu` does.  Every part runs in processes of its
+own, and one that fails or is out of time is named; the rest goes on.  Results are written after
+each part to OUT/results.json; a table comes last, and OUT/report.json and OUT/report.md have what
+may be shown to others (`device_report.py`).
 
 Contenders of the speed table are `lmcore` (`lmcore train` itself, a cold process, at the median of
 its later steps), and those of `device_loops.py`.
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from device_loops import SHAPES, shape_of
+from device_report import write_report
 
 HERE = Path(__file__).parent
 LMCORE = (sys.executable, "-m", "lmcore.cli.main")
@@ -48,6 +50,7 @@ class Case:
         flags: More flags for `lmcore train`.
         steps: Steps of `lmcore train`; the first third is not counted.
         peer: Whether the peer's loop runs too.
+        memory: Bytes of device memory that it needs; a device with less leaves it out.
     """
 
     model: str
@@ -56,6 +59,7 @@ class Case:
     flags: tuple[str, ...] = ()
     steps: int = 30
     peer: bool = True
+    memory: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,12 @@ class Suite:
     Attributes:
         device: lmcore's device type.
         precision: `--precision` of all cases.
-        peak: FLOP/s that the goals' MFU is of.
+        peak: FLOP/s that the goals' MFU is of; None: what the plugin knows of the device.
         cases: Rows of the speed table.
         tests: Test files and folders that need the device.
         triton: Whether kernels in Triton are measured beside what the compiler makes, too.
+        compiled: Whether the loops beside lmcore are compiled.
+        patience: What all limits of time are multiplied by.
     """
 
     device: str
@@ -77,6 +83,8 @@ class Suite:
     cases: tuple[Case, ...]
     tests: tuple[str, ...] = ()
     triton: bool = False
+    compiled: bool = True
+    patience: float = 1.0
 
 
 class Runner:
@@ -99,7 +107,7 @@ class Runner:
         self, command: Sequence[str], name: str, *, seconds: float = 600.0, **env: str
     ) -> tuple[int | None, str]:
         """Return how a process ended, None for no time, and what it printed; keep it in OUT."""
-        left = min(seconds, self.end - time.monotonic())
+        left = min(seconds * self.suite.patience, self.end - time.monotonic())
         if left < 5:
             return None, "no time left"
         log = self.out / f"{name}.log"
@@ -139,12 +147,25 @@ def versions() -> dict[str, str]:
     return found
 
 
+_WHAT = """
+import json, sys
+from lmcore.config.section import Config
+from lmcore.plugins import create_device, discover, select
+plugins = discover()
+device = create_device(plugins, select(plugins, requested=sys.argv[1]), Config())
+memory = device.memory_stats().total if device.memory_stats else None
+print(json.dumps(device.describe() | {"memory": memory}))
+"""
+
+
 def facts(runner: Runner) -> None:
-    """Note device and versions, and what the doctor says."""
-    status, text = runner.process([*LMCORE, "doctor", "--json"], "doctor", seconds=120)
+    """Note device and versions, what the doctor says, and which plugins there are."""
     runner.note("versions", versions())
     runner.note("date", time.strftime("%Y-%m-%d"))
-    runner.note("doctor", {"status": status, "tail": text[-300:]})
+    runner.note("what", runner.answer([sys.executable, "-c", _WHAT, runner.suite.device], "what"))
+    for name in ("doctor", "plugins"):
+        status, text = runner.process([*LMCORE, name, "--json"], name, seconds=120)
+        runner.note(name, {"status": status, "tail": text[-3000:]})
 
 
 def conformance(runner: Runner) -> None:
@@ -152,6 +173,8 @@ def conformance(runner: Runner) -> None:
     report = runner.out / "conformance.json"
     command = [sys.executable, "-m", "pytest", "--pyargs", "lmcore_conformance", "-q", "-rfE"]
     command += ["--accelerator", runner.suite.device, "--conformance-json", str(report)]
+    if runner.suite.patience > 1:
+        command += ["--patience", f"{runner.suite.patience:g}"]
     status, text = runner.process([*command, "-p", "no:cacheprovider"], "conformance", seconds=420)
     found: dict[str, Any] = {"status": status, "tail": text[-600:]}
     if report.exists():
@@ -236,13 +259,19 @@ def speed(runner: Runner) -> None:
     size = ["--matmul-size", "1024"] if suite.device == "cpu" else []
     found = runner.answer([*loops, "matmul", *common, *size], "matmul", seconds=120)
     runner.note("matmul", found)
+    memory = runner.results.get("what", {}).get("memory")
     for case in suite.cases:
+        if memory is not None and memory < case.memory:
+            why = f"it needs {case.memory / 2**30:.0f} GiB, there are {memory / 2**30:.0f}"
+            runner.note(f"speed.{case.model}", {"lmcore": {"left_out": why}})
+            continue
         folder = Path(tempfile.mkdtemp(prefix="suite-"))
         try:
             found: dict[str, Any] = {"lmcore": train(runner, case, folder)}
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         own = ["--model", case.model, "--micro-batch-size", str(case.micro_batch_size)]
+        own += [] if suite.compiled else ["--no-compile"]
         for name in ("bare", "transformers") if case.peer else ("bare",):
             command = [*loops, name, *common, *own]
             found[name] = runner.answer(command, f"{name}-{case.model}", seconds=240)
@@ -283,95 +312,29 @@ PARTS: dict[str, Callable[[Runner], None]] = {
 }
 
 
-def table(suite: Suite, results: Mapping[str, Any]) -> str:
-    """Return the speed table in Markdown, with what each goal asks."""
-    ceiling = results.get("matmul", {}).get("flops")
-    lines = ["| model | tok/s | MFU | of matmul | / bare | / peer | first step | GiB | goals |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
-    for case in suite.cases:
-        found = results.get(f"speed.{case.model}")
-        ours = found["lmcore"] if found else {"failed": "not run"}
-        if "failed" in ours:
-            lines.append(f"| {case.model} | {ours['failed'][:120]} | | | | | | | |")
-            continue
-        lines.append(_row(suite, case, found or {}, ours, ceiling))
-    return "\n".join(lines)
-
-
-def _row(
-    suite: Suite,
-    case: Case,
-    found: Mapping[str, Any],
-    ours: Mapping[str, Any],
-    ceiling: float | None,
-) -> str:
-    shape = shape_of(case.model, case.micro_batch_size)
-    rate = ours["tokens_per_second"]
-
-    def over(name: str) -> float | None:
-        seconds = found.get(name, {}).get("seconds")
-        return rate * seconds / shape.tokens if seconds else None
-
-    flops = _flops(shape) * rate / shape.seq_length
-    mfu = flops / suite.peak if suite.peak else None
-    measured = {"tokens_per_second": rate, "mfu": mfu, "ratio_of_peer": over("transformers")}
-    verdicts = []
-    for name, goal in case.goals.items():
-        value = measured[name]
-        met = "not measured" if value is None else "met" if value >= goal else "missed"
-        verdicts.append(f"{name} >= {goal:g}: {met}")
-    cells = [
-        case.model,
-        f"{rate:,.0f}",
-        _percent(mfu),
-        _percent(flops / ceiling if ceiling else None),
-        _ratio(over("bare")),
-        _ratio(over("transformers")),
-        f"{ours['first_step_seconds']:.1f} s",
-        f"{(ours['peak_memory_bytes'] or 0) / 2**30:.1f}",
-        "; ".join(verdicts),
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def _flops(shape: Any) -> float:
-    """Return the model FLOPs of a sample, forward and backward, as lmcore's MFU counts them."""
-    from lmcore.config.section import ModelSection
-    from lmcore.config.size import flops_per_step
-
-    section = ModelSection(
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        num_attention_heads=shape.num_heads,
-        seq_length=shape.seq_length,
-    )
-    return flops_per_step(section, shape.vocab_size, 1)
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
 def main(suite: Suite) -> int:
     """Run the parts that are asked for; return 1 if one of them could not."""
     parser = argparse.ArgumentParser(description=f"lmcore on `{suite.device}`, in one call")
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--models", nargs="*", help="rows of the speed table; default: all")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "device-results")))
-    parser.add_argument("--seconds", type=float, default=580.0, help="for everything")
+    seconds = 580.0 * suite.patience
+    parser.add_argument("--seconds", type=float, default=seconds, help="for everything")
+    parser.add_argument(
+        "--device",
+        default=suite.device,
+        help="another one than the script's own: everything there, at small scale",
+    )
     asked = parser.parse_args()
+    if asked.device != suite.device:
+        suite = replace(TRIAL, device=asked.device, precision=suite.precision)
     if asked.models:
         chosen = tuple(case for case in suite.cases if case.model in asked.models)
         suite = replace(suite, cases=chosen)
     runner = Runner(suite, asked.out, asked.seconds)
     for name in asked.parts:
         PARTS[name](runner)
-    print(f"\n{suite.device}, {runner.results.get('date', '')}, {versions()}")
-    print(table(suite, runner.results))
+    print(f"\n{write_report(suite, runner.results, asked.out)}")
     return int(any("failed" in str(value)[:20] for value in runner.results.values()))
 
 
@@ -381,6 +344,7 @@ TRIAL = Suite(
     None,
     (Case("tiny", 2, steps=6, flags=("--num-threads", "1")),),
     ("tests/backend",),
+    compiled=False,
 )
 """Everything at small scale, where there is no accelerator."""
 
