@@ -1,60 +1,101 @@
-"""The XPU probe on simulated machines: device trees, libraries, builds of torch."""
+"""The XPU probe on simulated machines: GPUs, drivers, masks, libraries, builds of torch."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from lmcore.accelerator import CheckStatus, Probe, ProbeState, TorchBuild, torch_build
-from lmcore_xpu import doctor, plugin
-from lmcore_xpu.detect import probe, visible_gpus
-from lmcore_xpu.facts import Facts, Gpu, gpus
+from lmcore.accelerator import Probe, ProbeState, TorchBuild
+from lmcore_xpu import plugin
+from lmcore_xpu.detect import counted_gpus, mixed, probe
+from lmcore_xpu.facts import Facts, Gpu
+from lmcore_xpu.visible import units_of
 
-CARDS = tuple(
-    Gpu(f"0000:0{index + 3}:00.0", "0x0bd5", "xe", f"renderD{128 + index}", True)
-    for index in range(3)
-)
+
+def gpu(place, device_id, tiles=1, memory=0, **more):
+    """Return a GPU that is in order at a place of the bus; place 0 is the processor's."""
+    address = f"0000:{place:02x}:00.0" if place else "0000:00:02.0"
+    node = f"renderD{128 + place}"
+    return Gpu(address, device_id, "xe", node, True, tiles, memory, **{"group": "render"} | more)
+
+
+CARDS = tuple(gpu(place, "0x0bd5", 2, 128 << 30) for place in (3, 4, 5))
+ARC, OTHER_ARC = gpu(3, "0xe20b", 1, 12 << 30), gpu(4, "0x56a0")
+OWN, OLD, ANCIENT = gpu(0, "0x7d55"), gpu(0, "0xa780"), gpu(0, "0x1912")
 XPU_TORCH = TorchBuild("2.13.0+xpu", "20250302")
 CPU_TORCH = TorchBuild("2.13.0+cpu", None)
-FIT = Facts(CARDS, True, True, XPU_TORCH)
+FIT = Facts(CARDS, True, True, XPU_TORCH, "6.14.0")
+
+
+def having(*gpus, **more):
+    return replace(FIT, gpus=gpus, **more)
 
 
 def with_cards(**more):
     return replace(FIT, gpus=tuple(replace(card, **more) for card in CARDS))
 
 
-HALF = replace(FIT, gpus=(replace(CARDS[0], access=False), CARDS[1]))
+HALF = having(replace(CARDS[0], access=False), *CARDS[1:])
+WITHOUT = {"driver": None, "node": None, "access": None}
+LISTED = (
+    "3 x Data Center GPU Max 1550 (0x0bd5) of 2 tiles at 0000:03:00.0, 0000:04:00.0, "
+    "0000:05:00.0, driver xe"
+)
 PIP = "pip install --force-reinstall"
+COMPOSITE = {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
 
 
 @pytest.mark.parametrize(
     "facts, env, state, count, evidence, fix",
     [
-        (FIT, {}, "present", 3, "0x0bd5 at 0000:03:00.0, driver xe", None),
-        (FIT, {"ZE_AFFINITY_MASK": "0,2.1"}, "present", 2, "leaves 2 of 3", None),
-        (FIT, {"ZE_AFFINITY_MASK": ""}, "present", 3, "built for XPU", None),
-        (FIT, {"ZE_AFFINITY_MASK": "7"}, "absent", 0, "hides all 3", None),
-        (replace(FIT, gpus=()), {}, "absent", 0, "no Intel GPU", None),
-        (with_cards(driver=None), {}, "broken", 3, "no kernel driver", "i915"),
-        (with_cards(node=None, access=None), {}, "broken", 3, "no kernel driver", "xe"),
-        (with_cards(access=None), {}, "broken", 3, "not in this container", "--device /dev/dri"),
-        (with_cards(access=False), {}, "broken", 3, "may not open", "usermod -aG render"),
-        (replace(FIT, loader=False), {}, "broken", 3, "libze_loader.so.1", "libze1"),
-        (replace(FIT, runtime=False), {}, "broken", 3, "libze_intel_gpu.so.1", "libze-intel-gpu1"),
-        (replace(FIT, torch=CPU_TORCH), {}, "broken", 3, "built without XPU",
+        (FIT, {}, "present", 6, LISTED, None),
+        (FIT, COMPOSITE, "present", 3, "Max 1550", None),
+        (FIT, {"ZE_AFFINITY_MASK": "0,4"}, "present", 2, "leaves 2 of 6 tiles, on 2 of 3", None),
+        (FIT, {"ZE_AFFINITY_MASK": ""}, "present", 6, "built for XPU 20250302", None),
+        (FIT, {"ZE_AFFINITY_MASK": "-1"}, "absent", 0, "hides all 6 tiles", None),
+        (FIT, {"ZE_AFFINITY_MASK": "7"}, "broken", 3, "hides all 6 tiles", "numbers from 0 to 5"),
+        (FIT, {"ZE_AFFINITY_MASK": "0.0"}, "broken", 3, "is a tile of a card", "=COMPOSITE"),
+        (FIT, {"ZE_AFFINITY_MASK": "x"}, "broken", 3, "cannot be read", "unset it"),
+        (FIT, {"ONEAPI_DEVICE_SELECTOR": "opencl:*"}, "broken", 3, "leaves none", "level_zero:gpu"),
+        (FIT, {"ONEAPI_DEVICE_SELECTOR": "*:cpu"}, "absent", 0, "leaves no GPU", None),
+        (having(), {}, "absent", 0, "no Intel GPU", None),
+        (having(OLD), {}, "absent", 0, "PyTorch has no kernels for this GPU", None),
+        (having(ANCIENT), {}, "absent", 0, "the processor's graphics from before Xe 0x1912", None),
+        (having(ANCIENT, ARC), {"ZE_AFFINITY_MASK": "0"}, "present", 1, "driver xe", None),
+        (having(OLD, ARC), {"ZE_AFFINITY_MASK": "0"}, "absent", 0, "no kernels for gra", None),
+        (having(OWN), {}, "present", 1, "the processor's Arc Graphics (Meteor Lake)", None),
+        (having(OWN, ARC), {}, "present", 1, "torch leaves the processor's GPU out", None),
+        (with_cards(**WITHOUT), {}, "broken", 6, "no kernel driver of Linux 6.14.0", "`i915`"),
+        (with_cards(node=None, access=None), {}, "broken", 6, "no kernel driver", "`xe`"),
+        (having(replace(ARC, **WITHOUT), kernel=""), {}, "broken", 1,
+         "no kernel driver serves the GPU at 0000:03:00.0", "Linux 6.12 or newer that knows Arc B"),
+        (with_cards(access=None), {}, "broken", 6, "/dev/dri/renderD131 is not in this container",
+         "--device /dev/dri"),
+        (with_cards(access=False), {}, "broken", 6, "may not open /dev/dri/renderD131",
+         "run `sudo usermod -aG render $USER` and log in again"),
+        (with_cards(access=False, group="video"), {}, "broken", 6, "may not", "-aG video $USER"),
+        (with_cards(access=False, group="root"), {}, "broken", 6, "may not", "ask whoever runs"),
+        (replace(with_cards(access=False, group="109"), container=True), {}, "broken", 6, "may not",
+         "start the container with `--device /dev/dri --group-add 109`"),
+        (having(replace(OWN, access=False), replace(ARC, access=False)), {}, "broken", 1,
+         "may not open /dev/dri/renderD131", "usermod"),
+        (replace(FIT, loader=False), {}, "broken", 6, "libze_loader.so.1", "libze1"),
+        (replace(FIT, runtime=False), {}, "broken", 6, "libze_intel_gpu.so.1", "libze-intel-gpu1"),
+        (replace(FIT, torch=CPU_TORCH), {}, "broken", 6, "built without XPU",
          f"{PIP} 'torch==2.13.0' --index-url https://download.pytorch.org/whl/xpu"),
-        (replace(FIT, torch=TorchBuild("", None)), {}, "broken", 3, "no torch", "'torch' --index"),
-        (HALF, {}, "present", 1, "xe", None),
+        (replace(FIT, torch=TorchBuild("", None)), {}, "broken", 6, "no torch", "'torch' --index"),
+        (HALF, {}, "present", 4, "1 of 3 GPUs are closed to this user: /dev/dri/renderD131", None),
+        (having(Gpu("WSL", "", "dxgkrnl", "dxg", True)), {}, "present", 1, "at WSL", None),
     ],
 )  # fmt: skip
 def test_every_state_of_a_machine(facts, env, state, count, evidence, fix):
     """State, count, evidence and fix tell the truth about GPUs, nodes, libraries and torch."""
-    env.setdefault("PATH", "/bin")
-    found = probe(facts, env)
+    found = probe(facts, {"PATH": "/bin", **env})
     assert (found.device_type, found.state, found.count) == ("xpu", state, count)
     assert evidence in "\n".join(found.evidence)
     assert (found.fix is None) == (fix is None)
@@ -64,11 +105,44 @@ def test_every_state_of_a_machine(facts, env, state, count, evidence, fix):
 @pytest.mark.parametrize("state, torch", [("present", XPU_TORCH), ("broken", CPU_TORCH)])
 def test_versions_are_told_in_every_state(state, torch):
     """Driver, runtime and build of torch are what someone who looks for a fault needs."""
-    found = probe(replace(FIT, torch=torch, kernel="6.8.0"), {})
+    found = probe(replace(FIT, torch=torch), {})
     assert found.state == state
-    assert found.facts["driver"] == "xe of Linux 6.8.0"
+    assert found.facts["driver"] == "xe of Linux 6.14.0"
     assert found.facts["torch_build"] == torch.version
     assert found.facts.get("runtime") == ("oneAPI 20250302" if torch.toolkit else None)
+
+
+def test_a_machine_without_a_driver_tells_of_none():
+    """The fact is left out, not empty."""
+    assert "driver" not in probe(with_cards(driver=None), {}).facts
+
+
+def test_each_device_is_described_in_torchs_order():
+    """The fourth process's device is the second tile of the second card, with half its memory."""
+    facts = probe(FIT, {}).facts
+    assert facts["hierarchy"] == "FLAT"
+    assert facts["gpus"][3] == {
+        "name": "Data Center GPU Max 1550",
+        "generation": "Xe-HPC",
+        "integrated": False,
+        "address": "0000:04:00.0",
+        "device_id": "0x0bd5",
+        "driver": "xe",
+        "tiles": [1],
+        "tiles_of_card": 2,
+        "memory": 64 << 30,
+    }
+    whole = probe(FIT, COMPOSITE).facts
+    assert whole["hierarchy"] == "COMPOSITE"
+    assert [one["tiles"] for one in whole["gpus"]] == [[0, 1]] * 3
+    assert whole["gpus"][0]["memory"] == 128 << 30
+
+
+def test_the_answer_travels_as_json():
+    """The launcher hands it to the workers."""
+    found = probe(FIT, {})
+    again = Probe.from_dict(json.loads(json.dumps(asdict(found))))
+    assert again.facts == found.facts
 
 
 def test_a_nightly_torch_is_not_asked_of_the_index():
@@ -77,112 +151,41 @@ def test_a_nightly_torch_is_not_asked_of_the_index():
     assert "'torch' --index-url" in probe(nightly, {}).fix
 
 
-def test_the_processors_own_gpu_is_called_so():
-    """A laptop's user sees which GPU is meant."""
-    own = replace(FIT, gpus=(replace(CARDS[0], address="0000:00:02.0"),))
-    assert "the processor's GPU" in probe(own, {}).evidence[0]
+def test_different_gpus_are_told_with_the_mask_that_leaves_one_kind():
+    """A run over them waits for the slowest; it is no fault."""
+    two = gpu(5, "0xe20b")
+    found = probe(having(OWN, OTHER_ARC, ARC, two), {})
+    assert (found.state, found.count) == ("present", 3)
+    said = "\n".join(found.evidence)
+    assert "different GPUs: 1 x Arc A770 Graphics, 2 x Arc B580 Graphics; a run waits" in said
+    assert "`export ZE_AFFINITY_MASK=2,3` leaves Arc B580 Graphics alone" in said
+    assert probe(having(OWN, OTHER_ARC, ARC, two), {"ZE_AFFINITY_MASK": "2,3"}).count == 2
 
 
-def test_a_tile_of_a_gpu_counts_as_the_gpu():
-    """Two tiles of one card are one card, and the order is that of the bus."""
-    assert visible_gpus(CARDS, {"ZE_AFFINITY_MASK": "2.0,0,2.1"}) == [CARDS[0], CARDS[2]]
+def test_tiles_of_one_card_are_alike():
+    """Only models differ."""
+    assert mixed(units_of(CARDS, {}), CARDS, {}) == ("", "")
 
 
-@pytest.fixture
-def tree(tmp_path):
-    """Return a function that lays out a PCI device, its driver and its node under a root."""
-
-    def add(address, vendor="0x8086", kind="0x038000", driver="xe", node="renderD128", dev=True):
-        folder = tmp_path / "sys/bus/pci/devices" / address
-        folder.mkdir(parents=True)
-        for name, text in (("vendor", vendor), ("class", kind), ("device", "0x0bd5")):
-            (folder / name).write_text(f"{text}\n", encoding="utf-8")
-        if driver:
-            target = tmp_path / "sys/bus/pci/drivers" / driver
-            target.mkdir(parents=True, exist_ok=True)
-            (folder / "driver").symlink_to(target)
-        if node:
-            (folder / "drm" / "card0").mkdir(parents=True)
-            (folder / "drm" / node).mkdir()
-            if dev:
-                (tmp_path / "dev/dri").mkdir(parents=True, exist_ok=True)
-                (tmp_path / "dev/dri" / node).touch()
-        return tmp_path
-
-    return add
-
-
-def test_gpus_are_read_from_the_device_tree(tree):
-    """Address, driver, node and access of each GPU; other vendors and kinds are passed over."""
-    tree("0000:03:00.0")
-    tree("0000:04:00.0", node="renderD129", dev=False)
-    tree("0000:05:00.0", driver=None, node=None)
-    tree("0000:06:00.0", vendor="0x10de", node="renderD130")
-    root = tree("0000:00:1f.3", kind="0x040300", driver="snd", node=None)
-    found = gpus(root, may_use=lambda path: path.name == "renderD128")
-    assert found == (
-        Gpu("0000:03:00.0", "0x0bd5", "xe", "renderD128", True),
-        Gpu("0000:04:00.0", "0x0bd5", "xe", "renderD129", None),
-        Gpu("0000:05:00.0", "0x0bd5", None, None, None),
-    )
-    assert gpus(root, may_use=lambda path: False)[0].access is False
-    assert gpus(root / "nowhere") == ()
-
-
-@pytest.mark.parametrize(
-    "line, xpu",
-    [("xpu: Optional[str] = '20250302'", "20250302"), ("xpu: Optional[str] = None", None)],
-)
-def test_torchs_build_is_read_as_text(tmp_path, line, xpu):
-    """Torch's version file tells the build without being imported."""
-    file = tmp_path / "version.py"
-    file.write_text(f"__version__ = '2.13.0+x'\n{line}\n", encoding="utf-8")
-    assert torch_build("xpu", file) == TorchBuild("2.13.0+x", xpu)
+def test_level_zero_counts_what_it_can_open():
+    """A closed GPU has no number; where all are closed, each has."""
+    assert counted_gpus(HALF.gpus) == list(CARDS[1:])
+    shut = [replace(one, access=False) for one in (ANCIENT, *CARDS)]
+    assert counted_gpus(shut) == shut[1:]
 
 
 def test_the_probe_of_this_machine_loads_no_torch():
     """The hooks answer in a fresh interpreter without importing torch."""
     script = (
         "import os, sys; from lmcore_xpu import plugin; plugin.lmcore_plugin_info();"
-        "plugin.lmcore_probe(os.environ); sys.exit('torch' in sys.modules)"
+        "found = plugin.lmcore_probe(os.environ); plugin.lmcore_launch_env(found, {});"
+        "sys.exit('torch' in sys.modules)"
     )
     path = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}, check=False
     )
     assert done.returncode == 0
-
-
-@pytest.mark.parametrize(
-    "facts, failed",
-    [
-        (replace(FIT, gpus=(), loader=False, runtime=False, torch=CPU_TORCH), set()),
-        (with_cards(access=False), {"device nodes"}),
-        (replace(FIT, loader=False), {"level zero"}),
-        (replace(FIT, torch=CPU_TORCH), {"torch build"}),
-    ],
-)
-def test_doctor_fails_what_is_at_fault(monkeypatch, facts, failed):
-    """Nothing fails where there is no GPU; where there is one, the fault does, with the fix."""
-    monkeypatch.setattr(doctor, "read_facts", lambda: facts)
-    found = probe(facts, {})
-    checks = [check for check in doctor.checks(found) if check.status is CheckStatus.FAILED]
-    assert {check.name for check in checks} == failed
-    assert all(check.fix == found.fix for check in checks)
-
-
-def test_policies_follow_the_gpu():
-    """bfloat16 is offered, first, where the GPU computes in it; reductions cannot average."""
-
-    class New:
-        type, dtypes = "xpu", frozenset({"float32", "float16", "bfloat16"})
-
-    new = plugin.lmcore_precision_policies(New)
-    assert max(new, key=lambda one: one.priority).name == "bf16"
-    (backend,) = plugin.lmcore_comm_backends()
-    assert (backend.name, backend.supports_average, backend.needs_device_id) == (
-        "xccl", False, True
-    )  # fmt: skip
 
 
 def test_the_probe_is_one_of_the_contract():

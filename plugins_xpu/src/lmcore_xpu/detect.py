@@ -3,97 +3,135 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from lmcore.accelerator import Probe, ProbeState, TorchBuild
 from lmcore_xpu.facts import LOADER, RUNTIME, Facts, Gpu
+from lmcore_xpu.selector import Unit
+from lmcore_xpu.visible import MASK, Visible, composite, mask_of, visible_units
 
-__all__ = ["VISIBLE", "probe", "torch_command", "visible_gpus"]
+__all__ = ["counted_gpus", "kinds", "mixed", "probe", "torch_command"]
 
-VISIBLE = "ZE_AFFINITY_MASK"
-_INTEGRATED = "0000:00:02.0"
+_RUNTIME = (
+    "install Intel's GPU runtime, on Ubuntu `apt-get install libze1 libze-intel-gpu1`, elsewhere "
+    "as https://dgpu-docs.intel.com says"
+)
 
 
 def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
     """Return what the facts mean for a process with the environment *env*."""
     if not facts.gpus:
-        evidence = ["no Intel GPU on the PCI bus"]
-        return _answer(ProbeState.ABSENT, evidence, facts=_versions(facts))
-    listed = [_told(one) for one in facts.gpus]
-    gpus = visible_gpus(facts.gpus, env)
-    if not gpus:
-        hides = f"`{VISIBLE}={env[VISIBLE]}` hides all {len(facts.gpus)} GPUs"
-        return _answer(ProbeState.ABSENT, [hides, *listed], facts=_versions(facts))
-    if len(gpus) < len(facts.gpus):
-        listed.append(f"`{VISIBLE}={env[VISIBLE]}` leaves {len(gpus)} of {len(facts.gpus)}")
-    gpus = [one for one in gpus if one.access] or gpus
-    fault, fix = _fault(facts, gpus)
+        return _answer(facts, ProbeState.ABSENT, ["no Intel GPU on the PCI bus"])
+    fit = [one for one in facts.gpus if one.card.usable]
+    listed = _listed(facts.gpus)
+    if not fit:
+        said = "PyTorch has no kernels for this GPU: it supports Xe-HPG, Xe-HPC and newer ones"
+        return _answer(facts, ProbeState.ABSENT, [said, *listed])
+    gpus = counted_gpus(facts.gpus)
+    seen = visible_units(gpus, env)
+    if seen.hidden:
+        return _answer(facts, ProbeState.ABSENT, [*seen.evidence, *listed])
+    fault, fix = _fault(facts, fit, seen)
+    notes = [*listed, *seen.evidence, *_closed(fit)]
     if fault:
         return _answer(
+            facts,
             ProbeState.BROKEN,
-            [fault, *listed],
+            [fault, *notes],
             fix=fix,
-            count=len(gpus),
-            facts=_versions(facts),
+            count=len(seen.units) or len(fit),
         )
+    different, one_kind = mixed(seen.units, gpus, env)
+    built = f"torch {facts.torch.version}, built for XPU {facts.torch.toolkit}"
     return _answer(
+        facts,
         ProbeState.PRESENT,
-        [*listed, f"torch {facts.torch.version}, built for XPU {facts.torch.toolkit}"],
-        count=len(gpus),
-        facts={
-            **_versions(facts),
-            "gpus": [
-                {"address": one.address, "device_id": one.device_id, "driver": one.driver}
-                for one in gpus
-            ],
+        [*notes, *([f"{different} ({one_kind})"] if different else []), built],
+        count=len(seen.units),
+        more={
+            "hierarchy": "COMPOSITE" if composite(env) else "FLAT",
+            "gpus": [_described(one) for one in seen.units],
         },
     )
 
 
-def _versions(facts: Facts) -> dict[str, object]:
-    """Return what is installed, under the names that `lmcore plugins` and `doctor` show."""
-    found: dict[str, object] = {"torch_build": facts.torch.version}
-    drivers = sorted({one.driver for one in facts.gpus if one.driver})
-    if drivers:
-        found["driver"] = f"{' and '.join(drivers)} of Linux {facts.kernel}".strip()
-    if facts.torch.toolkit:
-        found["runtime"] = f"oneAPI {facts.torch.toolkit}"
-    return found
+def counted_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Return the GPUs that Level Zero counts: those that it knows and this process may open.
+
+    Where it may open none, all that it knows: what it would count.
+    """
+    known = [one for one in gpus if one.card.has_driver]
+    return [one for one in known if one.access] or known
 
 
-def _fault(facts: Facts, gpus: Sequence[Gpu]) -> tuple[str, str]:
+def kinds(units: Iterable[Unit]) -> Counter[str]:
+    """Return how many devices there are of each model."""
+    return Counter(one.gpu.card.name for one in units)
+
+
+def mixed(units: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str]) -> tuple[str, str]:
+    """Return what unequal devices mean for a run, and what to do; empty where they are alike."""
+    found = kinds(units)
+    if len(found) < 2:
+        return "", ""
+    names = ", ".join(f"{count} x {name}" for name, count in found.items())
+    most = found.most_common(1)[0][0]
+    mask = mask_of([one for one in units if one.gpu.card.name == most], gpus, env)
+    said = f"different GPUs: {names}; a run waits for the slowest and has the smallest's memory"
+    return said, f"`export {MASK}={mask}` leaves {most} alone"
+
+
+def _fault(facts: Facts, fit: Sequence[Gpu], seen: Visible) -> tuple[str, str]:
     """Return the first thing that keeps the GPUs from being used, and its fix."""
-    first = gpus[0]
-    if first.driver is None or first.node is None:
-        return (
-            f"no kernel driver serves the GPU at {first.address}",
-            "load the `xe` or `i915` kernel module, or boot a kernel that knows this GPU",
-        )
-    if first.access is None:
-        return (
-            f"/dev/dri/{first.node} is not in this container",
-            "start the container with `--device /dev/dri`",
-        )
-    if not first.access:
-        return (
-            f"this user may not open /dev/dri/{first.node}",
-            "run `sudo usermod -aG render $USER` and log in again",
-        )
+    if not any(one.access for one in fit):
+        first = min(fit, key=lambda one: one.card.integrated)  # a card before the processor's
+        return _closed_gpu(facts, first)
+    if seen.fault:
+        return seen.fault, seen.fix
     lacking = [
         library
         for library, there in ((LOADER, facts.loader), (RUNTIME, facts.runtime))
         if not there
     ]
     if lacking:
-        return (
-            f"Level Zero is not complete: `{'`, `'.join(lacking)}` cannot be loaded",
-            "install Intel's GPU runtime, on Ubuntu `apt-get install libze1 libze-intel-gpu1`",
-        )
+        return f"Level Zero is not complete: `{'`, `'.join(lacking)}` cannot be loaded", _RUNTIME
     if facts.torch.toolkit is None:
         version = facts.torch.version
         built = f"torch {version} is built without XPU" if version else "no torch is installed"
         return built, f"run `{torch_command(facts.torch)}`"
     return "", ""
+
+
+def _closed_gpu(facts: Facts, gpu: Gpu) -> tuple[str, str]:
+    """Return why a GPU's node cannot be opened, and the fix."""
+    if gpu.driver is None or gpu.node is None:
+        linux = f" of Linux {facts.kernel}" if facts.kernel else ""
+        newer = "Linux 6.12 or newer" if gpu.card.generation == "Xe2" else "a kernel"
+        return (
+            f"no kernel driver{linux} serves the GPU at {gpu.address}",
+            f"load the `xe` or `i915` kernel module, or boot {newer} that knows {gpu.card.name}",
+        )
+    if gpu.access is None:
+        return (
+            f"{gpu.path} is not in this container",
+            "start the container with `--device /dev/dri`",
+        )
+    said = f"this user may not open {gpu.path}"
+    if facts.container:
+        return said, f"start the container with `--device /dev/dri --group-add {gpu.group}`"
+    if gpu.group in {"", "root"}:
+        return said, f"let this user read and write {gpu.path}: ask whoever runs this machine"
+    return said, f"run `sudo usermod -aG {gpu.group} $USER` and log in again"
+
+
+def _closed(gpus: Sequence[Gpu]) -> list[str]:
+    """Tell of GPUs that this process may not open beside others that it may."""
+    shut = [one for one in gpus if not one.access]
+    if not shut or len(shut) == len(gpus):
+        return []
+    where = ", ".join(one.path or one.address for one in shut)
+    return [f"{len(shut)} of {len(gpus)} GPUs are closed to this user: {where}"]
 
 
 def torch_command(torch: TorchBuild) -> str:
@@ -107,30 +145,59 @@ def torch_command(torch: TorchBuild) -> str:
     return f"pip install --force-reinstall '{wanted}' --index-url {index}"
 
 
-def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> list[Gpu]:
-    """Return the GPUs that Level Zero would show: those whose index the mask lists.
-
-    An entry names a GPU ("1") or a tile of one ("1.0"); the order stays that of the bus.  An
-    empty mask hides nothing.
-    """
-    entries = [part.strip() for part in env.get(VISIBLE, "").split(",") if part.strip()]
-    if not entries:
-        return list(gpus)
-    wanted = {entry.partition(".")[0] for entry in entries}
-    return [one for index, one in enumerate(gpus) if str(index) in wanted]
+def _listed(gpus: Sequence[Gpu]) -> list[str]:
+    """Return a line for each kind of GPU: how many, which, where, and under which driver."""
+    groups: dict[tuple[object, ...], list[Gpu]] = {}
+    for one in gpus:
+        groups.setdefault((one.device_id, one.driver, one.tiles, one.card), []).append(one)
+    return [_line(those) for those in groups.values()]
 
 
-def _told(gpu: Gpu) -> str:
-    kind = "the processor's GPU" if gpu.address == _INTEGRATED else "Intel GPU"
-    return f"{kind} {gpu.device_id} at {gpu.address}, driver {gpu.driver or 'none'}"
+def _line(gpus: Sequence[Gpu]) -> str:
+    first = gpus[0]
+    owner = "the processor's " if first.card.integrated else ""
+    number = f"{len(gpus)} x " if len(gpus) > 1 else ""
+    tiles = f" of {first.tiles} tiles" if first.tiles > 1 else ""
+    where = ", ".join(one.address for one in gpus)
+    known = f" ({first.device_id})" if first.device_id not in first.card.name else ""
+    what = f"{number}{owner}{first.card.name}{known}{tiles}"
+    return f"{what} at {where}, driver {first.driver or 'none'}"
+
+
+def _described(unit: Unit) -> dict[str, object]:
+    """Return a device for `Probe.facts`, in JSON values."""
+    return {
+        "name": unit.gpu.card.name,
+        "generation": unit.gpu.card.generation,
+        "integrated": unit.gpu.card.integrated,
+        "address": unit.gpu.address,
+        "device_id": unit.gpu.device_id,
+        "driver": unit.gpu.driver,
+        "tiles": list(unit.tiles),
+        "tiles_of_card": unit.gpu.tiles,
+        "memory": unit.memory,
+    }
+
+
+def _versions(facts: Facts) -> dict[str, object]:
+    """Return what is installed, under the names that `lmcore plugins` and `doctor` show."""
+    found: dict[str, object] = {"torch_build": facts.torch.version}
+    drivers = sorted({one.driver for one in facts.gpus if one.driver})
+    if drivers:
+        found["driver"] = f"{' and '.join(drivers)} of Linux {facts.kernel}".strip()
+    if facts.torch.toolkit:
+        found["runtime"] = f"oneAPI {facts.torch.toolkit}"
+    return found
 
 
 def _answer(
+    facts: Facts,
     state: ProbeState,
     evidence: Sequence[str],
     *,
     fix: str | None = None,
     count: int = 0,
-    facts: Mapping[str, object] | None = None,
+    more: Mapping[str, object] | None = None,
 ) -> Probe:
-    return Probe("xpu", state, count, 100, tuple(evidence), fix, dict(facts or {}))
+    found = _versions(facts) | dict(more or {})
+    return Probe("xpu", state, count, 100, tuple(evidence), fix, found)

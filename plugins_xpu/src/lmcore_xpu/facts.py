@@ -10,26 +10,42 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.accelerator import TorchBuild, torch_build
+from lmcore_xpu.cards import Card, card_of
 
-__all__ = ["LOADER", "RUNTIME", "Facts", "Gpu", "gpus", "read_facts"]
+__all__ = [
+    "LOADER",
+    "RUNTIME",
+    "Facts",
+    "Gpu",
+    "gpus",
+    "has_slingshot",
+    "in_container",
+    "read_facts",
+]
 
 LOADER = "libze_loader.so.1"
 RUNTIME = "libze_intel_gpu.so.1"
 _VENDOR = "0x8086"
 _DISPLAY_CLASS = "0x03"
+_FOR_GUESTS = {"vfio-pci", "pci-stub", "xe-vfio-pci"}
+"""Drivers that hold a GPU for a virtual machine: it is none of this system's."""
+_WSL_NODE, _WSL_DRIVERS = "dxg", "usr/lib/wsl/drivers"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One Intel display device of the PCI bus.
+    """One Intel display device.
 
     Attributes:
-        address: Its PCI address; 0000:00:02.0 is the processor's own GPU.
-        device_id: Its PCI device id.
+        address: Its PCI address; 0000:00:02.0 is the processor's own GPU, "WSL" one of Windows.
+        device_id: Its PCI device id; empty where that is not told.
         driver: The kernel driver that has it ("xe", "i915"), None without one.
         node: Its render node, "renderD128", None where the kernel made none.
-        access: Whether this process may read and write the node under /dev/dri; None where the
-            node is not there, as in a container that was not given it.
+        access: Whether this process may read and write the node; None where the node is not there,
+            as in a container that was not given it.
+        tiles: Tiles behind the address.
+        memory: Bytes of its own memory, of all tiles; 0 where that is not known.
+        group: Group that may open the node.
     """
 
     address: str
@@ -37,6 +53,21 @@ class Gpu:
     driver: str | None
     node: str | None
     access: bool | None
+    tiles: int = 1
+    memory: int = 0
+    group: str = ""
+
+    @property
+    def card(self) -> Card:
+        """Its model."""
+        return card_of(self.device_id, self.address)
+
+    @property
+    def path(self) -> str:
+        """The node's path; empty without one."""
+        if self.node is None:
+            return ""
+        return f"/dev/{self.node}" if self.node == _WSL_NODE else f"/dev/dri/{self.node}"
 
 
 @dataclass(frozen=True)
@@ -48,6 +79,7 @@ class Facts:
         loader, runtime: Whether Level Zero's libraries can be loaded.
         torch: The installed torch.
         kernel: Release of Linux, whose drivers carry no version of their own.
+        container: Whether this is a container, whose devices are given from outside.
     """
 
     gpus: tuple[Gpu, ...]
@@ -55,22 +87,30 @@ class Facts:
     runtime: bool
     torch: TorchBuild
     kernel: str = ""
+    container: bool = False
 
 
 def read_facts(root: Path = Path("/")) -> Facts:
     """Return the facts of this machine; *root* stands before every path that is read."""
     return Facts(
-        gpus(root), _can_load(LOADER), _can_load(RUNTIME), torch_build("xpu"), platform.release()
+        gpus(root),
+        _can_load(LOADER),
+        _can_load(RUNTIME),
+        torch_build("xpu"),
+        platform.release(),
+        in_container(root),
     )
 
 
 def gpus(
     root: Path, may_use: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
 ) -> tuple[Gpu, ...]:
-    """Return the Intel display devices of the PCI bus, whether a driver has them or not.
+    """Return the Intel display devices, whether a driver has them or not, in the bus's order.
+
+    Those that are held for virtual machines are left out.
 
     Args:
-        root: Stands before /sys and /dev.
+        root: Stands before /sys, /dev and /usr.
         may_use: Says whether this process may read and write a node.
     """
     found = []
@@ -80,18 +120,70 @@ def gpus(
         if not _read(device / "class").startswith(_DISPLAY_CLASS):
             continue
         driver = device / "driver"
-        node = next((one.name for one in sorted((device / "drm").glob("renderD*"))), None)
-        path = root / "dev/dri" / node if node else None
-        found.append(
-            Gpu(
-                address=device.name,
-                device_id=_read(device / "device"),
-                driver=driver.resolve().name if driver.exists() else None,
-                node=node,
-                access=may_use(path) if path is not None and path.exists() else None,
-            )
-        )
-    return tuple(found)
+        name = driver.resolve().name if driver.exists() else None
+        if name not in _FOR_GUESTS:
+            found.append(_gpu(root, device, name, may_use))
+    return tuple(found) or _of_windows(root, may_use)
+
+
+def _gpu(root: Path, device: Path, driver: str | None, may_use: Callable[[Path], bool]) -> Gpu:
+    node = next((one.name for one in sorted((device / "drm").glob("renderD*"))), None)
+    path = root / "dev/dri" / node if node else None
+    there = path is not None and path.exists()
+    card = card_of(_read(device / "device"), device.name)
+    return Gpu(
+        address=device.name,
+        device_id=_read(device / "device"),
+        driver=driver,
+        node=node,
+        access=may_use(path) if path is not None and there else None,
+        tiles=_tiles(device, driver, card),
+        memory=_memory(device, card),
+        group=_group(path) if path is not None and there else "",
+    )
+
+
+def _tiles(device: Path, driver: str | None, card: Card) -> int:
+    """Return the tiles that the driver shows, else those that the model has.
+
+    `xe` has a folder for each.  `i915` has one for each graphics unit (GT): on the Max series these
+    are the tiles; on others a second one is the media unit of the same tile.
+    """
+    pattern = "tile[0-9]*" if driver == "xe" else "drm/card*/gt/gt[0-9]*"
+    if driver == "xe" or card.is_max:
+        return len(list(device.glob(pattern))) or card.tiles
+    return card.tiles
+
+
+def _memory(device: Path, card: Card) -> int:
+    """Return the bytes that `xe` (by tile) or `i915` (in all) tells, else those of the model."""
+    told = [
+        int(text)
+        for pattern in ("tile[0-9]*/physical_vram_size_bytes", "drm/card*/lmem_total_bytes")
+        for file in device.glob(pattern)
+        if (text := _read(file)).isascii() and text.isdigit()
+    ]
+    return sum(told) or card.memory << 30
+
+
+def _of_windows(root: Path, may_use: Callable[[Path], bool]) -> tuple[Gpu, ...]:
+    """Return the GPU that Windows lends its Linux; it stands on no bus there."""
+    node = root / "dev" / _WSL_NODE
+    if not node.exists() or not any((root / _WSL_DRIVERS).glob("iigd_dch*")):
+        return ()
+    return (Gpu("WSL", "", "dxgkrnl", _WSL_NODE, may_use(node), group=_group(node)),)
+
+
+def has_slingshot(root: Path = Path("/")) -> bool:
+    """Say whether this host has a network card of HPE's Slingshot, as Aurora's have."""
+    return any((root / "sys/class/cxi").glob("cxi[0-9]*"))
+
+
+def in_container(root: Path = Path("/")) -> bool:
+    """Say whether this is a container of Docker's or Podman's, or one of Apptainer's."""
+    return any(
+        (root / mark).exists() for mark in (".dockerenv", "run/.containerenv", ".singularity.d")
+    )
 
 
 def _can_load(library: str) -> bool:
@@ -101,6 +193,15 @@ def _can_load(library: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _group(path: Path) -> str:
+    try:
+        return path.group()
+    except KeyError:
+        return str(path.stat().st_gid)
+    except (OSError, NotImplementedError):
+        return ""
 
 
 def _read(path: Path) -> str:

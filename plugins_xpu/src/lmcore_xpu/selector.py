@@ -1,0 +1,157 @@
+"""What `ONEAPI_DEVICE_SELECTOR` leaves of the devices that Level Zero lists, as SYCL reads it.
+
+Terms are separated by semicolons: `level_zero:0,1`, `*:gpu`, `!level_zero:1`.  Those with `!` are
+taken away from what the others choose, and the others choose everything where there are none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lmcore_xpu.facts import Gpu
+
+__all__ = ["SELECTOR", "Selected", "Unit", "select"]
+
+SELECTOR = "ONEAPI_DEVICE_SELECTOR"
+_OURS = "level_zero"
+_BACKENDS = {"*", _OURS, "opencl", "cuda", "hip", "native_cpu", "esimd_emulator", "offload"}
+_OTHER_TYPES = {"cpu", "fpga"}
+_DEVICE = re.compile(r"\*|gpu|cpu|fpga|(\d+|\*)(?:\.(\d+|\*))?(\.(?:\d+|\*))?", re.ASCII)
+_EVERYTHING = "`level_zero:gpu`"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A device of Level Zero's: tiles of a GPU, by their numbers on it."""
+
+    gpu: Gpu
+    tiles: tuple[int, ...] = (0,)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of its GPU."""
+        return len(self.tiles) == self.gpu.tiles
+
+    @property
+    def memory(self) -> int:
+        """Bytes of its own memory; 0 where that is not known."""
+        return self.gpu.memory * len(self.tiles) // self.gpu.tiles
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What is left.
+
+    Attributes:
+        units: The devices.
+        evidence: What the variable does, if anything.
+        hidden: Whether all are hidden on purpose: it asks for processors alone.
+        fault: Why none is left, or the variable cannot be read.
+        fix: What to do then.
+    """
+
+    units: tuple[Unit, ...] = ()
+    evidence: str = ""
+    hidden: bool = False
+    fault: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class _Term:
+    discards: bool
+    backend: str
+    devices: tuple[str, ...]
+
+
+def select(units: Sequence[Unit], env: Mapping[str, str]) -> Selected:
+    """Return the devices that torch can have of *units*, which are in Level Zero's order."""
+    value = env.get(SELECTOR, "").strip()
+    if not value:
+        return Selected(tuple(units))
+    setting = f"`{SELECTOR}={env[SELECTOR]}`"
+    terms = _terms(value)
+    if isinstance(terms, str):
+        return Selected(
+            fault=f"{setting} cannot be read: {terms}",
+            fix=f"set it to {_EVERYTHING}, or to numbers such as `level_zero:0,1`, or unset it",
+        )
+    accepting = [one for one in terms if not one.discards]
+    kept = list(units) if not accepting else _union(accepting, units)
+    for term in terms:
+        if term.discards:
+            gone = _union([term], units)
+            kept = [one for one in kept if one not in gone]
+    if kept:
+        few = len(kept) != len(units) or kept != list(units)
+        return Selected(tuple(kept), f"{setting} leaves {len(kept)} of {len(units)}" if few else "")
+    if _is_meant(terms):
+        return Selected(evidence=f"{setting} leaves no GPU", hidden=True)
+    return Selected(
+        fault=f"{setting} leaves none of {len(units)} Level Zero GPUs, which are what torch uses",
+        fix=f"unset it, or set it to {_EVERYTHING}",
+    )
+
+
+def _terms(value: str) -> list[_Term] | str:
+    """Return the terms, or what is wrong with them."""
+    found = []
+    for text in value.lower().rstrip(";").split(";"):
+        discards = text.strip().startswith("!")
+        backend, colon, devices = text.strip().removeprefix("!").partition(":")
+        if not colon or not devices:
+            return f"`{text.strip()}` names no device behind a colon"
+        if backend not in _BACKENDS:
+            return f"`{backend}` is no backend"
+        listed = tuple(part.strip() for part in devices.split(","))
+        wrong = next((one for one in listed if not _DEVICE.fullmatch(one)), None)
+        if wrong is not None:
+            return f"`{wrong}` is no device"
+        found.append(_Term(discards, backend, listed))
+    return found
+
+
+def _union(terms: Sequence[_Term], units: Sequence[Unit]) -> list[Unit]:
+    """Return what any of the terms names, in Level Zero's order."""
+    found: list[Unit] = []
+    for index, unit in enumerate(units):
+        for term in terms:
+            if term.backend not in {"*", _OURS}:
+                continue
+            for device in term.devices:
+                found += [one for one in _matches(device, index, unit) if one not in found]
+    return found
+
+
+def _matches(device: str, index: int, unit: Unit) -> list[Unit]:
+    """Return the unit, its tiles where those are asked for, or nothing.
+
+    A unit of one tile has no parts that SYCL could make devices of.
+    """
+    if device in {"*", "gpu"}:
+        return [unit]
+    numbers = _DEVICE.fullmatch(device)
+    if numbers is None or device in _OTHER_TYPES or numbers[1] not in {str(index), "*"}:
+        return []
+    if numbers[2] is None:
+        return [unit]
+    if len(unit.tiles) == 1 or numbers[3]:
+        return []
+    tiles = enumerate(unit.tiles)
+    return [Unit(unit.gpu, (tile,)) for at, tile in tiles if numbers[2] in {str(at), "*"}]
+
+
+def _is_meant(terms: Sequence[_Term]) -> bool:
+    """Say whether there is no doubt that GPUs are not wanted."""
+    return all(
+        one.backend == "native_cpu"
+        or set(one.devices) <= _OTHER_TYPES
+        or (
+            one.discards
+            and one.backend in {"*", _OURS}
+            and not {"*", "gpu"}.isdisjoint(one.devices)
+        )
+        for one in terms
+    )
