@@ -17,12 +17,13 @@ import math
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed import distributed_c10d
+from torch.utils._device import _device_constructors
 
 GIB = 1 << 30
 FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")
@@ -130,6 +131,7 @@ class XpuDriver:
         put(xpu, "default_generators", ())
         put(torch.version, "xpu", "20250302")
         put(xpu, "get_device_capability", xpu.get_device_capability.__wrapped__)  # without cache
+        _device_constructors()  # remembers torch's own, which `with torch.device(...)` looks for
         for name in FACTORIES:
             put(torch, name, self.on_device(getattr(torch, name)))
 
@@ -161,6 +163,8 @@ class XpuDriver:
             later = set(self.recorded["names"][module].split()) - set(names.split())
             where = importlib.import_module(module)
             for name in later:
+                if isinstance(getattr(where, name, None), ModuleType):
+                    continue  # what torch's own code imports, and needs
                 self.monkeypatch.delattr(where, name, raising=False)
         self.known = version["device_properties"]
         self.monkeypatch.setattr(torch, "__version__", f"{version['torch']}+xpu")
