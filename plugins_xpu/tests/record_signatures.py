@@ -27,9 +27,10 @@ SIGNATURES = Path(__file__).with_name("signatures")
 WITH_SIGNATURES = ("torch.xpu", "torch.accelerator", "torch.distributed")
 """Modules whose functions are recorded with their signatures."""
 WITH_NAMES = (
-    "torch", "torch.amp", "torch.backends", "torch.nn", "torch.nn.attention",
-    "torch.nn.functional", "torch.optim", "torch.profiler", "torch.version",
-)  # fmt: skip
+    *("torch", "torch.amp", "torch.autograd", "torch.autograd.function", "torch.backends"),
+    *("torch.backends.mkldnn", "torch.nn", "torch.nn.attention", "torch.nn.functional"),
+    *("torch.optim", "torch.profiler", "torch.version"),
+)
 """Modules of which names are recorded."""
 _SMALL_WHEEL = ("--platform", "macosx_11_0_arm64", "--platform", "macosx_14_0_arm64")
 _COMPILED = {
