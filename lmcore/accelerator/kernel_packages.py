@@ -14,7 +14,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ __all__ = [
     "Package",
     "PackageKind",
     "Packages",
+    "UsablePackages",
     "describe",
     "distribution_of",
     "metadata_problem",
@@ -55,7 +56,7 @@ class PackageKind:
         distributions: Names under which it is installed.
         marks: Modules by which it is known, without an import; each may be `package.part`.
         compiled: Modules that fail to import where the package was built for another torch.
-        install: How to build it for the torch that is there.
+        install: How to build it for the torch that is there; empty where nobody builds it for that.
         named: Whether it is there only under one of its names: another package has its modules too.
         misfit: Returns what else in the metadata contradicts the torch that is there.
     """
@@ -101,6 +102,37 @@ Packages = Mapping[str, Package]
 """The installed packages, by name."""
 
 
+@dataclass(frozen=True)
+class UsablePackages:
+    """The installed packages of a device's plugin, asked whether their kernels can be used.
+
+    Attributes:
+        packages: Those that are installed.
+        import_problem: Says of a package why its compiled parts cannot be loaded.
+    """
+
+    packages: Packages
+    import_problem: Callable[[str], str | None]
+    _imports: dict[str, str | None] = field(default_factory=dict)
+
+    def problem(self, name: str, *, load: bool = True) -> str | None:
+        """Return why a package's kernels cannot be used here; None if they can.
+
+        Args:
+            name: Of the package.
+            load: Whether its compiled parts are tried by importing them, once, where nothing else
+                speaks against it; for a worker.
+        """
+        if name not in self.packages:
+            return f"needs `{name}`, not installed"
+        told = self.packages[name].problem
+        if told is not None or not load:
+            return told
+        if name not in self._imports:
+            self._imports[name] = self.import_problem(name)
+        return self._imports[name]
+
+
 def describe(packages: Packages) -> dict[str, dict[str, str | None]]:
     """Return JSON values, for `Device.facts[FACT]`."""
     return {
@@ -132,10 +164,11 @@ def strict_problems(
 
 
 def _refused(kind: PackageKind, why: str) -> Problem:
+    mend = f"mend it (`{kind.install}`), " if kind.install else ""
     return Problem(
         f"`--strict-ops`: the kernel package `{kind.name}` cannot be used",
         why=why,
-        hint=f"mend it (`{kind.install}`), remove it (`pip uninstall {kind.distributions[0]}`), "
+        hint=f"{mend}remove it (`pip uninstall {kind.distributions[0]}`), "
         "or leave `--strict-ops` out and go on without its kernels",
     )
 

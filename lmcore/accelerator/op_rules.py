@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lmcore.accelerator.kernel_packages import UsablePackages
 from lmcore.accelerator.op import OpContext, Reject
 
-__all__ = ["HALF", "Rule", "dtypes", "eager", "head_dim", "no_dropout", "supports", "unmasked"]
+__all__ = [
+    "HALF",
+    "Rule",
+    "dtypes",
+    "eager",
+    "head_dim",
+    "no_dropout",
+    "package",
+    "supports",
+    "unmasked",
+]
 
 HALF = ("bfloat16", "float16")
 
@@ -68,3 +79,18 @@ def eager(context: OpContext) -> str | None:
     if context.attributes.get("compile"):
         return "is not for compiled blocks: the compiler cannot follow it, and would cut the block"
     return None
+
+
+def package(usable: UsablePackages, name: str, *, load: bool = True) -> Rule:
+    """Return the rule that a package is installed and fits the torch that is there.
+
+    Args:
+        usable: What is installed.
+        name: Of the package.
+        load: Whether it is imported to find out, where its metadata says nothing against it.
+    """
+
+    def rule(context: OpContext) -> str | None:  # noqa: ARG001 - the same for every case
+        return usable.problem(name, load=load)
+
+    return rule

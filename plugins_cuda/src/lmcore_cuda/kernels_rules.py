@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from lmcore.accelerator import OpContext
-from lmcore.accelerator.kernel_packages import Packages
+from lmcore.accelerator import OpContext, op_rules
+from lmcore.accelerator.kernel_packages import Packages, UsablePackages
 from lmcore.accelerator.op_rules import Rule
 from lmcore_cuda.packages import PACKAGES
 
@@ -26,23 +26,17 @@ class Gpu:
         capability: Compute capability, (major, minor).
         packages: The kernel packages that are installed.
         import_problem: Says of a package why its compiled parts cannot be loaded.
+        usable: The packages, asked whether they can be used.
     """
 
     capability: tuple[int, int]
     packages: Packages
     import_problem: Callable[[str], str | None] = import_problem
-    _imports: dict[str, str | None] = field(default_factory=dict)
+    usable: UsablePackages = field(init=False)
 
-    def package_problem(self, name: str) -> str | None:
-        """Return why a package's kernels cannot be used here; it is imported, once."""
-        if name not in self.packages:
-            return f"needs `{name}`, not installed"
-        told = self.packages[name].problem
-        if told is not None:
-            return told
-        if name not in self._imports:
-            self._imports[name] = self.import_problem(name)
-        return self._imports[name]
+    def __post_init__(self) -> None:
+        """Ask of each package once whether it can be loaded."""
+        object.__setattr__(self, "usable", UsablePackages(self.packages, self.import_problem))
 
 
 def capability(gpu: Gpu, least: tuple[int, int], majors: Iterable[int] = (), why: str = "") -> Rule:
@@ -64,8 +58,4 @@ def capability(gpu: Gpu, least: tuple[int, int], majors: Iterable[int] = (), why
 def package(gpu: Gpu, name: str) -> Rule:
     """Return the rule that a package is installed and fits the torch that is there."""
     assert name in PACKAGES
-
-    def rule(context: OpContext) -> str | None:
-        return gpu.package_problem(name)
-
-    return rule
+    return op_rules.package(gpu.usable, name)
