@@ -6,7 +6,7 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,3 +61,22 @@ def xpu_of_each_torch(request: pytest.FixtureRequest, xpu: XpuDriver) -> XpuDriv
         pytest.skip(f"torch {xpu.recorded['torch']} has not what {version['torch']} has")
     xpu.become(version)
     return xpu
+
+
+_SPEC = importlib.util.spec_from_file_location(
+    "package_stand_ins",
+    Path(__file__).parents[2] / "tests/unit/accelerator/package_stand_ins.py",
+)
+assert _SPEC is not None
+assert _SPEC.loader is not None
+package_stand_ins = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(package_stand_ins)
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return a function that puts the stand-in of a package on the path, with metadata."""
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    own = ("lmcore_xpu.kernels_ipex",)
+    with package_stand_ins.stand_ins(FAKES / "packages", tmp_path, monkeypatch, own) as put:
+        yield put

@@ -1,74 +1,180 @@
-"""One Intel GPU as a `Device`: torch's own functions."""
+"""One Intel GPU, or a tile of one, as a `Device`: torch's own functions, and what cards lack."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from lmcore.accelerator import CommBackend, Device
+from lmcore.accelerator import Device, MemoryStats, Probe
+from lmcore.accelerator.kernel_packages import FACT, Package, describe
 from lmcore.accelerator.torch_device import own_index
 from lmcore.errors import DeviceError
+from lmcore_xpu.faults import hint_for, is_out_of_memory
+from lmcore_xpu.kernels import compiler_problem
+from lmcore_xpu.packages import TRITON, installed_packages
+from lmcore_xpu.peaks import peak_flops
+from lmcore_xpu.settings import XpuSection
 
-__all__ = ["create_device", "xccl"]
+__all__ = ["create_device"]
+
+logger = logging.getLogger(__name__)
+
+_DEFAULTS = XpuSection()
+_MUCH = 0.1
+"""Share of memory in the hands of others that is worth a warning."""
+
+_PROPERTIES: Mapping[str, str] = {
+    "execution_units": "gpu_eu_count",
+    "memory_bytes": "total_memory",
+    "device_id": "device_id",
+    "float64": "has_fp64",
+    "bfloat16_conversions": "has_bfloat16_conversions",
+    "matrix_engines": "has_subgroup_matrix_multiply_accumulate",
+}
+"""Facts of a device, by the fields of torch's record of it."""
 
 
-def create_device() -> Device:
+def create_device(probe: Probe, settings: XpuSection = _DEFAULTS) -> Device:
     """Return the GPU of this process: the one that its local rank names.
 
+    Where Level Zero's hierarchy is flat, as it is by default, each tile of a card is a device.  In
+    deterministic runs nothing is set here: oneDNN heeds torch's own setting.
+
+    Args:
+        probe: What the launcher found.
+        settings: Whether TF32 may be used, which holds for the whole process from here on.
+
     Raises:
-        DeviceError: torch cannot use it, or there are more processes than GPUs.
+        DeviceError: torch cannot use it, or gets no memory there; or there are more processes than
+            GPUs.
     """
-    if not torch.xpu.is_available():
-        raise DeviceError(
-            "torch finds no usable Intel GPU, though the kernel lists one",
-            why=f"torch {torch.__version__}",
-            hint="run `lmcore doctor`; GPUs older than PyTorch supports cannot be used",
-        )
-    # Each tile of a card counts here where Level Zero's hierarchy is flat, its default.
-    # Each tile of a card counts here where Level Zero's hierarchy is flat, its default.
+    _require_xpu()
     index = own_index("xpu")
     properties = torch.xpu.get_device_properties(index)
-    dtypes = {"float32", "float16"}
-    if torch.xpu.is_bf16_supported(including_emulation=False):
-        dtypes.add("bfloat16")
-    if getattr(properties, "has_fp64", False):
-        dtypes.add("float64")
+    name = str(properties.name)
+    _tell_of_others(index, name)  # before this process has memory there
+    _claim(index, name)
+    tf32 = _tf32(settings)
+    units = int(properties.gpu_eu_count)
     return Device.from_torch(
         "xpu",
         index,
-        name=str(properties.name),
-        dtypes=frozenset(dtypes),
-        facts=_facts(properties),
+        name=name,
+        dtypes=_dtypes(properties),
+        memory_stats=_memory_stats(torch.device("xpu", index), int(properties.total_memory)),
+        peak_flops=lambda dtype: peak_flops(name, dtype, execution_units=units, tf32=tf32),
+        facts=_facts(properties, probe, tf32=tf32),
     )
 
 
-def _facts(properties: Any) -> dict[str, Any]:
+def _require_xpu() -> None:
+    """See that the GPUs start; torch keeps the reason to itself unless it is made to."""
+    if torch.xpu.is_available():
+        return
+    why = "it gives no reason"
+    try:
+        torch.xpu.init()
+    except (RuntimeError, AssertionError) as error:
+        why = _first_line(error)
+    raise DeviceError(
+        "torch finds no usable Intel GPU, though the kernel lists one",
+        why=f"torch {torch.__version__}: {why}",
+        hint=hint_for(why),
+    )
+
+
+def _tell_of_others(index: int, name: str) -> None:
+    free, total = _free_memory(index)
+    if total - free > _MUCH * total:
+        logger.warning(
+            "`xpu:%d` (%s) is used by others: %.1f GiB of %.1f GiB are left for this run",
+            *(index, name, free / 2**30, total / 2**30),
+        )
+
+
+def _free_memory(index: int) -> tuple[int, int]:
+    """Return bytes that are free and in all; both 0 where the driver does not tell."""
+    try:
+        return torch.xpu.mem_get_info(index)
+    except RuntimeError:
+        return 0, 0
+
+
+def _claim(index: int, name: str) -> None:
+    """Make this process's context on the GPU, with a first block of memory."""
+    try:
+        torch.empty(1, device=torch.device("xpu", index))
+    except RuntimeError as error:  # torch.OutOfMemoryError is of this kind
+        said = _first_line(error)
+        if not is_out_of_memory(said):
+            raise DeviceError(
+                f"`xpu:{index}` ({name}) cannot be used", why=said, hint=hint_for(said)
+            ) from error
+        raise DeviceError(
+            f"`xpu:{index}` ({name}) has no memory left for this process",
+            why=said,
+            hint="end what uses it (`xpu-smi ps` lists it), or choose other GPUs with "
+            "`ZE_AFFINITY_MASK`",
+        ) from error
+
+
+def _dtypes(properties: Any) -> frozenset[str]:
+    """Return what the GPU computes products in itself; some have no float64."""
+    has = {
+        "float16": properties.has_fp16,
+        "bfloat16": properties.has_bfloat16_conversions,
+        "float64": properties.has_fp64,
+    }
+    return frozenset({"float32", *(name for name, there in has.items() if there)})
+
+
+def _memory_stats(device: torch.device, total: int) -> Callable[[], MemoryStats]:
+    """Return what reads the allocator's figures; not all drivers tell what is free, or in all."""
+
+    def read() -> MemoryStats:
+        return MemoryStats(
+            allocated=torch.xpu.memory_allocated(device),
+            peak_allocated=torch.xpu.max_memory_allocated(device),
+            reserved=torch.xpu.memory_reserved(device),
+            total=total,
+        )
+
+    return read
+
+
+def _tf32(settings: XpuSection) -> bool:
+    """Have torch round as the settings say; return whether it does."""
+    mkldnn = torch.backends.mkldnn
+    if settings.tf32:
+        # For these GPUs oneDNN has a setting of its own, beside that of products of float32.
+        mkldnn.allow_tf32 = True  # type: ignore[assignment]  # typed as the property that it is
+    return bool(mkldnn.allow_tf32)
+
+
+def _facts(properties: Any, probe: Probe, *, tf32: bool) -> dict[str, Any]:
+    packages = installed_packages()
     return {
+        **{fact: getattr(properties, field) for fact, field in _PROPERTIES.items()},
         "driver": str(properties.driver_version),
-        "memory_bytes": int(properties.total_memory),
-        "execution_units": int(properties.gpu_eu_count),
-        "torch_xpu": getattr(torch.version, "xpu", None),
+        "kernel_driver": probe.facts.get("driver"),
+        "torch_xpu": torch.version.xpu,
+        "architectures": torch.xpu.get_arch_list(),
+        "tf32": tf32,
+        "compile_pays": _can_compile(packages),
+        FACT: describe(packages),
+        "peak_flops": "product page, dense" + (", float32 as TF32" if tf32 else ""),
     }
 
 
-def xccl() -> CommBackend:
-    """Return torch's XCCL backend (oneCCL underneath), which cannot average and is told the device.
-
-    Creating the process group without the device has let sharded training hang.
-    """
-    return CommBackend(
-        name="xccl",
-        device_type="xpu",
-        available=_why_no_xccl,
-        supports_average=False,
-        needs_device_id=True,
-    )
+def _can_compile(packages: Mapping[str, Package]) -> bool:
+    """Return whether torch's compiler works here: it writes Triton, and C++ around it."""
+    triton = packages.get(TRITON)
+    return triton is not None and triton.problem is None and compiler_problem() is None
 
 
-def _why_no_xccl() -> str | None:
-    from torch import distributed
-
-    if not distributed.is_available() or not distributed.is_xccl_available():
-        return "torch was built without XCCL"
-    return None
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from lmcore.accelerator import (
     Check,
     CheckpointStager,
     CommBackend,
     Device,
+    OpImpl,
     PluginInfo,
     PrecisionPolicy,
     Probe,
+    Problem,
     RecomputePolicy,
-    autocast_policy,
     buffer_stager,
-    full_precision_policy,
     standard_recompute_policies,
 )
 from lmcore.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from lmcore.accelerator.registry import OptionRegistry
+    from lmcore.config.section import Config
 
 
 @hookimpl
@@ -43,31 +49,62 @@ def lmcore_probe(env: Mapping[str, str]) -> Probe:
 
 
 @hookimpl
-def lmcore_create_device() -> Device:
+def lmcore_add_options(registry: OptionRegistry) -> None:
+    """Add `--xpu-...`: how a run uses the GPUs."""
+    from lmcore_xpu.settings import XpuSection
+
+    registry.add(XpuSection)
+
+
+@hookimpl
+def lmcore_launch_env(probe: Probe, rank_info: Mapping[str, Any]) -> dict[str, str]:
+    """Number the GPUs as the bus does; tell oneCCL of the process's place and of the network."""
+    from lmcore_xpu.facts import has_slingshot
+    from lmcore_xpu.launch_env import launch_env
+
+    return launch_env(os.environ, probe, rank_info, slingshot=has_slingshot())
+
+
+@hookimpl
+def lmcore_create_device(probe: Probe, config: Config) -> Device:
     """Return the GPU of this process."""
     from lmcore_xpu.device import create_device
+    from lmcore_xpu.settings import settings_of
 
-    return create_device()
+    return create_device(probe, settings_of(config))
+
+
+@hookimpl
+def lmcore_validate_config(device: Device, config: Config) -> list[Problem]:
+    """Name what this GPU cannot do, and what packages do not fit where kernels are insisted on."""
+    from lmcore_xpu.packages import problems_of as package_problems
+    from lmcore_xpu.settings import problems_of
+
+    return [*problems_of(device, config), *package_problems(device, config)]
 
 
 @hookimpl
 def lmcore_comm_backends() -> list[CommBackend]:
-    """Offer XCCL, which comes with torch."""
-    from lmcore_xpu.device import xccl
+    """Offer XCCL, which comes with torch, and oneCCL's bindings after it."""
+    from lmcore_xpu.comm import backends
 
-    return [xccl()]
+    return backends()
+
+
+@hookimpl
+def lmcore_op_impls(device: Device) -> list[OpImpl]:
+    """Offer torch's kernels, ours in Triton, and those of Intel's extension."""
+    from lmcore_xpu.kernels import op_impls
+
+    return op_impls(device)
 
 
 @hookimpl
 def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
-    """Offer float32, half-precision products, and bfloat16 ones first where the GPU has them."""
-    policies = [
-        full_precision_policy(),
-        autocast_policy(device, name="fp16", compute="float16", loss_scaling=True),
-    ]
-    if "bfloat16" in device.dtypes:
-        policies.append(autocast_policy(device, name="bf16", compute="bfloat16", priority=200))
-    return policies
+    """Offer what the GPU computes products in, bfloat16 first."""
+    from lmcore_xpu.precision import precision_policies
+
+    return precision_policies(device)
 
 
 @hookimpl

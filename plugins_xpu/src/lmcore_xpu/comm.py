@@ -1,0 +1,141 @@
+"""How processes on Intel GPUs exchange tensors: torch's `xccl`, and `ccl` of older clusters.
+
+Both reach Intel's oneCCL.  `xccl` comes with torch; `ccl` came with the package
+`oneccl_bindings_for_pytorch`, which ended with its release for torch 2.8, and is used only where it
+is asked for by name, or torch was built without `xccl`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.metadata
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from lmcore.accelerator import CommBackend
+from lmcore.accelerator.kernel_packages import Package
+from lmcore_xpu.packages import BINDINGS, BINDINGS_LIBRARY, PACKAGES, installed_packages
+
+__all__ = ["backends", "ccl", "environment_problem", "why_no_ccl", "why_no_xccl", "xccl"]
+
+_ROOT = "CCL_ROOT"
+_KERNELS = "CCL_KERNEL_PATH"
+_LIBRARY = "lib/libccl.so.1"
+_INSTEAD = "use `xccl`, which comes with torch for Intel GPUs"
+
+
+def xccl() -> CommBackend:
+    """Return torch's XCCL backend.
+
+    It averages over some of oneCCL's paths only, so that the core sums instead.  It is told the
+    device: a process group without it has let sharded training hang.
+    """
+    version = _library_version() if why_no_xccl() is None else None
+    return CommBackend(
+        name="xccl",
+        device_type="xpu",
+        available=why_no_xccl,
+        supports_average=False,
+        needs_device_id=True,
+        facts={} if version is None else {"oneccl": version},
+    )
+
+
+def why_no_xccl() -> str | None:
+    """Return None, or why this torch has no XCCL."""
+    from torch import distributed
+
+    if not distributed.is_available():
+        return "torch was built without torch.distributed"
+    if not distributed.is_xccl_available():
+        return "torch was built without XCCL"
+    return None
+
+
+def ccl() -> CommBackend:
+    """Return the backend of oneCCL's bindings; they are imported when they are asked for."""
+    package = installed_packages().get(BINDINGS)
+    return CommBackend(
+        name="ccl",
+        device_type="xpu",
+        priority=-10,
+        available=lambda: why_no_ccl(package, os.environ),
+        register=_register,
+        supports_average=False,
+        needs_device_id=True,
+        facts={"bindings": package.version} if package is not None else {},
+    )
+
+
+def why_no_ccl(package: Package | None, env: Mapping[str, str]) -> str | None:
+    """Return None, or why the bindings cannot be used, cheap reasons first.
+
+    They are imported last, for which torch must be loaded: in a worker, not in the launcher.
+
+    Args:
+        package: What is installed of them.
+        env: The environment of this process.
+    """
+    if package is None:
+        return (
+            f"`{BINDINGS}` is not installed; its last release, 2.8, is for torch 2.8, and there is "
+            f"none for {_torch()}: {_INSTEAD}"
+        )
+    problem = package.problem or environment_problem(env)
+    problem = problem or PACKAGES[BINDINGS].import_problem() or _library_problem()
+    return None if problem is None else f"{problem}; {_INSTEAD}"
+
+
+def environment_problem(env: Mapping[str, str]) -> str | None:
+    """Return why oneCCL, as the bindings load it, would not find its libraries and kernels."""
+    if env.get(_KERNELS):
+        return None
+    root = env.get(_ROOT, "")
+    if not root:
+        return (
+            f"oneCCL's environment is not set: `{_ROOT}` is empty; `source env/vars.sh` in the "
+            f"folder of oneCCL, or `env/setvars.sh` in that of `{BINDINGS}`, before the start"
+        )
+    if not (Path(root) / _LIBRARY).exists():
+        return f"oneCCL's environment is half set: `{_ROOT}={root}` has no `{_LIBRARY}`"
+    return None
+
+
+def _library_problem() -> str | None:
+    """Return why the part for GPUs cannot be loaded; the package itself only warns of it."""
+    (folder,) = importlib.import_module(BINDINGS).__path__
+    try:
+        ctypes.CDLL(str(Path(folder) / BINDINGS_LIBRARY))
+    except OSError as error:
+        return f"`{BINDINGS}` is installed, and its part for GPUs cannot be loaded: {error}"
+    return None
+
+
+def _register() -> None:
+    """Make `ccl` known to torch, which the import of the package does."""
+    from torch import distributed
+
+    importlib.import_module(BINDINGS)
+    if not hasattr(distributed.Backend, "CCL"):
+        raise RuntimeError(f"`{BINDINGS}` was imported, and torch knows no backend `ccl`")
+
+
+def _library_version() -> str | None:
+    """Return the version of the oneCCL that torch's packages brought, where it is recorded."""
+    try:
+        return importlib.metadata.version("oneccl")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch() -> str:
+    import torch
+
+    return f"torch {torch.__version__}"
+
+
+def backends() -> list[CommBackend]:
+    """Return the ways to exchange tensors, the default first."""
+    return [xccl(), ccl()]

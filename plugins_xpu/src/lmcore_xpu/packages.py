@@ -1,0 +1,223 @@
+"""The packages beside torch that this plugin can use, and how they are recognised; imports none.
+
+Two of the three have ended: Intel's extension for PyTorch and its oneCCL bindings were archived in
+March 2026, and their last releases, 2.8, are for torch 2.8.  They are judged by their metadata all
+the same, so that a build for the torch that is there would be used, and one for another torch says
+why it is not.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmcore.accelerator import Device, Problem, TorchBuild, torch_build
+from lmcore.accelerator.kernel_packages import (
+    Package,
+    PackageKind,
+    distribution_of,
+    metadata_problem,
+    module_is_there,
+    package_of,
+    packages_in_facts,
+    strict_problems,
+)
+
+if TYPE_CHECKING:
+    from lmcore.config.section import Config
+
+__all__ = [
+    "BINDINGS",
+    "BINDINGS_LIBRARY",
+    "EXTENSION",
+    "PACKAGES",
+    "TRITON",
+    "installed_packages",
+    "packages_of",
+    "problems_of",
+]
+
+EXTENSION = "intel-extension-for-pytorch"
+BINDINGS = "oneccl_bindings_for_pytorch"
+TRITON = "triton-xpu"
+BINDINGS_LIBRARY = "lib/liboneccl_bindings_for_pytorch_xpu.so"
+"""In the folder of the bindings: the part that carries tensors of GPUs."""
+
+_TRITONS = (TRITON, "pytorch-triton-xpu")
+_OTHER_TRITON = "triton"
+_INDEX = "https://download.pytorch.org/whl/xpu"
+_EXTENSION_VERSION = re.compile(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+
+
+def _extension(distribution: importlib.metadata.Distribution, torch: TorchBuild) -> str | None:
+    """Return why a build of the extension cannot be used: it is for CPUs, or for another torch."""
+    version = _own_version(distribution)
+    if version.endswith("+cpu"):
+        return (
+            f"the installed `{EXTENSION}` {version} is a build for CPUs, as the package registry "
+            "has it; those for GPUs end in `+xpu`"
+        )
+    return _of_another_torch(EXTENSION, version, torch, "torch has these kernels itself")
+
+
+def _bindings(distribution: importlib.metadata.Distribution, torch: TorchBuild) -> str | None:
+    """Return why a build of the bindings cannot be used: for another torch, or without GPUs."""
+    problem = _of_another_torch(
+        BINDINGS, distribution.version, torch, "torch reaches oneCCL itself, as `xccl`"
+    )
+    if problem is not None:
+        return problem
+    library = Path(str(distribution.locate_file(BINDINGS))) / BINDINGS_LIBRARY
+    if library.exists():
+        return None
+    return (
+        f"the installed `{BINDINGS}` {distribution.version} is a build for CPUs: it has no "
+        f"`{BINDINGS_LIBRARY}`"
+    )
+
+
+def _of_another_torch(name: str, version: str, torch: TorchBuild, instead: str) -> str | None:
+    """Return that a package is not for this torch: its first two numbers are its torch's."""
+    numbers = [re.findall(r"\d+", one.partition("+")[0])[:2] for one in (version, torch.version)]
+    if numbers[0] == numbers[1]:
+        return None
+    return (
+        f"`{name}` {version} is for torch {'.'.join(numbers[0])}, and torch {torch.version} is "
+        f"installed; it ended with 2.8 in March 2026, and {instead}"
+    )
+
+
+def _own_version(distribution: importlib.metadata.Distribution) -> str:
+    """Return the extension's version; its build for CPUs tells of that in a file of its own."""
+    file = Path(str(distribution.locate_file("intel_extension_for_pytorch/_version.py")))
+    try:
+        found = _EXTENSION_VERSION.search(file.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        found = None
+    return found[1] if found and "+" not in distribution.version else distribution.version
+
+
+_KINDS = (
+    PackageKind(
+        EXTENSION,
+        (EXTENSION,),
+        ("intel_extension_for_pytorch",),
+        ("intel_extension_for_pytorch",),
+        "",
+        misfit=_extension,
+    ),
+    PackageKind(
+        BINDINGS,
+        ("oneccl-bind-pt", "oneccl-bindings-for-pytorch", "oneccl-binding-pt"),
+        (BINDINGS,),
+        (BINDINGS,),
+        "",
+        misfit=_bindings,
+    ),
+    PackageKind(
+        TRITON,
+        _TRITONS,
+        ("triton",),
+        ("triton",),
+        f"pip uninstall -y {_OTHER_TRITON} {' '.join(_TRITONS)} && pip install {TRITON} "
+        f"--index-url {_INDEX}",
+    ),
+)
+PACKAGES: Mapping[str, PackageKind] = {one.name: one for one in _KINDS}
+"""The packages by name."""
+
+
+def installed_packages(torch: TorchBuild | None = None) -> dict[str, Package]:
+    """Return the packages that are installed; *torch* is what they are to fit."""
+    build = torch or torch_build("xpu")
+    found = {
+        kind.name: _triton(kind, build) if kind.name == TRITON else _ended(kind, build)
+        for kind in _KINDS
+    }
+    return {name: package for name, package in found.items() if package is not None}
+
+
+def packages_of(device: Device) -> dict[str, Package]:
+    """Return the packages that a device's facts tell of; without that fact, the installed ones."""
+    told = packages_in_facts(device)
+    return installed_packages() if told is None else told
+
+
+def problems_of(device: Device, config: Config) -> list[Problem]:
+    """Return what `--strict-ops` refuses: installed packages whose kernels cannot be used.
+
+    The bindings have no kernels; `--distributed-backend` says what is the matter with them.
+    """
+    kernels = {name: one for name, one in packages_of(device).items() if name != BINDINGS}
+    return strict_problems(kernels, PACKAGES, config)
+
+
+def _ended(kind: PackageKind, torch: TorchBuild) -> Package | None:
+    """Return a package that has ended; that is said before what else its metadata contradicts."""
+    found, distribution = package_of(kind, torch), distribution_of(kind)
+    if found is None or distribution is None:
+        return found
+    assert kind.misfit is not None
+    return Package(found.version, kind.misfit(distribution, torch) or found.problem)
+
+
+def _triton(kind: PackageKind, torch: TorchBuild) -> Package | None:
+    """Tell Triton for these GPUs from the one for other vendors', which has its modules too."""
+    if not module_is_there("triton"):
+        return None
+    distribution = distribution_of(kind)
+    other = _distribution(_OTHER_TRITON)
+    version = distribution.version if distribution is not None else ""
+    if not _has_backend():
+        which = f" {other.version}" if other is not None else ""
+        return Package(
+            version, f"the installed `triton`{which} is for other GPUs: it has no `backends/intel`"
+        )
+    if distribution is None:
+        return Package()
+    if other is not None:
+        return Package(
+            version,
+            f"`{_OTHER_TRITON}` {other.version} and `{distribution.name}` {version} are installed "
+            "over each other: both bring the module `triton`",
+        )
+    return Package(
+        version, _other_wanted(distribution) or metadata_problem(kind, distribution, torch)
+    )
+
+
+def _has_backend() -> bool:
+    """Say whether the module `triton` compiles for these GPUs."""
+    spec = importlib.util.find_spec("triton")
+    folders = (spec.submodule_search_locations if spec is not None else None) or ()
+    return any((Path(folder) / "backends/intel").is_dir() for folder in folders)
+
+
+def _other_wanted(distribution: importlib.metadata.Distribution) -> str | None:
+    """Return that torch's metadata asks for another version of Triton than the installed one."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    torch = _distribution("torch")
+    for text in (torch.requires if torch is not None else None) or ():
+        try:
+            wanted = Requirement(text)
+        except InvalidRequirement:
+            continue
+        asked = wanted.name in _TRITONS and (wanted.marker is None or wanted.marker.evaluate())
+        if asked and not wanted.specifier.contains(distribution.version, prereleases=True):
+            return (
+                f"`{distribution.name}` {distribution.version} is installed, and torch wants "
+                f"`{wanted.name}{wanted.specifier}`"
+            )
+    return None
+
+
+def _distribution(name: str) -> importlib.metadata.Distribution | None:
+    try:
+        return importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

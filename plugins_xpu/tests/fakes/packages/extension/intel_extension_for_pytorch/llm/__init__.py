@@ -1,0 +1,3 @@
+"""Stand-in."""
+
+from . import functional  # noqa: F401 - as the package does

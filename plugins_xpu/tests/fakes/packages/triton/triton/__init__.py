@@ -1,0 +1,1 @@
+"""Stand-in of Triton for other GPUs."""

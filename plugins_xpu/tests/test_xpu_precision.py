@@ -1,0 +1,47 @@
+"""The precisions of an Intel GPU: which is the default, and why one cannot be had."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lmcore.plugins.contract import _within_dtypes
+from lmcore_xpu import plugin
+
+ALL = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+
+def policies(dtypes: frozenset[str]) -> dict[str, Any]:
+    device: Any = SimpleNamespace(type="xpu", dtypes=dtypes)
+    offered = plugin.lmcore_precision_policies(device)
+    return {one.name: _within_dtypes(one, device) for one in offered}
+
+
+@pytest.mark.parametrize(
+    "dtypes, default, refused",
+    [
+        (ALL, "bf16", set()),
+        (ALL - {"float64"}, "bf16", {"fp64"}),
+        (ALL - {"bfloat16", "float64"}, "fp32", {"fp64"}),
+        (ALL - {"float16"}, "bf16", {"fp16"}),
+    ],
+)
+def test_precisions(dtypes: frozenset[str], default: str, refused: set[str]) -> None:
+    """bfloat16 is the default where it is, float64 never; what a card lacks is refused by name."""
+    found = policies(dtypes)
+    usable = [one for one in found.values() if one.available() is None]
+    assert max(usable, key=lambda one: one.priority).name == default
+    assert {name for name, one in found.items() if one.available() is not None} == refused
+    for name in refused:
+        assert "computes products in" in found[name].available()
+    assert "fp8" not in found
+
+
+def test_what_they_do() -> None:
+    """Half precisions compute products by autocast; fp16 scales the loss; weights stay wide."""
+    found = policies(ALL)
+    assert {one.keep for one in found.values()} == {"float32", "float64"}
+    assert [name for name, one in found.items() if one.loss_scaling] == ["fp16"]
+    assert (found["bf16"].compute, found["fp64"].compute) == ("bfloat16", "float64")
