@@ -182,3 +182,9 @@ def test_torchs_build_is_read_as_text(tmp_path, line, xpu):
     file = tmp_path / "version.py"
     file.write_text(f"__version__ = '2.13.0+x'\n{line}\n", encoding="utf-8")
     assert torch_build("xpu", file) == TorchBuild("2.13.0+x", xpu)
+
+
+def test_a_device_that_goes_away_meanwhile_is_passed_over(tmp_path):
+    """A folder of the bus without files."""
+    (tmp_path / "sys/bus/pci/devices/0000:03:00.0").mkdir(parents=True)
+    assert gpus(tmp_path) == ()

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
 from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
-from lmcore_xpu.facts import LOADER, RUNTIME, Facts, read_facts
+from lmcore.accelerator.kernel_packages import Packages
+from lmcore_xpu.comm import environment_problem, why_no_xccl
+from lmcore_xpu.detect import counted_gpus, mixed
+from lmcore_xpu.doctor_ccl import ccl_checks
+from lmcore_xpu.facts import LOADER, RUNTIME, Facts, Gpu, read_facts
+from lmcore_xpu.host import foreign_runtime, read_host
+from lmcore_xpu.packages import BINDINGS, PACKAGES, installed_packages
+from lmcore_xpu.selector import SELECTOR, Unit
+from lmcore_xpu.visible import HIERARCHY, MASK, visible_units
 
 __all__ = ["checks"]
 
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_XPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_SEGMENTS = "expandable_segments"
+
 
 def checks(probe: Probe) -> list[Check]:
-    """Return checks of nodes, libraries and torch's build; the core tries the GPU itself."""
-    facts = read_facts()
-    return [_nodes(facts, probe), _libraries(facts, probe), _build(facts, probe)]
+    """Return checks of nodes, libraries, torch, variables and packages; the core tries the GPU."""
+    facts, env = read_facts(), os.environ
+    found = [_nodes(facts, probe), _libraries(facts, probe), _build(facts, probe)]
+    gpus = counted_gpus(facts.gpus)
+    found += _variables(gpus, env)
+    if probe.state is not ProbeState.PRESENT:
+        return found
+    units = visible_units(gpus, env).units
+    found.append(_seen(units, gpus, env))
+    found += _unequal(units, gpus, env)
+    found += _runtime(facts, env)
+    found += _allocator(units, env)
+    found += _packages(installed_packages(), env)
+    found.append(_xccl())
+    return found + ccl_checks([one.gpu.card for one in units], env, read_host())
 
 
 def _missing(probe: Probe) -> CheckStatus:
@@ -25,9 +51,13 @@ def _nodes(facts: Facts, probe: Probe) -> Check:
         return Check("device nodes", CheckStatus.SKIPPED, "no Intel GPU on the PCI bus")
     usable = [one for one in facts.gpus if one.access]
     detail = f"{len(usable)} of {len(facts.gpus)} GPUs can be opened by this user"
-    if usable:
+    if len(usable) == len(facts.gpus):
         return Check("device nodes", CheckStatus.OK, detail)
-    return Check("device nodes", _missing(probe), detail, probe.fix)
+    closed = next(one for one in facts.gpus if not one.access)
+    if not usable:
+        return Check("device nodes", _missing(probe), detail, probe.fix)
+    fix = f"see who may open {closed.path or closed.address}, or leave it out with `{MASK}`"
+    return Check("device nodes", CheckStatus.WARNING, detail, fix)
 
 
 def _libraries(facts: Facts, probe: Probe) -> Check:
@@ -44,3 +74,100 @@ def _build(facts: Facts, probe: Probe) -> Check:
         return Check("torch build", CheckStatus.OK, f"torch {torch.version}, XPU {torch.toolkit}")
     built = f"torch {torch.version} is built without XPU" if torch.version else "no torch"
     return Check("torch build", _missing(probe), built, probe.fix)
+
+
+def _variables(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Iterator[Check]:
+    """Tell what the variables that choose devices do, where one is set."""
+    chosen = [name for name in (MASK, SELECTOR, HIERARCHY) if name in env]
+    if not chosen or not gpus:
+        return
+    name, seen = " and ".join(chosen), visible_units(gpus, env)
+    if seen.fault:
+        yield Check(name, CheckStatus.FAILED, seen.fault, seen.fix)
+        return
+    odd = [line for line in seen.evidence if "passes" in line]
+    if odd:
+        yield Check(name, CheckStatus.WARNING, "; ".join(odd), "leave out what is no device")
+        return
+    said = "; ".join(seen.evidence) or f"leaves {len(seen.units)} devices"
+    yield Check(name, CheckStatus.OK, said)
+
+
+def _seen(units: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str]) -> Check:
+    """Compare what torch sees with what is there."""
+    from torch import xpu
+
+    expected, present = len(units), sum(one.tiles for one in gpus)
+    tiles = sum(len(one.tiles) for one in units)
+    count = xpu.device_count()
+    detail = f"torch sees {count}; {tiles} of {present} tiles on {len(gpus)} cards are left"
+    if count == expected:
+        return Check("devices", CheckStatus.OK, detail)
+    fix = "see `sycl-ls`; the driver may be older than a card, or another process's cgroup has it"
+    if SELECTOR in env or MASK in env:
+        fix = f"start without `{MASK}` and `{SELECTOR}` to see which hides what; {fix}"
+    return Check("devices", CheckStatus.WARNING, f"{detail}: {expected} are expected", fix)
+
+
+def _unequal(units: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str]) -> Iterator[Check]:
+    different, fix = mixed(units, gpus, env)
+    if different:
+        yield Check("equal devices", CheckStatus.WARNING, different, fix)
+
+
+def _runtime(facts: Facts, env: Mapping[str, str]) -> Iterator[Check]:
+    """Warn of a toolkit's libraries in the way of those that torch's wheel brought."""
+    folder = foreign_runtime(env)
+    if folder is None or not facts.torch.version.endswith("+xpu"):
+        return
+    detail = (
+        f"`LD_LIBRARY_PATH` has another SYCL runtime, in {folder}, before that of torch's wheel"
+    )
+    fix = (
+        "if torch fails with `undefined symbol` or a UR error: start without oneAPI's `setvars.sh`"
+    )
+    yield Check("sycl runtime", CheckStatus.WARNING, detail, fix)
+
+
+def _allocator(units: Sequence[Unit], env: Mapping[str, str]) -> Iterator[Check]:
+    """Warn of growing segments on Arc cards, which some of their drivers break."""
+    name = next(
+        (one for one in _ALLOCATOR if f"{_SEGMENTS}:true" in env.get(one, "").lower()), None
+    )
+    if name is None:
+        return
+    arcs = sorted({one.gpu.card.name for one in units if one.gpu.card.is_arc})
+    if not arcs:
+        yield Check("allocator", CheckStatus.OK, f"`{name}={env[name]}`")
+        return
+    detail = f"`{_SEGMENTS}` has failed on Arc cards (intel/torch-xpu-ops#4427): {', '.join(arcs)}"
+    fix = f"leave `{_SEGMENTS}` out of `{name}`"
+    yield Check("allocator", CheckStatus.WARNING, detail, fix)
+
+
+def _packages(packages: Packages, env: Mapping[str, str]) -> Iterator[Check]:
+    """Return a check for each package that lmcore could use and that is installed."""
+    for name, one in packages.items():
+        unset = environment_problem(env) if name == BINDINGS else None
+        if one.problem is not None:
+            fix = PACKAGES[name].install or f"`pip uninstall {PACKAGES[name].distributions[0]}`"
+            yield Check(name, CheckStatus.WARNING, one.problem, fix)
+        elif unset is not None:
+            fix = "that, or `--distributed-backend xccl`, the default"
+            yield Check(name, CheckStatus.WARNING, unset, fix)
+        else:
+            yield Check(name, CheckStatus.OK, one.version or "installed, without a version")
+
+
+def _xccl() -> Check:
+    """Say whether torch can connect GPUs, and what lmcore does about its known troubles."""
+    reason = why_no_xccl()
+    if reason is not None:
+        fix = "several GPUs need a torch with XCCL, as PyTorch's Linux builds for XPU are"
+        return Check("xccl", CheckStatus.WARNING, reason, fix)
+    return Check(
+        "xccl",
+        CheckStatus.OK,
+        "lmcore names the device when it makes the group (without, sharded training has hung), and "
+        "sums and divides (oneCCL does not average on every path, intel/torch-xpu-ops#2361)",
+    )

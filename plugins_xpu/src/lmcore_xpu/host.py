@@ -1,0 +1,56 @@
+"""Limits of this host that collectives meet: open files, shared memory, the kernel; torch-free."""
+
+from __future__ import annotations
+
+import platform
+import re
+import resource
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmcore_xpu.facts import has_slingshot
+
+__all__ = ["Host", "foreign_runtime", "read_host"]
+
+_SHARED = "dev/shm"
+_RUNTIME = "libsycl.so*"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What is looked at.
+
+    Attributes:
+        open_files: How many a process may have open; -1: any number.
+        shared_memory: Bytes of /dev/shm; None where there is none.
+        kernel: Major and minor version of Linux; (0, 0) where it is not told.
+        slingshot: Whether it has a card of that network.
+    """
+
+    open_files: int
+    shared_memory: int | None
+    kernel: tuple[int, int]
+    slingshot: bool
+
+
+def read_host(root: Path = Path("/")) -> Host:
+    """Return what this host allows; *root* stands before every path that is read."""
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        shared: int | None = shutil.disk_usage(root / _SHARED).total
+    except OSError:
+        shared = None
+    found = re.match(r"(\d+)\.(\d+)", platform.release())
+    kernel = (int(found[1]), int(found[2])) if found else (0, 0)
+    return Host(open_files, shared, kernel, has_slingshot(root))
+
+
+def foreign_runtime(env: Mapping[str, str]) -> str | None:
+    """Return the folder of `LD_LIBRARY_PATH` that has a SYCL runtime, which goes before torch's.
+
+    PyTorch's wheels bring the runtime that they were built with.
+    """
+    folders = [one for one in env.get("LD_LIBRARY_PATH", "").split(":") if one]
+    return next((one for one in folders if any(Path(one).glob(_RUNTIME))), None)
