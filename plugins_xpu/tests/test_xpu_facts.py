@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -188,3 +189,19 @@ def test_a_device_that_goes_away_meanwhile_is_passed_over(tmp_path):
     """A folder of the bus without files."""
     (tmp_path / "sys/bus/pci/devices/0000:03:00.0").mkdir(parents=True)
     assert gpus(tmp_path) == ()
+
+
+def test_the_loader_may_come_with_torchs_wheel(tmp_path, monkeypatch):
+    """In the folder of the environment's libraries, or in torch's own."""
+    there = facts_module._comes_with_torch
+    assert not there(facts_module.LOADER, tmp_path)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / facts_module.LOADER).touch()
+    assert there(facts_module.LOADER, tmp_path)
+    (tmp_path / "torch/lib").mkdir(parents=True)
+    (tmp_path / "torch/lib/libze_other.so").touch()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "torch")])
+    monkeypatch.setattr(facts_module.importlib.util, "find_spec", lambda _name: spec)
+    assert there("libze_other.so", tmp_path)
+    monkeypatch.setattr(facts_module.importlib.util, "find_spec", lambda _name: None)
+    assert not there("libze_other.so", tmp_path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import platform
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +96,7 @@ def read_facts(root: Path = Path("/")) -> Facts:
     """Return the facts of this machine; *root* stands before every path that is read."""
     return Facts(
         gpus(root),
-        _can_load(LOADER),
+        _can_load(LOADER) or _comes_with_torch(LOADER),
         _can_load(RUNTIME),
         torch_build("xpu"),
         platform.release(),
@@ -193,6 +195,13 @@ def _can_load(library: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _comes_with_torch(library: str, prefix: Path = Path(sys.prefix)) -> bool:
+    """Say whether a wheel brought a library, where torch finds it and nobody else does."""
+    spec = importlib.util.find_spec("torch")  # which imports nothing
+    own = [Path(one) / "lib" for one in (spec and spec.submodule_search_locations) or ()]
+    return any((folder / library).exists() for folder in (prefix / "lib", *own))
 
 
 def _group(path: Path) -> str:
