@@ -363,6 +363,7 @@ def processes(bench: Bench) -> str:
             words = ["train", "--device", bench.selection.plugin, "--save", str(run)]
             words += ["--train-iters", "5", "--progress", "plain", "--sample-tokens", "0"]
             words += ["--nproc-per-node", str(size), *shape_flags(micro=micro, batch=8).split()]
+            words += ["--precision", "fp32"]  # products of half precision depend on the batch
             # This process is one by itself; the command is to start as many as it is told.
             _succeed(words, env={key: os.environ[key] for key in os.environ.keys() - _PLACE})
             rows = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

@@ -1,0 +1,72 @@
+"""`torch.xpu` over the simulated device: torch's module keeps its names, `torch.sim` works."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fake_torch_xpu import FACTORIES, Card
+from torch.distributed import distributed_c10d
+from torch.utils._device import _device_constructors
+
+from lmcore.accelerator import Device
+from lmcore_sim import torch_backend  # makes the device known to torch  # noqa: F401
+
+_NAME = "Intel(R) Data Center GPU Max 1100"
+
+
+@functools.cache
+def stand_in() -> None:
+    """Have `torch.xpu` be the simulated device, in the whole process from here on."""
+    sim = torch.get_device_module("sim")
+    for name in torch.xpu.__all__:
+        ours = getattr(sim, name, None)
+        if callable(ours) and not inspect.isclass(ours):
+            setattr(torch.xpu, name, _on_sim(ours))
+    torch.xpu.Stream = sim.Stream
+    torch.xpu.get_device_name = lambda device=None: _NAME
+    torch.xpu.get_device_properties = _properties
+    torch.xpu.get_arch_list = lambda: ["pvc", "bmg"]
+    torch.version.xpu = "20250302"
+    distributed_c10d._XCCL_AVAILABLE = True
+    _device_constructors()  # remembers torch's own, which `with torch.device(...)` looks for
+    for name in FACTORIES:
+        setattr(torch, name, _on_sim(getattr(torch, name)))
+    Device.from_torch = classmethod(_from_torch)
+
+
+def _properties(device: Any = None) -> SimpleNamespace:
+    total = torch.get_device_module("sim").mem_get_info(_sim(device))[1]
+    return SimpleNamespace(**Card(_NAME, total, 448).fields())
+
+
+def _sim(value: Any) -> Any:
+    """Return a device of type `xpu` as one of type `sim`, and all else as it is."""
+    if isinstance(value, torch.device) and value.type == "xpu":
+        return torch.device("sim", value.index)
+    if isinstance(value, str) and value.partition(":")[0] == "xpu":
+        return value.replace("xpu", "sim")
+    return value
+
+
+def _on_sim(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = {name: _sim(one) for name, one in kwargs.items()}
+        return function(*(_sim(one) for one in args), **named)
+
+    return call
+
+
+def _from_torch(
+    cls: type[Device],
+    device_type: str,
+    index: int | None = None,
+    _own: Callable[..., Device] = Device.from_torch.__func__,
+    **overrides: Any,
+) -> Device:
+    return _own(cls, _sim(device_type), index, **overrides)

@@ -1,0 +1,134 @@
+"""The plugin's own code on the simulated device: whole commands, in processes of their own.
+
+The plugin of `on_sim/` calls the hooks of lmcore-xpu; only facts of the machine, `torch.xpu` and
+XCCL are stood for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SIM = ROOT / "plugins" / "sim" / "src"
+
+NAME = "Intel(R) Data Center GPU Max 1100"
+TINY = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --num-threads 1"
+    " --sample-tokens 0 --eval-iters 0 --log-interval 1 --progress plain --micro-batch-size 4"
+)
+
+
+def folder_of(package: str, source: Path) -> Path:
+    """Return the folder of an installed package, or of its source."""
+    found = importlib.util.find_spec(package)
+    where = found.submodule_search_locations if found else None
+    return Path(where[0]) if where else source / package
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory):
+    """The environment of a process in which the plugin is the only one beside the CPU's.
+
+    Packages are linked without their metadata, so that no plugin but that of the tests is found.
+    """
+    site = tmp_path_factory.mktemp("site")
+    sim = folder_of("lmcore_sim", SIM)
+    own = folder_of("lmcore_xpu", HERE.parent / "src")
+    (site / "lmcore_sim").symlink_to(sim)
+    (site / "lmcore_xpu").symlink_to(own)
+    check = "from lmcore_sim.detect import library_problem; print(library_problem() or '')"
+    before = [str(site), str(HERE / "on_sim"), str(HERE / "fakes" / "torch-xpu")]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE_")}
+    paths = before + ([kept["PYTHONPATH"]] if kept.get("PYTHONPATH") else [])
+    env = kept | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=False, env=env
+    )
+    if done.returncode or done.stdout.strip():
+        pytest.skip(f"no simulated device: {(done.stdout or done.stderr).strip()[-300:]}")
+    record = site / "lmcore_xpu_on_sim-1.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: lmcore-xpu-on-sim\nVersion: 1\n")
+    points = "[lmcore.plugins]\nxpu-on-sim = lmcore_xpu_on_sim.plugin\n"
+    (record / "entry_points.txt").write_text(points)
+    return env | {"LMCORE_PLUGINS": "xpu-on-sim"}
+
+
+@pytest.fixture
+def lmcore(environment, tmp_path):
+    """What runs a command in a process of its own, and returns what it printed."""
+
+    def run(*words: str, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "lmcore.cli.main", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+            cwd=tmp_path,
+            env=environment | env,
+        )
+        assert done.returncode == status, done.stderr + done.stdout
+        return done
+
+    return run
+
+
+def losses(folder: Path) -> list[float]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+def test_it_is_the_plugin_that_is_found(lmcore):
+    """The probe of lmcore-xpu speaks, and its device is chosen."""
+    found = json.loads(lmcore("plugins", "--json").stdout)
+    one = next(one for one in found["plugins"] if one["name"] == "xpu-on-sim")
+    assert one["state"] == "usable", one
+    assert one["selected"]
+    assert "0000:04:00.0" in json.dumps(one)
+
+
+@pytest.mark.slow
+def test_the_doctor_tries_the_device(lmcore):
+    """Every check of the plugin, and the core's products and sum on two devices, end well."""
+    found = json.loads(lmcore("doctor", "--json", LMCORE_DEVICE="sim").stdout)
+    (checks,) = (one["checks"] for one in found["groups"] if "xpu-on-sim" in one["name"])
+    said = {one["name"]: (one["status"], one["detail"]) for one in checks}
+    assert "failed" not in {status for status, _ in said.values()}, said
+    assert said["device works"] == ("ok", f"{NAME}: bfloat16, float16, float32, float64")
+    assert said["all-reduce"][1].startswith("2 processes over `simccl`: sum right")
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(lmcore, tmp_path):
+    """bf16 by default; with ZeRO-2 two devices take the steps of one, stopped and continued too.
+
+    Reductions sum and divide, since XCCL's do not average, and kernels are the plugin's.
+    """
+    batch = f"train --device sim {TINY} --global-batch-size 8 --train-iters 4"
+    one, two = tmp_path / "one", tmp_path / "two"
+    lmcore(*f"{batch} --nproc-per-node 1 --save {one}".split())
+    more = f"--zero-stage 2 --nproc-per-node 2 --save {two}"
+    lmcore(*f"{batch} {more} --exit-interval 2".split())
+    lmcore(*f"{batch} {more} --load {two}".split())
+    expected = losses(one)
+    assert len(expected) == 4
+    assert expected[-1] < expected[0]
+    assert losses(two) == pytest.approx(expected, rel=1e-3)
+    environment = json.loads((two / "environment.json").read_text())
+    assert environment["selection"]["plugin"] == "xpu-on-sim"
+    assert environment["device"]["name"] == NAME
+    assert environment["device"]["facts"]["torch_xpu"] == "20250302"
+    assert environment["precision"]["name"] == "bf16"
+    assert environment["comm_backend"] == "simccl"
+    kernels = json.loads((two / "kernels.json").read_text())
+    chosen = {op["op"]: op["chosen"] for op in kernels["ops"]}
+    assert chosen["attention"] == "sdpa"
