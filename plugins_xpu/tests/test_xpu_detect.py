@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -40,7 +41,9 @@ def with_cards(**more):
     return replace(FIT, gpus=tuple(replace(card, **more) for card in CARDS))
 
 
-HALF = having(replace(CARDS[0], access=False), *CARDS[1:])
+SHUT = {"access": False, "error": errno.EACCES}
+KEPT = {"access": False, "error": errno.EPERM}
+HALF = having(replace(CARDS[0], **SHUT), *CARDS[1:])
 WITHOUT = {"driver": None, "node": None, "access": None}
 LISTED = (
     "3 x Data Center GPU Max 1550 (0x0bd5) of 2 tiles at 0000:03:00.0, 0000:04:00.0, "
@@ -76,20 +79,26 @@ COMPOSITE = {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
          "no kernel driver serves the GPU at 0000:03:00.0", "Linux 6.12 or newer that knows Arc B"),
         (with_cards(access=None), {}, "broken", 6, "/dev/dri/renderD131 is not in this container",
          "--device /dev/dri"),
-        (with_cards(access=False), {}, "broken", 6, "may not open /dev/dri/renderD131",
+        (with_cards(**SHUT), {}, "broken", 6, "may not open /dev/dri/renderD131",
          "run `sudo usermod -aG render $USER` and log in again"),
-        (with_cards(access=False, group="video"), {}, "broken", 6, "may not", "-aG video $USER"),
-        (with_cards(access=False, group="root"), {}, "broken", 6, "may not", "ask whoever runs"),
-        (replace(with_cards(access=False, group="109"), container=True), {}, "broken", 6, "may not",
+        (with_cards(**SHUT, group="video"), {}, "broken", 6, "may not", "-aG video $USER"),
+        (with_cards(**SHUT, group="root"), {}, "broken", 6, "may not", "ask whoever runs"),
+        (replace(with_cards(**SHUT, group="109"), container=True), {}, "broken", 6, "may not",
          "start the container with `--device /dev/dri --group-add 109`"),
-        (having(replace(OWN, access=False), replace(ARC, access=False)), {}, "broken", 1,
+        (having(replace(OWN, **SHUT), replace(ARC, **SHUT)), {}, "broken", 1,
          "may not open /dev/dri/renderD131", "usermod"),
+        (with_cards(**KEPT), {}, "absent", 0, "3 Intel GPUs are not given to this process", None),
+        (replace(with_cards(**KEPT, group="9"), container=True), {}, "broken", 6, "may not open",
+         "--device /dev/dri --group-add 9"),
+        (having(replace(CARDS[0], **KEPT), *CARDS[1:]), {}, "present", 4, "1 of 3 GPUs", None),
+        (with_cards(access=False, error=errno.EIO), {}, "broken", 6,
+         "/dev/dri/renderD131 does not open: Input/output error", "`dmesg`"),
         (replace(FIT, loader=False), {}, "broken", 6, "libze_loader.so.1", "libze1"),
         (replace(FIT, runtime=False), {}, "broken", 6, "libze_intel_gpu.so.1", "libze-intel-gpu1"),
         (replace(FIT, torch=CPU_TORCH), {}, "broken", 6, "built without XPU",
          f"{PIP} 'torch==2.13.0' --index-url https://download.pytorch.org/whl/xpu"),
         (replace(FIT, torch=TorchBuild("", None)), {}, "broken", 6, "no torch", "'torch' --index"),
-        (HALF, {}, "present", 4, "1 of 3 GPUs are closed to this user: /dev/dri/renderD131", None),
+        (HALF, {}, "present", 4, "closed to this process: /dev/dri/renderD131", None),
         (having(Gpu("WSL", "", "dxgkrnl", "dxg", True)), {}, "present", 1, "at WSL", None),
     ],
 )  # fmt: skip
@@ -170,7 +179,7 @@ def test_tiles_of_one_card_are_alike():
 def test_level_zero_counts_what_it_can_open():
     """A closed GPU has no number; where all are closed, each has."""
     assert counted_gpus(HALF.gpus) == list(CARDS[1:])
-    shut = [replace(one, access=False) for one in (ANCIENT, *CARDS)]
+    shut = [replace(one, **SHUT) for one in (ANCIENT, *CARDS)]
     assert counted_gpus(shut) == shut[1:]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 
 import pytest
@@ -35,6 +36,7 @@ def gpu(place, device_id, tiles=1, access=True):
     )
 
 
+SHUT = {"access": False, "error": errno.EACCES}
 MAX = tuple(gpu(place, "0x0bd5", 2) for place in (3, 4))
 ARCS = (gpu(3, "0xe20b"), gpu(4, "0xe20b"))
 XPU_TORCH = TorchBuild("2.13.0+xpu", "20250302")
@@ -87,7 +89,7 @@ def test_a_machine_in_order_is_ok(check):
 @pytest.mark.parametrize(
     "facts, failed",
     [
-        (replace(FIT, gpus=tuple(replace(one, access=False) for one in MAX)), {"device nodes"}),
+        (replace(FIT, gpus=tuple(replace(one, **SHUT) for one in MAX)), {"device nodes"}),
         (replace(FIT, loader=False), {"level zero"}),
         (replace(FIT, torch=TorchBuild("2.13.0+cpu", None)), {"torch build"}),
         (replace(FIT, torch=TorchBuild("", None)), {"torch build"}),
@@ -104,7 +106,7 @@ def test_what_is_at_fault_fails(check, facts, failed):
 
 def test_a_closed_node_beside_open_ones_is_warned_of(check):
     """The node is named."""
-    found = check(replace(FIT, gpus=(replace(MAX[0], access=False), MAX[1])))["device nodes"]
+    found = check(replace(FIT, gpus=(replace(MAX[0], **SHUT), MAX[1])))["device nodes"]
     assert (found.status, found.detail) == (
         CheckStatus.WARNING,
         "1 of 2 GPUs can be opened by this user",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from lmcore.accelerator import TorchBuild, torch_build
 from lmcore_xpu import facts as facts_module
-from lmcore_xpu.facts import Gpu, gpus, has_slingshot, in_container, read_facts
+from lmcore_xpu.facts import Gpu, gpus, has_slingshot, in_container, read_facts, try_to_open
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_gpus_are_read_from_the_device_tree(tree):
     tree("0000:05:00.0", "0xe20b", driver=None, node=None)
     tree("0000:06:00.0", vendor="0x10de", node="renderD130")
     root = tree("0000:00:1f.3", kind="0x040300", driver="snd", node=None)
-    found = gpus(root, may_use=lambda path: path.name == "renderD128")
+    found = gpus(root, try_node=lambda path: 0)
     memory = 12 << 30
     group = (root / "dev/dri/renderD128").group()
     assert found == (
@@ -59,9 +60,17 @@ def test_gpus_are_read_from_the_device_tree(tree):
         Gpu("0000:04:00.0", "0xe20b", "xe", "renderD129", None, 1, memory),
         Gpu("0000:05:00.0", "0xe20b", None, None, None, 1, memory),
     )
-    assert gpus(root, may_use=lambda path: False)[0].access is False
-    assert gpus(root)[0].access is True  # the test's own file
+    closed = gpus(root, try_node=lambda path: errno.EACCES)[0]
+    assert (closed.access, closed.error) == (False, errno.EACCES)
     assert gpus(root / "nowhere") == ()
+
+
+def test_a_node_is_opened_and_closed(tmp_path):
+    """Its own file opens; a folder does not, and the reason is kept."""
+    (tmp_path / "node").touch()
+    assert try_to_open(tmp_path / "node") == 0
+    assert try_to_open(tmp_path) == errno.EISDIR
+    assert try_to_open(tmp_path / "nowhere") == errno.ENOENT
 
 
 @pytest.mark.parametrize("driver", ["vfio-pci", "pci-stub", "xe-vfio-pci"])

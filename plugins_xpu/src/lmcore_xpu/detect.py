@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +29,10 @@ def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
     listed = _listed(facts.gpus)
     if not fit:
         said = "PyTorch has no kernels for this GPU: it supports Xe-HPG, Xe-HPC and newer ones"
+        return _answer(facts, ProbeState.ABSENT, [said, *listed])
+    if not facts.container and all(one.error == errno.EPERM for one in fit):
+        # The user may open the nodes, so that it is a control group that keeps them closed.
+        said = f"{len(fit)} Intel GPUs are not given to this process: ask the batch system for GPUs"
         return _answer(facts, ProbeState.ABSENT, [said, *listed])
     gpus = counted_gpus(facts.gpus)
     seen = visible_units(gpus, env)
@@ -117,6 +123,9 @@ def _closed_gpu(facts: Facts, gpu: Gpu) -> tuple[str, str]:
             f"{gpu.path} is not in this container",
             "start the container with `--device /dev/dri`",
         )
+    if gpu.error not in {errno.EACCES, errno.EPERM}:
+        said = f"{gpu.path} does not open: {os.strerror(gpu.error)}"
+        return said, "see `dmesg` for the GPU's driver; reset the GPU or reboot"
     said = f"this user may not open {gpu.path}"
     if facts.container:
         return said, f"start the container with `--device /dev/dri --group-add {gpu.group}`"
@@ -131,7 +140,7 @@ def _closed(gpus: Sequence[Gpu]) -> list[str]:
     if not shut or len(shut) == len(gpus):
         return []
     where = ", ".join(one.path or one.address for one in shut)
-    return [f"{len(shut)} of {len(gpus)} GPUs are closed to this user: {where}"]
+    return [f"{len(shut)} of {len(gpus)} GPUs are closed to this process: {where}"]
 
 
 def torch_command(torch: TorchBuild) -> str:

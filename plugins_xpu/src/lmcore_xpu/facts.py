@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib.util
 import os
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmcore.accelerator import TorchBuild, torch_build
@@ -23,6 +24,7 @@ __all__ = [
     "has_slingshot",
     "in_container",
     "read_facts",
+    "try_to_open",
 ]
 
 LOADER = "libze_loader.so.1"
@@ -48,6 +50,7 @@ class Gpu:
         tiles: Tiles behind the address.
         memory: Bytes of its own memory, of all tiles; 0 where that is not known.
         group: Group that may open the node.
+        error: Number of the system's error where the node is there and did not open.
     """
 
     address: str
@@ -58,6 +61,7 @@ class Gpu:
     tiles: int = 1
     memory: int = 0
     group: str = ""
+    error: int = 0
 
     @property
     def card(self) -> Card:
@@ -104,16 +108,27 @@ def read_facts(root: Path = Path("/")) -> Facts:
     )
 
 
-def gpus(
-    root: Path, may_use: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
-) -> tuple[Gpu, ...]:
+def try_to_open(path: Path) -> int:
+    """Open a node and close it, which starts nothing on the GPU; return the error's number, or 0.
+
+    Permissions alone do not tell: a batch system's control group keeps a node closed that this user
+    might read.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def gpus(root: Path, try_node: Callable[[Path], int] = try_to_open) -> tuple[Gpu, ...]:
     """Return the Intel display devices, whether a driver has them or not, in the bus's order.
 
     Those that are held for virtual machines are left out.
 
     Args:
         root: Stands before /sys, /dev and /usr.
-        may_use: Says whether this process may read and write a node.
+        try_node: Opens a node and returns the number of the error.
     """
     found = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
@@ -124,25 +139,32 @@ def gpus(
         driver = device / "driver"
         name = driver.resolve().name if driver.exists() else None
         if name not in _FOR_GUESTS:
-            found.append(_gpu(root, device, name, may_use))
-    return tuple(found) or _of_windows(root, may_use)
+            found.append(_gpu(root, device, name, try_node))
+    return tuple(found) or _of_windows(root, try_node)
 
 
-def _gpu(root: Path, device: Path, driver: str | None, may_use: Callable[[Path], bool]) -> Gpu:
+def _gpu(root: Path, device: Path, driver: str | None, try_node: Callable[[Path], int]) -> Gpu:
+    device_id = _read(device / "device")
+    card = card_of(device_id, device.name)
     node = next((one.name for one in sorted((device / "drm").glob("renderD*"))), None)
-    path = root / "dev/dri" / node if node else None
-    there = path is not None and path.exists()
-    card = card_of(_read(device / "device"), device.name)
-    return Gpu(
-        address=device.name,
-        device_id=_read(device / "device"),
-        driver=driver,
-        node=node,
-        access=may_use(path) if path is not None and there else None,
+    gpu = Gpu(
+        device.name,
+        device_id,
+        driver,
+        node,
+        access=None,
         tiles=_tiles(device, driver, card),
         memory=_memory(device, card),
-        group=_group(path) if path is not None and there else "",
     )
+    return gpu if node is None else _tried(gpu, root / "dev/dri" / node, try_node)
+
+
+def _tried(gpu: Gpu, path: Path, try_node: Callable[[Path], int]) -> Gpu:
+    """Return the GPU with what became of opening its node."""
+    if not path.exists():
+        return gpu
+    number = try_node(path)
+    return replace(gpu, access=number == 0, group=_group(path), error=number)
 
 
 def _tiles(device: Path, driver: str | None, card: Card) -> int:
@@ -168,12 +190,12 @@ def _memory(device: Path, card: Card) -> int:
     return sum(told) or card.memory << 30
 
 
-def _of_windows(root: Path, may_use: Callable[[Path], bool]) -> tuple[Gpu, ...]:
+def _of_windows(root: Path, try_node: Callable[[Path], int]) -> tuple[Gpu, ...]:
     """Return the GPU that Windows lends its Linux; it stands on no bus there."""
     node = root / "dev" / _WSL_NODE
     if not node.exists() or not any((root / _WSL_DRIVERS).glob("iigd_dch*")):
         return ()
-    return (Gpu("WSL", "", "dxgkrnl", _WSL_NODE, may_use(node), group=_group(node)),)
+    return (_tried(Gpu("WSL", "", "dxgkrnl", _WSL_NODE, access=None), node, try_node),)
 
 
 def has_slingshot(root: Path = Path("/")) -> bool:
