@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["OutOfMemoryError", "out_of_memory_explained"]
 
 _WORDS = re.compile(
-    r"out[ _]of[ _](?:\w+[ _])?memory|can(?:'|no)t allocate memory|not enough memory|ALLOC_FAILED",
+    r"out[ _]of[ _](?:\w+[ _])?memory|can(?:'|no)t allocate memory|not enough memory|ALLOC_FAILED"
+    r"|(?<!LAUNCH_)OUT_OF_RESOURCES",  # of some drivers, for memory that was promised
     re.IGNORECASE,
 )
 _ASKED = (

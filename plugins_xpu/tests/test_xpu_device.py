@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from typing import Any
 
 import pytest
 import torch
 from fake_torch_xpu import GIB, Card
+from torch.profiler import ProfilerActivity
 
 from lmcore.accelerator import MemoryStats, Probe, ProbeState
 from lmcore.accelerator.kernel_packages import FACT, Package
 from lmcore.config.section import Config
 from lmcore.errors import DeviceError
+from lmcore.train.profile import activities_of
 from lmcore_xpu import device, kernels, plugin
 from lmcore_xpu.device import create_device
 from lmcore_xpu.faults import hint_for, is_out_of_memory
@@ -122,8 +123,11 @@ def test_others_memory_is_warned_of(xpu: Any, caplog: pytest.LogCaptureFixture) 
         assert not caplog.records
         xpu.cards[0].used = 20 * GIB
         create_device(PROBE)
-    (record,) = caplog.records
-    assert "44.0 GiB of 64.0 GiB are left for this run" in record.getMessage()
+        (record,) = caplog.records
+        assert "44.0 GiB of 64.0 GiB are left for this run" in record.getMessage()
+        xpu.cards[0].properties["is_integrated_gpu"] = True  # the host's memory is all programs'
+        create_device(PROBE)
+        assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(
@@ -266,9 +270,8 @@ def test_the_hook_passes_the_settings_on(xpu: Any) -> None:
     assert made.facts["tf32"] is False
 
 
-def test_the_profiler_has_a_word_for_it() -> None:
-    """`--profile` records these devices by torch's own name of them."""
-    from torch.profiler import ProfilerActivity
-
-    assert ProfilerActivity.XPU is not None
-    assert importlib.util.find_spec("lmcore.train.profile") is not None
+def test_the_profiler_records_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--profile` records the host and these devices, where torch's build of its profiler can."""
+    host, own = ProfilerActivity.CPU, ProfilerActivity.XPU
+    monkeypatch.setattr("torch.profiler.supported_activities", lambda: {host, own})
+    assert activities_of("xpu") == [host, own]

@@ -55,7 +55,8 @@ def create_device(probe: Probe, settings: XpuSection = _DEFAULTS) -> Device:
     index = own_index("xpu")
     properties = torch.xpu.get_device_properties(index)
     name = str(properties.name)
-    _tell_of_others(index, name)  # before this process has memory there
+    if not getattr(properties, "is_integrated_gpu", False):  # which has the host's memory
+        _tell_of_others(index, name)  # before this process has memory there
     _claim(index, name)
     tf32 = _tf32(settings)
     units = int(properties.gpu_eu_count)

@@ -189,6 +189,7 @@ def test_a_device_that_does_not_count_is_no_fault(trained: Any, device_of: Any) 
         "cannot allocate memory",
         "CHIPBLAS_STATUS_ALLOC_FAILED when calling",
         "backend failed with error: 39 (RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+        "backend failed with error: 40 (RESULT_ERROR_OUT_OF_RESOURCES)",
     ],
 )
 def test_errors_in_words_count_too(trained: Any, device_of: Any, message: str) -> None:
@@ -201,7 +202,13 @@ def test_errors_in_words_count_too(trained: Any, device_of: Any, message: str) -
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("shapes differ"), ConfigError("out of memory"), KeyError("x")]
+    "error",
+    [
+        RuntimeError("shapes differ"),
+        RuntimeError("CHIP_ERROR_LAUNCH_OUT_OF_RESOURCES: too many registers"),
+        ConfigError("out of memory"),
+        KeyError("x"),
+    ],
 )
 def test_other_errors_pass(trained: Any, runtime: Any, error: Exception) -> None:
     """What is not about memory, or was explained already, stays what it is."""
