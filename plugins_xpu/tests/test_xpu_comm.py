@@ -9,16 +9,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
+from fake_torch_xpu import Card
 from torch import distributed
 
+from lmcore.accelerator import Probe, ProbeState
 from lmcore.accelerator.kernel_packages import Package
 from lmcore.errors import DeviceError
 from lmcore.plugins import choose_comm_backend
+from lmcore.runtime import processes
 from lmcore_xpu import comm, plugin
+from lmcore_xpu.device import create_device
 from lmcore_xpu.packages import BINDINGS, BINDINGS_LIBRARY
 
 FIT = Package("2.13.0+xpu")
@@ -172,6 +178,30 @@ def test_torch_is_asked_as_it_wants() -> None:
     """What the core passes for a backend with `needs_device_id` is a parameter of torch's."""
     assert "device_id" in inspect.signature(distributed.init_process_group).parameters
     assert distributed.Backend.default_device_backend_map["xpu"] == "xccl"
+
+
+def test_the_device_is_current_before_the_group_and_named_at_it(
+    xpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core makes the process's own card the current one first; the other way round has hung."""
+    xpu.cards = [Card(), Card()]
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    device = create_device(Probe("xpu", ProbeState.PRESENT, 2))
+    seen: list[tuple[int, Any, Any]] = []
+
+    def init(backend: Any = None, **how: Any) -> None:
+        seen.append((xpu.current, backend, how["device_id"]))
+
+    fake = create_autospec(distributed.init_process_group, side_effect=init)
+    monkeypatch.setattr(distributed, "init_process_group", fake)
+    monkeypatch.setattr(processes, "backend_of", lambda *_: comm.xccl())
+    place = SimpleNamespace(rank=1, world_size=2)
+    store = distributed.HashStore()
+    meeting: Any = SimpleNamespace(rank=place, store=store, barrier=lambda about: None)
+    nobody: Any = None
+    with processes.start_processes(nobody, nobody, device, meeting, timeout=1.0) as found:
+        assert found.backend.name == "xccl"
+    assert seen == [(1, "xccl", torch.device("xpu", 1))]
 
 
 def test_no_torch_in_the_launcher() -> None:
