@@ -17,34 +17,43 @@ ACCUMULATE = "--micro-batch-size 1"
 FULL, SELECTIVE = "--recompute full", "--recompute selective"
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters"
 
+
+def crossed(layouts: dict[str, str]) -> dict[str, str]:
+    """Return each layout by itself, accumulating, and with either recompute while it does."""
+    ways = {
+        "": "",
+        "-accumulating": ACCUMULATE,
+        "-full": f"{ACCUMULATE} {FULL}",
+        "-selective": f"{ACCUMULATE} {SELECTIVE}",
+    }
+    return {
+        f"{name}{way}": f"{flags} {more}"
+        for name, flags in layouts.items()
+        for way, more in ways.items()
+    }
+
+
 OF_TWO = {
-    "dp": "",
-    "dp-accumulating": ACCUMULATE,
-    "distributed-optimizer": "--use-distributed-optimizer",
-    "zero1-accumulating": f"--zero-stage 1 {ACCUMULATE}",
-    "zero2": "--zero-stage 2",
-    "zero2-accumulating": f"--zero-stage 2 {ACCUMULATE}",
-    "zero3": "--zero-stage 3",
-    "zero3-accumulating": f"--zero-stage 3 {ACCUMULATE}",
-    "zero3-full": f"--zero-stage 3 {FULL}",
-    "tp": TP,
-    "tp-selective": f"{TP} {SELECTIVE}",
-    "tp-sp": f"{TP} {SP}",
-    "tp-sp-full": f"{TP} {SP} {FULL} {ACCUMULATE}",
-    "tp-sp-selective": f"{TP} {SP} {SELECTIVE}",
-    "cp": CP,
-    "cp-full": f"{CP} {FULL} {ACCUMULATE}",
-    "cp-selective": f"{CP} {SELECTIVE}",
-    "pp": PP,
-    "pp-accumulating": f"{PP} {ACCUMULATE}",
-    "pp-full": f"{PP} {FULL}",
+    **crossed(
+        {
+            "dp": "",
+            "zero1": "--use-distributed-optimizer",
+            "zero2": "--zero-stage 2",
+            "zero3": "--zero-stage 3",
+            "tp": TP,
+            "tp-sp": f"{TP} {SP}",
+            "cp": CP,
+            "pp": PP,
+            "interleaved": INTERLEAVED,
+            "zero-bubble": ZB,
+            "zero-bubble-v": ZBV,
+        }
+    ),
+    "zero3-full-at-once": f"--zero-stage 3 {FULL}",
+    "tp-selective-at-once": f"{TP} {SELECTIVE}",
+    "cp-full-at-once": f"{CP} {FULL}",
     "gpipe": f"{PP} --pipeline-schedule gpipe",
-    "interleaved": INTERLEAVED,
-    "interleaved-selective": f"{INTERLEAVED} {SELECTIVE} {ACCUMULATE}",
-    "zero-bubble": ZB,
     "zero-bubble-interleaved": f"{ZB} --num-layers-per-virtual-pipeline-stage 1",
-    "zero-bubble-v": ZBV,
-    "zero-bubble-v-full": f"{ZBV} {FULL}",
     "fp64/zero3": "--zero-stage 3",
     "fp64/tp-sp": f"{TP} {SP}",
     "fp64/cp": CP,
@@ -77,22 +86,26 @@ OF_TWO = {
 }
 
 OF_FOUR = {
+    **crossed(
+        {
+            "hsdp3": "--zero-stage 3 --data-parallel-replicas 2",
+            "tp-sp-dp": f"{TP} {SP}",
+            "pp-dp": PP,
+            "tp-pp": f"{TP} {PP}",
+        }
+    ),
     "dp": "",
     "zero3": "--zero-stage 3",
     "hsdp1": "--zero-stage 1 --data-parallel-replicas 2",
     "hsdp2-accumulating": f"--zero-stage 2 --data-parallel-replicas 2 {ACCUMULATE}",
-    "hsdp3": "--zero-stage 3 --data-parallel-replicas 2",
     "tp-dp": TP,
-    "tp-sp-dp-accumulating": f"{TP} {SP} {ACCUMULATE}",
     "tp4-sp": f"--tensor-model-parallel-size 4 {SP}",
     "cp-dp": CP,
     "cp4-zero3": "--context-parallel-size 4 --zero-stage 3",
     "cp-tp-sp": f"{CP} {TP} {SP}",
     "cp-pp": f"{CP} {PP}",
-    "pp-dp": PP,
     "pp4": "--pipeline-model-parallel-size 4",
     "pp4-zero-bubble": "--pipeline-model-parallel-size 4 --pipeline-schedule zero-bubble",
-    "tp-pp": f"{TP} {PP}",
     "tp-sp-interleaved-full": f"{TP} {SP} {INTERLEAVED} {FULL}",
     "tp-sp-zero-bubble-v": f"{TP} {SP} {ZBV}",
     "zero1-pp": f"--zero-stage 1 {PP}",
@@ -110,7 +123,7 @@ OF_FOUR = {
 }
 
 OF_EIGHT = {
-    "tp-pp-dp": f"{TP} {PP}",
+    **crossed({"tp-pp-dp": f"{TP} {PP}"}),
     "tp-sp-pp-zero3": f"{TP} {SP} {PP} --zero-stage 3",
     "tp-sp-cp-interleaved": f"{TP} {SP} {CP} {INTERLEAVED}",
     "tp-sp-hsdp3": f"{TP} {SP} --zero-stage 3 --data-parallel-replicas 2 {ACCUMULATE}",

@@ -23,7 +23,8 @@ _SPEC.loader.exec_module(layout_results)
 KINDS, LIMITS, Results = layout_results.KINDS, layout_results.LIMITS, layout_results.Results
 Case, runs, layout_cases = layout_results.Case, layout_results.runs, layout_results.layout_cases
 OF_TWO, OF_FOUR, OF_EIGHT = layout_cases.OF_TWO, layout_cases.OF_FOUR, layout_cases.OF_EIGHT
-TP, SP, CP, ZBV = layout_cases.TP, layout_cases.SP, layout_cases.CP, layout_cases.ZBV
+TP, SP, CP = layout_cases.TP, layout_cases.SP, layout_cases.CP
+PP, ZBV = layout_cases.PP, layout_cases.ZBV
 FULL, DROPOUT = layout_cases.FULL, layout_cases.DROPOUT
 
 pytestmark = [
@@ -33,6 +34,7 @@ pytestmark = [
 ]
 
 DROPPING = {"tp": TP, "tp-full": f"{TP} {FULL}", "tp-sp": f"{TP} {SP}"}
+DROPPING_OF_FOUR = {"tp-pp": f"{TP} {PP}", "tp-sp-zero3": f"{TP} {SP} --zero-stage 3"}
 
 REPEATED = {"cp": CP, "zero-bubble-v": ZBV, "tp-sp": f"{TP} {SP}"}
 
@@ -61,22 +63,25 @@ def alone(train: Any) -> Results:
     return train(KINDS, 1)
 
 
+def dropping(layouts: dict[str, str]) -> dict[str, str]:
+    return {f"dropping_{name}": f"{DROPOUT} 20 {flags}" for name, flags in layouts.items()}
+
+
 @pytest.fixture(scope="module")
 def two(train: Any) -> Results:
     """Two processes."""
-    dropping = {f"dropping_{name}": f"{DROPOUT} 20 {flags}" for name, flags in DROPPING.items()}
     repeated = {
         f"{name}_{kind}": f"{DROPOUT} 2 {flags} --recompute {kind}"
         for name, flags in REPEATED.items()
         for kind in ("none", "full", "selective")
     }
-    return train(runs(OF_TWO) | dropping | repeated | runs(COMPILED), 2)
+    return train(runs(OF_TWO) | dropping(DROPPING) | repeated | runs(COMPILED), 2)
 
 
 @pytest.fixture(scope="module")
 def four(train: Any) -> Results:
     """Four."""
-    return train(runs(OF_FOUR), 4)
+    return train(runs(OF_FOUR) | dropping(DROPPING_OF_FOUR), 4)
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +145,18 @@ def test_replicated_parameters_stay_equal(name: str, two: Results) -> None:
     ]
     assert of_both[0] == of_both[1]
     assert {"final_norm.weight", "position_embedding.weight"} <= of_both[0]
-    assert len(two.steps(f"dropping_{name}")) == 20
-    two.whole(f"dropping_{name}", "weights")  # compares what it finds twice
+    assert_replicas_equal(two, name)
+
+
+@pytest.mark.parametrize("name", DROPPING_OF_FOUR)
+def test_replicated_parameters_stay_equal_in_combinations(name: str, four: Results) -> None:
+    """The same in stages of a pipeline, or with weights that data parallel processes share."""
+    assert_replicas_equal(four, name)
+
+
+def assert_replicas_equal(found: Results, name: str) -> None:
+    assert len(found.steps(f"dropping_{name}")) == 20
+    found.whole(f"dropping_{name}", "weights")  # compares what it finds twice
 
 
 def test_dropout_of_divided_layers_is_repeated(two: Results) -> None:

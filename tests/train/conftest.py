@@ -7,10 +7,11 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -155,6 +156,34 @@ def finish(tmp_path: Path) -> Callable[..., Run]:
     def go(process: Any, name: str) -> Run:
         out, err = process.communicate(timeout=240)  # a busy machine compiles slowly
         return Run(process.returncode, out, err, tmp_path / name)
+
+    return go
+
+
+@pytest.fixture
+def as_ranks(
+    arguments: Callable[[str, str], list[str]], finish: Callable[..., Run]
+) -> Callable[..., Run]:
+    """Trains in one process for each script, which is given the flags, and returns rank 0's run."""
+
+    def go(name: str, flags: str, scripts: Sequence[Sequence[str]]) -> Run:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port, size = str(server.getsockname()[1]), str(len(scripts))
+        host = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        host |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        workers = [
+            subprocess.Popen(
+                [sys.executable, *script, *arguments(name, flags)],
+                env={**os.environ, **host, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, script in enumerate(scripts)
+        ]
+        runs = [finish(worker, name) for worker in workers]
+        assert {run.status for run in runs} == {runs[0].status}, [run.err for run in runs]
+        return runs[0]
 
     return go
 

@@ -112,6 +112,23 @@ def test_it_equals_one_native_process(run: Any, file: Any, flags: str) -> None:
     assert farthest_gradient(sharded, native) < CLOSE_MOMENT
 
 
+def test_a_layer_called_twice(as_ranks: Any, run: Any, file: Any) -> None:
+    """A layer that is called twice in a forward pass gets both gradients, whatever the stage."""
+    script = [str(Path(__file__).with_name("layers_twice.py"))]
+
+    def twice(name: str, size: int, flags: str) -> Any:
+        return completed(as_ranks(name, f"{STEPS} {flags}", [script] * size))
+
+    native = twice("native", 1, "")
+    once = completed(run("once", STEPS, 1))
+    assert farthest(native, once, "grad_norm") > 1e-2
+    for stage in (1, 2, 3):
+        flags = f"--engine deepspeed --zero-stage {stage} {file(SHARD_ALL)}"
+        sharded = twice(f"stage{stage}", 2, flags)
+        assert_equal_runs(sharded, native)
+        assert farthest_gradient(sharded, native) < CLOSE_MOMENT
+
+
 def test_a_single_process_needs_no_launcher(run: Any, file: Any) -> None:
     """One process, without accumulation, is a group of its own."""
     same = "--train-iters 3 --sample-tokens 4"

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,26 +100,11 @@ def test_from_another_precision(train: Any) -> None:
 
 
 @pytest.fixture
-def spoiled(arguments: Any, finish: Any) -> Any:
+def spoiled(as_ranks: Any) -> Any:
     """Trains in as many processes as there are words, whose gradients overflow at those steps."""
 
     def go(name: str, flags: str, *steps: str) -> Any:
-        port, size = _free_port(), str(len(steps))
-        host = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        host |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        workers = [
-            subprocess.Popen(
-                [sys.executable, SCRIPT, bad, *arguments(name, flags)],
-                env={**os.environ, **host, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank, bad in enumerate(steps)
-        ]
-        runs = [finish(worker, name) for worker in workers]
-        assert {run.status for run in runs} == {runs[0].status}, [run.err for run in runs]
-        return runs[0]
+        return as_ranks(name, flags, [[SCRIPT, bad] for bad in steps])
 
     return go
 
@@ -173,8 +154,3 @@ def test_one_process_overflows(spoiled: Any, assert_same: Any) -> None:
     assert [row["step"] for row in first.rows if "grad_norm" not in row] == [2, 3, 6]
     assert_same(first.saved(), second.saved())
     assert_same(first.saved(), both.saved())
-
-
-def _free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Layouts of two simulated devices take the steps of one process on the CPU."""
+"""Layouts of two and four simulated devices take the steps of one process on the CPU."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ pytestmark = [
     pytest.mark.timeout(400),  # the first test waits for all cases
 ]
 
-CASES = layout_results.layout_cases.OF_TWO
+OF_TWO = layout_results.layout_cases.OF_TWO
 """All that two processes on the CPU are compared in."""
+OF_FOUR = layout_results.layout_cases.OF_FOUR
+"""The same of four."""
 
 DROPPING = (
     "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters 20 --tensor-model-parallel-size 2"
@@ -42,7 +44,8 @@ def train(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
 
     def go(cases: dict[str, str], world_size: int, device: str) -> Results:
         folder = base / f"sim-layouts-of-{world_size}"
-        return Results.of(cases, world_size, folder, env=environment, device=device, seconds=350)
+        env = {**environment, "LMCORE_SIM_DEVICES": str(max(world_size, 2))}
+        return Results.of(cases, world_size, folder, env=env, device=device, seconds=350)
 
     return go
 
@@ -56,15 +59,31 @@ def alone(train: Any) -> Results:
 @pytest.fixture(scope="module")
 def two(train: Any) -> Results:
     """Two processes, each with a simulated device."""
-    return train(runs(CASES) | {"dropping": DROPPING}, 2, "sim")
+    return train(runs(OF_TWO) | {"dropping": DROPPING}, 2, "sim")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.fixture(scope="module")
+def four(train: Any) -> Results:
+    """Four."""
+    return train(runs(OF_FOUR), 4, "sim")
+
+
+def check(name: str, found: Results, alone: Results) -> None:
+    case = Case.of(name)
+    distance = found.distance(case.name, alone, case.kind)
+    assert distance.within(LIMITS[case.kind]), distance
+
+
+@pytest.mark.parametrize("name", OF_TWO)
 def test_two_devices(name: str, two: Results, alone: Results) -> None:
     """They take the steps of one process."""
-    case = Case.of(name)
-    distance = two.distance(case.name, alone, case.kind)
-    assert distance.within(LIMITS[case.kind]), distance
+    check(name, two, alone)
+
+
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_four_devices(name: str, four: Results, alone: Results) -> None:
+    """They take the steps of one process."""
+    check(name, four, alone)
 
 
 def test_replicated_parameters_stay_equal(two: Results) -> None:
