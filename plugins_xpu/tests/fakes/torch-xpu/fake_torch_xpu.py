@@ -130,7 +130,9 @@ class XpuDriver:
         put(xpu, "_lazy_seed_tracker", type(xpu._lazy_seed_tracker)())
         put(xpu, "default_generators", ())
         put(torch.version, "xpu", "20250302")
-        put(xpu, "get_device_capability", xpu.get_device_capability.__wrapped__)  # without cache
+        for name, function in list(vars(xpu).items()):  # torch 2.11 remembers even the count
+            if hasattr(function, "cache_clear"):
+                put(xpu, name, function.__wrapped__)
         _device_constructors()  # remembers torch's own, which `with torch.device(...)` looks for
         for name in FACTORIES:
             put(torch, name, self.on_device(getattr(torch, name)))
