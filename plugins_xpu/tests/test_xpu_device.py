@@ -127,7 +127,7 @@ def test_others_memory_is_warned_of(xpu: Any, caplog: pytest.LogCaptureFixture) 
         assert "44.0 GiB of 64.0 GiB are left for this run" in record.getMessage()
         xpu.cards[0].properties["is_integrated_gpu"] = True  # the host's memory is all programs'
         create_device(PROBE)
-        assert len(caplog.records) == 1
+        assert len(caplog.records) == (1 if "is_integrated_gpu" in xpu.known else 2)
 
 
 @pytest.mark.parametrize(
