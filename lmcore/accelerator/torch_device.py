@@ -32,9 +32,20 @@ def own_index(device_type: str) -> int:
         raise DeviceError(
             f"process {index} of this host has no `{device_type}` device of its own",
             why=f"torch sees {count}",
-            hint=f"start at most {count} processes on this host" if count else "`lmcore doctor`",
+            hint=_hint_for(count),
         )
     return index
+
+
+def _hint_for(count: int) -> str:
+    if count == 0:
+        return "`lmcore doctor`"
+    if count == 1:
+        return (
+            "start one process, or let each see all devices: a script around the command that "
+            "shows every process one of them is not needed"
+        )
+    return f"start at most {count} processes on this host"
 
 
 def defaults(device_type: str, index: int) -> dict[str, Any]:

@@ -43,7 +43,7 @@ _OPEN_MPI = _Dialect(
     ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PBS_JOBID", "SLURM_JOB_ID"),
 )
 _PMI = _Dialect(
-    ("PMI_RANK",),
+    ("PMI_RANK", "PALS_RANKID"),
     ("PMI_SIZE",),
     ("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "MPI_LOCALRANKID"),
     ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE", "MPI_LOCALNRANKS"),
@@ -55,8 +55,9 @@ def translate(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torchrun would have set, where they can be told and are not set.
 
     Nothing is returned where torchrun's are set, and where no launcher is recognised.  DeepSpeed's
-    launcher sets them all but one.  A job's script itself, which a scheduler runs once, is no
-    process of a run: of Slurm only what `srun` sets counts.
+    launcher sets them all but one; PALS does not tell the number of processes under PMIx, so that
+    the user sets `WORLD_SIZE`.  A job's script itself, which a scheduler runs once, is no process
+    of a run: of Slurm only what `srun` sets counts.
 
     Args:
         env: The environment of the process.
@@ -64,10 +65,12 @@ def translate(env: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ConfigError: A variable of the launcher is malformed, or it says half of a place.
     """
-    if env.get("WORLD_SIZE", "").strip():
+    size = env.get("WORLD_SIZE", "").strip()
+    if size:
         here = env.get("LOCAL_SIZE", "").strip()
-        missing = here and not env.get("LOCAL_WORLD_SIZE", "").strip()
-        return {"LOCAL_WORLD_SIZE": here} if missing else {}
+        if here and not env.get("LOCAL_WORLD_SIZE", "").strip():
+            return {"LOCAL_WORLD_SIZE": here}
+        return {} if size == "1" or env.get("RANK", "").strip() else _place_among(size, env)
     for dialect in (_OPEN_MPI, _PMI):
         place = _place(dialect, env)
         if place:
@@ -85,8 +88,18 @@ def _refuse_half(dialect: _Dialect, env: Mapping[str, str]) -> None:
 
     It would be a run of its own, beside so many others that write to the same directory.
     """
-    size = _first(dialect.world_size, env)
-    if _first(dialect.rank, env) is None or size in {None, "1"}:
+    size, rank = _first(dialect.world_size, env), _first(dialect.rank, env)
+    if (
+        rank is not None
+        and size is None
+        and _first(dialect.local_world_size, env) not in {None, "1"}
+    ):
+        raise ConfigError(
+            f"a launcher started this process as rank {rank} of a run, without the number of ranks",
+            why=f"none of `{'`, `'.join(dialect.world_size)}` is set, as under PMIx",
+            hint="set WORLD_SIZE for all of them, or leave `--pmi=pmix` to programs that use MPI",
+        )
+    if rank is None or size in {None, "1"}:
         return
     lacking = [
         one for one in (dialect.local_rank, dialect.local_world_size) if not _first(one, env)
@@ -96,6 +109,23 @@ def _refuse_half(dialect: _Dialect, env: Mapping[str, str]) -> None:
         why="; ".join(f"none of `{'`, `'.join(names)}` is set" for names in lacking),
         hint=_SET_THEM,
     )
+
+
+def _place_among(size: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the place among *size* processes, the number of which was set by hand."""
+    for dialect in (_OPEN_MPI, _PMI):
+        told = _first(dialect.world_size, env)
+        place = _place(dialect, {**env, dialect.world_size[0]: told or size})
+        if not place:
+            continue
+        if place["WORLD_SIZE"] != size:
+            raise ConfigError(
+                f"`WORLD_SIZE={size}`: a launcher started {told} processes",
+                why=f"`{dialect.world_size[0]}` says so",
+                hint="leave `WORLD_SIZE` to the launcher",
+            )
+        return place | _address(place, env, dialect.job)
+    return {}
 
 
 def _place(dialect: _Dialect, env: Mapping[str, str]) -> dict[str, str]:

@@ -139,6 +139,7 @@ def own_chip(new_environment):
     return made
 
 
+@pytest.mark.timeout(300)  # it starts a dozen processes one after the other
 def test_a_device_that_torch_knows_works_as_it_is_written(own_chip, tmp_path):
     """Once its nodes are found, check, own tests, doctor and training pass, on the device."""
     checks = check(own_chip, "mychip")

@@ -78,6 +78,24 @@ def test_half_a_place(env: dict[str, str], lacks: str) -> None:
     assert translate(env | {"PMI_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "1"}) == {}
 
 
+PMIX = {"PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "4", "PALS_APID": "ab"}
+
+
+def test_a_launcher_that_does_not_tell_the_number() -> None:
+    """PALS under PMIx: refused, or with the number that the user sets a place like any other."""
+    with pytest.raises(ConfigError, match="rank 5 of a run, without the number") as caught:
+        translate(PMIX)
+    assert caught.value.why == "none of `PMI_SIZE` is set, as under PMIx"
+    assert (caught.value.hint or "").startswith("set WORLD_SIZE for all of them")
+    env = PMIX | {"WORLD_SIZE": "8"}
+    assert rank_info(env | translate(env)) == RankInfo(5, 1, 8, 4)
+    assert "MASTER_PORT" in translate(env)
+    assert rank_info(translate(PMIX | {"PMI_SIZE": "8"})) == RankInfo(5, 1, 8, 4)
+    assert translate({"PALS_RANKID": "0", "PALS_LOCAL_SIZE": "1"}) == {}
+    with pytest.raises(ConfigError, match="`WORLD_SIZE=9`: a launcher started 8 processes"):
+        translate(PALS | {"WORLD_SIZE": "9"})
+
+
 def test_addresses(tmp_path: Path) -> None:
     """The first host of the job, and a port that every process derives alike."""
     first = translate(SRUN)
