@@ -76,7 +76,8 @@ def _head(suite: Suite, results: Mapping[str, Any]) -> str:
     found = results.get("conformance")
     if found:
         reached = ", ".join(found.get("reached") or []) or "none"
-        failed = ", ".join(found.get("failed", [])) or "no check failed"
+        failed = ", ".join(found.get("failed", []))
+        failed = f"failed: {failed}" if failed else "no check failed"
         lines.append(f"| conformance | levels reached: {reached}; {failed} |")
     if found := results.get("tests"):
         last = found["tail"].strip().splitlines()[-1] if found["tail"].strip() else ""
