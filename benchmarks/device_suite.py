@@ -280,7 +280,7 @@ def speed(runner: Runner) -> None:
 
 def curves(runner: Runner) -> None:
     """Compare 100 steps of lmcore's default run on the device with those of the CPU in float32."""
-    losses = {}
+    losses: list[list[float]] = []
     for device, precision in ((runner.suite.device, runner.suite.precision), ("cpu", "fp32")):
         save = runner.out / f"curve-{device}-{precision}"
         shutil.rmtree(save, ignore_errors=True)
@@ -293,9 +293,9 @@ def curves(runner: Runner) -> None:
             runner.note("curves", {"failed": f"{device}: status {status}: {text[-300:]}"})
             return
         lines = (save / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        losses[device] = [json.loads(line)["loss"] for line in lines]
+        losses.append([json.loads(line)["loss"] for line in lines])
         shutil.rmtree(save / "checkpoints", ignore_errors=True)
-    here, cpu = losses[runner.suite.device], losses["cpu"]
+    here, cpu = losses
     apart = [abs(statistics.mean(here[i : i + 10]) - statistics.mean(cpu[i : i + 10]))
              for i in range(0, CURVE_STEPS, 10)]  # fmt: skip
     found = {"first": abs(here[0] - cpu[0]), "furthest_of_ten": max(apart), "last": cpu[-1]}
