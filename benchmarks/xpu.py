@@ -30,6 +30,6 @@ CASES = (
 if __name__ == "__main__":
     # torch's compiler writes Triton for these GPUs; where that is missing, nothing is compiled.
     triton = importlib.util.find_spec("triton") is not None
-    tests = ("tests/backend", "plugins_xpu/tests", "plugins/triton/tests")
+    tests = ("tests/backend", "plugins/triton/tests")
     suite = Suite("xpu", "bf16", None, CASES, tests, triton=triton, compiled=triton, patience=3.0)
     raise SystemExit(main(suite))
