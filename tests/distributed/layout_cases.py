@@ -18,6 +18,10 @@ FULL, SELECTIVE = "--recompute full", "--recompute selective"
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters"
 
 
+MORE = ("-accumulating", "-selective")
+"""Ends of the names that only processes on the CPU are taken through."""
+
+
 def crossed(layouts: dict[str, str]) -> dict[str, str]:
     """Return each layout by itself, accumulating, and with either recompute while it does."""
     ways = {

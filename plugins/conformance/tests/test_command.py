@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
+from lmcore.plugins import discover
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -191,10 +193,13 @@ def test_only_what_is_selected_is_made(suite: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_cpu_reaches_every_level(suite: Any, tmp_path: Path) -> None:
-    """The CPU's own plugin passes all that it claims."""
+@pytest.mark.parametrize("name", ["cpu", "sim"])
+def test_a_device_reaches_every_level(suite: Any, tmp_path: Path, name: str) -> None:
+    """Our own plugins pass all that they claim."""
+    if name not in {one.name for one in discover(probe=False)}:
+        pytest.skip(f"the plugin `{name}` is not installed")
     file = tmp_path / "report.json"
-    done = suite("--accelerator", "cpu", "--conformance-json", str(file), "--durations=5")
+    done = suite("--accelerator", name, "--conformance-json", str(file), "--durations=5")
     assert done.returncode == 0, done.stdout
     report = json.loads(file.read_text(encoding="utf-8"))
     assert report["reached"] == ["L0", "L1", "L2", "L3", "L4", "L5"]
