@@ -20,6 +20,7 @@ __all__ = [
     "OtherRankError",
     "PluginError",
     "RunError",
+    "counted",
     "nearest",
     "suggestion",
 ]
@@ -119,6 +120,11 @@ class MissingPackageError(LmcoreError):
             hint=f"run `{install}`",
         )
         self.package = package
+
+
+def counted(count: int, word: str) -> str:
+    """Return a number with what it counts, in the singular for one: `1 file`, `1,000 files`."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:

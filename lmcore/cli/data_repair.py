@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
+from lmcore.errors import counted
 
 if TYPE_CHECKING:
     from lmcore.data.repair import RepairReport
@@ -74,6 +75,7 @@ def run(argv: list[str]) -> int:
 
 
 def _summary(report: RepairReport) -> str:
-    lines = [f"{report.prefix}: {report.documents:,} documents, {report.tokens:,} tokens"]
+    counts = f"{counted(report.documents, 'document')}, {counted(report.tokens, 'token')}"
+    lines = [f"{report.prefix}: {counts} of {report.dtype}, format {report.dataset_impl}"]
     lines += [f"  {text}" for text in report.found or ("nothing to repair",)]
     return "\n".join([*lines, *(f"  new: {path}" for path in report.written)])

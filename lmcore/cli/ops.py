@@ -26,7 +26,7 @@ from lmcore.cli.terminal_text import output_width, wrapped
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.section.accelerator import plugin_off_option
-from lmcore.errors import ConfigError, LmcoreError, suggestion
+from lmcore.errors import ConfigError, LmcoreError, counted, suggestion
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,7 +114,7 @@ def _list(argv: list[str]) -> int:
             console.print()
         _print_op(console, spec, table)
     kernels = sum(len(table.candidates(spec.name)) for spec in specs)
-    counts = f"{_counted(len(specs), 'op')}, {_counted(kernels, 'kernel')} beside the references"
+    counts = f"{counted(len(specs), 'op')}, {counted(kernels, 'kernel')} beside the references"
     console.print(f"\n{device.type} ({device.name}): {counts}", soft_wrap=True)
     return 0
 
@@ -350,7 +350,3 @@ def _why_chosen(resolution: Resolution, *, usable: bool) -> str:
         "priority": "chosen: the highest priority of those that do the case",
         "tie": "chosen: of equal priority with another that does the case, and goes first",
     }.get(resolution.source, "chosen: no kernel does the case")
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"

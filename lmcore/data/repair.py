@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from lmcore.data.document_ranges import copy_bytes
-from lmcore.data.index_file import TOKEN_DTYPES, Format, Index, read_index
+from lmcore.data.index_file import CACHED_MAGIC, TOKEN_DTYPES, Format, Index, read_index
 from lmcore.data.index_rebuild import RebuiltIndex
 from lmcore.data.index_writing import IndexContent, write_index
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.indexed_files import changed, disk_errors, replacing
 from lmcore.data.metadata import DatasetMetadata, metadata_path, read_metadata, write_metadata
 from lmcore.data.uncounted_end import CountedEnds, find_uncounted_end
-from lmcore.errors import ConfigError, DataError
+from lmcore.errors import ConfigError, DataError, counted
 
 __all__ = ["RepairReport", "RepairRequest", "hyphenated", "repair"]
 
@@ -59,6 +59,8 @@ class RepairReport:
         written: The files that are new.
         documents: Of the repaired dataset.
         tokens: Likewise.
+        dtype: Type of a stored token.
+        dataset_impl: Format of its index.
     """
 
     prefix: str
@@ -66,6 +68,8 @@ class RepairReport:
     written: tuple[str, ...]
     documents: int
     tokens: int
+    dtype: str
+    dataset_impl: Format
 
     def to_json(self) -> dict[str, object]:
         """Return it as JSON values."""
@@ -90,9 +94,17 @@ def repair(request: RepairRequest) -> RepairReport:
         mended.find(request, metadata, found, Path(f"{target}.idx"))
         written = _write(mended, target)
     dataset = IndexedDataset(target)
-    written += _write_metadata(metadata, prefix, dataset, found)
+    if metadata is not None:
+        right = _right_metadata(metadata, dataset, mended.end)
+        written += _write_metadata(metadata, right, prefix, target, found)
     return RepairReport(
-        target, tuple(found), tuple(map(str, written)), dataset.document_count, dataset.tokens
+        target,
+        tuple(found),
+        tuple(map(str, written)),
+        documents=dataset.document_count,
+        tokens=dataset.tokens,
+        dtype=dataset.dtype.name,
+        dataset_impl=dataset.index.format,
     )
 
 
@@ -140,13 +152,21 @@ def _target(request: RepairRequest, prefix: str) -> str:
 
 
 class _Mended:
-    """The content of the repaired files: the old index, or a new one."""
+    """The content of the repaired files: the old index, or a new one.
+
+    Attributes:
+        content: What the new index says; None where the old one is right.
+        dtype: Type of a stored token.
+        format: Of the index.
+        end: Token that was found to end every document; None where that was not looked for.
+    """
 
     def __init__(self, bin_path: Path, idx_path: Path | None) -> None:
         self.bin_path, self.idx_path = bin_path, idx_path
-        self.content: IndexContent | None = None  # None: the old index is right
+        self.content: IndexContent | None = None
         self.dtype: np.dtype[np.integer] = np.dtype("u1")
         self.format: Format = "mmap"
+        self.end: int | None = None
         self._rebuilt: RebuiltIndex | None = None
 
     def close(self) -> None:
@@ -174,6 +194,8 @@ class _Mended:
             known = index.dtype.name if index else metadata.dtype if metadata else None
             if index is not None:
                 found.append("the index is made anew, as asked")
+                if index.modes is not None:
+                    found.append("the modes of its sequences are not kept")
             _require_free(target)  # before everything is read
             self._rebuild(eod, request.dtype or known, found, target)
             return
@@ -185,9 +207,10 @@ class _Mended:
         if end is None:
             raise _unexplained(index, self.bin_path, size, eod)
         found.append(
-            f"token {end.token} stands after each of {end.count} documents and was not counted"
+            f"token {end.token} stands after each of {counted(end.count, 'document')} and was not "
+            "counted"
         )
-        self.content = CountedEnds(index, end)
+        self.content, self.end = CountedEnds(index, end), end.token
 
     def _old_index(self, found: list[str]) -> Index | None:
         if self.idx_path is None:
@@ -198,6 +221,13 @@ class _Mended:
         except DataError as error:
             found.append(f"the index is damaged: {error.what}")
             return None
+
+    def _old_format(self) -> Format:
+        """Return the format that the old index's first bytes tell, damaged or not."""
+        if self.idx_path is None:
+            return "mmap"
+        with self.idx_path.open("rb") as file:
+            return "cached" if file.read(len(CACHED_MAGIC)) == CACHED_MAGIC else "mmap"
 
     def _rebuild(self, eod: int | None, dtype: str | None, found: list[str], target: Path) -> None:
         if eod is None or dtype is None:
@@ -212,7 +242,7 @@ class _Mended:
             )
         if dtype not in _DTYPES:
             raise DataError(f"`{dtype}` is no type of tokens", hint=f"one of {', '.join(_DTYPES)}")
-        self.dtype, self.format = _DTYPES[dtype], "mmap"
+        self.dtype, self.format = _DTYPES[dtype], self._old_format()
         with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
         self._rebuilt = rebuilt = RebuiltIndex(self.bin_path, self.dtype, eod, target.parent)
@@ -221,8 +251,13 @@ class _Mended:
             f"each token {eod} was taken for the end of a document, and each document for one "
             "sequence"
         )
-        if rebuilt.unended:
-            found.append(f"the last {rebuilt.unended} tokens have no end and are a document")
+        if not rebuilt.unended:
+            self.end = eod
+        else:
+            found.append(
+                f"{counted(rebuilt.unended, 'token')} after the last end "
+                f"{'is' if rebuilt.unended == 1 else 'are'} taken for a document"
+            )
 
 
 def _write(mended: _Mended, target: str) -> list[Path]:
@@ -285,28 +320,38 @@ def _copy(source: Path, target: Path) -> None:
             raise changed(source)
 
 
-def _write_metadata(
-    metadata: DatasetMetadata | None, prefix: str, dataset: IndexedDataset, found: list[str]
-) -> list[Path]:
-    """Write metadata with the right counts; beside the original it stays as it is."""
-    if metadata is None:
-        return []
-    right = replace(
+def _right_metadata(
+    metadata: DatasetMetadata, dataset: IndexedDataset, end: int | None
+) -> DatasetMetadata:
+    """Return the metadata of the repaired dataset, whose documents all end with *end*, if known."""
+    ended = end is not None and end == metadata.eod
+    return replace(
         metadata,
+        append_eod=ended or metadata.append_eod,
         documents=dataset.document_count,
         sequences=len(dataset),
         tokens=dataset.tokens,
         dtype=dataset.dtype.name,
     )
-    path = metadata_path(dataset.prefix)
-    if dataset.prefix == prefix:
-        if right != metadata:
+
+
+def _write_metadata(
+    metadata: DatasetMetadata, right: DatasetMetadata, prefix: str, target: str, found: list[str]
+) -> list[Path]:
+    """Write metadata that is right; beside the original it stays as it is."""
+    path = metadata_path(target)
+    if target == prefix:
+        if replace(right, append_eod=metadata.append_eod) != metadata:
             found.append(f"`{path.name}` has other counts, and was left as it is")
+        elif right != metadata:
+            found.append(f"`{path.name}` says that no end was appended, and was left as it is")
         return []
     if path.exists():
         found.append(f"`{path.name}` is there already, and was left as it is")
         return []
-    write_metadata(dataset.prefix, right)
+    if right.append_eod and not metadata.append_eod:
+        found.append(f"documents end with token {right.eod}, as `{path.name}` says now")
+    write_metadata(target, right)
     return [path]
 
 

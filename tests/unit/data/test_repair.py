@@ -33,7 +33,7 @@ def write(prefix: Path, documents, dtype="uint16", dataset_impl="mmap") -> str:
     return str(prefix)
 
 
-def describe(prefix: str, **counts) -> None:
+def describe(prefix: str, *, append_eod: bool = True, **counts) -> None:
     dataset = IndexedDataset(prefix)
     found = {
         "documents": dataset.document_count,
@@ -42,7 +42,7 @@ def describe(prefix: str, **counts) -> None:
         "dtype": dataset.dtype.name,
     }
     write_metadata(
-        prefix, DatasetMetadata.of(ByteTokenizer(), append_eod=True, **{**found, **counts})
+        prefix, DatasetMetadata.of(ByteTokenizer(), append_eod=append_eod, **{**found, **counts})
     )
 
 
@@ -104,6 +104,46 @@ def test_uncounted_ends_are_counted(
     assert content(folder / "y") == content(write(folder / "z", expected, "uint16", dataset_impl))
     assert "was not counted" in report.found[0]
     assert {name: files(folder)[name] for name in before} == before
+
+
+def test_metadata_says_that_ends_were_counted(tmp_path):
+    """Where the end that is counted now is the tokenizer's, it is metadata of ended documents."""
+    documents = [[[1], [2]], [[3]]]
+    prefix = write(tmp_path / "x", documents)
+    describe(prefix, append_eod=False)
+    spoil(prefix, documents, after_empty=True)
+    report = repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y"))
+    ended = write(tmp_path / "z", right(documents, after_empty=True))
+    describe(ended)
+    assert read_metadata(tmp_path / "y") == read_metadata(ended)
+    assert report.found[-1] == f"documents end with token {EOD}, as `y.meta.json` says now"
+    assert not read_metadata(prefix).append_eod
+
+
+@pytest.mark.parametrize(
+    "documents, eod, append_eod",
+    [
+        ([[[1, EOD]], [[EOD]]], None, True),
+        ([[[1, EOD]], [[2, 3]]], None, False),
+        ([[[1, 9]], [[2, 9]]], 9, False),
+    ],
+)
+def test_metadata_of_an_index_made_anew(tmp_path, documents, eod, append_eod):
+    """All documents end with the tokenizer's end, or the metadata does not say so."""
+    prefix = write(tmp_path / "x", documents)
+    describe(prefix, append_eod=False)
+    repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y", rebuild=True, eod=eod))
+    assert read_metadata(tmp_path / "y").append_eod is append_eod
+
+
+def test_metadata_beside_the_original_stays(tmp_path):
+    """Metadata that says that nothing was appended is not replaced; it is said."""
+    prefix = write(tmp_path / "x", [[[1, EOD]]])
+    describe(prefix, append_eod=False)
+    (tmp_path / "x.idx").unlink()
+    report = repair(RepairRequest(prefix))
+    assert "`x.meta.json` says that no end was appended" in report.found[-1]
+    assert not read_metadata(prefix).append_eod
 
 
 def test_uncounted_ends_keep_modes(tmp_path):
@@ -200,7 +240,7 @@ def test_tokens_after_the_last_end(tmp_path):
     (tmp_path / "x.idx").unlink()
     report = repair(RepairRequest(prefix))
     assert IndexedDataset(prefix).document(1).tolist() == [2, 3]
-    assert "the last 2 tokens have no end and are a document" in report.found
+    assert "2 tokens after the last end are taken for a document" in report.found
     assert report.found[-1] == "`x.meta.json` has other counts, and was left as it is"
     assert read_metadata(prefix).documents == 5
 
@@ -230,6 +270,31 @@ def test_rebuild_that_is_asked_for(tmp_path):
     repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y", rebuild=True, eod=EOD))
     made = IndexedDataset(tmp_path / "y")
     assert [made.get(i).tolist() for i in range(2)] == [[1, 2, EOD], [3, EOD]]
+
+
+@pytest.mark.parametrize("damage", [None, 40])
+@pytest.mark.parametrize("dataset_impl", ["mmap", "cached"])
+def test_index_made_anew_keeps_the_format(tmp_path, dataset_impl, damage):
+    """It has the format of the old one, which its first bytes tell though the rest be damaged."""
+    documents = [[[1, EOD]], [[2, 3, EOD]]]
+    prefix = write(tmp_path / "x", documents, dataset_impl=dataset_impl)
+    expected = content(prefix)
+    idx = tmp_path / "x.idx"
+    idx.write_bytes(idx.read_bytes()[:damage])
+    wanted = {"eod": EOD, "dtype": "uint16", "rebuild": True}
+    report = repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y", **wanted))
+    assert content(tmp_path / "y") == expected
+    assert (report.dataset_impl, report.dtype) == (dataset_impl, "uint16")
+
+
+def test_index_made_anew_is_without_modes(tmp_path):
+    """That they are left out is said."""
+    prefix = write(tmp_path / "x", [[[1, EOD]]])
+    with (tmp_path / "x.idx").open("ab") as file:
+        file.write(b"\1")
+    report = repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y", rebuild=True, eod=EOD))
+    assert "the modes of its sequences are not kept" in report.found
+    assert read_index(tmp_path / "y.idx").modes is None
 
 
 @pytest.mark.parametrize(
