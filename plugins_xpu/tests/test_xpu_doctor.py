@@ -69,10 +69,12 @@ def check(monkeypatch):
 
 
 def test_nothing_fails_without_hardware(check):
-    """No GPU, no libraries, a torch without XPU: nothing to check."""
+    """No GPU, no libraries, a torch without XPU: nothing to check; what a GPU would need is told."""
     found = check(NOTHING)
     assert set(found) == {"device nodes", "level zero", "torch build"}
     assert {one.status for one in found.values()} == {CheckStatus.SKIPPED}
+    assert str(found["level zero"].fix).startswith("for an Intel GPU: install Intel's GPU runtime")
+    assert str(found["torch build"].fix).startswith("for an Intel GPU: run `pip install")
 
 
 def test_a_machine_in_order_is_ok(check):

@@ -13,9 +13,9 @@ from lmcore_xpu.facts import LOADER, RUNTIME, Facts, Gpu
 from lmcore_xpu.selector import Unit
 from lmcore_xpu.visible import MASK, Visible, composite, mask_of, visible_units
 
-__all__ = ["counted_gpus", "kinds", "mixed", "probe", "torch_command"]
+__all__ = ["INSTALL_RUNTIME", "counted_gpus", "kinds", "mixed", "probe", "torch_command"]
 
-_RUNTIME = (
+INSTALL_RUNTIME = (
     "install Intel's GPU runtime, on Ubuntu `apt-get install libze1 libze-intel-gpu1`, elsewhere "
     "as https://dgpu-docs.intel.com says"
 )
@@ -101,7 +101,10 @@ def _fault(facts: Facts, fit: Sequence[Gpu], seen: Visible) -> tuple[str, str]:
         if not there
     ]
     if lacking:
-        return f"Level Zero is not complete: `{'`, `'.join(lacking)}` cannot be loaded", _RUNTIME
+        return (
+            f"Level Zero is not complete: `{'`, `'.join(lacking)}` cannot be loaded",
+            INSTALL_RUNTIME,
+        )
     if facts.torch.toolkit is None:
         version = facts.torch.version
         built = f"torch {version} is built without XPU" if version else "no torch is installed"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
 from lmcore.accelerator.kernel_packages import Packages
 from lmcore_xpu.comm import environment_problem, why_no_xccl
-from lmcore_xpu.detect import counted_gpus, mixed
+from lmcore_xpu.detect import INSTALL_RUNTIME, counted_gpus, mixed, torch_command
 from lmcore_xpu.doctor_ccl import ccl_checks
 from lmcore_xpu.facts import LOADER, RUNTIME, Facts, Gpu, read_facts
 from lmcore_xpu.host import foreign_runtime, read_host
@@ -46,6 +46,13 @@ def _missing(probe: Probe) -> CheckStatus:
     return CheckStatus.FAILED if broken else CheckStatus.SKIPPED
 
 
+def _fix(probe: Probe, wanted: str) -> str | None:
+    """Return what mends it: the probe's words, or what a GPU would need where there is none yet."""
+    if probe.state is ProbeState.ABSENT:
+        return f"for an Intel GPU: {wanted}"
+    return probe.fix
+
+
 def _nodes(facts: Facts, probe: Probe) -> Check:
     if not facts.gpus:
         return Check("device nodes", CheckStatus.SKIPPED, "no Intel GPU on the PCI bus")
@@ -65,7 +72,7 @@ def _libraries(facts: Facts, probe: Probe) -> Check:
     detail = ", ".join(f"{name} {'found' if found else 'missing'}" for name, found in there.items())
     if all(there.values()):
         return Check("level zero", CheckStatus.OK, detail)
-    return Check("level zero", _missing(probe), detail, probe.fix)
+    return Check("level zero", _missing(probe), detail, _fix(probe, INSTALL_RUNTIME))
 
 
 def _build(facts: Facts, probe: Probe) -> Check:
@@ -73,7 +80,9 @@ def _build(facts: Facts, probe: Probe) -> Check:
     if torch.toolkit is not None:
         return Check("torch build", CheckStatus.OK, f"torch {torch.version}, XPU {torch.toolkit}")
     built = f"torch {torch.version} is built without XPU" if torch.version else "no torch"
-    return Check("torch build", _missing(probe), built, probe.fix)
+    return Check(
+        "torch build", _missing(probe), built, _fix(probe, f"run `{torch_command(torch)}`")
+    )
 
 
 def _variables(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Iterator[Check]:
