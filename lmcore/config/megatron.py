@@ -273,7 +273,7 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_TRACKING, "--wandb-project", "--wandb-exp-name", "--wandb-save-dir"),
     **_all(_TRACKING, "--codecarbon-dir", "--log-params-norm", "--log-num-zeros-in-grad"),
     **_all(_PREPARE, "--input", "--output-prefix", "--json-key", "--json-keys", "--append-eod"),
-    **_all(_PREPARE, "--workers"),
+    **_all(_PREPARE, "--workers", "--chunk-size", "--keep-sequential-samples"),
     **_all(_PREPARE, "--split-sentences", "--keep-newlines", "--lang"),
     **_all("use `lmcore data prepare --workers N`", "--partitions"),
     **_all("use `lmcore data merge`", "--datasets"),
@@ -298,6 +298,8 @@ PREPARE_RENAMED: Mapping[str, Renamed] = {
 }
 
 PREPARE_FIXED: Mapping[str, Fixed] = {
+    "--chunk-size": Fixed("workers get batches of 1 MiB of input", None),
+    "--keep-sequential-samples": Fixed("documents keep the order of the input"),
     **_TOKENIZER_FIXED,
 }
 

@@ -172,17 +172,7 @@ def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[Source]:
         sources.append(source)
     _check_modes(sources)
     _check_output(output_prefix, seen)
-    described = [source for source in sources if source.metadata is not None]
-    if described:
-        for source in described[1:]:
-            _check_vocabulary(described[0], source)
-        if len(described) < len(sources):
-            missing = next(source for source in sources if source.metadata is None)
-            _log.warning(
-                "`%s` has no metadata, so that its vocabulary cannot be compared; "
-                "the output gets none",
-                missing.prefix,
-            )
+    _check_vocabularies(sources)
     return sources
 
 
@@ -233,6 +223,24 @@ def _check_modes(sources: Sequence[Source]) -> None:
         raise DataError(
             f"`{kinds[True].prefix}` is multimodal and `{kinds[False].prefix}` is not",
             why="either all sequences of a data set have a mode, or none has",
+        )
+
+
+def _check_vocabularies(sources: Sequence[Source]) -> None:
+    """Compare what metadata says, and say it where there is none to compare."""
+    described = [source for source in sources if source.metadata is not None]
+    for source in described[1:]:
+        _check_vocabulary(described[0], source)
+    if not described and len(sources) > 1:
+        _log.warning(
+            "the data sets have no metadata, so that their vocabularies cannot be compared; "
+            "the output gets none"
+        )
+    elif 0 < len(described) < len(sources):
+        missing = next(source for source in sources if source.metadata is None)
+        _log.warning(
+            "`%s` has no metadata, so that its vocabulary cannot be compared; the output gets none",
+            missing.prefix,
         )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.config.flags import parse_flags
 from lmcore.config.load import load_config
 from lmcore.config.megatron import FIXED, RENAMED, UNSUPPORTED, prepare_flags, train_flags
 from lmcore.config.section import run_options
@@ -126,3 +127,15 @@ def test_tables_of_data_preparation() -> None:
     """`lmcore data prepare` knows the names of the preparing scripts."""
     assert prepare_flags()["--json-key"].today == "--json-keys"
     assert set(prepare_flags()) <= set(train_flags()) | {"--vocab"}
+
+
+def test_flags_of_the_preparing_scripts_that_change_nothing() -> None:
+    """`--chunk-size` and `--keep-sequential-samples` are accepted, with a line that says why."""
+    parsed = parse_flags(
+        ["--chunk-size", "25", "--keep-sequential-samples"], {}, foreign=prepare_flags()
+    )
+    assert not parsed.problems
+    assert [notice.partition(":")[0] for notice in parsed.notices] == [
+        "`--chunk-size 25` changes nothing",
+        "`--keep-sequential-samples` changes nothing",
+    ]

@@ -173,6 +173,15 @@ def test_some_without_metadata(tmp_path, caplog):
     assert "`" + parts[1] + "` has no metadata" in caplog.text
 
 
+def test_none_with_metadata(tmp_path, caplog):
+    """Where no part has metadata a line says that vocabularies were not compared."""
+    parts = [write(tmp_path / "a", [[[1, 2]]]), write(tmp_path / "b", [[[3]]])]
+    merge(parts[:1], str(tmp_path / "m"))
+    assert caplog.text == ""
+    assert not merge(parts, str(tmp_path / "m")).metadata
+    assert "vocabularies cannot be compared" in caplog.text
+
+
 def _mixed_dtype(folder: Path) -> list[str]:
     return [write(folder / "a", [[[1]]]), write(folder / "b", [[[1]]], "int32")]
 
