@@ -69,7 +69,7 @@ def check(monkeypatch):
 
 
 def test_nothing_fails_without_hardware(check):
-    """No GPU, no libraries, a torch without XPU: nothing to check; what a GPU would need is told."""
+    """No GPU, no libraries, a torch without XPU: what a GPU would need is told."""
     found = check(NOTHING)
     assert set(found) == {"device nodes", "level zero", "torch build"}
     assert {one.status for one in found.values()} == {CheckStatus.SKIPPED}
