@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from lmcore.cli.selection import find_plugins
@@ -12,7 +14,9 @@ from lmcore.cli.terminal_text import size_text
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.section.accelerator import plugin_off_option
-from lmcore.errors import LmcoreError
+from lmcore.config.section.tokenizer import TYPES, TokenizerSection
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.errors import LmcoreError, counted
 
 if TYPE_CHECKING:
     from lmcore.data.inspect import Document, InspectReport
@@ -25,11 +29,15 @@ _EPILOG = """\
 The status is 1 where something is wrong.
 
   lmcore data inspect web_text_document --document 0 17
-  lmcore data inspect web_text_document --scan"""
+  lmcore data inspect web_text_document --scan
+  lmcore data inspect megatron_text_document --document 0 \\
+      --tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt"""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class InspectSection:
+class InspectSection(TokenizerSection):
     """Show what an indexed data set holds, and check it."""
 
     prefix: str = option(REQUIRED, "Path of the data set without .bin or .idx.")
@@ -40,7 +48,13 @@ class InspectSection:
         False, "Read all tokens: how often each is there, copies of documents, their ends."
     )
     top: int = option(10, "Most frequent tokens that are shown of a scan.", minimum=0)
-    eod: int | None = option(None, "Id that ends a document, where no metadata says it.", minimum=0)
+    eod: int | None = option(
+        None, "Id that ends a document; default: that of the tokenizer.", minimum=0
+    )
+    tokenizer_type: str | None = option(
+        None, f"{TYPES}; default: that of the data set's metadata.", metavar="TYPE"
+    )
+    vocab_size: int | None = option(None, "Numbers that a NullTokenizer takes.", minimum=1)
     json: bool = option(False, "Print JSON.")
     plugin_off: tuple[str, ...] = plugin_off_option()
 
@@ -58,15 +72,18 @@ def run(argv: list[str]) -> int:
     from lmcore.data.inspect import inspect, read_documents
 
     prefix = without_ending(wanted.prefix)
-    report = inspect(prefix, scan=wanted.scan, eod=wanted.eod, top=wanted.top)
+    given = _given_tokenizer(wanted, argv, prefix)
+    eod = given.eod if wanted.eod is None and given is not None else wanted.eod
+    vocab_size = None if given is None else given.vocab_size
+    report = inspect(prefix, scan=wanted.scan, eod=eod, vocab_size=vocab_size, top=wanted.top)
     documents: list[Document] = []
-    tokenizer, problem = None, None
+    tokenizer, problem = given, None
     if wanted.document:
-        tokenizer = _tokenizer(argv, prefix)
+        tokenizer = given or _recorded_tokenizer(argv, prefix)
         documents = read_documents(prefix, wanted.document, tokenizer)
-    elif report.scan is not None:
+    elif report.scan is not None and given is None:
         try:  # only to show what the frequent tokens say
-            tokenizer = _tokenizer(argv, prefix)
+            tokenizer = _recorded_tokenizer(argv, prefix)
         except LmcoreError as error:
             problem = error.what
     if wanted.json:
@@ -78,7 +95,29 @@ def run(argv: list[str]) -> int:
     return 1 if report.problems else 0
 
 
-def _tokenizer(argv: list[str], prefix: str) -> Tokenizer | None:
+def _given_tokenizer(wanted: InspectSection, argv: list[str], prefix: str) -> Tokenizer | None:
+    """Return the tokenizer that flags name; its type may be that of the metadata."""
+    settings = TokenizerSettings.of(wanted)
+    if settings == TokenizerSettings():
+        return None
+    from lmcore.data.metadata import read_metadata
+    from lmcore.data.tokenizer import tokenizer_from
+    from lmcore.data.tokenizer.registry import registered_types
+
+    metadata = None
+    with suppress(LmcoreError):  # what is wrong with it is told among the problems
+        metadata = read_metadata(prefix)
+    if settings.tokenizer_type is None and metadata is not None:
+        recorded = TokenizerSettings.described(metadata.tokenizer).tokenizer_type
+        settings = replace(settings, tokenizer_type=recorded)
+    extra = registered_types(find_plugins(argv, probe=False))
+    tokenizer = tokenizer_from(settings, extra=extra)
+    if metadata is not None and metadata.fingerprint != tokenizer.fingerprint():
+        _log.warning("`%s` was prepared with another tokenizer than the one given", prefix)
+    return tokenizer
+
+
+def _recorded_tokenizer(argv: list[str], prefix: str) -> Tokenizer | None:
     """Return what the data set was prepared with; None where nothing says it."""
     from lmcore.data.dataset_tokenizer import dataset_tokenizer
     from lmcore.data.metadata import read_metadata
@@ -126,13 +165,14 @@ def _scan_lines(
         rows.append(("lowest, highest", f"{scan.lowest}, {scan.highest}"))
     if scan.beyond:
         rows.append(("not counted apart", f"{scan.beyond:,} tokens of ids below 0 or above 2^24"))
-    rows.append(("copies", f"{scan.duplicates:,} documents that equal an earlier one"))
+    equal = "equals" if scan.duplicates == 1 else "equal"
+    rows.append(("copies", f"{counted(scan.duplicates, 'document')} that {equal} an earlier one"))
     if scan.duplicate_examples:
-        shown = ", ".join(f"{one} = {first}" for one, first in scan.duplicate_examples)
-        rows.append(("", shown))
+        shown = ", ".join(f"{one} equals {first}" for one, first in scan.duplicate_examples)
+        rows.append(("such as", shown))
     if scan.ended is not None:
-        rows.append((f"end with {scan.eod}", f"{scan.ended:,} documents"))
-        rows.append((f"{scan.eod} elsewhere", f"{scan.ends_inside:,} times"))
+        rows.append((f"end with {scan.eod}", counted(scan.ended, "document")))
+        rows.append((f"{scan.eod} elsewhere", counted(scan.ends_inside or 0, "time")))
     else:
         rows.append(("ends", "not looked for; `--eod` names the token"))
     lines = ["", *_table(rows)]
@@ -149,8 +189,12 @@ def _scan_lines(
 def _document_lines(documents: Sequence[Document]) -> list[str]:
     lines = []
     for document in documents:
-        sequences = f" in {len(document.lengths)} sequences" if len(document.lengths) != 1 else ""
-        lines += ["", f"document {document.number}: {len(document.tokens):,} tokens{sequences}"]
+        tokens = counted(len(document.tokens), "token")
+        inside = f" in {counted(len(document.lengths), 'sequence')}"
+        lines += [
+            "",
+            f"document {document.number}: {tokens}{inside if len(document.lengths) != 1 else ''}",
+        ]
         if document.text is None:
             lines.append(" ".join(map(str, document.tokens)))
         else:

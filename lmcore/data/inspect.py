@@ -14,7 +14,7 @@ from lmcore.data.metadata import DatasetMetadata, read_metadata
 from lmcore.data.token_scan import TokenScan, document_bounds, scan_tokens
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.uncounted_end import find_uncounted_end
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = ["Document", "InspectReport", "inspect", "read_documents"]
 
@@ -83,14 +83,20 @@ class Document:
 
 
 def inspect(
-    prefix: str | Path, *, scan: bool = False, eod: int | None = None, top: int = 10
+    prefix: str | Path,
+    *,
+    scan: bool = False,
+    eod: int | None = None,
+    vocab_size: int | None = None,
+    top: int = 10,
 ) -> InspectReport:
     """Describe the dataset of a prefix; every pointer of its index is checked.
 
     Args:
         prefix: The dataset's path without ending.
         scan: Whether all tokens are read, too.
-        eod: Id that ends a document, where no metadata says it.
+        eod: Id that ends a document; None for the metadata's.
+        vocab_size: Number of ids that the tokenizer has; None for the metadata's.
         top: How many of the most frequent ids a scan tells.
 
     Raises:
@@ -115,7 +121,8 @@ def inspect(
     else:
         problems += [] if metadata is None else _differences(dataset, metadata)
         if scan:
-            vocab_size = None if metadata is None else metadata.vocab_size
+            if vocab_size is None and metadata is not None:
+                vocab_size = metadata.vocab_size
             found = scan_tokens(dataset, eod=eod, vocab_size=vocab_size, top=top)
             problems += _token_problems(found, index, metadata)
     sequences = len(index.sizes)
@@ -176,7 +183,7 @@ def _decode(tokenizer: Tokenizer, tokens: list[int], number: int) -> str:
         raise DataError(
             f"document {number} cannot be decoded",
             why=f"token {wrong[0]} is none of the {tokenizer.vocab_size} ids of `{tokenizer.name}`",
-            hint="the data and its metadata do not belong together",
+            hint="the data was prepared with another tokenizer",
         )
     return tokenizer.decode(tokens)
 
@@ -205,8 +212,8 @@ def _uncounted(index: Index, bin_path: Path, eod: int | None) -> list[str]:
     if end is None:
         return []
     told = (
-        f"each of {end.count} documents is followed by token {end.token}, which the index does "
-        "not count, so that all documents after the first are read from wrong places; "
+        f"each of {counted(end.count, 'document')} is followed by token {end.token}, which the "
+        "index does not count, so that all documents after the first are read from wrong places; "
         "`lmcore data repair` counts it"
     )
     return [told]
@@ -215,7 +222,9 @@ def _uncounted(index: Index, bin_path: Path, eod: int | None) -> list[str]:
 def _token_problems(scan: TokenScan, index: Index, metadata: DatasetMetadata | None) -> list[str]:
     problems = []
     if scan.outside:
-        problems.append(f"{scan.outside} tokens are no ids of the tokenizer's vocabulary")
+        problems.append(
+            f"{counted(scan.outside, 'token')} outside the ids of the tokenizer's vocabulary"
+        )
     filled = index.document_count - _empty_documents(index)
     if metadata is not None and metadata.append_eod and scan.ended not in {None, filled}:
         problems.append(

@@ -10,7 +10,7 @@ import pytest
 from lmcore.cli.data import run
 from lmcore.data.indexed_writer import IndexedDatasetWriter
 from lmcore.data.metadata import DatasetMetadata, metadata_path, write_metadata
-from lmcore.data.tokenizer import ByteTokenizer
+from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer
 from lmcore.errors import ConfigError, DataError
 
 
@@ -46,8 +46,8 @@ def test_scan(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A scan shows frequent tokens with what they say, copies and ends."""
     assert run(["inspect", prefix, "--scan", "--top", "2"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "copies 1 documents that equal an earlier one" in lines
-    assert "1 = 0" in lines
+    assert "copies 1 document that equals an earlier one" in lines
+    assert "such as 1 equals 0" in lines
     assert "end with 256 3 documents" in lines
     assert "256 elsewhere 0 times" in lines
     assert lines[-1] == '104 2 "h"'
@@ -73,6 +73,59 @@ def test_altered_tokenizer(prefix: str, capsys: pytest.CaptureFixture[str]) -> N
         run(["inspect", prefix, "--document", "0"])
     assert run(["inspect", prefix, "--scan"]) == 0
     assert "without their text: the tokenizer files" in capsys.readouterr().out
+
+
+BYTES = ["--tokenizer-type", "ByteTokenizer"]
+
+
+def test_given_tokenizer(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Data without metadata is read as text with a tokenizer that flags name; so is its end."""
+    metadata_path(prefix).unlink()
+    assert run(["inspect", prefix, "--document", "2", *BYTES]) == 0
+    assert "document 2: 3 tokens\nno" in capsys.readouterr().out
+    run(["inspect", prefix, "--scan", "--json", *BYTES])
+    assert json.loads(capsys.readouterr().out)["scan"]["ended"] == 3
+    small = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "110"]
+    assert run(["inspect", prefix, "--scan", *small]) == 1
+    assert "4 tokens outside the ids of the tokenizer's vocabulary" in capsys.readouterr().out
+    with pytest.raises(DataError, match="document 0 cannot be decoded"):
+        run(["inspect", prefix, "--document", "0", *small[:-1], "7"])
+
+
+def test_options_of_a_tokenizer_need_its_type(prefix: str) -> None:
+    """Nothing is guessed where neither flags nor metadata say what type it is."""
+    metadata_path(prefix).unlink()
+    with pytest.raises(ConfigError, match="no tokenizer type is given"):
+        run(["inspect", prefix, "--document", "0", "--vocab-file", "v.json"])
+
+
+def test_files_that_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where they are now is told by their flags alone; a tokenizer that is another is warned of."""
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhi\nno\n", encoding="utf-8")
+    tokenizer = build_tokenizer("BertWordPieceCase", vocab_file=str(vocabulary))
+    prefix = f"{tmp_path}/x_text_document"
+    with IndexedDatasetWriter(prefix, "uint16") as writer:
+        writer.add_document(tokenizer.encode("no hi"))
+    metadata = DatasetMetadata.of(
+        tokenizer, append_eod=False, documents=1, sequences=1, tokens=2, dtype="uint16"
+    )
+    write_metadata(prefix, metadata)
+    moved = vocabulary.rename(tmp_path / "moved.txt")
+    with pytest.raises(ConfigError, match="cannot be built"):
+        run(["inspect", prefix, "--document", "0"])
+    assert run(["inspect", prefix, "--document", "0", "--vocab-file", str(moved)]) == 0
+    assert "2 tokens\nno hi" in capsys.readouterr().out
+
+
+def test_another_tokenizer(
+    prefix: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tokenizer that is not the recorded one is used as asked, with a warning."""
+    null = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "300"]
+    assert run(["inspect", prefix, "--document", "2", *null]) == 0
+    assert "document 2: 3 tokens\n110 111 256" in capsys.readouterr().out
+    assert "was prepared with another tokenizer than the one given" in caplog.text
 
 
 def test_repair(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,7 @@ def test_ends_that_are_missing(tmp_path):
     describe(prefix)
     problems = inspect(prefix, scan=True).problems
     assert problems == (
-        "1 tokens are no ids of the tokenizer's vocabulary",
+        "1 token outside the ids of the tokenizer's vocabulary",
         "the metadata says that documents end with token 256, 1 of 3 do",
     )
     assert inspect(prefix).problems == ()
