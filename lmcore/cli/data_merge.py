@@ -11,7 +11,7 @@ from lmcore.cli.terminal_text import size_text
 from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from lmcore.data.merge import MergeReport
@@ -73,11 +73,17 @@ def run(argv: list[str]) -> int:
 
 def _summary(report: MergeReport) -> str:
     speed = report.bytes / max(report.seconds, 1e-9)
-    counts = f"{report.datasets:,} data sets, {report.documents:,} documents"
+    counts = ", ".join(
+        [
+            counted(report.datasets, "data set"),
+            counted(report.documents, "document"),
+            counted(report.tokens, "token"),
+        ]
+    )
     return "\n".join(
         [
             f"{report.prefix}.bin, .idx",
-            f"  {counts}, {report.tokens:,} tokens of {report.dtype}",
+            f"  {counts} of {report.dtype}",
             f"  {size_text(report.bytes)} in {report.seconds:.1f} s ({size_text(speed)}/s)",
             "",
             f"next: lmcore train --data-path {shlex.quote(report.prefix)}",

@@ -11,7 +11,7 @@ from lmcore.cli.terminal_text import size_text
 from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import option
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from lmcore.data.split_indexed import IndexedSplitReport
@@ -111,9 +111,10 @@ def _split_lines(wanted: SplitSection) -> JsonSplitReport:
         wanted.input_files, wanted.output_dir, shares=wanted.test_percent, seed=wanted.seed
     )
     if not wanted.json:
-        print(f"{report.lines:,} lines of {len(report.files):,} files in {report.seconds:.1f} s")
+        lines, files = counted(report.lines, "line"), counted(len(report.files), "file")
+        print(f"{lines} of {files} in {report.seconds:.1f} s")
         for part in report.parts:
-            print(f"  {part.path:<30} {part.lines:,} lines")
+            print(f"  {part.path:<30} {counted(part.lines, 'line')}")
     return report
 
 
@@ -127,10 +128,9 @@ def _split_indexed(wanted: SplitSection) -> IndexedSplitReport:
     prefixes = chosen_datasets(wanted.datasets, wanted.input)
     report = split_indexed(prefixes, without_ending(wanted.output_prefix), samples=wanted.samples)
     if not wanted.json:
-        print(
-            f"{report.documents:,} documents of {report.datasets:,} data sets "
-            f"in {report.seconds:.1f} s"
-        )
+        documents = counted(report.documents, "document")
+        print(f"{documents} of {counted(report.datasets, 'data set')} in {report.seconds:.1f} s")
         for file in report.files:
-            print(f"  {file.prefix:<30} {file.documents:,} documents, {size_text(file.bytes)}")
+            documents = counted(file.documents, "document")
+            print(f"  {file.prefix:<30} {documents}, {size_text(file.bytes)}")
     return report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import option
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from lmcore.data.weights import DatasetTokens
@@ -73,7 +73,8 @@ def run(argv: list[str]) -> int:
         corpora = len({file.corpus for file in files})
         tokens = sum(one.total_num_tokens for one in counts)
         print(
-            f"{wanted.output}: {len(files):,} data sets of {corpora:,} corpora, {tokens:,} tokens",
+            f"{wanted.output}: {counted(len(files), 'data set')} of "
+            f"{corpora:,} {'corpus' if corpora == 1 else 'corpora'}, {counted(tokens, 'token')}",
             file=sys.stderr,
         )
     if wanted.json:

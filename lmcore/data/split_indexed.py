@@ -14,7 +14,7 @@ from lmcore.data.indexed import IndexedDataset
 from lmcore.data.indexed_files import IndexedFiles
 from lmcore.data.merge import open_sources, with_counts
 from lmcore.data.metadata import write_metadata
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = ["IndexedSplitReport", "SplitFile", "split_indexed"]
 
@@ -125,6 +125,6 @@ def _require_unused(output_prefix: str) -> None:
         if found:
             raise DataError(
                 f"`{path.parent / found[0]}` is there already",
-                why=f"{len(found)} files have names that the output may get",
+                why=f"{counted(len(found), 'file')} of names that the output may get would stay",
                 hint="remove them, or give another `--output-prefix`",
             )

@@ -11,8 +11,8 @@ import math
 import os
 import random
 import time
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +20,7 @@ from pathlib import Path
 from lmcore.data.indexed_files import changed, disk_errors, replace_file
 from lmcore.data.input.compression import BOM, STDIN, open_text
 from lmcore.data.input.files import find_inputs
-from lmcore.errors import ConfigError, DataError
+from lmcore.errors import ConfigError, DataError, counted
 
 __all__ = ["JsonPart", "JsonSplitReport", "split_json"]
 
@@ -64,22 +64,25 @@ def split_json(
 
     Args:
         inputs: Files of JSON lines, or patterns.
-        output_dir: Where the files go; made where it is missing.
+        output_dir: Where the files go; made where it is missing, and without files of such names.
         shares: Of dev and, where one is wanted, of test, as parts of one.
         seed: Of the choice.
 
     Raises:
         ConfigError: Shares that leave nothing, or are no parts of one.
-        DataError: Input that is missing, damaged or changes; a part without lines; a full disk.
-            No file is left, and older ones stay.
+        DataError: Input that is missing, damaged or changes; a part without lines; files of an
+            earlier split; a full disk.  No file is left, and older ones stay.
     """
     start = time.perf_counter()
     _check_shares(shares)
     files = _line_files(inputs)
-    paths = [Path(output_dir) / f"{name}.json" for name in _NAMES[: 1 + len(shares)]]
-    _require_apart(files, paths)
+    _require_apart(files)
+    paths = [Path(output_dir) / f"{name}.json" for name in _NAMES]
+    _require_unused(paths)
+    paths = paths[: 1 + len(shares)]
     counts = _line_counts(_count(files), shares)
     with ExitStack() as stack:
+        stack.enter_context(_directory(Path(output_dir)))
         parts = []
         for path in paths:
             parts.append(_Part(path))
@@ -97,6 +100,21 @@ def split_json(
     )
 
 
+@contextmanager
+def _directory(path: Path) -> Iterator[None]:
+    """Make a directory, and take it away again where what is to stand in it fails."""
+    made = [one for one in (path, *path.parents) if not one.exists()]
+    with disk_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # others may have put something there
+            for one in made:
+                one.rmdir()
+        raise
+
+
 class _Part:
     """A file of lines and its map, under temporary names until `commit`."""
 
@@ -106,7 +124,6 @@ class _Part:
             target.with_name(f"{target.name}.{os.getpid()}.tmp") for target in self.targets
         )
         with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._lines, self._map = (one.open("wb", buffering=_PIECE) for one in self._temporaries)
 
     def write(self, piece: bytes) -> None:
@@ -202,10 +219,10 @@ def _line_counts(total: int, shares: tuple[float, ...]) -> list[int]:
     counts.insert(0, total - sum(counts))
     for name, count in zip(_NAMES, counts, strict=False):
         if not count:
+            shown = [f"{part} {one:,}" for part, one in zip(_NAMES, counts, strict=False)]
             raise DataError(
                 f"`{name}` gets no line",
-                why=f"the input has {total} lines, and the parts "
-                f"{', '.join(map(str, counts))} of them",
+                why=f"of {counted(total, 'line')} the parts get {', '.join(shown[:-1])} and {shown[-1]}",
                 hint="give more lines, or other shares by `--test-percent`",
             )
     return counts
@@ -244,14 +261,24 @@ def _line_files(inputs: Sequence[str]) -> list[str]:
     return [file.path for file in found]
 
 
-def _require_apart(files: Sequence[str], outputs: Sequence[Path]) -> None:
+def _require_apart(files: Sequence[str]) -> None:
     seen: list[Path] = []
     for file in map(Path, files):
         if any(file.samefile(other) for other in seen):
             raise DataError(f"`{file}` is given twice", why="its lines would be there twice")
         seen.append(file)
-        if any(output.exists() and file.samefile(output) for output in outputs):
-            raise DataError(
-                f"the input `{file}` would be replaced by the output",
-                hint="give another `--output-dir`",
-            )
+
+
+def _require_unused(paths: Sequence[Path]) -> None:
+    """Raise where files of an earlier split stand, were it of more parts than this one.
+
+    Its test lines would stay beside a train file that has them too.
+    """
+    names = [name for path in paths for name in (path, Path(f"{path}.map"))]
+    if there := [path for path in names if path.exists()]:
+        raise DataError(
+            f"`{there[0]}` is there already",
+            why=f"{counted(len(there), 'file')} of an earlier split would be replaced, or stay and "
+            "hold lines that other parts have too",
+            hint="remove them, or give another `--output-dir`",
+        )

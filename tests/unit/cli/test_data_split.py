@@ -61,8 +61,11 @@ def test_split_lines(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["split", "--input_files", f"{folder}/web.jsonl", *flags]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [part["lines"] for part in report["parts"]] == [7, 2, 1]
+    flags[1] = f"{folder}/other"
     assert run(["split", "--input-files", f"{folder}/web.jsonl", *flags[:-1]]) == 0
-    assert "7 lines" in capsys.readouterr().out
+    first, *parts = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert first.startswith("10 lines of 1 file in ")
+    assert [part.split(" ", 1)[1] for part in parts] == ["7 lines", "2 lines", "1 line"]
 
 
 @pytest.mark.parametrize(

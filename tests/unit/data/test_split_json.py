@@ -120,11 +120,31 @@ def test_input_that_is_none(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             split_json(inputs, tmp_path / "out", shares=(0.2,))
-    split_json([source], tmp_path / "out", shares=(0.2,))
-    before = (tmp_path / "out/train.json").read_bytes()
-    with pytest.raises(DataError, match="would be replaced"):
-        split_json([str(tmp_path / "out/train.json")], tmp_path / "out", shares=(0.2,))
-    assert (tmp_path / "out/train.json").read_bytes() == before
+
+
+def test_earlier_split(tmp_path: Path) -> None:
+    """Its files are not replaced, not in part either: its test lines would be in train as well."""
+    source, out = make(tmp_path / "a.jsonl", 10, "x"), tmp_path / "out"
+    split_json([source], out, shares=(0.2, 0.1))
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(DataError, match=r"train\.json` is there already") as caught:
+        split_json([source], out, shares=(0.2,))
+    assert "6 files of an earlier split" in str(caught.value.why)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    for path in out.iterdir():
+        if path.name != "test.json":
+            path.unlink()
+    with pytest.raises(DataError, match=r"test\.json` is there already"):
+        split_json([source], out, shares=(0.2,))
+
+
+def test_part_without_lines(tmp_path: Path) -> None:
+    """The message says how many lines each part would get."""
+    source = make(tmp_path / "a.jsonl", 10, "x")
+    with pytest.raises(DataError, match="`test` gets no line") as caught:
+        split_json([source], tmp_path / "out", shares=(0.2, 0.01))
+    assert caught.value.why == "of 10 lines the parts get train 8, dev 2 and test 0"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("grow", [True, False])
@@ -140,7 +160,7 @@ def test_input_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gro
     monkeypatch.setattr(module, "_deal", change)
     with pytest.raises(DataError, match="changed while it was read"):
         split_json([source], tmp_path / "out", shares=(0.2,))
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_damaged_input(tmp_path: Path) -> None:
@@ -153,17 +173,17 @@ def test_damaged_input(tmp_path: Path) -> None:
 
 
 def test_full_disk(tmp_path: Path) -> None:
-    """A full disk is an error; files of an earlier split stay."""
-    small, large = make(tmp_path / "a.jsonl", 10, "x"), make(tmp_path / "b.jsonl", 9000, "y")
-    split_json([small], tmp_path / "out", shares=(0.2,))
-    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    """A full disk is an error; no file of the split is left, nor the directory made for it."""
+    large = make(tmp_path / "b.jsonl", 9000, "y")
+    (tmp_path / "there").mkdir()
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
-        with pytest.raises(DataError, match="cannot write"):
-            split_json([large], tmp_path / "out", shares=(0.2,))
+        for name in ("new/out", "there"):
+            with pytest.raises(DataError, match="cannot write"):
+                split_json([large], tmp_path / name, shares=(0.2,))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["b.jsonl", "there"]
