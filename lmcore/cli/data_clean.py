@@ -184,7 +184,7 @@ def _request(wanted: CleanSection, tokenizer: Tokenizer | None) -> CleanRequest:
 
 
 def _tokenizer(wanted: CleanSection, argv: list[str]) -> Tokenizer | None:
-    settings = TokenizerSettings.of(wanted)
+    settings = TokenizerSettings.without_model(wanted)
     if wanted.tokenizer_type is None:
         if given := settings.given():
             raise ConfigError(

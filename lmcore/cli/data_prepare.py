@@ -180,7 +180,7 @@ def _request(
 def _tokenizer(wanted: PrepareSection, argv: list[str], ahead: BpeAhead | None) -> Tokenizer:
     from lmcore.data.tokenizer import tokenizer_from
 
-    settings = TokenizerSettings.of(wanted)
+    settings = TokenizerSettings.without_model(wanted)
     if wanted.tokenizer_type in BUILT_IN_TYPES and not wanted.plugin_off:
         # Without the plugins, which take a tenth of a second, and bring other types.
         return tokenizer_from(settings, ahead=ahead)

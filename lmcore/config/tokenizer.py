@@ -51,6 +51,21 @@ class TokenizerSettings:
         return cls(**{field.name: getattr(section, field.name) for field in _FIELDS})
 
     @classmethod
+    def without_model(cls, section: object) -> TokenizerSettings:
+        """Do what `of` does, for a command that has no model to pad.
+
+        Raises:
+            ConfigError: `vocab_size` was given to a built-in type that does not take it.
+        """
+        settings = cls.of(section)
+        options = BUILT_IN_TYPES.get(settings.tokenizer_type or "")
+        if options is not None and settings.vocab_size is not None:
+            problem = settings.unwanted(options, padded=False)
+            if problem is not None:
+                raise problem
+        return settings
+
+    @classmethod
     def described(cls, description: Mapping[str, object]) -> TokenizerSettings:
         """Return what `describe` described; what a plugin's type says besides is left out.
 
@@ -95,13 +110,16 @@ class TokenizerSettings:
             if all(getattr(self, name) is None for name in names)
         ]
 
-    def unwanted(self, options: TypeOptions) -> ConfigError | None:
+    def unwanted(self, options: TypeOptions, *, padded: bool = True) -> ConfigError | None:
         """Return the error where an option was given that the type does not take.
 
-        `vocab_size` may always be there: it is also the size that a model is padded to.
+        Args:
+            options: Of the type.
+            padded: Whether there is a model: then `vocab_size` may always be there, as the size
+                that it is padded to.
         """
         for name, typed in self.given().items():
-            if name != "vocab_size" and name not in options.allowed:
+            if not (padded and name == "vocab_size") and name not in options.allowed:
                 taken = ", ".join(f"`{_flag(one)}`" for one in options.allowed)
                 return ConfigError(
                     f"`{typed}` does not go with `--tokenizer-type {self.tokenizer_type}`",

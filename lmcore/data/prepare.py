@@ -26,6 +26,7 @@ from lmcore.data.indexed_writer import IndexedDatasetWriter
 from lmcore.data.input.batch import Batch
 from lmcore.data.input.compression import STDIN
 from lmcore.data.input.files import InputFile, find_inputs
+from lmcore.data.input.fitting import unfitting
 from lmcore.data.input.problem import Problem
 from lmcore.data.input.read import read_input
 from lmcore.data.metadata import DatasetMetadata, remove_metadata, write_metadata
@@ -171,11 +172,13 @@ def problems_before(request: PrepareRequest) -> list[LmcoreError]:
 def _looked_at(request: PrepareRequest) -> tuple[list[InputFile], list[LmcoreError]]:
     problems = problems_of(request)
     files: list[InputFile] = []
+    missing: list[LmcoreError] = []
     for given in request.inputs or ("",):
         try:
             files.extend(find_inputs([given] if given else [], request.input_format))
         except LmcoreError as error:
-            problems.append(error)
+            missing.append(error)
+    problems += missing or unfitting(request.reading, files)
     unsteady = [file.path for file in files if not Path(file.path).is_file()]
     if request.resume and unsteady:
         problems.append(

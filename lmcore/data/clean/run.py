@@ -26,6 +26,7 @@ from lmcore.data.clean.output import STDOUT, LineWriter
 from lmcore.data.clean.work import AnyBatch, Processed, Segment, process
 from lmcore.data.indexed_files import disk_errors
 from lmcore.data.input.files import find_inputs
+from lmcore.data.input.fitting import unfitting
 from lmcore.data.input.problem import Reason
 from lmcore.data.input.read import read_input
 from lmcore.data.worker_pool import BatchWork, work_ordered
@@ -137,6 +138,8 @@ def clean(
     """
     segments = plan_chain(request)
     inputs = find_inputs(request.inputs, request.input_format)
+    if problems := unfitting(request.reading, inputs):
+        raise ConfigError.collect(problems)
     files = [file.path for file in inputs]
     _check_paths(request, files)
     options = replace(

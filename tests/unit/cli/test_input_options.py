@@ -75,6 +75,13 @@ def test_flags_reach_the_readers(here, capsys, name, content, flags, expected):
         (["--eval-text-key", "x"], "prepare that text by itself, with `--json-keys KEY`"),
         (["--input-format", "parket"], "parquet"),
         (["--max-document-mib", "0"], "--max-document-mib"),
+        (["--document-per", "line"], "`--document-per line` does not go with the input"),
+        (["--delim", ";"], "`--delim` does not go with the input"),
+        (["--no-header"], "it is for a table, and `x.jsonl` is read as jsonl"),
+        (["--quotes"], "`--quotes` does not go with the input"),
+        (["--no-quotes", "--input-format", "text"], "`--no-quotes` does not go with the input"),
+        (["--delim", ";", "--input-format", "parquet"], "`--input-format csv`"),
+        (["--vocab-size", "5"], "`--vocab-size 5` does not go with `--tokenizer-type Byte"),
     ],
 )
 def test_flags_that_cannot_be_met_are_usage_errors(here, capsys, flags, message):
@@ -83,6 +90,27 @@ def test_flags_that_cannot_be_met_are_usage_errors(here, capsys, flags, message)
     assert prepare("--input", "x.jsonl", *flags) == 2
     assert message in capsys.readouterr().err
     assert sorted(path.name for path in here.iterdir()) == ["x.jsonl"]
+
+
+def test_flags_that_suit_one_file_of_several_are_taken(here):
+    """Among files of several formats a flag need only concern one."""
+    (here / "x.jsonl").write_text('{"text": "a"}\n')
+    (here / "x.txt").write_text("b\nc")
+    assert prepare("--input", "x.jsonl", "x.txt", "--document-per", "line") == 0
+    assert documents("out_text_document") == ["a", "b", "c"]
+
+
+def test_clean_refuses_flags_of_another_format(here, capsys):
+    """`lmcore data clean` reads as `prepare` does, and refuses alike, a size without use too."""
+    (here / "x.jsonl").write_text('{"text": "a"}\n')
+    clean = ["data", "clean", "length", "--input", "x.jsonl", "--output", "y.jsonl"]
+    assert main([*clean, "--min-characters", "1", "--document-per", "line", "--no-header"]) == 2
+    told = capsys.readouterr().err
+    assert "`--document-per line` does not go" in told
+    assert "`--no-header` does not go" in told
+    assert main([*clean, "--tokenizer-type", "ByteTokenizer", "--vocab-size", "5"]) == 2
+    assert "`--vocab-size 5` does not go" in capsys.readouterr().err
+    assert not (here / "y.jsonl").exists()
 
 
 def test_long_document_is_bounded_by_the_flag(here, capsys):
