@@ -219,10 +219,10 @@ def _line_counts(total: int, shares: tuple[float, ...]) -> list[int]:
     counts.insert(0, total - sum(counts))
     for name, count in zip(_NAMES, counts, strict=False):
         if not count:
-            shown = [f"{part} {one:,}" for part, one in zip(_NAMES, counts, strict=False)]
+            *shown, last = [f"{part} {one:,}" for part, one in zip(_NAMES, counts, strict=False)]
             raise DataError(
                 f"`{name}` gets no line",
-                why=f"of {counted(total, 'line')} the parts get {', '.join(shown[:-1])} and {shown[-1]}",
+                why=f"of {counted(total, 'line')} the parts get {', '.join(shown)} and {last}",
                 hint="give more lines, or other shares by `--test-percent`",
             )
     return counts
