@@ -25,11 +25,11 @@ from lmcore.data.indexed import token_dtype
 from lmcore.data.indexed_writer import IndexedDatasetWriter
 from lmcore.data.input.batch import Batch
 from lmcore.data.input.compression import STDIN
-from lmcore.data.input.files import InputFile, find_inputs
-from lmcore.data.input.fitting import unfitting
+from lmcore.data.input.files import InputFile
 from lmcore.data.input.problem import Problem
 from lmcore.data.input.read import read_input
 from lmcore.data.metadata import DatasetMetadata, remove_metadata, write_metadata
+from lmcore.data.prepare_checks import looked_at, problems_before
 from lmcore.data.prepare_request import (
     KeyReport,
     PrepareReport,
@@ -37,13 +37,12 @@ from lmcore.data.prepare_request import (
     Progress,
     ProgressCallback,
     document_prefix,
-    problems_of,
 )
 from lmcore.data.prepare_state import Identity, PrepareState, identity_of
 from lmcore.data.shards import ShardedOutput
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.worker_pool import BatchWork, work_ordered
-from lmcore.errors import ConfigError, DataError, LmcoreError, RunError
+from lmcore.errors import ConfigError, DataError, RunError
 
 __all__ = [
     "KeyReport",
@@ -164,35 +163,9 @@ def _metadata(
     )
 
 
-def problems_before(request: PrepareRequest) -> list[LmcoreError]:
-    """Return everything that stands in the way of a request, before anything is read."""
-    return _looked_at(request)[1]
-
-
-def _looked_at(request: PrepareRequest) -> tuple[list[InputFile], list[LmcoreError]]:
-    problems = problems_of(request)
-    files: list[InputFile] = []
-    missing: list[LmcoreError] = []
-    for given in request.inputs or ("",):
-        try:
-            files.extend(find_inputs([given] if given else [], request.input_format))
-        except LmcoreError as error:
-            missing.append(error)
-    problems += missing or unfitting(request.reading, files)
-    unsteady = [file.path for file in files if not Path(file.path).is_file()]
-    if request.resume and unsteady:
-        problems.append(
-            ConfigError(
-                f"`--resume` cannot read `{unsteady[0]}` a second time",
-                why="it is standard input" if unsteady[0] == STDIN else "it is no file",
-            )
-        )
-    return files, problems
-
-
 def _checked(request: PrepareRequest) -> _Job:
     """Look for everything that stands in the way, and raise it at once."""
-    files, problems = _looked_at(request)
+    files, problems = looked_at(request)
     if problems:
         raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
     dtype = np.dtype(token_dtype(request.tokenizer.vocab_size))

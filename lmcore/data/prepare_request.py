@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lmcore.data.indexed_writer import FORMATS, IndexedDatasetWriter
@@ -112,6 +113,14 @@ def problems_of(request: PrepareRequest) -> list[LmcoreError]:
         for key in dict.fromkeys(keys)
         if not key or "/" in key or "\0" in key
     )
+    if os.path.basename(request.output_prefix) in {"", ".", ".."}:  # noqa: PTH119  # Path drops `/`
+        found.append(
+            ConfigError(
+                f"`--output-prefix {request.output_prefix}` has no name for the files",
+                why="the names of the files begin with its last part",
+                hint=f"for example `--output-prefix {Path(request.output_prefix) / 'web'}`",
+            )
+        )
     for flag, value in (
         ("--workers", request.workers),
         ("--log-interval", request.log_interval),

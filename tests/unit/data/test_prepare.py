@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -229,12 +230,29 @@ def test_empty_corpus_is_an_error(tmp_path, content, message):
         ({"json_keys": ("a/b",)}, "file name"),
         ({"workers": 0}, "at least 1"),
         ({"log_interval": 0}, "at least 1"),
+        ({"output_prefix": "out/"}, "`--output-prefix out/` has no name"),
+        ({"output_prefix": ""}, "has no name"),
+        ({"output_prefix": "out/."}, "has no name"),
     ],
 )
 def test_impossible_request_is_refused(tmp_path, changes, message):
     """Keys, workers and intervals that cannot be are refused before anything is read."""
     with pytest.raises(ConfigError, match=message):
-        prepare(request("nowhere", tmp_path / "out", **changes))
+        prepare(replace(request("nowhere", tmp_path / "out"), **changes))
+
+
+@pytest.mark.parametrize("other", ["in", "link", "hard", "i*"])
+def test_file_given_twice_is_refused(tmp_path, other):
+    """A file that comes twice, by name, link or pattern, is told before anything is read."""
+    source = lines(tmp_path / "in", {"text": "a"})
+    if other == "link":
+        (tmp_path / other).symlink_to(source)
+    elif other == "hard":
+        (tmp_path / other).hardlink_to(source)
+    told = "are the same file" if other in {"link", "hard"} else "`.*/in` is given twice"
+    with pytest.raises(ConfigError, match=told):
+        prepare(request([source, str(tmp_path / other)], tmp_path / "out"))
+    assert not (tmp_path / "out.partial").exists()
 
 
 def test_append_eod_needs_an_eod(tmp_path):
