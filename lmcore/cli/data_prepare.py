@@ -267,7 +267,7 @@ def _summary(report: PrepareReport, request: PrepareRequest) -> str:
         if output.empty:
             lines.append(f"  {output.empty:,} documents without text under `{output.key}` left out")
     if report.skipped:
-        lines.append(f"lines skipped: {counts_text(report.skipped)}")
+        lines.append(f"skipped: {counts_text(report.skipped)}")
     speed = speed_text(report.documents, report.megabytes_per_second, report.seconds)
     lines += [
         f"read {size_text(report.json_bytes)} in {report.seconds:.1f} s ({speed})",

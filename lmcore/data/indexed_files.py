@@ -21,6 +21,7 @@ from lmcore.data.index_writing import IndexContent, write_index
 from lmcore.errors import DataError
 
 __all__ = [
+    "DiskFullError",
     "IndexedFiles",
     "changed",
     "commit_pair",
@@ -33,20 +34,26 @@ __all__ = [
 _BUFFER = 1 << 20
 
 
+class DiskFullError(DataError):
+    """There is no room for what is to be written."""
+
+
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn an `OSError` inside the block into a `DataError` that names *path*."""
+    """Turn an `OSError` inside the block into a `DataError` that names *path*.
+
+    Raises:
+        DiskFullError: The disk, or the user's share of it, is full.
+    """
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        raise DataError(
-            f"cannot write `{path}`",
-            why=error.strerror or str(error),
-            hint="make room on the disk and start again; no incomplete file is left"
-            if full
-            else "check the directory and its permissions",
-        ) from error
+        what, why = f"cannot write `{path}`", error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            hint = "make room on the disk and start again; no incomplete file is left"
+            raise DiskFullError(what, why=why, hint=hint) from error
+        hint = "check the directory and its permissions"
+        raise DataError(what, why=why, hint=hint) from error
 
 
 def changed(path: str | Path) -> DataError:

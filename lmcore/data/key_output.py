@@ -73,7 +73,7 @@ class KeyOutput:
         self._paths = [folder / f"{number}.{ending}" for ending in ("bin", "sizes", "documents")]
         self._files: list[BinaryIO] = []
         for path, size in zip(self._paths, self._sizes_on_disk(), strict=True):
-            with disk_errors(self.bin_path):
+            with disk_errors(path):
                 self._files.append(_opened(path, size))
 
     def _sizes_on_disk(self) -> tuple[int, int, int]:
@@ -106,7 +106,7 @@ class KeyOutput:
         per_document = key.per_document
         if per_document is None:
             per_document = np.ones(len(lengths), dtype="<i4")
-        with disk_errors(self.bin_path):
+        with disk_errors(self._paths[0]):
             for file, values in zip(self._files, (tokens, lengths, per_document), strict=True):
                 file.write(np.ascontiguousarray(values).data)
         count = self.counts
@@ -124,7 +124,7 @@ class KeyOutput:
 
     def sync(self) -> None:
         """Bring everything to the disk."""
-        with disk_errors(self.bin_path):
+        with disk_errors(self._paths[0]):
             for file in self._files:
                 file.flush()
                 os.fsync(file.fileno())
@@ -140,11 +140,11 @@ class KeyOutput:
 
     def finish(self, format_: Format) -> None:
         """Write the index, and bring all to the disk."""
-        with disk_errors(self.bin_path):
+        with disk_errors(self._paths[0]):
             for file in self._files:
                 file.flush()
             os.fsync(self._files[0].fileno())
-        with disk_errors(self.idx_path), self._idx.open("wb") as file:
+        with disk_errors(self._idx), self._idx.open("wb") as file:
             write_index(file, self, self.dtype, format_)
             file.flush()
             os.fsync(file.fileno())

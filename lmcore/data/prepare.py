@@ -99,8 +99,8 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
                 request, key.sequences, key.documents, key.counts.tokens, job.dtype
             )
             write_metadata(key.prefix, metadata)
-    except BaseException:
-        output.abandon()
+    except BaseException as error:
+        output.abandon(error)
         raise
     output.remove()
     report = totals.report()
@@ -304,19 +304,23 @@ class _Totals:
             return
         files = [file.path for file in self._job.files]
         named = ", ".join(f"`{file}`" for file in files[:3]) + (" ..." if len(files) > 3 else "")
-        lost = ", ".join(f"{count} {reason}" for reason, count in self._skipped.items())
+        lost = ", ".join(f"{count:,} {reason}" for reason, count in self._skipped.items())
         if not self._documents:
             raise DataError(
                 f"no documents in {named}",
-                why=f"lines left out: {lost}" if lost else "the input is empty",
-                hint="`--on-error stop` names the first bad line" if lost else "check `--input`",
+                why=f"left out: {lost}" if lost else "the input is empty",
+                hint="`--on-error stop` names the first" if lost else "check `--input`",
             )
         for key, output in zip(self._request.json_keys, self.output.keys, strict=True):
             if not output.counts.tokens:
                 raise DataError(
                     f"no text under the key `{key}` in {named}",
-                    why=f"it is empty in all of {self._documents} documents",
-                    hint="check `--json-keys`",
+                    why=f"left out: {lost}; it is empty in the other {self._documents:,} documents"
+                    if lost
+                    else f"it is empty in all of {self._documents:,} documents",
+                    hint="`--on-error stop` names the first that was left out"
+                    if lost
+                    else "check `--json-keys`",
                 )
 
     def report(self) -> PrepareReport:

@@ -230,7 +230,7 @@ class KeyReport:
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What was prepared; `skipped` counts the lines left out, by reason.
+    """What was prepared; `skipped` counts what was left out, by reason.
 
     `seconds` are those of this run, and of the runs that it continued.
     """

@@ -22,8 +22,10 @@ from typing import BinaryIO
 import numpy as np
 
 from lmcore.data.encoded import KeyTokens
-from lmcore.data.indexed_files import disk_errors
+from lmcore.data.indexed_files import DiskFullError, disk_errors
 from lmcore.data.indexed_writer import FORMATS
+from lmcore.data.input.compression import DamagedError
+from lmcore.data.input.problem import BadInputError
 from lmcore.data.key_output import KeyOutput
 from lmcore.data.prepare_state import (
     Identity,
@@ -119,18 +121,23 @@ class ShardedOutput:
         shutil.rmtree(self.folder, ignore_errors=True)
         self._release()
 
-    def abandon(self) -> None:
-        """Keep the complete shards alone; nothing where there are none."""
+    def abandon(self, cause: BaseException) -> None:
+        """Keep the complete shards alone; nothing where there are none.
+
+        Args:
+            cause: What ends the run; its hint gets to say how the shards are kept.
+        """
         if not self.state.shards:
             self.remove()
             return
         for output, counts in zip(self.keys, self.state.keys, strict=True):
             output.abandon(counts)
         _log.warning(
-            "%d shards (%s documents) are complete in `%s`: continue with `--resume`",
+            "%d shards (%s documents) are complete in `%s`: continue with `%s`",
             self.state.shards,
             f"{self.state.documents:,}",
             self.folder,
+            _way_on(cause),
         )
         self._release()
 
@@ -140,6 +147,18 @@ class ShardedOutput:
         self._lock.close()
         if self.folder.is_dir() and not any(path.name != "lock" for path in self.folder.iterdir()):
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _way_on(cause: BaseException) -> str:
+    """Return the flags that continue after *cause*; its hint must not lead away from them."""
+    if isinstance(cause, DiskFullError):
+        cause.hint = "make room on the disk and continue with `--resume`"
+    if isinstance(cause, BadInputError | DamagedError):
+        flags = "--resume --on-error skip"
+        kept = f"`{flags}` alone keeps the complete shards: a file that is mended is another input"
+        cause.hint = f"{cause.hint}; {kept}" if cause.hint else kept
+        return flags
+    return "--resume"
 
 
 def _locked(folder: Path) -> BinaryIO:

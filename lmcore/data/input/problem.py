@@ -7,7 +7,7 @@ from typing import Literal
 
 from lmcore.errors import DataError
 
-__all__ = ["BadDocument", "Problem", "Reason", "Unit", "too_long"]
+__all__ = ["BadDocument", "BadInputError", "Problem", "Reason", "Unit", "too_long"]
 
 Reason = Literal[
     "not UTF-8",
@@ -23,6 +23,10 @@ Reason = Literal[
 ]
 
 Unit = Literal["line", "row", "object", "document", "file"]
+
+
+class BadInputError(DataError):
+    """A document that cannot be used, and that is not to be skipped."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +58,16 @@ class Problem:
             else (f"`{self.source}` {self.unit} {self.line}")
         )
 
-    def error(self) -> DataError:
+    def error(self) -> BadInputError:
         """Return the error that stops the run."""
         mend = (
             "mend the file, or keep what can be read of it with `--on-error skip`"
             if self.unit == "file"
             else f"mend the {self.unit}, or leave such {self.unit}s out with `--on-error skip`"
         )
-        return DataError(f"{self.where}: {self.reason}", why=self.detail, hint=self.hint or mend)
+        return BadInputError(
+            f"{self.where}: {self.reason}", why=self.detail, hint=self.hint or mend
+        )
 
 
 class BadDocument(Exception):  # noqa: N818  # never reaches a user: it becomes a `Problem`

@@ -130,7 +130,7 @@ def test_skipped_lines_are_counted(corpus: Path, capsys: pytest.CaptureFixture[s
     assert not Path("out_text_document.bin").exists()
     capsys.readouterr()
     assert run([*PREPARE, "--on-error", "skip"]) == 0
-    assert "lines skipped: 1 " in capsys.readouterr().out
+    assert "\nskipped: 1 " in capsys.readouterr().out
 
 
 def test_damaged_data_set(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -205,6 +205,17 @@ def test_tokenizer_that_refuses_a_text_names_the_line(tmp_path):
     assert documents(tmp_path / "out_text_document") == [[1, 2], [3]]
 
 
+def test_text_that_was_left_out_is_counted_where_none_is_left(tmp_path):
+    """Where all that has text was skipped, the error counts it by its reasons."""
+    source = lines(tmp_path / "in", {"text": "words"}, {"text": ""}, {"text": "more"}, {"id": 1})
+    with pytest.raises(DataError, match="no text under the key") as caught:
+        prepare(request(source, tmp_path / "out", tokenizer=NullTokenizer(10), on_error="skip"))
+    assert caught.value.why == (
+        "left out: 1 key missing, 2 not encodable; it is empty in the other 1 documents"
+    )
+    assert caught.value.hint == "`--on-error stop` names the first that was left out"
+
+
 @pytest.mark.parametrize(
     "content, message",
     [

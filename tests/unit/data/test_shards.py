@@ -200,13 +200,14 @@ def test_full_disk_keeps_complete_shards_alone(tmp_path, whole, caplog):
     try:
         with (
             caplog.at_level(logging.WARNING),
-            pytest.raises(DataError, match="cannot write"),
+            pytest.raises(DataError, match=r"cannot write `.*/out\.partial/[01]\.bin`") as caught,
         ):
             prepare(request(names, tmp_path / "cut/out"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
     assert "continue with `--resume`" in caplog.text
+    assert caught.value.hint == "make room on the disk and continue with `--resume`"
     prepare(request(names, tmp_path / "cut/out", resume=True))
     assert outputs(tmp_path / "cut") == made
 
@@ -253,13 +254,15 @@ def test_changed_tokenizer_or_input_is_refused(tmp_path, whole, bpe_files):
     assert "was changed since" in caught.value.why
 
 
-def test_bad_lines_may_be_skipped_on_resuming(tmp_path):
+def test_bad_lines_may_be_skipped_on_resuming(tmp_path, caplog):
     """A bad line late in the input costs nothing: the run continues with `--on-error skip`."""
     names = corpus(tmp_path)
     content = Path(names[2]).read_bytes()
     Path(names[2]).write_bytes(content + b"{bad\n" + content)
-    with pytest.raises(DataError, match="line 401"):
+    with pytest.raises(DataError, match="line 401") as caught:
         prepare(request(names, tmp_path / "out"))
+    assert "`--resume --on-error skip` alone keeps the complete shards" in str(caught.value.hint)
+    assert "continue with `--resume --on-error skip`" in caplog.text
     state = json.loads((tmp_path / "out.partial/state.json").read_text())["state"]
     assert state["file"] == 2
     report = prepare(request(names, tmp_path / "out", resume=True, on_error="skip"))
