@@ -238,8 +238,8 @@ class _Run:
             carried="a step",
             done="cleaned",
         )
-        processed = work_ordered(stream, work, workers=self._request.workers)
         meter = _Meter(self._doing(planned), self._progress, self._log_interval)
+        processed = work_ordered(meter.timed(stream), work, workers=self._request.workers)
         with closing(processed):
             counted = self._counted(processed, meter, first=not number)
             if planned.gathering is None:
@@ -329,9 +329,13 @@ class _Meter:
         self._documents = self._bytes = self._shown = 0
         self._start = self._compared_at = 0.0
 
+    def timed(self, stream: Iterable[AnyBatch]) -> Iterator[AnyBatch]:
+        """Yield *stream*; the time begins when the segments before give the first batch of it."""
+        for batch in stream:
+            self._start = self._start or time.perf_counter()
+            yield batch
+
     def add(self, documents: int, size: int) -> None:
-        if not self._start:  # the segments before have come to their end
-            self._start = time.perf_counter()
         self._documents += documents
         self._bytes += size
         if self._documents - self._shown >= self._interval:

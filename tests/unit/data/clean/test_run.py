@@ -8,6 +8,7 @@ import json
 import logging
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from lmcore.data.clean.chain import STEPS, CleanRequest, plan_chain
 from lmcore.data.clean.output import LineWriter
 from lmcore.data.clean.run import Progress, clean
+from lmcore.data.clean.work import AnyBatch, Processed, Segment, process
 from lmcore.errors import ConfigError, DataError
 
 
@@ -301,6 +303,25 @@ def test_progress(tmp_path: Path, corpus: Callable) -> None:
     ]
     assert told[-1].line().startswith("shuffle: 10 documents (")
     assert told[-1].line().endswith(" MB/s)")
+
+
+@pytest.mark.parametrize("chain", ["length", "shuffle length"])
+def test_pace_counts_the_work_on_the_first_batch(
+    tmp_path: Path, corpus: Callable, monkeypatch: pytest.MonkeyPatch, chain: str
+) -> None:
+    """What is told of a single batch has the time that it took, not of what came after it."""
+
+    def slowly(batch: AnyBatch, segment: Segment) -> Processed:
+        time.sleep(0.05)
+        return process(batch, segment)
+
+    monkeypatch.setattr("lmcore.data.clean.run.process", slowly)
+    told: list[Progress] = []
+    path = corpus(["a", "b"])
+    output = str(tmp_path / "o.jsonl")
+    clean(CleanRequest(tuple(chain.split()), (path,), output, min_characters=1), told.append)
+    assert [one.count for one in told] == [2] * len(chain.split())
+    assert all(0.05 <= one.seconds < 5 for one in told)
 
 
 @pytest.fixture(autouse=True)
