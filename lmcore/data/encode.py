@@ -12,7 +12,8 @@ import numpy.typing as npt
 from lmcore.data.block import join_block
 from lmcore.data.encoded import Encoded, EncodePlan, KeyTokens
 from lmcore.data.input.batch import Batch, LineBatch
-from lmcore.data.input.document import text_of
+from lmcore.data.input.compression import BOM
+from lmcore.data.input.document import byte_order_mark, text_of
 from lmcore.data.input.problem import BadDocument, Problem
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.native import EncodesBlocks
@@ -21,6 +22,9 @@ from lmcore.errors import LmcoreError
 __all__ = ["EncodePlan", "Encoded", "KeyTokens", "encode_batch"]
 
 _SKIP = "or leave such lines out with `--on-error skip`"
+_MEND_TEXT = (
+    "`lmcore data clean fix` mends such texts, `--on-error skip` leaves out what cannot be encoded"
+)
 
 
 def encode_batch(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> Encoded:
@@ -85,6 +89,8 @@ def _texts(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
     except RecursionError:
         raise BadDocument("broken JSON", "it is nested too deeply") from None
     except ValueError as error:
+        if line.startswith(BOM):
+            raise byte_order_mark() from None
         hint = _ONE_LINE if line.strip() in (b"{", b"[") else _other_format(line)
         raise BadDocument("broken JSON", _json_error(error), hint) from None
     if not isinstance(record, dict):
@@ -133,7 +139,8 @@ def _encodable(
                 if not tokenizer.encodes_any_text:
                     tokenizer.encode(text)
         except (UnicodeEncodeError, LmcoreError) as error:
-            bad = BadDocument("not encodable", _reason(error))
+            hint = _MEND_TEXT if isinstance(error, UnicodeEncodeError) else None
+            bad = BadDocument("not encodable", _reason(error), hint)
             found.append(bad.at(batch.source, number, unit))
         else:
             kept.append(row)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmcore.data.input.batch import TextBatch
+from lmcore.data.input.compression import BOM
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument, Problem, Unit
@@ -15,6 +16,7 @@ from lmcore.errors import nearest
 
 __all__ = [
     "Document",
+    "byte_order_mark",
     "gathered",
     "key_missing",
     "record_of",
@@ -117,6 +119,8 @@ def record_of(line: bytes) -> dict[str, Any]:
     except RecursionError:
         raise BadDocument("broken JSON", "it is nested too deeply") from None
     except json.JSONDecodeError as error:
+        if line.startswith(BOM):
+            raise byte_order_mark() from None
         detail = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         raise BadDocument("broken JSON", detail) from None
     except ValueError as error:  # a number of thousands of digits
@@ -124,6 +128,15 @@ def record_of(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise BadDocument("broken JSON", "a document is a JSON object, this line is none")
     return record
+
+
+def byte_order_mark() -> BadDocument:
+    """Return what is wrong with a line that begins with the mark, which only a file may."""
+    return BadDocument(
+        "broken JSON",
+        "it begins with a byte-order mark, as where files were put together",
+        r"take the marks out by `sed -i 's/^\xEF\xBB\xBF//' FILE`, or give the files one by one",
+    )
 
 
 def text_of(record: Mapping[str, object], key: str, flag: str) -> str:

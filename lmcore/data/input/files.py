@@ -20,6 +20,7 @@ from lmcore.errors import ConfigError, DataError, suggestion
 
 __all__ = [
     "FORMATS",
+    "MAGIC",
     "Format",
     "InputFile",
     "ending_of",
@@ -49,7 +50,8 @@ _ENDINGS: dict[str, Format] = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
-_MAGIC: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"FEA1": "arrow"}
+MAGIC: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"FEA1": "arrow"}
+"""What files of columns begin with; a stream of Arrow has nothing of its own."""
 _PEEK_BYTES = 1 << 12
 
 
@@ -114,7 +116,7 @@ def format_of(path: str) -> InputFile:
         return InputFile(path, named)
     if path != STDIN and Path(path).is_file():  # of a pipe nothing can be put back
         start = _start(path)
-        for magic, known in _MAGIC.items():
+        for magic, known in MAGIC.items():
             if start.startswith(magic):
                 return InputFile(path, known)
     return InputFile(path, "jsonl")

@@ -6,12 +6,14 @@ Nothing is done line by line here; the lines are parsed where they are encoded.
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
 
 from lmcore.data.input.batch import LineBatch
-from lmcore.data.input.compression import blocks, open_input
-from lmcore.data.input.files import InputFile
+from lmcore.data.input.compression import STDIN, blocks, open_input
+from lmcore.data.input.files import MAGIC, InputFile
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import too_long
+from lmcore.errors import DataError
 
 __all__ = ["read"]
 
@@ -21,13 +23,15 @@ def read(file: InputFile, options: InputOptions) -> Generator[LineBatch, None, N
 
     Raises:
         DamagedError: It cannot be read to its end; all whole lines before came.
-        DataError: It cannot be read at all.
+        DataError: It cannot be read at all, or holds columns: Parquet or Arrow.
     """
     bound = options.max_document_bytes
     begun = _Begun(bound)
     number = 1
     with open_input(file.path) as opened:
         for block in blocks(opened, min(options.batch_bytes, bound)):
+            if number == 1 and not begun.size:
+                _require_text(block, file.path)
             first, end = block.find(b"\n") + 1, block.rfind(b"\n") + 1
             if not end:
                 begun.add(block)
@@ -50,6 +54,19 @@ def read(file: InputFile, options: InputOptions) -> Generator[LineBatch, None, N
             yield LineBatch(file.path, number, b"", opened.position(), (long,))
         elif begun.size:
             yield LineBatch(file.path, number, begun.joined(b""), opened.position())
+
+
+def _require_text(start: bytes, path: str) -> None:
+    """Raise where columns come from a pipe, which tells nothing before, or under a wrong name."""
+    for magic, format_ in MAGIC.items():
+        if start.startswith(magic):
+            raise DataError(
+                f"`{path}` holds no JSON lines",
+                why=f"it begins as {format_.capitalize()} does",
+                hint=f"add `--input-format {format_}`"
+                if path != STDIN and Path(path).is_file()
+                else "store it as a file first, and give that",
+            )
 
 
 class _Begun:

@@ -185,6 +185,21 @@ def test_hint_names_the_nearest_key_and_the_format_of_an_array(tmp_path):
         prepare(request(str(tmp_path / "array"), tmp_path / "out"))
 
 
+def test_hint_of_a_byte_order_mark_and_of_a_surrogate_is_of_use(tmp_path, hand_made):
+    """A mark in the middle, and half a surrogate pair, are told with what mends them."""
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n' * 2)
+    for tokenizer in (ByteTokenizer(), hand_made):
+        with pytest.raises(DataError, match="line 2: broken JSON") as caught:
+            prepare(request(str(source), tmp_path / "out", tokenizer=tokenizer))
+        assert "byte-order mark" in caught.value.why
+        assert r"sed -i 's/^\xEF\xBB\xBF//' FILE" in caught.value.hint
+    source.write_text('{"text": "\\ud800"}\n')
+    with pytest.raises(DataError, match="line 1: not encodable") as caught:
+        prepare(request(str(source), tmp_path / "out"))
+    assert caught.value.hint.startswith("`lmcore data clean fix` mends such texts")
+
+
 def test_first_bad_line_is_named_whatever_the_workers(tmp_path):
     """With several workers the error is that of the first bad line of the input."""
     source = tmp_path / "in"

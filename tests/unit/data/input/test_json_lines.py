@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import sys
 import threading
 
 import pytest
@@ -15,6 +17,7 @@ from lmcore.data.input.files import InputFile, find_inputs
 from lmcore.data.input.json_lines import read
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.read import read_input
+from lmcore.errors import DataError
 
 
 def lines_of(path, **options):
@@ -91,6 +94,21 @@ def test_first_long_line_ends_the_reading_unless_skipped(tmp_path):
     (batch,) = lines_of(tmp_path / "x", max_document_bytes=100, batch_bytes=7)
     assert batch.problems
     assert not batch.block
+
+
+@pytest.mark.parametrize("start", [b"PAR1", b"ARROW1\0\0"])
+def test_columns_are_told_from_lines(tmp_path, monkeypatch, start):
+    """Parquet or Arrow from standard input, or under a name of JSON lines, is named as such."""
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(start + b"\x15\x04\x15\n" * 9)
+    with pytest.raises(DataError, match="holds no JSON lines") as caught:
+        lines_of(path, skip=True)
+    assert caught.value.hint in {"add `--input-format parquet`", "add `--input-format arrow`"}
+    with path.open("rb") as raw:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw))
+        with pytest.raises(DataError, match="`-` holds no JSON lines") as caught:
+            lines_of("-")
+    assert caught.value.hint == "store it as a file first, and give that"
 
 
 def test_a_pipe_is_read(tmp_path):
