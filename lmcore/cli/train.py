@@ -35,6 +35,7 @@ def run(argv: list[str]) -> int:
         print(render_run_help("lmcore train", SUMMARY, plugins=sections))
         return 0
     from lmcore.data.corpora import named_texts
+    from lmcore.data.source_check import source_problems
     from lmcore.data.tokenizer.registry import registered_types
     from lmcore.runtime.launched import end_with_launcher
     from lmcore.runtime.launchers import translate
@@ -51,7 +52,10 @@ def run(argv: list[str]) -> int:
     loaded = load_config(
         argv,
         plugins=plugin_sections(plugins),
-        check=lambda loaded: problems_of(loaded, world_size=_asked(loaded, rank)),
+        check=lambda loaded: [
+            *problems_of(loaded, world_size=_asked(loaded, rank)),
+            *source_problems(loaded.config.data),
+        ],
     )
     plugins = plugins.without(loaded.config.accelerator.plugin_off)  # a file's, too
     selection = select_device(plugins, loaded.config.accelerator.device, rank)

@@ -27,6 +27,8 @@ __all__ = [
     "overlapping_ranges",
     "parse_data_path",
     "parse_weighted_split_paths",
+    "read_sources",
+    "without_ending",
 ]
 
 Part = Literal["train", "valid", "test"]
@@ -106,51 +108,64 @@ class RunSources:
 def data_sources(settings: DataSection) -> RunSources:
     """Return the sources that the `data` section names; the bundled text has none.
 
-    Texts in `train_data` are divided by `--split` where validation and test have nothing of
-    their own.
-
     Raises:
         ConfigError: Weights or ranges that cannot be read, all of them; names the options.
+    """
+    found, problems = read_sources(settings)
+    _raise_all(problems)
+    return found
+
+
+def read_sources(settings: DataSection) -> tuple[RunSources, list[LmcoreError]]:
+    """Return the sources as far as they can be read, and what is wrong with the words.
+
+    A source whose weight or range is wrong is among them, so that more can be found wrong with it.
+    Texts in `train_data` are divided by `--split` where validation and test have nothing of
+    their own.
     """
     own: dict[Part, Blend] = {}
     problems: list[LmcoreError] = []
     for part in PARTS:
         for option in OWN[part]:
             words = getattr(settings, option)
-            try:
-                if words:
-                    own[part] = _own_blend(option, words)
-            except ConfigError as problem:
-                problems += [problem, *problem.others]
-    _raise_all(problems)
+            if words:
+                own[part] = _own_blend(option, words, problems)
     if set(own) == {"train"} and own["train"].option == "train_data":
-        return RunSources(own["train"])
+        return RunSources(own["train"]), problems
     if own:
-        return RunSources(None, own)
+        return RunSources(None, own), problems
+    divided = None
     if settings.data_file_list is not None:
-        return RunSources(Blend("data_file_list", (), file_list=settings.data_file_list))
-    if settings.data_path:
-        return RunSources(Blend("data_path", parse_data_path(settings.data_path, "--data-path")))
-    if settings.corpus is not None:
-        return RunSources(Blend("corpus", (DataSource(settings.corpus, corpus=True),)))
-    return RunSources(None)
+        divided = Blend("data_file_list", (), file_list=settings.data_file_list)
+    elif settings.data_path:
+        sources = _data_path(settings.data_path, "--data-path", problems)
+        divided = Blend("data_path", sources)
+    elif settings.corpus is not None:
+        divided = Blend("corpus", (DataSource(settings.corpus, corpus=True),))
+    return RunSources(divided), problems
 
 
-def _own_blend(option: str, words: tuple[str, ...]) -> Blend:
+def _own_blend(option: str, words: tuple[str, ...], problems: list[LmcoreError]) -> Blend:
     flag = "--" + option.replace("_", "-")
     if option.endswith("_data"):
         return Blend(option, tuple(DataSource(word, corpus=True) for word in words))
     if option.endswith("_data_path"):
-        return Blend(option, parse_data_path(words, flag))
-    groups = parse_weighted_split_paths(words, flag)
+        return Blend(option, _data_path(words, flag, problems))
+    groups = _weighted_split_paths(words, flag, problems)
     if len(groups) > 1:
-        raise ConfigError(
+        problem = ConfigError(
             f"`{flag}` names {len(groups)} blends: {', '.join(f'`{name}`' for name in groups)}",
             why="a run trains, validates and tests on one blend each",
             hint="keep one of them, or put their paths into one",
         )
-    ((title, sources),) = groups.items()
+        problems.append(problem)
+    title, sources = next(iter(groups.items()), ("", ()))
     return Blend(option, sources, title)
+
+
+def without_ending(path: str) -> str:
+    """Return the prefix that `PREFIX.bin`, `PREFIX.idx` or the prefix itself names."""
+    return path.removesuffix(".bin").removesuffix(".idx")
 
 
 def parse_data_path(words: Sequence[str], flag: str) -> tuple[DataSource, ...]:
@@ -159,34 +174,40 @@ def parse_data_path(words: Sequence[str], flag: str) -> tuple[DataSource, ...]:
     Raises:
         ConfigError: A weight that is negative, zero or none, or that some sources lack.
     """
+    problems: list[LmcoreError] = []
+    found = _data_path(words, flag, problems)
+    _raise_all(problems)
+    return found
+
+
+def _data_path(
+    words: Sequence[str], flag: str, problems: list[LmcoreError]
+) -> tuple[DataSource, ...]:
     numeric = [_is_number(word) for word in words]
     if not any(numeric):
-        return tuple(DataSource(word.strip()) for word in words)
+        return tuple(DataSource(without_ending(word.strip())) for word in words)
     shown = f"`{flag} {' '.join(words)}`"
     for place, (word, number) in enumerate(zip(words, numeric, strict=True)):
         if place % 2 == 0 and not number:
-            raise ConfigError(
+            problem = ConfigError(
                 f"{shown}: `{word}` stands where a weight is expected",
                 why="other data sets have weights",
                 hint=_ONE_BY_ONE,
             )
-        if place % 2 == 1 and number:
-            raise ConfigError(
-                f"{shown}: `{word}` stands where a data set is expected", hint=_ONE_BY_ONE
-            )
-    if len(words) % 2:
-        raise ConfigError(
-            f"{shown}: no data set follows the weight `{words[-1]}`", hint=_ONE_BY_ONE
-        )
-    problems: list[ConfigError] = []
-    found = []
-    for text, path in zip(words[::2], words[1::2], strict=True):
-        try:
-            found.append(DataSource(path.strip(), _weight(text, path, flag)))
-        except ConfigError as problem:
             problems.append(problem)
-    _raise_all(problems)
-    return tuple(found)
+            return ()
+        if place % 2 == 1 and number:
+            what = f"{shown}: `{word}` stands where a data set is expected"
+            problems.append(ConfigError(what, hint=_ONE_BY_ONE))
+            return ()
+    if len(words) % 2:
+        what = f"{shown}: no data set follows the weight `{words[-1]}`"
+        problems.append(ConfigError(what, hint=_ONE_BY_ONE))
+        return ()
+    return tuple(
+        DataSource(without_ending(path.strip()), _weight(text, path, flag, problems))
+        for text, path in zip(words[::2], words[1::2], strict=True)
+    )
 
 
 def parse_weighted_split_paths(
@@ -201,25 +222,34 @@ def parse_weighted_split_paths(
     Raises:
         ConfigError: Not such a text, a bad weight, or a range that is empty or beyond 0 to 1.
     """
+    problems: list[LmcoreError] = []
+    found = _weighted_split_paths(words, flag, problems)
+    _raise_all(problems)
+    return found
+
+
+def _weighted_split_paths(
+    words: Sequence[str], flag: str, problems: list[LmcoreError]
+) -> dict[str, tuple[DataSource, ...]]:
     groups = list(words) if any(" " in word.strip() for word in words) else [" ".join(words)]
     found: dict[str, tuple[DataSource, ...]] = {}
-    problems: list[ConfigError] = []
     for group in groups:
         title, colon, rest = (part.strip() for part in group.partition(":"))
         entries = [entry.split() for entry in rest.split(",") if entry.strip()]
         if not (colon and title and entries) or any(len(entry) != 3 for entry in entries):
-            raise ConfigError(f"`{flag} {group}` cannot be read", hint=_RANGES)
+            problems.append(ConfigError(f"`{flag} {group}` cannot be read", hint=_RANGES))
+            continue
         if title in found:
-            raise ConfigError(f"`{flag}` has two blends of the name `{title}`", hint=_RANGES)
-        sources = []
-        for weight, span, path in entries:
-            try:
-                one = DataSource(path, _weight(weight, path, flag), _range(span, path, flag))
-                sources.append(one)
-            except ConfigError as problem:
-                problems.append(problem)
-        found[title] = tuple(sources)
-    _raise_all(problems)
+            what = f"`{flag}` has two blends of the name `{title}`"
+            problems.append(ConfigError(what, hint=_RANGES))
+        found[title] = tuple(
+            DataSource(
+                without_ending(path),
+                _weight(weight, path, flag, problems),
+                _range(span, path, flag, problems),
+            )
+            for weight, span, path in entries
+        )
     return found
 
 
@@ -251,12 +281,14 @@ def _shown(blend: Blend, source: DataSource) -> str:
     return f"`{source.documents[0]:g}:{source.documents[1]:g}` of `{blend.flag}`"
 
 
-def _weight(text: str, path: str, flag: str) -> float:
+def _weight(text: str, path: str, flag: str, problems: list[LmcoreError]) -> float | None:
     why, hint = None, "give a number above 0; weights need not sum to 1"
     try:
         weight = float(text)
     except ValueError:
-        raise ConfigError(f"`{flag}`: `{text}` is not a weight, for `{path}`", hint=hint) from None
+        what = f"`{flag}`: `{text}` is not a weight, for `{path}`"
+        problems.append(ConfigError(what, hint=hint))
+        return None
     if weight == 0:
         why, hint = "nothing would be read of it", f"leave `{path}` out, or {hint}"
     elif not math.isfinite(weight):
@@ -264,24 +296,28 @@ def _weight(text: str, path: str, flag: str) -> float:
     elif weight < 0:
         why = "a data set cannot be read a negative number of times"
     if why:
-        raise ConfigError(f"`{flag}`: the weight of `{path}` is {text}", why=why, hint=hint)
+        what = f"`{flag}`: the weight of `{path}` is {text}"
+        problems.append(ConfigError(what, why=why, hint=hint))
     return weight
 
 
-def _range(text: str, path: str, flag: str) -> tuple[float, float]:
+def _range(text: str, path: str, flag: str, problems: list[LmcoreError]) -> tuple[float, float]:
+    """Return start and end; of a range that is none, one that has no document."""
     start_text, _, end_text = text.partition(":")
     try:
         start, end = float(start_text), float(end_text)
     except ValueError:
-        raise ConfigError(
-            f"`{flag}`: `{text}` is not a range, for `{path}`", hint=_RANGES
-        ) from None
+        what = f"`{flag}`: `{text}` is not a range, for `{path}`"
+        problems.append(ConfigError(what, hint=_RANGES))
+        return 0.0, 0.0
     if not 0 <= start < end <= 1:
-        raise ConfigError(
+        problem = ConfigError(
             f"`{flag}`: the range `{text}` of `{path}` is empty or goes beyond the data set",
             why="start and end are shares of the documents, 0 <= start < end <= 1",
             hint=_RANGES,
         )
+        problems.append(problem)
+        return 0.0, 0.0
     return start, end
 
 

@@ -10,10 +10,10 @@ from lmcore.config.data_source import (
     OWN,
     PARTS,
     Blend,
+    DataSource,
     Part,
-    RunSources,
-    data_sources,
     overlapping_ranges,
+    read_sources,
 )
 from lmcore.config.load import LoadedConfig
 from lmcore.config.split import parse_split
@@ -82,14 +82,9 @@ def _validation(loaded: LoadedConfig) -> Problems:
 
 
 def _sources(loaded: LoadedConfig) -> Problems:
-    """Weights, ranges and files of every source."""
-    found = RunSources(None)
-    try:
-        found = data_sources(loaded.config.data)
-    except ConfigError as problem:
-        yield ConfigError(problem.what, why=problem.why, hint=problem.hint)
-        yield from problem.others
-        return
+    """Weights, ranges and files of every source; those that a list names are told later."""
+    found, problems = read_sources(loaded.config.data)
+    yield from problems
     yield from overlapping_ranges(found)
     for blend in found.blends():
         if blend.file_list is not None and not Path(blend.file_list).is_file():
@@ -154,20 +149,20 @@ def _change(loaded: LoadedConfig) -> Problems:
 def _no_data(loaded: LoadedConfig, blend: Blend, prefix: str, missing: list[str]) -> ConfigError:
     why = "no file " + " and no file ".join(f"`{prefix}{suffix}`" for suffix in missing)
     hint = "`lmcore data prepare` makes a data set"
-    stem = prefix.removesuffix(".bin").removesuffix(".idx")
-    for candidate in (stem, prefix + "_text_document"):
-        if candidate != prefix and Path(candidate + ".idx").is_file():
-            meant = f"{blend.flag} {candidate}" if len(blend.sources) == 1 else candidate
-            hint = f"did you mean `{meant}`?"
+    candidate = prefix + "_text_document"
+    if Path(candidate + ".idx").is_file():
+        alone = blend.sources == (DataSource(prefix),)
+        meant = f"{blend.flag} {candidate}" if alone else candidate
+        hint = f"did you mean `{meant}`?"
     which = f": `{prefix}`" if len(blend.sources) > 1 else ""
     return ConfigError(f"{loaded.shown(blend.option)}: no such data set{which}", why=why, hint=hint)
 
 
 DATA_RULES: tuple[Callable[[LoadedConfig], Problems], ...] = (
-    _split,
     _exclusive,
-    _validation,
     _sources,
+    _split,
+    _validation,
     _change,
 )
 """The rules, in the order in which their problems are shown."""

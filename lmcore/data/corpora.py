@@ -100,8 +100,9 @@ def find_text(
         raise ConfigError(
             f"`{flag} {name}`: there is no text of this name",
             why=texts.why_missing() if isinstance(texts, Registrations) else None,
-            hint=f"{suggestion(name, texts)}; for a text of yours, use `lmcore data prepare` and "
-            "`--data-path`",
+            hint=f"{suggestion(name, texts)}; plugins bring more "
+            "(docs/how-to/extend-without-a-device.md), and `lmcore data corpora` lists them; "
+            "for a text of yours, use `lmcore data prepare` and `--data-path`",
         )
     if not text.path.is_file() and not may_be_gone:
         raise DataError(

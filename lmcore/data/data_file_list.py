@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from lmcore.errors import DataError
+from lmcore.config.data_source import without_ending
+from lmcore.errors import ConfigError, DataError, LmcoreError, counted
 
 __all__ = [
     "DataFile",
@@ -19,10 +20,12 @@ __all__ = [
     "format_data_file_list",
     "parse_data_file_list",
     "read_data_file_list",
+    "scan_data_file_list",
     "without_ending",
 ]
 
 _MAX_BYTES = 1 << 26
+_MOST_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -45,16 +48,23 @@ def corpus_of(path: str) -> str:
     return PurePath(path).name.partition("-")[0]
 
 
-def without_ending(path: str) -> str:
-    """Return the prefix that `PREFIX.bin`, `PREFIX.idx` or the prefix itself names."""
-    return path.removesuffix(".bin").removesuffix(".idx")
-
-
 def read_data_file_list(path: str | Path) -> tuple[DataFile, ...]:
     """Return the lines of a data file list.
 
     Raises:
-        DataError: It cannot be read, is empty, or has a line that is none (names the line).
+        DataError: It cannot be read.
+        ConfigError: It is empty, or has lines that are none (names all of them).
+    """
+    return _sound(scan_data_file_list(path))
+
+
+def scan_data_file_list(path: str | Path) -> tuple[tuple[DataFile, ...], list[LmcoreError]]:
+    """Return the lines of a data file list as far as they can be read, and what is wrong with them.
+
+    A line of which only the weight is wrong is among them, so that more can be found wrong with it.
+
+    Raises:
+        DataError: It cannot be read.
     """
     try:
         with Path(path).open("rb") as stream:
@@ -71,7 +81,7 @@ def read_data_file_list(path: str | Path) -> tuple[DataFile, ...]:
         text = content.decode()
     except UnicodeDecodeError:
         raise DataError(f"`{path}` is no data file list", why="it is not UTF-8 text") from None
-    return parse_data_file_list(text, source=str(path))
+    return _scan(text, str(path))
 
 
 def parse_data_file_list(text: str, *, source: str) -> tuple[DataFile, ...]:
@@ -82,16 +92,31 @@ def parse_data_file_list(text: str, *, source: str) -> tuple[DataFile, ...]:
         source: Where it stands, for messages.
 
     Raises:
-        DataError: No line, or one that is none (names it).
+        ConfigError: No line, or some that are none (names all of them).
     """
-    files = [
-        _parse_line(line.split(), f"`{source}` line {number}")
-        for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1)
-        if line.strip() and not line.lstrip().startswith("#")
-    ]
-    if not files:
-        raise DataError(f"`{source}` names no data", hint=_SHAPE)
-    return tuple(files)
+    return _sound(_scan(text, source))
+
+
+def _sound(scanned: tuple[tuple[DataFile, ...], list[LmcoreError]]) -> tuple[DataFile, ...]:
+    files, problems = scanned
+    if problems:
+        raise ConfigError.collect(problems)
+    return files
+
+
+def _scan(text: str, source: str) -> tuple[tuple[DataFile, ...], list[LmcoreError]]:
+    files: list[DataFile] = []
+    problems: list[LmcoreError] = []
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            file = _parse_line(line.split(), f"`{source}` line {number}", problems)
+            files += [file] if file is not None else []
+    if not files and not problems:
+        problems.append(ConfigError(f"`{source}` names no data", hint=_SHAPE))
+    if (more := len(problems) - _MOST_SHOWN) > 0:
+        what = f"`{source}`: {more:,} more {'line is' if more == 1 else 'lines are'} none"
+        problems[_MOST_SHOWN:] = [ConfigError(what, hint=_SHAPE)]
+    return tuple(files), problems
 
 
 def format_data_file_list(files: Iterable[DataFile]) -> str:
@@ -116,21 +141,25 @@ def format_data_file_list(files: Iterable[DataFile]) -> str:
 _SHAPE = "a line is `weight path corpus`, or `weight path`"
 
 
-def _parse_line(words: list[str], where: str) -> DataFile:
+def _parse_line(words: list[str], where: str, problems: list[LmcoreError]) -> DataFile | None:
     if len(words) not in (2, 3):
-        raise DataError(f"{where} has {len(words)} columns", hint=_SHAPE)
+        problems.append(ConfigError(f"{where} has {counted(len(words), 'column')}", hint=_SHAPE))
+        return None
     weight = _number(words[0])
     if weight is None:
         swapped = _number(words[1]) is not None
-        raise DataError(
+        problem = ConfigError(
             f"{where}: `{words[0]}` is not a weight",
             hint="the weight comes before the path" if swapped else _SHAPE,
         )
+        problems.append(problem)
+        return None
     if not 0 < weight < math.inf:
-        raise DataError(
+        problem = ConfigError(
             f"{where}: the weight `{words[0]}` is not above 0",
             hint="remove the line to leave the data out",
         )
+        problems.append(problem)
     path = without_ending(words[1])
     return DataFile(weight, path, words[2] if len(words) == 3 else corpus_of(path))
 

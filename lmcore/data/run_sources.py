@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +17,12 @@ from lmcore.config.data_source import Blend, DataSource, Part, RunSources
 from lmcore.data.blend_cache import blend_index
 from lmcore.data.blended_dataset import BlendedDataset, ShortSourceError, SourceStream
 from lmcore.data.blending import build_exhaustive_index, normalized, source_sizes
-from lmcore.data.data_file_list import read_data_file_list
+from lmcore.data.data_file_list import scan_data_file_list
 from lmcore.data.gpt_dataset import GPTDataset
 from lmcore.data.index_cache import default_cache_dir
 from lmcore.data.indexed import IndexedDataset
 from lmcore.data.split import split_ranges
-from lmcore.errors import ConfigError, DataError
+from lmcore.errors import ConfigError, DataError, LmcoreError, counted
 
 __all__ = [
     "OpenSource",
@@ -30,6 +31,7 @@ __all__ = [
     "build_samples",
     "cache_dir_of",
     "expand_file_lists",
+    "expand_what_can_be",
     "open_sources",
     "stream_of",
     "weigh",
@@ -75,23 +77,49 @@ def expand_file_lists(sources: RunSources) -> RunSources:
 
     Raises:
         DataError: A list cannot be read.
-        ConfigError: Data sets that it names are not there; all of them.
+        ConfigError: Lines that are none, data sets that are named twice or not there; all of them.
+    """
+    found, problems = expand_what_can_be(sources)
+    if problems:
+        raise ConfigError.collect(problems)
+    return found
+
+
+def expand_what_can_be(sources: RunSources) -> tuple[RunSources, list[LmcoreError]]:
+    """Do what `expand_file_lists` does, and return what is wrong with the lists.
+
+    Raises:
+        DataError: A list cannot be read.
     """
     if sources.divided is None or sources.divided.file_list is None:
-        return sources
+        return sources, []
     path = sources.divided.file_list
-    files = read_data_file_list(path)
-    lost = [one.path for one in files if not Path(f"{one.path}.idx").is_file()]
+    files, problems = scan_data_file_list(path)
+    names = [one.path for one in files]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    problems += [
+        ConfigError(
+            f"`--data-file-list {path}` names `{name}` twice",
+            why="the same samples would come once for each time, in the same order",
+            hint="name it once, with a larger weight",
+        )
+        for name in twice
+    ]
+    lost = [
+        f"`{name}{missing[0]}`"
+        for name in dict.fromkeys(names)
+        if (missing := [end for end in (".idx", ".bin") if not Path(f"{name}{end}").is_file()])
+    ]
     if lost:
-        some = ", ".join(f"`{one}.idx`" for one in lost[:5]) + ", ..." * (len(lost) > 5)
-        raise ConfigError(
-            f"`--data-file-list {path}` names {len(lost)} of {len(files)} data sets that are not "
-            "there",
-            why=f"no file {some}",
+        problem = ConfigError(
+            f"`--data-file-list {path}`: {len(lost)} of {counted(len(files), 'data set')} "
+            f"{'is' if len(lost) == 1 else 'are'} not there",
+            why=f"no file {', '.join(lost[:5])}{', ...' * (len(lost) > 5)}",
             hint="where data has moved, `lmcore data weights` writes the list anew",
         )
+        problems.append(problem)
     named = tuple(DataSource(one.path, one.weight) for one in files)
-    return replace(sources, divided=replace(sources.divided, sources=named))
+    return replace(sources, divided=replace(sources.divided, sources=named)), problems
 
 
 def open_sources(

@@ -35,8 +35,9 @@ from lmcore.data.run_sources import (
     open_sources,
 )
 from lmcore.data.sampler import CyclicOrder
+from lmcore.data.source_check import different_tokenizers
 from lmcore.data.tokenizer import tokenizer_from
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, LmcoreError
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -107,15 +108,22 @@ def choose_texts(settings: DataSection, texts: Mapping[str, NamedText]) -> dict[
         texts: Those that there are.
 
     Raises:
-        ConfigError: There is none of this name.
+        ConfigError: There is none of a name; all that are not there.
         DataError: The file of one is missing.
     """
-    return {
-        one.name: find_text(one.name, texts, flag=blend.flag, may_be_gone=settings.lazy_loader)
-        for blend in _sources(settings).blends()
-        for one in blend.sources
-        if one.corpus
-    }
+    found: dict[str, NamedText] = {}
+    problems: list[LmcoreError] = []
+    for blend in _sources(settings).blends():
+        for name in [one.name for one in blend.sources if one.corpus]:
+            try:
+                found[name] = find_text(
+                    name, texts, flag=blend.flag, may_be_gone=settings.lazy_loader
+                )
+            except LmcoreError as problem:
+                problems.append(problem)
+    if problems:
+        raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
+    return found
 
 
 def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory]) -> Tokenizer:
@@ -137,9 +145,13 @@ def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory
     made_with = {prefix: read_metadata(prefix) for prefix in prefixes}
     if settings.tokenizer_type is not None:
         named = tokenizer_from(TokenizerSettings.of(settings), extra=extra)
-        for prefix, one in made_with.items():
-            if one is not None and one.fingerprint != named.fingerprint():
-                raise _made_with_another(prefix, one, settings.tokenizer_type)
+        others = [
+            _made_with_another(prefix, one, settings.tokenizer_type)
+            for prefix, one in made_with.items()
+            if one is not None and one.fingerprint != named.fingerprint()
+        ]
+        if others:
+            raise ConfigError.collect(others)
         return named
     if not prefixes:
         return tokenizer_from(TokenizerSettings("ByteTokenizer"))
@@ -151,7 +163,8 @@ def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory
             why="there is no metadata file beside it, as `lmcore data prepare` writes one",
             hint="add `--tokenizer-type`, with its `--vocab-file` and `--merge-file`",
         )
-    _require_one_tokenizer(known)
+    if problems := different_tokenizers(known):
+        raise ConfigError.collect(problems)
     prefix, first = next(iter(known.items()))
     return dataset_tokenizer(first, prefix, extra=extra)
 
@@ -318,19 +331,6 @@ def _title(sources: RunSources, settings: DataSection) -> str:
         return one.name
     named = settings.corpus or settings.train_data
     return f"corpus {one.name}" if named else "bundled text"
-
-
-def _require_one_tokenizer(known: Mapping[str, DatasetMetadata]) -> None:
-    prefix, first = next(iter(known.items()))
-    others = [name for name, one in known.items() if one.fingerprint != first.fingerprint]
-    if others:
-        raise ConfigError(
-            f"`{prefix}` and `{others[0]}` were not prepared with the same tokenizer",
-            why=f"their ids are those of `{first.tokenizer['type']}` and of "
-            f"`{known[others[0]].tokenizer['type']}`, with fingerprints "
-            f"`{first.fingerprint[:12]}` and `{known[others[0]].fingerprint[:12]}`",
-            hint="prepare all data of a run with one tokenizer",
-        )
 
 
 def _made_with_another(prefix: str, made_with: DatasetMetadata, asked: str) -> ConfigError:

@@ -17,8 +17,9 @@ import pytest
 
 from lmcore.cli.main import main
 from lmcore.data.indexed_writer import IndexedDatasetWriter
+from lmcore.data.metadata import DatasetMetadata, write_metadata
 from lmcore.data.plain_text import prepare_text
-from lmcore.data.tokenizer import build_tokenizer
+from lmcore.data.tokenizer import NullTokenizer, build_tokenizer
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"
 
@@ -97,6 +98,17 @@ def broken(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def numbers(folder: Path) -> None:
+    """Make a data set of another tokenizer, and a list of bad lines."""
+    prefix, tokenizer = str(folder / "numbers"), NullTokenizer(9)
+    with IndexedDatasetWriter(prefix, "uint16") as writer:
+        writer.add_document([1, 2])
+    counts = {"documents": 1, "sequences": 1, "tokens": 2, "dtype": "uint16"}
+    write_metadata(prefix, DatasetMetadata.of(tokenizer, append_eod=False, **counts))
+    lines = ["1 web_text_document", "0 nowhere", "x numbers", "1 numbers", "1 numbers.bin"]
+    (folder / "list").write_text("\n".join(lines))
+
+
 WEB = "--data-path web_text_document"
 OTHER = "--data-path other --tokenizer-type ByteTokenizer"
 EVALUATE = "--eval-iters 4 --eval-interval 1"
@@ -107,6 +119,8 @@ CASES: dict[str, tuple[int, str, Any]] = {
     "positions": (2, "--seq-length 16 --max-position-embeddings 8", None),
     "batch_sizes": (2, "--micro-batch-size 4 --global-batch-size 10", None),
     "data_missing": (2, "--data-path wbe_text_document", None),
+    "sources": (2, "--data-path 0 web_text_document 1 wbe 1 numbers.bin 1 numbers", numbers),
+    "list": (2, "--data-file-list list", numbers),
     "data_stem": (2, "--data-path web", None),
     "bin_truncated": (1, WEB, cut("web_text_document.bin", 500)),
     "idx_truncated": (1, WEB, cut("web_text_document.idx", 60)),
@@ -176,6 +190,19 @@ def test_world_size(
     assert main(arguments(WEB)) == 2
     assert "error: this process is one of 2" in capsys.readouterr().err
     assert not (here / "runs").exists()
+
+
+def test_corrected_run_takes_its_directory(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that saved nothing before it failed does not block the same one put right."""
+    other_ids(here)
+    run = "--data-path other --save run --split 100,0,0 --train-iters 24 --tokenizer-type"
+    assert main(arguments(f"{run} ByteTokenizer")) == 1
+    assert (here / "run/tokenizer").is_dir()
+    assert main(arguments(f"{run} NullTokenizer --vocab-size 450")) == 0
+    assert "NullTokenizer" in (here / "run/tokenizer/tokenizer.json").read_text()
+    capsys.readouterr()
+    assert main(arguments(f"{run} ByteTokenizer")) == 2
+    assert "holds checkpoints of another run" in capsys.readouterr().err
 
 
 def test_output(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

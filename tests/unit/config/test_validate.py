@@ -191,8 +191,9 @@ def test_missing_files(tmp_path: Path) -> None:
     assert found(f"--data-path {prefix}_text_document") == []
     (hint,) = hints(f"--data-path {prefix}")
     assert hint == f"did you mean `--data-path {prefix}_text_document`?"
-    (hint,) = hints(f"--data-path {prefix}_text_document.bin")
-    assert hint == f"did you mean `--data-path {prefix}_text_document`?"
+    assert found(f"--data-path {prefix}_text_document.bin") == []
+    (hint,) = hints(f"--data-path 1 {prefix}")
+    assert hint == f"did you mean `{prefix}_text_document`?"
     (hint,) = hints(f"--data-path {tmp_path}/other")
     assert hint == "`lmcore data prepare` makes a data set"
     missing = f"--vocab-file {tmp_path}/v --merge-file {tmp_path}/m"

@@ -29,6 +29,7 @@ def found(*argv: str) -> list[str]:
     [
         "--data-path a",
         "--data-path a b",
+        "--data-path a.bin b.idx",
         "--data-path 0.3 a 0.7 b",
         "--data-path 1 a",
         "--train-data-path a --valid-data-path 1 b 2 c",
@@ -92,6 +93,21 @@ def test_all_weights_at_once() -> None:
         "`--valid-weighted-split-paths`: `x` is not a weight, for `a`",
     ]
     assert "the range `1:0` of `b` is empty" in last
+
+
+def test_weights_and_data_sets_at_once() -> None:
+    """A bad weight does not hide that a data set is missing or named twice."""
+    assert found(*["--data-path", "0.5", "a", "0", "a.bin", "1", "x"]) == [
+        "`--data-path`: the weight of `a.bin` is 0",
+        "`--data-path 0.5 a 0 a.bin 1 x`: no such data set: `x`",
+        "`--data-path 0.5 a 0 a.bin 1 x` names `a` twice",
+    ]
+
+
+def test_missing_data_come_first() -> None:
+    """That nothing is left to validate on is told after what is wrong with the data."""
+    assert found("--train-data-path", "x")[0] == "`--train-data-path x`: no such data set"
+    assert found("--data-path", "x", "--split", "1,0,0")[0] == "`--data-path x`: no such data set"
 
 
 def test_ranges_that_overlap() -> None:

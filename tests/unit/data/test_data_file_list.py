@@ -15,7 +15,7 @@ from lmcore.data.data_file_list import (
     parse_data_file_list,
     read_data_file_list,
 )
-from lmcore.errors import DataError
+from lmcore.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_comments_and_blank_lines(tmp_path: Path) -> None:
     [
         ("", "names no data"),
         ("# nothing\n", "names no data"),
-        ("1 a\n2\n", "`list` line 2 has 1 columns"),
+        ("1 a\n2\n", "`list` line 2 has 1 column"),
         ("1 a b c", "has 4 columns"),
         ("a 1", "the weight comes before the path"),
         ("a b", "`a` is not a weight"),
@@ -60,9 +60,22 @@ def test_comments_and_blank_lines(tmp_path: Path) -> None:
 )
 def test_lines_that_are_none(text: str, message: str) -> None:
     """What is no line, or weighs nothing, is refused by its number."""
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(ConfigError) as caught:
         parse_data_file_list(text, source="list")
     assert message in caught.value.render()
+
+
+def test_all_lines_that_are_none() -> None:
+    """They are named together; of very many the first ones."""
+    with pytest.raises(ConfigError) as caught:
+        parse_data_file_list("1\n1 a\n0 b\n" + "x y\n" * 30, source="list")
+    told = [one.what for one in (caught.value, *caught.value.others)]
+    assert told[:3] == [
+        "`list` line 1 has 1 column",
+        "`list` line 3: the weight `0` is not above 0",
+        "`list` line 4: `x` is not a weight",
+    ]
+    assert told[20:] == ["`list`: 12 more lines are none"]
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

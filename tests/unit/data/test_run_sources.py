@@ -192,9 +192,25 @@ def test_data_file_list(write, tmp_path):
     found = expand_file_lists(RunSources(Blend("data_file_list", (), file_list=str(path))))
     assert found.divided.sources == (DataSource(a, 0.25), DataSource(b, 0.75))
     path.write_text(f"1 {a} web\n1 nowhere x\n1 elsewhere y\n")
-    with pytest.raises(ConfigError, match="names 2 of 3 data sets that are not there") as caught:
+    with pytest.raises(ConfigError, match="2 of 3 data sets are not there") as caught:
         expand_file_lists(RunSources(Blend("data_file_list", (), file_list=str(path))))
     assert "`nowhere.idx`, `elsewhere.idx`" in str(caught.value.why)
+
+
+def test_all_that_is_wrong_with_a_list(write, tmp_path):
+    """Lines that are none, bad weights, data sets named twice or not there come together."""
+    a, path = write("a", 3), tmp_path / "list.txt"
+    path.write_text(f"1 {a}\n0 nowhere\nx b\n1 {a}.bin\n1\n")
+    with pytest.raises(ConfigError) as caught:
+        expand_file_lists(RunSources(Blend("data_file_list", (), file_list=str(path))))
+    assert [one.what for one in (caught.value, *caught.value.others)] == [
+        f"`{path}` line 2: the weight `0` is not above 0",
+        f"`{path}` line 3: `x` is not a weight",
+        f"`{path}` line 5 has 1 column",
+        f"`--data-file-list {path}` names `{a}` twice",
+        f"`--data-file-list {path}`: 1 of 3 data sets is not there",
+    ]
+    assert caught.value.exit_status == 2
 
 
 def identities(samples, positions) -> list[tuple[int, bytes]]:

@@ -39,6 +39,12 @@ def test_text_of_a_run(data_prefix: str) -> None:
         texts_of("--corpus hamlet")
     with pytest.raises(ConfigError, match="`--valid-data hamlet`: there is no text"):
         texts_of("--train-data shakespeare --valid-data hamlet")
+    with pytest.raises(ConfigError) as caught:
+        texts_of("--train-data wikipedia shakespeare c4/en")
+    assert [one.what for one in (caught.value, *caught.value.others)] == [
+        "`--train-data wikipedia`: there is no text of this name",
+        "`--train-data c4/en`: there is no text of this name",
+    ]
 
 
 def test_tokenizer_of_the_data(data_prefix: str) -> None:
