@@ -48,19 +48,20 @@ _MAX_RECORD_BYTES = 64 * 1024
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
 
-def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, replace: bool = False) -> None:
     """Copy *tokenizer* and its files to *directory*; nothing is done where it stands there already.
 
     Args:
         tokenizer: What the run encodes with.
         directory: `tokenizer/` of a run directory; its parent exists.
+        replace: Whether another tokenizer there gives way, as where no weights depend on it.
 
     Raises:
-        DataError: Another tokenizer stands there, this one has files that a copy cannot name, or
-            the disk refuses.
+        DataError: Another tokenizer stands there and does not give way, this one has files that a
+            copy cannot name, or the disk refuses.
     """
     record = _record_of(tokenizer)
-    if directory.exists() and _stands(directory, record):
+    if directory.exists() and _stands(directory, record, refuse=not replace):
         return
     temporary = directory.with_name(f".{directory.name}.tmp-{os.getpid()}")
     try:
@@ -151,17 +152,19 @@ def _copies(tokenizer: Tokenizer, record: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _stands(directory: Path, record: Mapping[str, Any]) -> bool:
+def _stands(directory: Path, record: Mapping[str, Any], *, refuse: bool) -> bool:
     """Say whether the tokenizer of *record* is in *directory*; False where what is there is broken.
 
     Raises:
-        DataError: Another one is.
+        DataError: Another one is, and that is to be refused.
     """
     try:
         there = _read_record(directory)
     except DataError:
         return False
     if there["fingerprint"] != record["fingerprint"]:
+        if not refuse:
+            return False
         raise DataError(
             f"`{directory}` holds another tokenizer",
             why=f"a `{there['type']}` with fingerprint {there['fingerprint'][:16]}, and this run "
@@ -218,7 +221,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _replace(temporary: Path, directory: Path) -> None:
-    """Give *temporary* the name *directory*; a broken one there is moved away first."""
+    """Give *temporary* the name *directory*; what is there is moved away first."""
     if directory.exists():
         broken = directory.with_name(f".{directory.name}.replaced-{os.getpid()}")
         shutil.rmtree(broken, ignore_errors=True)

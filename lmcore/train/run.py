@@ -328,7 +328,8 @@ class _Session:
         run.write_json("kernels.json", self.runtime.ops.to_dict())
         for name, content in engine.records.items():
             run.write_json(name, content)
-        save_tokenizer(self.tokenizer, run.tokenizer)
+        # That of a run that failed before it saved anything gives way to the corrected one.
+        save_tokenizer(self.tokenizer, run.tokenizer, replace=not run.has_checkpoints())
 
     def _facts(self) -> dict[str, Any]:
         """Return what plugins hear of the run."""

@@ -43,7 +43,7 @@ class RunDirectory:
         path = Path(save) if save else _new_path(name)
         run = cls(path)
         goes_on = load is not None and _same_run(path, Path(load))
-        if not goes_on and run.checkpoints.is_dir() and any(run.checkpoints.glob("iter_*")):
+        if not goes_on and run.has_checkpoints():
             raise ConfigError(
                 f"`--save {path}` holds checkpoints of another run",
                 why="a new run would mix with it",
@@ -65,6 +65,10 @@ class RunDirectory:
             if list(self.path.iterdir()) == [self.checkpoints]:
                 self.checkpoints.rmdir()
                 self.path.rmdir()
+
+    def has_checkpoints(self) -> bool:
+        """Return whether something was saved there."""
+        return self.checkpoints.is_dir() and any(self.checkpoints.glob("iter_*"))
 
     @property
     def checkpoints(self) -> Path:

@@ -90,6 +90,19 @@ def test_own_copy_is_saved_again(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "tokenizer").encode("the")
 
 
+def test_another_tokenizer_gives_way_where_told(tmp_path: Path) -> None:
+    """It is replaced whole; the same one is left as it is."""
+    directory = tmp_path / "tokenizer"
+    save_tokenizer(bpe(tmp_path / "source"), directory)
+    save_tokenizer(ByteTokenizer(), directory, replace=True)
+    assert load_tokenizer(directory).name == "ByteTokenizer"
+    assert [path.name for path in directory.iterdir()] == ["tokenizer.json"]
+    before = directory.stat().st_ino
+    save_tokenizer(ByteTokenizer(), directory, replace=True)
+    assert directory.stat().st_ino == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "tokenizer"]
+
+
 def test_another_tokenizer_is_not_overwritten(tmp_path: Path) -> None:
     """A directory that holds another tokenizer is refused and stays."""
     save_tokenizer(ByteTokenizer(), tmp_path / "tokenizer")
