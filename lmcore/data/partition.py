@@ -21,7 +21,7 @@ from lmcore.data.prepare_request import (
     PrepareReport,
     PrepareRequest,
 )
-from lmcore.data.prepare_state import Identity, changed_settings
+from lmcore.data.prepare_state import INDENT, Identity, changed_files, changed_settings
 from lmcore.errors import ConfigError, DataError, LmcoreError
 
 __all__ = ["join_partitions", "share_of", "write_record"]
@@ -141,14 +141,14 @@ def _reports(shares: Sequence[PrepareRequest], wanted: Identity) -> list[dict[st
                     hint=f"prepare it with `--partition {share.partition}`",
                 )
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             problems.append(DataError(f"cannot read `{path}`", why=str(error)))
         else:
             if differences:
                 problems.append(
                     DataError(
                         f"share {share.partition} was made otherwise (`{path}`)",
-                        why="\n".join(differences),
+                        why=INDENT.join(differences),
                         hint=f"prepare it again with `--partition {share.partition}`",
                     )
                 )
@@ -159,7 +159,5 @@ def _reports(shares: Sequence[PrepareRequest], wanted: Identity) -> list[dict[st
 
 
 def _differences(found: Identity, wanted: Identity) -> list[str]:
-    told = changed_settings(found, wanted)
-    if found["files"] != wanted["files"]:
-        told.append(f"input: was {len(found['files'])} files, is {len(wanted['files'])} others")
-    return told
+    told = changed_settings(found, wanted) + changed_files(found["files"], wanted["files"])
+    return told[:8] + ([f"and {len(told) - 8} more"] if len(told) > 8 else [])

@@ -30,6 +30,7 @@ from lmcore.data.input.problem import Problem
 from lmcore.data.input.read import read_input
 from lmcore.data.metadata import DatasetMetadata, remove_metadata, write_metadata
 from lmcore.data.prepare_checks import looked_at, problems_before
+from lmcore.data.prepare_record import finished_before, forget, record_finished
 from lmcore.data.prepare_request import (
     KeyReport,
     PrepareReport,
@@ -38,8 +39,8 @@ from lmcore.data.prepare_request import (
     ProgressCallback,
     document_prefix,
 )
-from lmcore.data.prepare_state import Identity, PrepareState, identity_of
-from lmcore.data.shards import ShardedOutput
+from lmcore.data.prepare_state import Identity, PrepareState, identity_of, read_state
+from lmcore.data.shards import ShardedOutput, state_path
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.worker_pool import BatchWork, work_ordered
 from lmcore.errors import ConfigError, DataError, RunError
@@ -83,8 +84,13 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
             and older datasets stay.
         ConfigError: A request that cannot be met, with all that is wrong with it.
         RunError: A worker process died.
+
+    With `resume`, a run that made the same before is reported again, and nothing is done.
     """
     job = _checked(request)
+    done = _done_before(job)
+    if done is not None:
+        return done
     prefixes = [request.key_prefix(key) for key in request.json_keys]
     output = ShardedOutput(request.prefix, prefixes, job.dtype, job.identity, resume=request.resume)
     totals = _Totals(job, output, progress)
@@ -92,6 +98,7 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
         _encode_all(job, totals)
         totals.require_tokens()
         output.finish(request.dataset_impl)
+        forget(request)
         for key in output.keys:
             remove_metadata(key.prefix)
             key.commit()
@@ -108,7 +115,17 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
         from lmcore.data.partition import write_record
 
         write_record(request, job.identity, report)
+    if request.resume:
+        record_finished(request, job.identity, report)
     return report
+
+
+def _done_before(job: _Job) -> PrepareReport | None:
+    """Return the report of a run that is to be resumed and has come to its end already."""
+    request = job.request
+    if not request.resume or read_state(state_path(request.prefix)) is not None:
+        return None
+    return finished_before(request, job.identity)
 
 
 def join(request: PrepareRequest) -> PrepareReport:

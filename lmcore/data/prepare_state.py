@@ -7,6 +7,7 @@ output's bytes: what continues under other circumstances is refused, with what d
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,11 +19,13 @@ from lmcore.data.indexed_files import replacing
 from lmcore.data.input.files import InputFile
 from lmcore.data.key_output import KeyCounts
 from lmcore.data.prepare_request import PrepareRequest
-from lmcore.errors import ConfigError, DataError
+from lmcore.errors import ConfigError, DataError, counted
 
 __all__ = [
+    "INDENT",
     "Identity",
     "PrepareState",
+    "changed_files",
     "changed_settings",
     "identity_of",
     "read_state",
@@ -32,6 +35,9 @@ __all__ = [
 
 _VERSION = 1
 _MAX_BYTES = 1 << 28  # a corpus of a million files
+
+INDENT = "\n     "
+"""Parts the reasons of an error, below one another after `why: `."""
 
 Identity = dict[str, Any]
 """What a preparation is bound to; JSON values."""
@@ -109,17 +115,12 @@ def _file_identity(file: InputFile) -> list[Any]:
 def require_same(recorded: Identity, present: Identity, folder: Path) -> None:
     """Raise `ConfigError` with every difference between a recorded identity and the present one."""
     told = changed_settings(recorded, present)
-    before, now = recorded["files"], present["files"]
-    if len(before) != len(now):
-        told.append(f"input: was {len(before)} files, is {len(now)}")
-    told.extend(
-        _file_difference(old, new) for old, new in zip(before, now, strict=False) if old != new
-    )
+    told += changed_files(recorded["files"], present["files"])
     if told:
         shown = told[:8] + ([f"and {len(told) - 8} more"] if len(told) > 8 else [])
         raise ConfigError(
             f"`{folder}` was begun from another input or with other settings",
-            why="\n".join(shown),
+            why=INDENT.join(shown),
             hint="run it as it was begun, or remove the directory and start again without "
             "`--resume`",
         )
@@ -128,15 +129,40 @@ def require_same(recorded: Identity, present: Identity, folder: Path) -> None:
 def changed_settings(recorded: Identity, present: Identity) -> list[str]:
     """Return what each setting was that is another now."""
     return [
-        f"{name}: was `{recorded['settings'].get(name)}`, is `{value}`"
+        f"{name}: was `{_shown(recorded['settings'].get(name))}`, is `{_shown(value)}`"
         for name, value in present["settings"].items()
         if recorded["settings"].get(name) != value
     ]
 
 
+def _shown(value: object) -> str:
+    """Return a setting as it is typed."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " ".join(map(_shown, value))
+    return "none" if value is None else str(value)
+
+
+def changed_files(before: Sequence[list[Any]], now: Sequence[list[Any]]) -> list[str]:
+    """Return what is different about the files of the input, each `[path, format, size, ...]`."""
+    told = []
+    if len(before) != len(now):
+        told.append(f"input: was {counted(len(before), 'file')}, is {len(now)}")
+    names, others = Counter(file[0] for file in before), Counter(file[0] for file in now)
+    told += [f"input: `{name}` is gone" for name in (names - others).elements()]
+    told += [f"input: `{name}` is new" for name in (others - names).elements()]
+    if not told and [file[0] for file in before] != [file[0] for file in now]:
+        return ["input: the files come in another order"]
+    if told:  # the others are compared by their names
+        known = {file[0]: file for file in before}
+        pairs = [(known[file[0]], file) for file in now if file[0] in known]
+    else:
+        pairs = list(zip(before, now, strict=True))
+    return told + [_file_difference(old, new) for old, new in pairs if old != new]
+
+
 def _file_difference(old: list[Any], new: list[Any]) -> str:
-    if old[0] != new[0]:
-        return f"input: was `{old[0]}`, is `{new[0]}`"
     if old[1] != new[1]:
         return f"`{new[0]}`: was read as {old[1]}, is {new[1]}"
     if old[2] != new[2]:

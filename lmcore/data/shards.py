@@ -36,9 +36,14 @@ from lmcore.data.prepare_state import (
 )
 from lmcore.errors import ConfigError, DataError
 
-__all__ = ["ShardedOutput"]
+__all__ = ["ShardedOutput", "state_path"]
 
 _log = logging.getLogger(__name__)
+
+
+def state_path(prefix: str) -> Path:
+    """Return where the state of an unfinished output is."""
+    return Path(f"{prefix}.partial") / "state.json"
 
 
 class ShardedOutput:
@@ -65,7 +70,8 @@ class ShardedOutput:
         *,
         resume: bool,
     ) -> None:
-        self.folder = Path(f"{prefix}.partial")
+        self._state_path = state_path(prefix)
+        self.folder = self._state_path.parent
         self._identity = identity
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +86,7 @@ class ShardedOutput:
             raise
 
     def _begun(self, num_keys: int, *, resume: bool) -> PrepareState:
-        found = read_state(self.folder / "state.json")
+        found = read_state(self._state_path)
         if found is None:
             if resume:
                 _log.warning("nothing to resume in `%s`: starting at the beginning", self.folder)
@@ -106,7 +112,7 @@ class ShardedOutput:
             output.sync()
         values = {**vars(state), "keys": tuple(output.counts for output in self.keys)}
         complete = PrepareState(**values)
-        write_state(self.folder / "state.json", self._identity, complete)
+        write_state(self._state_path, self._identity, complete)
         self.state = complete
 
     def finish(self, dataset_impl: str) -> None:

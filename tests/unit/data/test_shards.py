@@ -53,7 +53,7 @@ def outputs(folder: Path) -> dict[str, bytes]:
     return {
         path.name: path.read_bytes()
         for path in sorted(folder.iterdir())
-        if path.suffix in {".bin", ".idx", ".json"}
+        if path.suffix in {".bin", ".idx", ".json"} and ".prepared" not in path.name
     }
 
 
@@ -213,8 +213,11 @@ def test_full_disk_keeps_complete_shards_alone(tmp_path, whole, caplog):
 
 
 CHANGES = {
-    "keys": ({"json_keys": ("title", "text")}, "--json-keys: was"),
-    "eod": ({"append_eod": False}, "--append-eod: was `True`, is `False`"),
+    "keys": (
+        {"json_keys": ("title", "text")},
+        "--json-keys: was `text title`, is `title text`",
+    ),
+    "eod": ({"append_eod": False}, "--append-eod: was `yes`, is `no`"),
     "format": ({"dataset_impl": "cached"}, "--dataset-impl: was `mmap`, is `cached`"),
     "reading": ({"reading": InputOptions(batch_bytes=1024)}, "batch bytes: was `2048`"),
 }
@@ -247,7 +250,8 @@ def test_changed_tokenizer_or_input_is_refused(tmp_path, whole, bpe_files):
     for told in (
         "tokenizer: was `ByteTokenizer`",
         "fingerprint",
-        "was 3 files, is 2",
+        "was 3 files, is 2\n     input: `",
+        "part2.jsonl` is gone",
         "bytes, has",
     ):
         assert told in caught.value.why
@@ -310,6 +314,61 @@ def test_nothing_to_resume_starts_at_the_beginning(tmp_path, whole, caplog):
     assert outputs(tmp_path / "new") == made
 
 
+def test_finished_run_is_not_done_again(tmp_path, whole, caplog):
+    """`--resume` after a complete run ends at once, with its report; what differs is done."""
+    names, made = whole
+    (tmp_path / "new").mkdir()
+    prefix = tmp_path / "new/out"
+    report = prepare(request(names, prefix, resume=True))
+
+    def again(**changes):
+        caplog.clear()
+        begun = []
+        done = prepare(request(names, prefix, resume=True, log_interval=1, **changes), begun.append)
+        return done, bool(begun)
+
+    assert again(workers=2) == (report, False)
+    assert "nothing was done" in caplog.text
+    os.utime(names[1])
+    assert again()[1]
+    assert "part1.jsonl`: was changed since" in caplog.text
+    assert again(append_eod=False)[1]
+    assert "--append-eod: was `yes`, is `no`" in caplog.text
+    assert again()[1]
+    assert not again()[1]
+    (tmp_path / "new/out_text_document.bin").unlink()
+    assert again()[1]
+    assert {name: outputs(tmp_path / "new")[name] for name in made} == made
+
+
+def test_record_goes_with_the_data_set(tmp_path, whole):
+    """A run without `--resume` that replaces a data set leaves no record of the older one."""
+    names, _ = whole
+    (tmp_path / "new").mkdir()
+    record = tmp_path / "new/out.prepared.json"
+    prepare(request(names, tmp_path / "new/out", resume=True))
+    assert record.exists()
+    record.write_text('{"version": 1, "files": 3}')  # damaged: as if it were not there
+    prepare(request(names, tmp_path / "new/out", resume=True))
+    assert len(record.read_text()) > 1000
+    prepare(request(names, tmp_path / "new/out"))
+    assert not record.exists()
+
+
+def test_unfinished_run_is_resumed_beside_a_finished_one(tmp_path, whole):
+    """Complete shards of a run over a finished data set are continued, not taken for finished."""
+    names, _ = whole
+    prefix = tmp_path / "out"
+    prepare(request(names, prefix, resume=True))
+    with pytest.raises(Stop):
+        prepare(request(names, prefix, log_interval=1), stop_after(500))
+    told = []
+    prepare(request(names, prefix, resume=True, log_interval=1), told.append)
+    assert told
+    assert told[0].documents > 200
+    assert not (tmp_path / "out.partial").exists()
+
+
 def test_pipe_cannot_be_resumed(tmp_path):
     """Standard input is refused with `--resume`, beside whatever else is wrong."""
     with pytest.raises(ConfigError, match="a second time") as caught:
@@ -345,8 +404,28 @@ def test_shares_that_are_missing_or_made_otherwise_are_all_named(tmp_path, whole
         join(request(names, tmp_path / "out", partitions=3))
     told = caught.value.render()
     assert "share 0 was made otherwise" in told
-    assert "--append-eod: was `False`, is `True`" in told
+    assert "--append-eod: was `no`, is `yes`" in told
     assert "share 1 of 3 is missing" in told
+
+
+def test_shares_of_other_files_are_named(tmp_path, whole):
+    """Joining names the files that a share was not made of, and those that have another size."""
+    names, _ = whole
+    prepare(request(names, tmp_path / "out", partitions=1, partition=0))
+    Path(names[1]).write_bytes(Path(names[1]).read_bytes() * 2)
+    renamed = Path(names[2]).rename(tmp_path / "renamed.jsonl")
+    with pytest.raises(ConfigError, match="share 0 was made otherwise") as caught:
+        join(request([*names[:2], str(renamed)], tmp_path / "out", partitions=1))
+    first, second, third = caught.value.why.splitlines()
+    assert (first, second) == (
+        "input: `part2.jsonl` is gone",
+        "     input: `renamed.jsonl` is new",
+    )
+    assert third.startswith("     `part1.jsonl`: had ")
+    renamed.rename(names[2])
+    with pytest.raises(ConfigError, match="made otherwise") as caught:
+        join(request(names[::-1], tmp_path / "out", partitions=1))
+    assert caught.value.why == "input: the files come in another order"
 
 
 def test_shares_are_even_and_none_is_empty(tmp_path):
