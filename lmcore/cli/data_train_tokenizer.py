@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lmcore.cli.progress_line import ProgressLine
@@ -139,4 +140,19 @@ def _summary(report: TrainingReport, wanted: TrainTokenizerSection) -> str:
     if report.skipped:
         lines.append(f"documents skipped: {counts_text(report.skipped)}")
     kind = f"--tokenizer-type {report.tokenizer['type']}"
-    return "\n".join([*lines, "", f"next: lmcore data prepare {kind} {flags}"])
+    return "\n".join(
+        [*lines, "", f"next: lmcore data prepare {_read_again(wanted, report)} {kind} {flags}"]
+    )
+
+
+def _read_again(wanted: TrainTokenizerSection, report: TrainingReport) -> str:
+    """Return the flags by which `lmcore data prepare` takes the same text to a data set."""
+    words = ["--input", *wanted.input]
+    if wanted.input_format != "auto":
+        words += ["--input-format", wanted.input_format]
+    if wanted.json_keys != ("text",):
+        words += ["--json-keys", *wanted.json_keys]
+    words += ["--output-prefix", Path(wanted.output_dir).absolute().name]
+    if report.eod is not None:
+        words.append("--append-eod")
+    return shlex.join(words)

@@ -21,7 +21,7 @@ from lmcore.data.tokenizer.bert_words import word_splitter
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.errors import ConfigError, DataError, MissingPackageError
 
-__all__ = ["KINDS", "Kind", "Recipe"]
+__all__ = ["KINDS", "Kind", "Recipe", "require_room"]
 
 _END = "<|endoftext|>"
 _BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -61,12 +61,23 @@ class Kind:
         files: Their names, by the option that gives them to a command; a directory has none.
         takes: The settings of the recipe that mean something to it.
         sample_bytes: Text to train on, at most, by default.
+        own: Tokens that every vocabulary of it has, whatever the text: special ones and bytes.
     """
 
     train: Train
     files: Mapping[str, str]
     takes: tuple[str, ...]
     sample_bytes: int
+    own: tuple[str, ...]
+
+
+def require_room(kind: Kind, recipe: Recipe) -> None:
+    """Raise `ConfigError` for a size that has no room for what every vocabulary of *kind* has.
+
+    How many letters there are besides only the text tells.
+    """
+    least = len({*kind.own, *recipe.special_tokens})
+    _require_room(recipe, least, "the tokens of every vocabulary of its type")
 
 
 def _gpt2(lines: Sequence[str], recipe: Recipe, directory: Path) -> None:
@@ -101,7 +112,6 @@ def _byte_level(
 ) -> tuple[dict[str, int], list[tuple[str, str]], list[str]]:
     """Return the vocabulary of a byte-level BPE, its merges, and its special tokens."""
     special = [*dict.fromkeys((*recipe.special_tokens, _END))]
-    _require_room(recipe, 256 + len(special), "the 256 bytes and the special tokens")
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocab_size - len(special),
         min_frequency=recipe.min_frequency or _MIN_FREQUENCY,
@@ -231,6 +241,8 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8", newline="\n")
 
 
+_BYTES = tuple(byte_alphabet())
+_LLAMA_OWN = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)))
 _GIB = 1 << 30
 _BPE = ("special_tokens", "min_frequency")
 _PIECES = ("special_tokens", "model_type", "character_coverage")
@@ -240,22 +252,35 @@ _TEXT: Mapping[str, str] = MappingProxyType({"vocab_file": "vocab.txt"})
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "BertWordPieceCase": Kind(_wordpiece(lower_case=False), _TEXT, _WORDS, _GIB),
-        "BertWordPieceLowerCase": Kind(_wordpiece(lower_case=True), _TEXT, _WORDS, _GIB),
+        "BertWordPieceCase": Kind(_wordpiece(lower_case=False), _TEXT, _WORDS, _GIB, _BERT),
+        "BertWordPieceLowerCase": Kind(_wordpiece(lower_case=True), _TEXT, _WORDS, _GIB, _BERT),
         "GPT2BPETokenizer": Kind(
             _gpt2,
             MappingProxyType({"vocab_file": "vocab.json", "merge_file": "merges.txt"}),
             _BPE,
             _GIB,
+            (*_BYTES, _END),
         ),
         "GPTSentencePieceTokenizer": Kind(
-            _sentence_piece(_LLAMA, "unigram"), _MODEL, _PIECES, _GIB // 8
+            _sentence_piece(_LLAMA, "unigram"), _MODEL, _PIECES, _GIB // 8, _LLAMA_OWN
         ),
         "HFTokenizer": Kind(
-            _pretrained, MappingProxyType({"tokenizer_name_or_path": ""}), _BPE, _GIB
+            _pretrained,
+            MappingProxyType({"tokenizer_name_or_path": ""}),
+            _BPE,
+            _GIB,
+            (*_BYTES, _END),
         ),
-        "Llama2Tokenizer": Kind(_sentence_piece(_LLAMA, "bpe"), _MODEL, _PIECES, _GIB // 8),
-        "SentencePieceTokenizer": Kind(_sentence_piece(_T5, "unigram"), _MODEL, _PIECES, _GIB // 8),
+        "Llama2Tokenizer": Kind(
+            _sentence_piece(_LLAMA, "bpe"), _MODEL, _PIECES, _GIB // 8, _LLAMA_OWN
+        ),
+        "SentencePieceTokenizer": Kind(
+            _sentence_piece(_T5, "unigram"),
+            _MODEL,
+            _PIECES,
+            _GIB // 8,
+            ("<pad>", "</s>", "<unk>"),
+        ),
     }
 )
 """The types that can be trained."""

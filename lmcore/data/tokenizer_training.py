@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.data.indexed_files import disk_errors
 from lmcore.data.tokenizer import Tokenizer, tokenizer_from
-from lmcore.data.tokenizer_trainers import KINDS, Kind, Recipe
+from lmcore.data.tokenizer_trainers import KINDS, Kind, Recipe, require_room
 from lmcore.data.training_text import ReadProgress, TextSample, read_sample
 from lmcore.errors import ConfigError, suggestion
 
@@ -151,9 +151,13 @@ def train_tokenizer(
 def _kind(request: TrainingRequest) -> Kind:
     kind = KINDS.get(request.tokenizer_type)
     if kind is None:
+        ours = request.tokenizer_type in BUILT_IN_TYPES  # no slip of the keys
         raise ConfigError(
             f"`--tokenizer-type {request.tokenizer_type}` cannot be trained",
-            hint=suggestion(request.tokenizer_type, KINDS),
+            why="only its files can be read, or it has none" if ours else None,
+            hint=f"these can: {', '.join(f'`{name}`' for name in sorted(KINDS))}"
+            if ours
+            else suggestion(request.tokenizer_type, KINDS),
         )
     for name in ("special_tokens", "min_frequency", "model_type", "character_coverage"):
         if getattr(request.recipe, name) and name not in kind.takes:
@@ -170,6 +174,7 @@ def _kind(request: TrainingRequest) -> Kind:
                 why="it must be told from the pieces of words",
                 hint="write it in angle or square brackets without spaces, such as `<|user|>`",
             )
+    require_room(kind, request.recipe)
     return kind
 
 

@@ -14,8 +14,9 @@ from lmcore.errors import ConfigError, DataError
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
-    """Some documents."""
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Some documents, in the working directory."""
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "in.jsonl"
     lines = [
         json.dumps({"text": f"the house by the sea, number {i}\n", "id": i}) for i in range(99)
@@ -28,7 +29,10 @@ def text(tmp_path: Path) -> Path:
     "kind", ["GPT2BPETokenizer", "BertWordPieceLowerCase", "HFTokenizer", "Llama2Tokenizer"]
 )
 def test_next_command_works(
-    kind: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The command that is shown next prepares data with the new tokenizer."""
     argv = ["--input", str(text), "--output-dir", str(tmp_path / "new dir")]
@@ -37,11 +41,25 @@ def test_next_command_works(
     assert "bytes of the text for each token" in captured.out
     assert "training on" in captured.err
     words = shlex.split(captured.out.rpartition("next: lmcore data ")[2])
-    prefix = str(tmp_path / "out")
-    assert run([*words, "--input", str(text), "--output-prefix", prefix, "--append-eod"]) == 0
-    metadata = read_metadata(f"{prefix}_text_document")
+    assert run(words) == 0
+    metadata = read_metadata("new dir_text_document")
     assert metadata is not None
     assert (metadata.tokenizer["type"], metadata.documents) == (kind, 99)
+    assert metadata.append_eod
+
+
+def test_next_command_has_the_keys_and_the_format(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How the input was read is part of the command that is shown next."""
+    text.rename("in.dat")
+    Path("in.dat").write_text(Path("in.dat").read_text().replace('"text"', '"body"'))
+    argv = ["train-tokenizer", "--input", "in.dat", "--output-dir", "v", "--vocab-size", "290"]
+    assert run([*argv, "--json-keys", "body", "--input-format", "jsonl"]) == 0
+    words = shlex.split(capsys.readouterr().out.rpartition("next: lmcore data ")[2])
+    assert words[3:5] == ["--input-format", "jsonl"]
+    assert run(words) == 0
+    assert Path("v_body_document.idx").exists()
 
 
 def test_json(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,12 +91,18 @@ def test_skipped_documents(text: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["--vocab-size", "0"], "out of range"),
         (["--model-type", "wordpiece"], "unknown choice"),
         (["--tokenizer-type", "NullTokenizer"], "cannot be trained"),
+        (["--vocab-size", "256"], "of every vocabulary of its type: 257"),
+        (["--vocab-size", "258", "--special-tokens", "<a>", "<b>"], "type: 259"),
+        (["--vocab-size", "4", "--tokenizer-type", "BertWordPieceCase"], "type: 5"),
+        (["--vocab-size", "2", "--tokenizer-type", "SentencePieceTokenizer"], "type: 3"),
+        (["--vocab-size", "10", "--tokenizer-type", "Llama2Tokenizer"], "type: 259"),
         (["--character-coverage", "1.5"], "out of range"),
     ],
 )
 def test_wrong_flags(flags: list[str], problem: str, text: Path, tmp_path: Path) -> None:
     """What a flag cannot be is said before anything is read."""
-    argv = ["train-tokenizer", "--input", str(text), "--output-dir", str(tmp_path / "new")]
-    with pytest.raises(ConfigError, match=problem):
+    argv = ["train-tokenizer", "--input", "nowhere", "--output-dir", str(tmp_path / "new")]
+    with pytest.raises(ConfigError, match=problem) as caught:
         run([*argv, *flags])
+    assert "did you mean `HFTokenizer`" not in caught.value.render()
     assert not (tmp_path / "new").exists()

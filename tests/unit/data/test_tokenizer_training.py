@@ -165,13 +165,13 @@ def test_sample_of_the_text(text: str, tmp_path: Path) -> None:
     "kind,recipe,what",
     [
         ("ByteTokenizer", Recipe(400), "`--tokenizer-type ByteTokenizer` cannot be trained"),
-        ("GPT2BPETokenizer", Recipe(256), "`--vocab-size 256` has no room for the 256 bytes"),
+        ("GPT2BPETokenizer", Recipe(256), "`--vocab-size 256` has no room for the tokens of"),
         ("BertWordPieceCase", Recipe(20), "`--vocab-size 20` has no room for the letters"),
         ("GPT2BPETokenizer", Recipe(400, model_type="bpe"), "`--model-type` does not go with"),
         ("Llama2Tokenizer", Recipe(400, min_frequency=3), "`--min-frequency` does not go with"),
         ("HFTokenizer", Recipe(400, ("user",)), "`--special-tokens user`: not a special token"),
         ("HFTokenizer", Recipe(400, ("<a b>",)), "`--special-tokens <a b>`: not a special token"),
-        ("Llama2Tokenizer", Recipe(10), "no SentencePiece model of 10 pieces can be trained"),
+        ("Llama2Tokenizer", Recipe(260), "no SentencePiece model of 260 pieces can be trained"),
         ("SentencePieceTokenizer", Recipe(90000), "no SentencePiece model of 90000 pieces can be"),
     ],
 )
