@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from lmcore.cli.sample_output import printable
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.terminal_text import size_text
 from lmcore.config.command_line import parse_section
@@ -91,7 +93,8 @@ def run(argv: list[str]) -> int:
         print(json.dumps({**report.to_json(), "shown": shown}, indent=2))
     else:
         lines = [*_description(report), *_scan_lines(report.scan, tokenizer, problem)]
-        print("\n".join([*lines, *_document_lines(documents)]))
+        text = "\n".join([*lines, *_document_lines(documents)])
+        print(printable(text) if sys.stdout.isatty() else text)
     return 1 if report.problems else 0
 
 

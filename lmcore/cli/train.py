@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from lmcore import log
+from lmcore.cli.sample_output import printable
 from lmcore.cli.selection import find_plugins, prepare_environment, select_device
 from lmcore.config.command_line import wants_help
 from lmcore.config.load import load_config
@@ -157,7 +158,9 @@ def _report(result: RunResult) -> None:
     summary = result.summary
     lines = []
     if result.sample is not None:
-        lines += ["", "sample:", "", result.sample.prompt + result.sample.text, ""]
+        # A model of bytes may write any of them; `summary.json` has the text as it is.
+        text = printable(result.sample.prompt + result.sample.text)
+        lines += ["", "sample:", "", text, ""]
     ended = "" if result.status == "completed" else f" ({result.status})"
     lines.append(f"{summary['iteration']} steps in {summary['duration']}{ended}")
     if summary["valid_loss"] is not None:

@@ -203,7 +203,9 @@ def _not_empty(found: Sequence[OpenSource], part: Part, option: str) -> tuple[Op
             "`%s` leaves no %s documents of %s, which the %s data goes without",
             option,
             word,
-            ", ".join(f"`{one.name}` ({one.indexed.document_count} documents)" for one in empty),
+            ", ".join(
+                f"`{one.name}` ({counted(one.indexed.document_count, 'document')})" for one in empty
+            ),
             word,
         )
     return kept

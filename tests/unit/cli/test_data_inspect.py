@@ -13,6 +13,8 @@ from lmcore.data.metadata import DatasetMetadata, metadata_path, write_metadata
 from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer
 from lmcore.errors import ConfigError, DataError
 
+BYTES = ["--tokenizer-type", "ByteTokenizer"]
+
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> str:
@@ -40,6 +42,20 @@ def test_documents(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert [one["text"][:2] for one in report["shown"]] == ["no"]
     with pytest.raises(DataError, match="documents are 0 to 2"):
         run(["inspect", prefix, "--document", "3"])
+
+
+def test_documents_on_a_terminal(
+    prefix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text of a document does not command the terminal; elsewhere it is as it is."""
+    with IndexedDatasetWriter(prefix, "uint16") as writer:
+        writer.add_document([*ByteTokenizer().encode("a\x1b[2Jb"), 256])
+    metadata_path(prefix).unlink()
+    run(["inspect", prefix, "--document", "0", *BYTES])
+    assert "a\x1b[2Jb" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    run(["inspect", prefix, "--document", "0", *BYTES])
+    assert "a\N{REPLACEMENT CHARACTER}[2Jb" in capsys.readouterr().out
 
 
 def test_scan(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,9 +89,6 @@ def test_altered_tokenizer(prefix: str, capsys: pytest.CaptureFixture[str]) -> N
         run(["inspect", prefix, "--document", "0"])
     assert run(["inspect", prefix, "--scan"]) == 0
     assert "without their text: the tokenizer files" in capsys.readouterr().out
-
-
-BYTES = ["--tokenizer-type", "ByteTokenizer"]
 
 
 def test_given_tokenizer(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:

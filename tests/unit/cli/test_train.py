@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import unicodedata
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -215,6 +216,14 @@ def test_output(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "checkpoint      run/checkpoints/iter_0000002",
         "more text       lmcore generate --load run --prompt TEXT",
     ]
+
+
+def test_sample_is_printable(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that has learnt nothing writes any bytes; none of them commands a terminal."""
+    assert main(arguments(f"{WEB} --save run --sample-tokens 5 --sample-prompt \x1bA")) == 0
+    shown = capsys.readouterr().out
+    assert "sample:\n\n\N{REPLACEMENT CHARACTER}A" in shown
+    assert {char for char in shown if unicodedata.category(char) == "Cc"} <= {"\n", "\t"}
 
 
 def test_proposed_command_can_be_pasted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
