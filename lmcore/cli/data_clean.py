@@ -19,7 +19,7 @@ from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.input import InputSection
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from lmcore.data.clean.chain import CleanRequest
@@ -204,7 +204,7 @@ def _tokenizer(wanted: CleanSection, argv: list[str]) -> Tokenizer | None:
 
 
 def _summary(report: CleanReport) -> str:
-    kept = f"{report.kept:,} documents, {size_text(report.output_bytes)} of JSON"
+    kept = f"{counted(report.kept, 'document')}, {size_text(report.output_bytes)} of JSON"
     lines = [report.output if report.output != "-" else "standard output", f"  {kept}"]
     if report.dropped is not None:
         lines += [report.dropped, "  what was left out, and why"]
@@ -217,7 +217,7 @@ def _summary(report: CleanReport) -> str:
     if report.skipped:
         lines += ["", f"not read: {counts_text(report.skipped)}"]
     speed = speed_text(report.documents, report.megabytes_per_second, report.seconds)
-    read = f"read {report.documents:,} documents, {size_text(report.json_bytes)}"
+    read = f"read {counted(report.documents, 'document')}, {size_text(report.json_bytes)}"
     lines += ["", f"{read}, in {report.seconds:.1f} s ({speed})"]
     if report.output != "-" and report.kept:
         lines += ["", f"next: lmcore data prepare --input {shlex.quote(report.output)} ..."]

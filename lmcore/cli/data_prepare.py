@@ -20,7 +20,7 @@ from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.input import InputSection
 from lmcore.config.section.tokenizer import TYPES, TokenizerSection
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.errors import ConfigError, LmcoreError, counted
 
 if TYPE_CHECKING:
     from lmcore.data.bpe_ahead import BpeAhead
@@ -262,10 +262,12 @@ class _PlainProgress:
 def _summary(report: PrepareReport, request: PrepareRequest) -> str:
     lines = []
     for output in report.outputs:
-        counts = f"{output.documents:,} documents, {output.tokens:,} tokens of {output.dtype}"
+        tokens = f"{counted(output.tokens, 'token')} of {output.dtype}"
+        counts = f"{counted(output.documents, 'document')}, {tokens}"
         lines += [f"{output.prefix}.bin, .idx", f"  {counts}, {size_text(output.bytes)}"]
         if output.empty:
-            lines.append(f"  {output.empty:,} documents without text under `{output.key}` left out")
+            empty = counted(output.empty, "document")
+            lines.append(f"  {empty} without text under `{output.key}` left out")
     if report.skipped:
         lines.append(f"skipped: {counts_text(report.skipped)}")
     speed = speed_text(report.documents, report.megabytes_per_second, report.seconds)

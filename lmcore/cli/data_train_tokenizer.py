@@ -14,6 +14,7 @@ from lmcore.cli.terminal_text import counts_text, size_text
 from lmcore.cli.termination import clean_termination
 from lmcore.config.command_line import parse_section
 from lmcore.config.option import REQUIRED, option
+from lmcore.errors import counted
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer_training import TrainingReport
@@ -118,7 +119,9 @@ def run(argv: list[str]) -> int:
 
 
 def _tell_of_training(sample: TextSample) -> None:
-    text = f"training on {size_text(sample.kept_bytes)} of {sample.documents:,} documents ..."
+    text = (
+        f"training on {size_text(sample.kept_bytes)} of {counted(sample.documents, 'document')} ..."
+    )
     print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
@@ -131,7 +134,7 @@ def _summary(report: TrainingReport, wanted: TrainTokenizerSection) -> str:
     lines = [f"{report.tokenizer['type']} of {report.vocab_size:,} tokens in {wanted.output_dir}"]
     if report.vocab_size < wanted.vocab_size:
         lines.append(f"  fewer than the {wanted.vocab_size:,} asked for: the text has no more")
-    read = f"read {report.documents:,} documents, {size_text(report.bytes)} of text"
+    read = f"read {counted(report.documents, 'document')}, {size_text(report.bytes)} of text"
     trained = f"trained on {size_text(report.trained_bytes)} in {report.train_seconds:.1f} s"
     lines += [
         f"  {report.bytes_per_token:.2f} bytes of the text for each token",

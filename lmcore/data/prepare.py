@@ -43,7 +43,7 @@ from lmcore.data.prepare_state import Identity, PrepareState, identity_of, read_
 from lmcore.data.shards import ShardedOutput, state_path
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.worker_pool import BatchWork, work_ordered
-from lmcore.errors import ConfigError, DataError, RunError
+from lmcore.errors import ConfigError, DataError, RunError, counted
 
 __all__ = [
     "KeyReport",
@@ -328,13 +328,14 @@ class _Totals:
                 why=f"left out: {lost}" if lost else "the input is empty",
                 hint="`--on-error stop` names the first" if lost else "check `--input`",
             )
+        documents = counted(self._documents, "document")
         for key, output in zip(self._request.json_keys, self.output.keys, strict=True):
             if not output.counts.tokens:
                 raise DataError(
                     f"no text under the key `{key}` in {named}",
-                    why=f"left out: {lost}; it is empty in the other {self._documents:,} documents"
+                    why=f"left out: {lost}; it is empty in what is left, {documents}"
                     if lost
-                    else f"it is empty in all of {self._documents:,} documents",
+                    else f"it is empty in all there is: {documents}",
                     hint="`--on-error stop` names the first that was left out"
                     if lost
                     else "check `--json-keys`",

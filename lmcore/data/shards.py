@@ -34,7 +34,7 @@ from lmcore.data.prepare_state import (
     require_same,
     write_state,
 )
-from lmcore.errors import ConfigError, DataError
+from lmcore.errors import ConfigError, DataError, counted
 
 __all__ = ["ShardedOutput", "state_path"]
 
@@ -95,7 +95,8 @@ class ShardedOutput:
         if not resume:
             raise ConfigError(
                 f"`{self.folder}` holds an unfinished preparation",
-                why=f"{state.shards} shards of it are complete: {state.documents:,} documents",
+                why=f"complete: {counted(state.shards, 'shard')}, "
+                f"{counted(state.documents, 'document')}",
                 hint="continue it with `--resume`, or remove the directory",
             )
         require_same(identity, self._identity, self.folder)
@@ -139,10 +140,10 @@ class ShardedOutput:
         for output, counts in zip(self.keys, self.state.keys, strict=True):
             output.abandon(counts)
         _log.warning(
-            "%d shards (%s documents) are complete in `%s`: continue with `%s`",
-            self.state.shards,
-            f"{self.state.documents:,}",
+            "complete in `%s`: %s (%s); continue with `%s`",
             self.folder,
+            counted(self.state.shards, "shard"),
+            counted(self.state.documents, "document"),
             _way_on(cause),
         )
         self._release()

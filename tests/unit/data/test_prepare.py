@@ -226,7 +226,7 @@ def test_text_that_was_left_out_is_counted_where_none_is_left(tmp_path):
     with pytest.raises(DataError, match="no text under the key") as caught:
         prepare(request(source, tmp_path / "out", tokenizer=NullTokenizer(10), on_error="skip"))
     assert caught.value.why == (
-        "left out: 1 key missing, 2 not encodable; it is empty in the other 1 documents"
+        "left out: 1 key missing, 2 not encodable; it is empty in what is left, 1 document"
     )
     assert caught.value.hint == "`--on-error stop` names the first that was left out"
 
