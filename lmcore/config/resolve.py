@@ -22,6 +22,12 @@ from lmcore.errors import ConfigError, LmcoreError
 __all__ = ["RunPlan", "resolve"]
 
 
+_RATE = ("lr", "lr_warmup_fraction", "lr_warmup_iters", "lr_warmup_samples", "lr_decay_style")
+_WARMUP = 0.05
+"""Share of the decay that warms up at the default rate: from some initial weights a small model
+learns no more than the frequencies of tokens for a third of its run otherwise."""
+
+
 def resolve(loaded: LoadedConfig, *, world_size: int, vocab_size: int) -> RunPlan:
     """Return the plan of a run.
 
@@ -87,9 +93,9 @@ def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[s
     """Return the settings with derived defaults, and their sources."""
     config, sources = loaded.config, dict(loaded.sources)
     model, training = config.model, config.training
-    filled: dict[str, dict[str, Any]] = {"model": {}, "training": {}}
+    filled: dict[str, dict[str, Any]] = {"model": {}, "training": {}, "optimizer": {}}
 
-    def derive(section: str, name: str, value: int, formula: str) -> None:
+    def derive(section: str, name: str, value: float, formula: str) -> None:
         filled[section][name] = value
         sources[name] = Source("derived", formula)
 
@@ -106,10 +112,13 @@ def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[s
         derive("training", "global_batch_size", batch, formula)
     if training.train_iters is None and training.train_samples is None:
         derive("training", "train_iters", DEFAULT_TRAIN_ITERS, "the length of a run without one")
+    if not any(loaded.given(name) for name in _RATE):
+        derive("optimizer", "lr_warmup_fraction", _WARMUP, "with the default rate")
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(model, **filled["model"]),
         training=dataclasses.replace(training, **filled["training"]),
+        optimizer=dataclasses.replace(config.optimizer, **filled["optimizer"]),
     )
     return config, sources
 

@@ -40,7 +40,10 @@ class OptimizerSection:
         None, "Samples over which the rate decays; goes with train_samples.", minimum=1
     )
     lr_warmup_fraction: float | None = option(
-        None, "Share of the decay steps used to warm up.", minimum=0, maximum=1
+        None,
+        "Share of the decay steps used to warm up; default: 0.05 where no rate is given either.",
+        minimum=0,
+        maximum=1,
     )
     lr_warmup_iters: int = option(0, "Steps of linear warm-up.", minimum=0)
     lr_warmup_samples: int = option(

@@ -70,10 +70,13 @@ def test_published_run() -> None:
 @pytest.mark.parametrize(
     "line,decay,warmup",
     [
-        ("--train-iters 100", 800, 0),
+        ("--train-iters 100", 800, 40),
+        ("--train-iters 100 --lr 1e-3", 800, 0),
+        ("--train-iters 100 --lr-decay-style constant", 800, 0),
         ("--train-iters 100 --lr-warmup-iters 5", 800, 40),
         ("--train-iters 100 --lr-decay-iters 50 --lr-warmup-fraction 0.1", 400, 40),
-        ("--train-samples 100", 100, 0),
+        ("--train-samples 100", 100, 5),
+        ("--train-samples 100 --lr-warmup-samples 0", 100, 0),
         ("--train-samples 100 --lr-warmup-fraction 0.05", 100, 5),
     ],
 )
