@@ -34,7 +34,7 @@ from lmcore.config.section import ModelSection, OptimizerSection, TrainingSectio
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, LmcoreError, RunError
 from lmcore.plugins.registrations import plugin_sections
 
 if TYPE_CHECKING:
@@ -149,11 +149,35 @@ def run(argv: list[str]) -> int:
     find_checkpoint(Path(section.load))
     prompts = _read_prompts(section)
     with (
+        _memory_explained(section),
         _loaded(section, plugins, settings) as (runtime, loaded),
         _opened(section, len(prompts) * section.num_samples) as output,
     ):
         _Sampler(section, options, runtime, loaded, output).run(prompts)
     return 0
+
+
+@contextmanager
+def _memory_explained(section: GenerateSection) -> Iterator[None]:
+    """Turn an error of memory within the context into one that says which flags to change."""
+    try:
+        yield
+    except LmcoreError:
+        raise
+    except (RuntimeError, MemoryError) as error:
+        # Not before: what prepares the environment comes before torch.
+        from lmcore.train.out_of_memory import memory_error_in
+
+        cause = memory_error_in(error)
+        if cause is None:
+            raise
+        fewer = f"a smaller `--micro-batch-size` (it is {section.micro_batch_size}), "
+        raise RunError(
+            "the memory ended while text was made",
+            why=(str(cause).strip().splitlines() or [type(cause).__name__])[0],
+            hint=f"use {fewer if section.micro_batch_size > 1 else ''}fewer `--tokens`, "
+            "`--precision bf16`, or another `--device`",
+        ) from error
 
 
 def _check_flags(section: GenerateSection) -> None:

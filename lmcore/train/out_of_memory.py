@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
 
-__all__ = ["OutOfMemoryError", "out_of_memory_explained"]
+__all__ = ["OutOfMemoryError", "memory_error_in", "out_of_memory_explained"]
 
 _WORDS = re.compile(
     r"out[ _]of[ _](?:\w+[ _])?memory|can(?:'|no)t allocate memory|not enough memory|ALLOC_FAILED"
@@ -83,13 +83,13 @@ def out_of_memory_explained(
     except LmcoreError:
         raise
     except (RuntimeError, MemoryError) as error:
-        cause = _cause(error)
+        cause = memory_error_in(error)
         if cause is None:
             raise
         raise _explained(cause, error, plan, runtime, state, checkpoints) from error
 
 
-def _cause(error: BaseException) -> BaseException | None:
+def memory_error_in(error: BaseException) -> BaseException | None:
     """Return the error of memory that *error* is or comes from; None where it does not."""
     found: BaseException | None = error
     for _ in range(_MOST_CAUSES):

@@ -17,7 +17,7 @@ from lmcore.cli.generate import run
 from lmcore.cli.sample_output import printable
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
 from lmcore.data.tokenizer_files import save_tokenizer
-from lmcore.errors import CheckpointError, ConfigError, DeviceError
+from lmcore.errors import CheckpointError, ConfigError, DeviceError, RunError
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
@@ -224,6 +224,28 @@ class TestBadInput:
         """A device that no plugin brings is an error."""
         with pytest.raises(DeviceError):
             run(["--load", run_directory, "--device", "abacus"])
+
+    @pytest.mark.parametrize("batch", ["1", "4"])
+    def test_the_memory_ends(
+        self, run_directory: str, monkeypatch: pytest.MonkeyPatch, batch: str
+    ) -> None:
+        """Which flags to change is said, whatever was being done; other errors stay as they are."""
+        raised: list[Exception] = [torch.OutOfMemoryError("tried to allocate 9 GiB\nmore")]
+
+        def embed(*_arguments: object, **_options: object) -> None:
+            raise raised[0]
+
+        monkeypatch.setattr(GPT, "embed", embed)
+        argv = ["--load", run_directory, "--device", "cpu", "--prompt", "x", "--tokens", "2"]
+        argv += ["--micro-batch-size", batch]
+        with pytest.raises(RunError) as caught:
+            run(argv)
+        assert caught.value.what == "the memory ended while text was made"
+        assert caught.value.why == "tried to allocate 9 GiB"
+        assert ("`--micro-batch-size` (it is 4)" in str(caught.value.hint)) == (batch == "4")
+        raised[0] = RuntimeError("something else")
+        with pytest.raises(RuntimeError, match="something else"):
+            run(argv)
 
     def test_long_line_before_the_first_sample(self, run_directory: str, tmp_path: Path) -> None:
         """A prompt that does not fit stops before any sample, its line is named."""
