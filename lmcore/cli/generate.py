@@ -166,6 +166,7 @@ def _memory_explained(section: GenerateSection) -> Iterator[None]:
         raise
     except (RuntimeError, MemoryError) as error:
         # Not before: what prepares the environment comes before torch.
+        from lmcore.accelerator.device_errors import first_line
         from lmcore.train.out_of_memory import memory_error_in
 
         cause = memory_error_in(error)
@@ -174,7 +175,7 @@ def _memory_explained(section: GenerateSection) -> Iterator[None]:
         fewer = f"a smaller `--micro-batch-size` (it is {section.micro_batch_size}), "
         raise RunError(
             "the memory ended while text was made",
-            why=(str(cause).strip().splitlines() or [type(cause).__name__])[0],
+            why=first_line(cause),
             hint=f"use {fewer if section.micro_batch_size > 1 else ''}fewer `--tokens`, "
             "`--precision bf16`, or another `--device`",
         ) from error

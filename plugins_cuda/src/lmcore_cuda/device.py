@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lmcore.accelerator import Device, Probe
+from lmcore.accelerator.device_errors import first_line
 from lmcore.accelerator.kernel_packages import FACT, describe
 from lmcore.accelerator.torch_device import own_index
 from lmcore.errors import DeviceError
@@ -79,7 +80,7 @@ def _require_cuda() -> None:
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        why = _first_line(error)
+        why = first_line(error)
     raise DeviceError(
         "torch finds no usable GPU, though the driver lists one",
         why=f"torch {torch.__version__}, built with CUDA {torch.version.cuda}: {why}",
@@ -111,7 +112,7 @@ def _claim(index: int, name: str, use: GpuUse | None) -> None:
     try:
         torch.empty(1, device=torch.device("cuda", index))
     except RuntimeError as error:  # torch.OutOfMemoryError and AcceleratorError are of this kind
-        said = _first_line(error)
+        said = first_line(error)
         if not is_out_of_memory(said):
             raise DeviceError(
                 f"`cuda:{index}` ({name}) cannot be used", why=said, hint=hint_for(said)
@@ -172,8 +173,3 @@ def _facts(properties: Any, probe: Probe, *, tf32: bool) -> Mapping[str, Any]:
 def _can_compile(capability: tuple[int, int]) -> bool:
     """Return whether torch's compiler works here: it writes Triton, which older GPUs do not run."""
     return capability >= _TRITON and importlib.util.find_spec("triton") is not None
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

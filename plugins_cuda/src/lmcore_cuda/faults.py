@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from lmcore.accelerator.device_errors import hint_by_words
+
 __all__ = ["hint_for", "is_out_of_memory"]
 
 _HINTS: tuple[tuple[str, str], ...] = (
@@ -34,10 +36,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 def hint_for(message: str) -> str:
     """Return what to do about an error, from its message."""
-    for pattern, hint in _HINTS:
-        if re.search(pattern, message, re.IGNORECASE):
-            return hint
-    return "run `lmcore doctor`"
+    return hint_by_words(message, _HINTS)
 
 
 def is_out_of_memory(message: str) -> bool:

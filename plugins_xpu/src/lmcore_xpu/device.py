@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lmcore.accelerator import Device, MemoryStats, Probe
+from lmcore.accelerator.device_errors import first_line
 from lmcore.accelerator.kernel_packages import FACT, Package, describe
 from lmcore.accelerator.torch_device import own_index
 from lmcore.errors import DeviceError
@@ -79,7 +80,7 @@ def _require_xpu() -> None:
     try:
         torch.xpu.init()
     except (RuntimeError, AssertionError) as error:
-        why = _first_line(error)
+        why = first_line(error)
     raise DeviceError(
         "torch finds no usable Intel GPU, though the kernel lists one",
         why=f"torch {torch.__version__}: {why}",
@@ -109,7 +110,7 @@ def _claim(index: int, name: str) -> None:
     try:
         torch.empty(1, device=torch.device("xpu", index))
     except RuntimeError as error:  # torch.OutOfMemoryError is of this kind
-        said = _first_line(error)
+        said = first_line(error)
         if not is_out_of_memory(said):
             raise DeviceError(
                 f"`xpu:{index}` ({name}) cannot be used", why=said, hint=hint_for(said)
@@ -174,8 +175,3 @@ def _can_compile(packages: Mapping[str, Package]) -> bool:
     """Return whether torch's compiler works here: it writes Triton, and C++ around it."""
     triton = packages.get(TRITON)
     return triton is not None and triton.problem is None and compiler_problem() is None
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

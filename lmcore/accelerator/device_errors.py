@@ -1,0 +1,27 @@
+"""What plugins do with the errors of a device, by the words of their messages; torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["first_line", "hint_by_words"]
+
+
+def hint_by_words(message: str, hints: Iterable[tuple[str, str]]) -> str:
+    """Return what to do about an error: the hint of the first pattern that its message has.
+
+    Args:
+        message: Of the error.
+        hints: Regular expressions, whatever the case, each with its hint.
+    """
+    for pattern, hint in hints:
+        if re.search(pattern, message, re.IGNORECASE):
+            return hint
+    return "run `lmcore doctor`"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; its kind where there is none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
