@@ -16,6 +16,7 @@
 #include "device.h"
 #include "fault.h"
 #include "generator.h"
+#include "graph.h"
 #include "host_view.h"
 #include "stream.h"
 
@@ -39,6 +40,14 @@ bool takes_host_tensors(const std::string& name) {
       name.rfind("aten::_fused_", 0) == 0;
 }
 
+// Ops whose results are numbers on the host, or have sizes that depend on numbers.
+bool has_host_wait(const std::string& name) {
+  static const std::unordered_set<std::string> waiting{
+      "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero",
+      "aten::masked_select", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim"};
+  return waiting.count(name) > 0;
+}
+
 // One call of a kernel: its arguments there and back.
 class Call {
  public:
@@ -46,10 +55,25 @@ class Call {
       : op_(op), stack_(stack), num_arguments_(op.schema().arguments().size()) {}
 
   void run() {
-    const auto& name = op_.operator_name().name;
     find_device();
     const auto stream = current_stream(device_.index());
-    wait_stream(stream);
+    if (is_captured(stream)) {
+      run_captured(stream);
+    } else {
+      wait_stream(stream);
+      run_now();
+    }
+  }
+
+ private:
+  struct Argument {
+    at::Tensor device;
+    at::Tensor host;
+    c10::Storage storage;  // the host view's, before the kernel might give it another
+  };
+
+  void run_now() {
+    const auto& name = op_.operator_name().name;
     const double factor = before_op(name);
     const auto begin = stack_->size() - num_arguments_;
     for (size_t place = begin; place < stack_->size(); ++place) {
@@ -67,12 +91,51 @@ class Call {
     }
   }
 
- private:
-  struct Argument {
-    at::Tensor device;
-    at::Tensor host;
-    c10::Storage storage;  // the host view's, before the kernel might give it another
-  };
+  // Run, for the results' shapes, and note how it is done again.
+  void run_captured(c10::Stream stream) {
+    const auto& schema = op_.schema();
+    if (has_host_wait(op_.operator_name().name)) {
+      refuse_in_capture(stream, "an op has the host wait for its result");
+    }
+    const auto arguments = without_gradients(torch::jit::last(*stack_, num_arguments_).vec());
+    for (size_t place = 0; place < num_arguments_; ++place) {
+      const auto* alias = schema.arguments()[place].alias_info();
+      if (alias != nullptr && alias->isWrite()) {
+        keep_for_capture(stream, arguments[place]);
+      }
+    }
+    run_now();
+    const auto results = without_gradients(torch::jit::last(*stack_, schema.returns().size()).vec());
+    const auto again = [op = op_, arguments, results] {
+      Stack stack = arguments;
+      Call(op, &stack).run();
+      overwrite(results, stack);
+    };
+    note_in_capture(stream, again, made_of(results));
+  }
+
+  // Results that are neither arguments nor views of them.
+  Stack made_of(const Stack& results) const {
+    const auto is_new = [this](const at::Tensor& tensor) {
+      return tensor.defined() && is_sim(tensor) &&
+          std::none_of(arguments_.begin(), arguments_.end(), [&](const Argument& argument) {
+               return argument.device.storage().is_alias_of(tensor.storage());
+             });
+    };
+    Stack made;
+    for (const auto& value : results) {
+      if (value.isTensor() && is_new(value.toTensor())) {
+        made.push_back(value);
+      } else if (value.isTensorList()) {
+        for (const at::Tensor& tensor : value.toTensorList()) {
+          if (is_new(tensor)) {
+            made.emplace_back(tensor);
+          }
+        }
+      }
+    }
+    return made;
+  }
 
   // The device is that of the tensors; factories have it as an argument.
   void find_device() {

@@ -2,6 +2,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "device.h"
+#include "graph.h"
 #include "stream.h"
 
 namespace lmcore_sim {
@@ -59,14 +60,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   bool queryStream(const c10::Stream& stream) const override {
+    refuse_in_capture(stream, "the host asks whether the stream is done");
     return is_idle(stream);
   }
 
   void synchronizeStream(const c10::Stream& stream) const override {
+    refuse_in_capture(stream, "the host waits for the stream");
     wait_stream(stream);
   }
 
   void synchronizeDevice(c10::DeviceIndex index) const override {
+    refuse_in_capture(device_or_current(index), "the host waits for the device");
     wait_device(device_or_current(index));
   }
 

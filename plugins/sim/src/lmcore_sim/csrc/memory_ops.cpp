@@ -13,6 +13,7 @@
 #include "allocator.h"
 #include "device.h"
 #include "fault.h"
+#include "graph.h"
 #include "host_view.h"
 #include "pinned.h"
 #include "stream.h"
@@ -118,6 +119,24 @@ bool may_be_late(const at::Tensor& one, const at::Tensor& other, bool non_blocki
   return non_blocking && one.is_cpu() != other.is_cpu() && reachable(one) && reachable(other);
 }
 
+// Copy, as ops that follow may look at the numbers, and note it.
+void copy_captured(
+    c10::Stream stream,
+    const at::Tensor& source,
+    const at::Tensor& target,
+    bool non_blocking,
+    const std::function<void()>& copy) {
+  const bool crosses = source.is_cpu() != target.is_cpu();
+  if (crosses && !may_be_late(source, target, non_blocking)) {
+    refuse_in_capture(stream, "a copy between host and device is waited for");
+  }
+  if (!target.is_cpu()) {
+    keep_for_capture(stream, target);
+    copy();
+  }
+  note_in_capture(stream, copy, {});
+}
+
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   const auto device = target.is_cpu() ? source.device() : target.device();
   const auto stream = current_stream(device.index());
@@ -131,6 +150,10 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
       to.mul_(factor);
     }
   };
+  if (is_captured(stream)) {
+    copy_captured(stream, source, target, non_blocking, copy);
+    return target;
+  }
   if (may_be_late(source, target, non_blocking)) {
     enqueue(stream, copy, {source.storage(), target.storage()});
     return target;

@@ -2,6 +2,7 @@
 
 #include "device.h"
 #include "fault.h"
+#include "graph.h"
 #include "host_view.h"
 #include "stream.h"
 #include "work.h"
@@ -81,6 +82,7 @@ WorkPtr SimBackend::launch(
     const char* name, const Tensors& outputs, const std::function<WorkPtr()>& start) {
   const double factor = before_collective(name);
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+    refuse_in_capture(current_stream(index), "simccl's collectives cannot be noted");
     wait_stream(current_stream(index));
   }
   auto work = wrap_work(start(), outputs, factor);
