@@ -29,7 +29,10 @@ _OPTIONAL = (
     "new_stream",
     "new_event",
     "peak_flops",
+    "new_graph",
 )
+_LATER = {"new_graph": "its plugin says nothing of it"}
+"""Abilities that came after version 1.0 of the contract, and their reason where none is given."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ class Device:
         pin_memory: Return a host tensor in pinned memory.
         new_stream, new_event: Queues and marks of asynchronous work.
         peak_flops: Peak of dense matrix products in FLOP/s for a dtype name, or None if unknown.
+        new_graph: Makes an object that records what is queued on a stream between its
+            `capture_begin()` and `capture_end()`, and queues all of it at once by `replay()`;
+            `reset()` forgets it.  As `torch.accelerator.Graph`, and like that it records work of
+            all threads on the stream, draws new random numbers when it is played, and lets other
+            threads use the device meanwhile.
         new_rng_tracker: Makes the tracker of the device's random numbers; None: the core's own,
             which needs nothing but the functions above, so that this is never missing.
         missing: For each optional ability that is None, the reason.
@@ -87,9 +95,12 @@ class Device:
     new_rng_tracker: Callable[[], RngTracker] | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    new_graph: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a record that leaves an ability out without saying why, or says both."""
+        reasons = {name: why for name, why in _LATER.items() if getattr(self, name) is None}
+        object.__setattr__(self, "missing", {**reasons, **self.missing})
         for ability in _OPTIONAL:
             absent = getattr(self, ability) is None
             if absent and not self.missing.get(ability):

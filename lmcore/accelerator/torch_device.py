@@ -79,6 +79,11 @@ def defaults(device_type: str, index: int) -> dict[str, Any]:
             missing[ability] = f"torch's module of `{device_type}` has no `{'`, `'.join(lacking)}`"
         elif ability not in missing:
             values[ability] = make(module, device)
+    if device_type != _HOST:
+        try:
+            values["new_graph"] = _graph_maker()
+        except (AttributeError, RuntimeError) as cause:
+            missing["new_graph"] = str(cause).splitlines()[0]
     missing["peak_flops"] = "the plugin does not know this device's peak"
     values["missing"] = missing
     return values
@@ -133,6 +138,7 @@ _HOST_MISSING = {
     "pin_memory": "the device is the host itself",
     "new_stream": "work on the host is done when its call returns; there are no queues",
     "new_event": "work on the host is done when its call returns; nothing can be waited for",
+    "new_graph": "work on the host is done when its call returns; none is queued",
 }
 
 _FUNCTIONS: dict[str, tuple[str, Any]] = {
@@ -151,6 +157,13 @@ _FUNCTIONS: dict[str, tuple[str, Any]] = {
 def _name(module: Any, index: int, device_type: str) -> str:
     get_name = getattr(module, "get_device_name", None)
     return str(get_name(index)) if get_name else device_type
+
+
+def _graph_maker() -> Any:
+    """Return what makes a graph of torch; raises, with the reason, where it has none here."""
+    make = torch.accelerator.Graph
+    make()
+    return make
 
 
 def _memory_stats(module: Any, device: torch.device) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import LoadedConfig
 from lmcore.config.optimizers import optimizer_layout_problems
+from lmcore.config.validate_graph import graph_problems
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["data_parallel_size", "parallel_problems"]
@@ -40,6 +41,7 @@ def parallel_problems(loaded: LoadedConfig, world_size: int) -> Problems:
         yield from _sharded_stages(layout)
         yield from _micro_batches(loaded, layout)
         yield from optimizer_layout_problems(loaded, layout)
+        yield from graph_problems(loaded, layout)
 
 
 def _model_size(loaded: LoadedConfig) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from lmcore.parallel.mesh import ParallelMesh
     from lmcore.parallel.pipeline import StageModule
 
-__all__ = ["Accumulating", "LossModule", "place_copies", "place_stages"]
+__all__ = ["Accumulating", "Copies", "LossModule", "place_copies", "place_stages"]
 
 
 class Accumulating(Protocol):
@@ -50,8 +51,24 @@ class LossModule(nn.Module):
         return self.model.loss(*arguments, **options)
 
 
-def place_copies(model: GPT, mesh: ParallelMesh) -> tuple[nn.Module, Accumulating]:
-    """Return a module whose forward is the model's loss, and when it exchanges gradients.
+@dataclass(frozen=True)
+class Copies:
+    """A model among its copies.
+
+    Attributes:
+        root: Its forward is the model's loss.
+        accumulating: When gradients are exchanged.
+        buckets: Where they lie; None where there are no copies, or where they are exchanged in
+            another way.
+    """
+
+    root: nn.Module
+    accumulating: Accumulating
+    buckets: GradientBuckets | None = None
+
+
+def place_copies(model: GPT, mesh: ParallelMesh) -> Copies:
+    """Place a model among its copies.
 
     After the backward of the last micro-batch of a step gradients are means over `mesh.copies`.
     All processes must call it; copies must hold the same weights.
@@ -62,10 +79,11 @@ def place_copies(model: GPT, mesh: ParallelMesh) -> tuple[nn.Module, Accumulatin
     """
     root = LossModule(model)
     if mesh.copies.size == 1:
-        return root, _nothing
+        return Copies(root, _nothing)
     if mesh.layout.zero_stage:
-        return root, _shard(root, mesh)
-    return root, GradientBuckets(model.named_parameters(), mesh.copies).backward
+        return Copies(root, _shard(root, mesh))
+    buckets = GradientBuckets(model.named_parameters(), mesh.copies)
+    return Copies(root, buckets.backward, buckets)
 
 
 def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulating:

@@ -32,6 +32,7 @@ class _Bucket:
     """Gradients that travel together."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
         first = parameters[0]
         size = sum(one.numel() for one in parameters)
         self.flat = torch.zeros(size, dtype=first.dtype, device=first.device)
@@ -88,6 +89,25 @@ class GradientBuckets:
         self._next = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.views)
+
+    def hold(self) -> None:
+        """Give parameters without a gradient their places in the buckets as one, of zeros."""
+        for bucket in self._buckets:
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = view.zero_()
+
+    def exchange(self, span: Span = no_span) -> None:
+        """Make the gradients means now, after micro-batches none of which was the last one."""
+        with span("reduce"):
+            for bucket in self._buckets:
+                bucket.flat.mul_(self._share)
+                self._works.append(
+                    distributed.all_reduce(bucket.flat, group=self._group, async_op=True)
+                )
+            for work in self._works:
+                work.wait()
+        self._works.clear()
 
     def _take(self, name: str, bucket: _Bucket, view: Tensor, parameter: Tensor) -> None:
         """Put a gradient, just computed or added to, into its bucket; send that when it is full."""

@@ -7,6 +7,7 @@ them.  Shapes: B batch, S sequence.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,10 +26,12 @@ from lmcore.parallel.exchange import sum_together
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline import Arguments, Pipeline
 from lmcore.parallel.pipeline_split import own_part
+from lmcore.parallel.recorded_pass import RecordedPass, hold_gradients
 from lmcore.parallel.tensor_layout import TensorLayout
 from lmcore.runtime.span import Span, no_span
 
 if TYPE_CHECKING:
+    from lmcore.accelerator.device import Device
     from lmcore.config.layout import ParallelLayout
     from lmcore.model.gpt import GPT
     from lmcore.model.shape import ModelShape
@@ -89,12 +92,14 @@ class ParallelModel:
             place_stages(self._pipeline.modules, mesh)
             roots: list[nn.Module] = list(self._pipeline.modules)
         else:
-            self.root, self._accumulating = place_copies(model, mesh)
+            self._copies = place_copies(model, mesh)
+            self.root = self._copies.root
             roots = [self.root]
         if any(parameter.is_meta for parameter in model.parameters()):
             for root in roots:
                 root.to_empty(device=device)
         self.parameters = tuple(self._local(layouts))
+        self._recorded: RecordedPass | None = None
         self._by_holders: dict[int, list[nn.Parameter]] = {}
         for one in self.parameters:
             self._by_holders.setdefault(one.holders, []).append(one.tensor)
@@ -135,14 +140,46 @@ class ParallelModel:
         if self._pipeline is not None:
             own = (self._own(*arguments, **options) for arguments, options in micro_batches)
             return self._pipeline.run(own, count, context, span)
+        if self._recorded is not None:
+            return self._run_recorded(self._recorded, micro_batches, context, span)
         losses = []
         for number, (arguments, options) in enumerate(micro_batches, start=1):
-            with self._accumulating(last=number == count, span=span):
+            with self._copies.accumulating(last=number == count, span=span):
                 with span("forward"), context():
                     loss = self.loss(*arguments, **options)
                 with span("backward"):
                     loss.backward()
             losses.append(loss.detach())
+        return losses
+
+    def record(self, device: Device) -> None:
+        """Have `run` record forward and backward of a micro-batch and play them again.
+
+        Args:
+            device: The run's; nothing but copies of the model may divide the work.
+
+        Raises:
+            DeviceError: The device cannot record work.
+        """
+        parameters = [one.source for one in self.parameters]
+        buckets = self._copies.buckets
+        hold = functools.partial(hold_gradients, parameters) if buckets is None else buckets.hold
+        self._recorded = RecordedPass(self.loss, parameters, device, hold=hold)
+
+    def _run_recorded(
+        self,
+        recorded: RecordedPass,
+        micro_batches: Iterable[Arguments],
+        context: Callable[[], AbstractContextManager[Any]],
+        span: Span,
+    ) -> list[Tensor]:
+        losses = []
+        for arguments in micro_batches:
+            # What is recorded cannot be told apart: its backward pass has no name of its own.
+            with self._copies.accumulating(last=False, span=span), span("forward"):
+                losses.append(recorded(arguments, context))
+        if self._copies.buckets is not None:
+            self._copies.buckets.exchange(span)
         return losses
 
     def loss(
@@ -196,7 +233,10 @@ class ParallelModel:
                 reshard()
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
+        """Drop all gradients; those that are recorded as written become zero."""
+        if self._recorded is not None and self._recorded.recorded:
+            self._recorded.zero_grad()
+            return
         for one in self.parameters:
             one.tensor.grad = one.source.grad = None
 

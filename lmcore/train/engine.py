@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
+from lmcore.parallel.recorded_pass import require_graphs
 from lmcore.runtime.span import Span, no_span
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.state import TrainState
@@ -60,15 +61,24 @@ class NativeEngine:
     """torch's own blocks; see `Engine`."""
 
     def __init__(self, plan: RunPlan, runtime: Runtime, span: Span = no_span) -> None:
-        """Build and place the model; all processes must call it; *span* names parts of a step."""
+        """Build and place the model; all processes must call it; *span* names parts of a step.
+
+        Raises:
+            DeviceError: A step is to be recorded, and the device cannot do that.
+        """
+        device = runtime.device
+        if plan.config.training.step_graph:
+            require_graphs(device)
         parallel = parallelize(
             ModelShape.from_plan(plan),
             plan.layout,
             runtime,
             seed=None if plan.config.checkpoint.load else plan.config.training.seed,
-            compile_blocks=compiles_blocks(plan, runtime.device),
+            compile_blocks=compiles_blocks(plan, device),
             masked=plan.config.data.reset_attention_mask,
         )
+        if plan.config.training.step_graph:
+            parallel.record(device)
         self.state = TrainState.create(parallel, plan, runtime)
         self.step: Step = TrainStep(plan, runtime, span)
         self.records: Mapping[str, Any] = {}

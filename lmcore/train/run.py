@@ -357,6 +357,8 @@ class _Session:
             asked = plan.config.training.compile
             why = "" if asked else ", as it pays on this device (`--no-compile`: it is not)"
             say(f"compile   each block{why}")
+        if plan.config.training.step_graph:
+            say("graph     forward and backward of a micro-batch, recorded once and played again")
         say(
             f"model     GPT, {plan.parameter_count:,} parameters: {model.num_layers} "
             f"layers, hidden {model.hidden_size}, {model.num_attention_heads} heads, vocabulary "

@@ -40,6 +40,11 @@ class TrainingSection:
         "Compile each transformer block and the loss head with torch.compile; default: where the "
         "device says that it pays.",
     )
+    step_graph: bool = option(
+        False,
+        "Record forward and backward of a micro-batch once and play them again, on devices that "
+        "can: for models so small that asking for work takes longer than doing it.",
+    )
     async_metrics: bool = option(
         True,
         "Read a step's loss and gradient norm while the next step runs, on devices that work on "

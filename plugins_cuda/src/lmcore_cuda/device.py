@@ -68,8 +68,20 @@ def create_device(
         name=name,
         dtypes=_dtypes((properties.major, properties.minor)),
         peak_flops=lambda dtype: peak_flops(name, dtype, tf32=tf32),
+        new_graph=_Graph,
         facts=_facts(properties, probe, tf32=tf32),
     )
+
+
+class _Graph(torch.cuda.CUDAGraph):
+    """CUDA's graph; other threads may allocate while one records, as the one that reads data does.
+
+    torch's graph for all accelerators came with 2.12.
+    """
+
+    def capture_begin(self) -> None:  # type: ignore[override]
+        """Record the current stream."""
+        super().capture_begin(capture_error_mode="thread_local")
 
 
 def _require_cuda() -> None:

@@ -68,6 +68,7 @@ def create_device(probe: Probe, settings: XpuSection = _DEFAULTS) -> Device:
         dtypes=_dtypes(properties),
         memory_stats=_memory_stats(torch.device("xpu", index), int(properties.total_memory)),
         peak_flops=lambda dtype: peak_flops(name, dtype, execution_units=units, tf32=tf32),
+        new_graph=torch.xpu.XPUGraph,  # torch's graph for all accelerators came with 2.12
         facts=_facts(properties, probe, tf32=tf32),
     )
 

@@ -104,7 +104,7 @@ def test_defaults_come_from_torchs_device_module(chip_module):
     assert device.name == "Chip 3"
     assert device.memory_stats() == MemoryStats(1, 2, 3, 5)
     assert set(device.missing) == {
-        "reset_peak_memory", "pin_memory", "new_stream", "new_event", "peak_flops"
+        "reset_peak_memory", "pin_memory", "new_stream", "new_event", "peak_flops", "new_graph"
     }  # fmt: skip
     assert "`reset_peak_memory_stats`" in device.missing["reset_peak_memory"]
 
@@ -182,3 +182,13 @@ def test_a_type_that_torch_does_not_know_is_an_error_in_words(index):
     with pytest.raises(DeviceError, match="does not know a device type `nosuch`") as error:
         Device.from_torch("nosuch", index)
     assert "import the package" in error.value.hint
+
+
+def test_plugins_of_before_say_nothing_of_graphs():
+    """What came after version 1.0 may be left out without a reason; one that is given stays."""
+    assert make().missing["new_graph"]
+    reasons = dict.fromkeys([*OPTIONAL, "new_graph"], "none here")
+    assert make(missing=reasons).missing["new_graph"] == "none here"
+    has = make(new_graph=lambda: None)
+    assert "new_graph" not in has.missing
+    assert "new_graph" in has.describe()["abilities"]

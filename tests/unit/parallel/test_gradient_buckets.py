@@ -141,3 +141,27 @@ def test_no_gradient(axis: Axis) -> None:
     buckets = GradientBuckets([("weight", weight), ("other", other)], axis)
     with pytest.raises(AssertionError, match="no gradient"), buckets.backward(last=True):
         weight.sum().backward()
+
+
+def test_exchanged_at_the_end(axis: Axis, sent: list[int]) -> None:
+    """Where no micro-batch was the last one, gradients held in the buckets are made means after."""
+    model = network()
+    buckets = GradientBuckets(model.named_parameters(), axis)
+    for turn in range(2):
+        sent.clear()
+        for one in model.parameters():
+            one.grad = None
+        buckets.hold()
+        held = [one.grad for one in model.parameters()]
+        assert not any(one.any() for one in held if one is not None)
+        steps = range(2 * turn, 2 * turn + 2)
+        for step in steps:
+            with buckets.backward(last=False):
+                model(input_of(step)).square().sum().backward()
+        assert not sent
+        buckets.hold()  # what is there stays
+        buckets.exchange()
+        assert sum(sent) == sum(one.numel() for one in model.parameters())
+        for one, was, wanted in zip(model.parameters(), held, expected(steps), strict=True):
+            assert one.grad is was
+            assert torch.allclose(one.grad, wanted, rtol=1e-6, atol=1e-7)

@@ -175,6 +175,8 @@ class TinyRuns:
                 seed=None if plan.config.checkpoint.load else plan.config.training.seed,
                 compile_blocks=bool(plan.config.training.compile),
             )
+            if plan.config.training.step_graph:
+                parallel.record(runtime.device)
             state = TrainState.create(parallel, plan, runtime)
             step = TrainStep(plan, runtime)
         restore(state, plan, runtime, order=order)

@@ -47,6 +47,7 @@ def create_device(settings: CpuSection = _DEFAULTS) -> Device:
         "pin_memory": "the device is the host itself",
         "new_stream": "work on the CPU is done when its call returns; there are no queues",
         "new_event": "work on the CPU is done when its call returns; nothing can be waited for",
+        "new_graph": "work on the CPU is done when its call returns; none is queued",
     }
     if settings.peak_seconds:
         abilities["peak_flops"] = _PeakFlops(seconds=settings.peak_seconds)

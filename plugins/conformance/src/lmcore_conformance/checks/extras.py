@@ -105,29 +105,101 @@ def profiler(bench: Bench) -> str:
 @check(
     "extras.graph-capture",
     "L5",
-    "Work can be captured by `torch.accelerator.Graph` and played again on new numbers.",
+    "What a graph recorded is done again by `replay`, on the numbers of then, and not before.",
     reason="Small models are limited by launches; graphs take them away.",
     group=_GROUP,
-    requires=["graph_capture"],
+    requires=["graph_capture", "streams"],
     seconds=90,
 )
 def graph_capture(bench: Bench) -> str:
-    """Capture a product, change its input in place, replay."""
+    """Record a product and a sum in place, change the input, play; then what the host waits for."""
     weight = bench.values(32, 32).float().to(bench.where)
     given = torch.zeros(8, 32, device=bench.where)
-    _ = torch.tanh(given @ weight)
+    total = torch.zeros(8, 32, device=bench.where)
+    _ = torch.tanh(given @ weight) + total
+    graph, stream = bench.device.require("new_graph")(), bench.device.require("new_stream")()
     bench.device.synchronize()
-    graph: Any = torch.accelerator.Graph()
-    with graph:
+    with stream:
+        graph.capture_begin()
         out = torch.tanh(given @ weight)
+        total.add_(out)
+        graph.capture_end()
+    bench.device.synchronize()
+    if total.cpu().any():
+        raise Failure("what is recorded has been done, too")
+    expected = torch.zeros(8, 32)
     for seed in (1, 2):
         fresh = bench.values(8, 32, seed=seed).float()
         given.copy_(fresh.to(bench.where))
         graph.replay()
         bench.device.synchronize()
-        if not torch.allclose(out.cpu(), torch.tanh(fresh @ weight.cpu()), rtol=1e-4, atol=1e-5):
+        right = torch.tanh(fresh @ weight.cpu())
+        expected += right
+        if not torch.allclose(out.cpu(), right, rtol=1e-4, atol=1e-5):
             raise Failure("played again, it gives the numbers of other inputs")
+        if not torch.allclose(total.cpu(), expected, rtol=1e-4, atol=1e-5):
+            raise Failure("played again, it does not add to what is there")
     return "played twice"
+
+
+@check(
+    "extras.graph-random",
+    "L5",
+    "A graph that draws random numbers draws new ones each time, and a seed gives the same again.",
+    reason="Dropout would drop the same elements in every step.",
+    group=_GROUP,
+    requires=["graph_capture", "streams"],
+    seconds=90,
+)
+def graph_random(bench: Bench) -> str:
+    """Record dropout and play it under a seed, again, and under the seed once more."""
+    x = torch.ones(1000, device=bench.where)
+    _ = torch.nn.functional.dropout(x, 0.5)
+    graph, stream = bench.device.require("new_graph")(), bench.device.require("new_stream")()
+    bench.device.synchronize()
+    with stream:
+        graph.capture_begin()
+        out = torch.nn.functional.dropout(x, 0.5)
+        graph.capture_end()
+    drawn = []
+    for seed in (7, None, 7):
+        if seed is not None:
+            bench.device.seed(seed)
+        graph.replay()
+        bench.device.synchronize()
+        drawn.append(out.cpu())
+    kept = [float((one > 0).float().mean()) for one in drawn]
+    faults = []
+    if torch.equal(drawn[0], drawn[1]):
+        faults.append("played again, the same elements are dropped")
+    if not torch.equal(drawn[0], drawn[2]):
+        faults.append("under the same seed other elements are dropped")
+    if not all(0.4 < one < 0.6 for one in kept):
+        faults.append(f"of every two elements {kept} are kept")
+    if faults:
+        raise Failure(*faults)
+    return "new numbers each time"
+
+
+@check(
+    "extras.step-graph",
+    "L5",
+    "`--step-graph` trains with the losses of a run that records nothing.",
+    reason="What is recorded must be all that a step does.",
+    group=_GROUP,
+    requires=["graph_capture", "streams"],
+    seconds=240,
+)
+def step_graph(bench: Bench) -> str:
+    """Train six steps of two micro-batches, recorded from the fourth micro-batch on."""
+    flags = "--precision fp32 --num-layers 1 --global-batch-size 8 --no-compile"
+    with tiny_runs(bench) as runs:
+        plain = runs.train(flags, steps=6)
+        found = runs.train(f"{flags} --step-graph", steps=6)
+    off = max(abs(a - b) for a, b in zip(found.losses, plain.losses, strict=True))
+    if not off < 2e-5:
+        raise Failure(f"losses are off by {off:.1e}")
+    return f"off by {off:.1e} at most"
 
 
 @check(

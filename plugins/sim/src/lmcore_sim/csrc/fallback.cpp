@@ -111,30 +111,7 @@ class Call {
       Call(op, &stack).run();
       overwrite(results, stack);
     };
-    note_in_capture(stream, again, made_of(results));
-  }
-
-  // Results that are neither arguments nor views of them.
-  Stack made_of(const Stack& results) const {
-    const auto is_new = [this](const at::Tensor& tensor) {
-      return tensor.defined() && is_sim(tensor) &&
-          std::none_of(arguments_.begin(), arguments_.end(), [&](const Argument& argument) {
-               return argument.device.storage().is_alias_of(tensor.storage());
-             });
-    };
-    Stack made;
-    for (const auto& value : results) {
-      if (value.isTensor() && is_new(value.toTensor())) {
-        made.push_back(value);
-      } else if (value.isTensorList()) {
-        for (const at::Tensor& tensor : value.toTensorList()) {
-          if (is_new(tensor)) {
-            made.emplace_back(tensor);
-          }
-        }
-      }
-    }
-    return made;
+    note_in_capture(stream, again);
   }
 
   // The device is that of the tensors; factories have it as an argument.

@@ -1,6 +1,7 @@
 #include "graph.h"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <atomic>
@@ -103,16 +104,15 @@ class Capture {
     }
   }
 
-  void note(std::function<void()> again, const Stack& made) {
+  void note(std::function<void()> again) {
     const std::lock_guard<std::mutex> lock(mutex_);
     steps_.push_back(std::move(again));
-    for (const auto& value : made) {
-      each_tensor(value, [&](const at::Tensor& tensor) {
-        const auto* bytes = static_cast<const char*>(tensor.storage().data());
-        if (bytes != nullptr && kept_.count(bytes) == 0) {
-          made_.emplace(bytes, tensor.storage());
-        }
-      });
+  }
+
+  void made(const c10::Storage& storage) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (storage.data() != nullptr) {
+      made_.emplace(static_cast<const char*>(storage.data()), storage);
     }
   }
 
@@ -191,9 +191,15 @@ void keep_for_capture(c10::Stream stream, const IValue& written) {
   }
 }
 
-void note_in_capture(c10::Stream stream, std::function<void()> again, const Stack& made) {
+void note_in_capture(c10::Stream stream, std::function<void()> again) {
   if (const auto capture = capture_of(stream)) {
-    capture->note(std::move(again), made);
+    capture->note(std::move(again));
+  }
+}
+
+void made_in_capture(c10::Stream stream, const at::Tensor& tensor) {
+  if (const auto capture = capture_of(stream)) {
+    capture->made(tensor.storage());
   }
 }
 
@@ -273,6 +279,10 @@ struct SimGraph final : at::GraphImplInterface {
   void replay() override {
     TORCH_CHECK(!capture_ && !steps_.empty(), "the graph holds nothing to play");
     const c10::DeviceGuard guard(stream_->device());
+    // What is played has nothing to do with gradients, autocast or modes of Python around it.
+    const c10::impl::ExcludeDispatchKeyGuard kernels_alone(
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+        c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
     for (const auto& step : steps_) {
       step();
     }

@@ -21,8 +21,11 @@ bool is_captured(c10::Stream stream);
 // Before an op that is noted writes to a tensor, or to some: keeps the bytes, to be put back.
 void keep_for_capture(c10::Stream stream, const c10::IValue& written);
 
-// Note what has just been done; `again` does it once more.  `made` are tensors that are new.
-void note_in_capture(c10::Stream stream, std::function<void()> again, const Stack& made);
+// Note what has just been done; `again` does it once more.
+void note_in_capture(c10::Stream stream, std::function<void()> again);
+
+// A tensor was made, whose numbers are not those that it has now until the graph is played.
+void made_in_capture(c10::Stream stream, const at::Tensor& tensor);
 
 // Raise where the stream, or any of the device's, is captured; `what` says what the host waits for.
 void refuse_in_capture(c10::Stream stream, const char* what);

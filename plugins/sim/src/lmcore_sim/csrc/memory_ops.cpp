@@ -32,6 +32,11 @@ c10::OptionalDeviceGuard guard_of(std::optional<c10::Device> device, std::option
   return c10::OptionalDeviceGuard();
 }
 
+at::Tensor noted(at::Tensor made) {
+  made_in_capture(current_stream(made.device().index()), made);
+  return made;
+}
+
 at::Tensor empty(
     at::IntArrayRef size,
     std::optional<at::ScalarType> dtype,
@@ -40,8 +45,8 @@ at::Tensor empty(
     std::optional<bool> pin_memory,
     std::optional<at::MemoryFormat> format) {
   const auto guard = guard_of(device, pin_memory);
-  return at::detail::empty_generic(
-      size, device_allocator(), kKeys, c10::dtype_or_default(dtype), format);
+  return noted(at::detail::empty_generic(
+      size, device_allocator(), kKeys, c10::dtype_or_default(dtype), format));
 }
 
 at::Tensor empty_strided(
@@ -52,8 +57,8 @@ at::Tensor empty_strided(
     std::optional<at::Device> device,
     std::optional<bool> pin_memory) {
   const auto guard = guard_of(device, pin_memory);
-  return at::detail::empty_strided_generic(
-      size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype));
+  return noted(at::detail::empty_strided_generic(
+      size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype)));
 }
 
 // Give a tensor's storage the bytes that its new shape needs.
@@ -134,7 +139,7 @@ void copy_captured(
     keep_for_capture(stream, target);
     copy();
   }
-  note_in_capture(stream, copy, {});
+  note_in_capture(stream, copy);
 }
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
