@@ -82,6 +82,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--num-gpus": Renamed("--nproc-per-node"),
     "--ds-sequence-parallel-size": Renamed("--context-parallel-size"),
     "--use-checkpoint-opt-params-scheduler": Renamed("--use-checkpoint-opt-param-scheduler"),
+    "--enable-cuda-graph": Renamed("--step-graph"),
     "--bf16": Renamed("--precision bf16"),
     "--fp16": Renamed("--precision fp16"),
     "--norm-epsilon": Renamed("--layernorm-epsilon"),
@@ -220,6 +221,7 @@ _RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then g
 _TRACKING = "metrics.jsonl and TensorBoard in the run directory hold the same figures"
 _MEMORY = "use `--profile --profile-memory`, which records allocations in the trace"
 _TIKTOKEN = "convert the vocabulary to a `tokenizer.json`, for `--tokenizer-type HFTokenizer`"
+_GRAPH = "use `--step-graph`, which records forward and backward of a micro-batch"
 _IN_CORPUS = "files are blended by weight, and the samples of each shuffled: leave it out"
 _TOKENIZER_UNSUPPORTED = {
     "--trust-remote-code": "a tokenizer's own code is never run: give a `tokenizer.json`",
@@ -234,6 +236,8 @@ def _all(hint: str, *flags: str) -> dict[str, str]:
 
 
 UNSUPPORTED: Mapping[str, str] = {
+    **_all(_GRAPH, "--cuda-graph-impl", "--external-cuda-graph"),
+    **_all(_GRAPH, "--cuda-graph-scope", "--cuda-graph-warmup-steps"),
     "--shuffle-sample-in-corpus": _IN_CORPUS,
     "--blend-sample-in-corpus": _IN_CORPUS,
     **_all("leave it out: the loss is computed in fp32", "--fp16-lm-cross-entropy"),
