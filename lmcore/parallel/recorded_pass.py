@@ -69,7 +69,8 @@ class RecordedPass:
 
     def zero_grad(self) -> None:
         """Make the gradients zero where they are."""
-        torch._foreach_zero_([one.grad for one in self._parameters])
+        grads = [one.grad for one in self._parameters if one.grad is not None]
+        torch._foreach_zero_(grads)
 
     def __call__(
         self, arguments: Arguments, context: Callable[[], AbstractContextManager[Any]]
