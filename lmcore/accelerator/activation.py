@@ -48,13 +48,17 @@ def recompute(call: Callable[..., Any], *tensors: Tensor, remember: Remember) ->
     again = remember()
     # What a surrounding hook makes of the arguments is theirs: recomputed or offloaded in turn.
     kept = _Kept.apply(torch.empty(0, requires_grad=True), *tensors)  # type: ignore[no-untyped-call]
-    frame = _Frame(call, kept.grad_fn, again)
+    frame = _Frame(call, kept, again)
     with saved_tensors_hooks(frame.pack, frame.unpack):
         return call(*tensors)
 
 
 class _Kept(torch.autograd.Function):
-    """A node whose saved tensors are the arguments; no gradient flows through it."""
+    """A node whose saved tensors are the arguments; no gradient flows through it.
+
+    It lives as long as its output: torch 2.11 frees what it saved with that, even where the node
+    itself is held.
+    """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
@@ -72,11 +76,11 @@ class _Frame:
     def __init__(
         self,
         call: Callable[..., Any],
-        node: Any,
+        inputs: Tensor,
         again: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self.call = call
-        self.node = node
+        self.inputs = inputs
         self.again = again
         self.kept: list[tuple[torch.Size, torch.dtype, torch.device]] = []
         self.values: dict[int, Tensor] = {}
@@ -93,9 +97,8 @@ class _Frame:
         return self.values.pop(number)
 
     def _call_again(self) -> None:
-        arguments = [
-            one.detach().requires_grad_(one.requires_grad) for one in self.node.saved_tensors
-        ]
+        node: Any = self.inputs.grad_fn
+        arguments = [one.detach().requires_grad_(one.requires_grad) for one in node.saved_tensors]
         found = 0
 
         def pack(tensor: Tensor) -> Tensor:
