@@ -74,6 +74,13 @@ def test_every_other_fault_of_a_kernel_is_caught(kernels: Any, run: Any) -> None
         assert "reference" not in found[f"ops.{op}.{name}"]
 
 
+def test_a_claim_is_held_to_what_its_run_asks_for(run: Any) -> None:
+    """A kernel may repeat its bits only under `--deterministic`, which torch and device know of."""
+    result = run("when-asked", "ops.rms_norm.repeatable")["ops.rms_norm.repeatable"]
+    assert (result.status, result.findings) == ("passed", ())
+    assert "when-asked: " in result.detail
+
+
 def test_a_kernel_that_crashes_or_hangs_loses_only_its_check(run: Any) -> None:
     """The check says how its process ended and where; those after it are made."""
     for mode, patience, words in (

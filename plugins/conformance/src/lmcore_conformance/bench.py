@@ -44,11 +44,13 @@ class Bench:
 
     Attributes:
         closed: What the plugin's author declares as not there.
+        flags: Those of the run that the process stands for.
     """
 
-    def __init__(self, closed: Sequence[str] = ()) -> None:
+    def __init__(self, closed: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
         """Begin without a device."""
         self.closed = tuple(closed)
+        self.flags = tuple(flags)
 
     @cached_property
     def plugins(self) -> PluginSet:
@@ -62,10 +64,10 @@ class Bench:
 
     @cached_property
     def config(self) -> Config:
-        """The settings of a run without arguments."""
+        """The settings of a run with these flags alone."""
         from lmcore.config.load import load_config
 
-        return load_config([], plugins=plugin_sections(self.plugins)).config
+        return load_config(list(self.flags), plugins=plugin_sections(self.plugins)).config
 
     @cached_property
     def device(self) -> Device:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import faulthandler
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from lmcore.cli.isolated import in_one_line
@@ -18,10 +19,13 @@ from lmcore_conformance.registry import Check, Failure, Gap, NotRun, all_checks
 from lmcore_conformance.requirements import REQUIREMENTS
 from lmcore_conformance.result import Result, Status
 
-__all__ = ["SETUP_SECONDS", "Told", "make_check", "run_group"]
+__all__ = ["FLAGS", "SETUP_SECONDS", "Told", "make_check", "run_group"]
 
 SETUP_SECONDS = 120.0
 """Until importing torch and creating the device counts as hung."""
+
+FLAGS: Mapping[str, Sequence[str]] = MappingProxyType({"deterministic": ("--deterministic",)})
+"""By group, the flags of the run whose device it is to have."""
 
 Told = dict[str, Any]
 """{"ready": True}, {"begins": id} or {"ends": result}."""
@@ -45,7 +49,7 @@ def run_group(
 
         bench: Any = ContractBench()
     else:
-        bench = Bench(closed)
+        bench = Bench(closed, FLAGS.get(group, ()))
         if group != "create":
             _ = bench.device
     yield {"ready": True}

@@ -166,11 +166,11 @@ def _nan(bench: Bench, op: str) -> str:
 
 
 def _repeatable(bench: Bench, op: str) -> str:
-    """Call again what claims the trait `deterministic`, and compare bits."""
+    """Call again what claims the trait `deterministic`, as its run does, and compare bits."""
     findings = _Findings()
     for dtype, case, _, kernels in _each(bench, op, "value"):
         for kernel in (one for one in kernels if one.is_deterministic):
-            with findings.of(kernel, f"{case.label}, {dtype}") as add:
+            with findings.of(kernel, f"{case.label}, {dtype}") as add, _as_deterministic():
                 runs = [
                     call(kernel.function, case, getattr(torch, dtype), bench.where)
                     for _ in range(3)
@@ -182,6 +182,17 @@ def _repeatable(bench: Bench, op: str) -> str:
                     if not all(_same(one, two) for one, two in pairs):
                         add("a second call gives other bits")
     return findings.conclude()
+
+
+@contextmanager
+def _as_deterministic() -> Iterator[None]:
+    """Have torch refuse what does not repeat itself, and choose what does, for a while."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(mode=before)
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
@@ -279,7 +290,7 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
     ),
     "repeatable": (
         _repeatable,
-        "Where `{op}` claims to be deterministic, repeated calls give the same bits.",
+        "Under `--deterministic`, where `{op}` claims to be so, repeated calls give the same bits.",
         "`--deterministic` binds kernels by that claim.",
     ),
     "pure": (
@@ -301,7 +312,7 @@ def _register(op: str, name: str) -> None:
         "L2",
         title.format(op=op),
         reason=reason,
-        group="ops",
+        group="deterministic" if name == "repeatable" else "ops",
         seconds=_SECONDS,
     )(run)
 

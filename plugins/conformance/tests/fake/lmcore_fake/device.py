@@ -18,9 +18,12 @@ from lmcore.accelerator import (
 from lmcore_cpu.device import create_device
 
 LIBRARIES = []
+MADE_FOR = {"deterministic": False}
+"""Which run the device was last made for."""
 
 
-def create(fake):
+def create(fake, *, deterministic):
+    MADE_FOR["deterministic"] = deterministic
     if fake == "crash-create":
         import ctypes
 

@@ -40,10 +40,10 @@ def lmcore_probe():
 
 
 @hookimpl
-def lmcore_create_device():
+def lmcore_create_device(config):
     from lmcore_fake.device import create
 
-    return create(FAKE)
+    return create(FAKE, deterministic=config.accelerator.deterministic)
 
 
 @hookimpl
@@ -71,18 +71,21 @@ def lmcore_checkpoint_stagers(device):
 
 @hookimpl
 def lmcore_op_impls():
-    if FAKE not in {"mutants", "misfits", "hang-op", "crash-op"}:
+    if FAKE not in {"mutants", "misfits", "hang-op", "crash-op", "when-asked"}:
         return []
     from lmcore_fake import kernels
 
     table = {"mutants": kernels.MUTANTS, "misfits": kernels.MISFITS}.get(FAKE, {})
+    target = f"lmcore_fake.kernels:{FAKE.replace('-', '_')}"
     if FAKE in {"hang-op", "crash-op"}:
-        return [OpImpl("swiglu", FAKE, f"lmcore_fake.kernels:{FAKE.replace('-', '_')}")]
+        return [OpImpl("swiglu", FAKE, target)]
 
     def float32(context):
         return None if context.dtype == "float32" else Reject("is for float32")
 
     traits = frozenset({"deterministic"})
+    if FAKE == "when-asked":
+        return [OpImpl("rms_norm", FAKE, target, supports=float32, traits=traits)]
     return [
         OpImpl(op, name, f"lmcore_fake.kernels:{target}", supports=float32, traits=traits)
         for (op, name), target in table.items()
