@@ -123,6 +123,7 @@ class Profile:
             profile_memory=self.asked.profile_memory,
             record_shapes=self.asked.profile_shapes,
             with_stack=self.asked.profile_stacks,
+            acc_events=True,  # there is one cycle; without it torch 2.11 warns of those before it
         )
         self._profiler.start()
 
