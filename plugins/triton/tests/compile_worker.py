@@ -1,19 +1,24 @@
 """Compile every Triton kernel for a GPU that is not here, and record what a compiled block sees.
 
-Run as `compile_worker.py CAPABILITY compiled traced`, in a process of its own: Triton decides at
-import whether its kernels are interpreted.  A stand-in for the driver names the GPU; launches are
-turned into compilations of exactly what would have been launched.  Prints one JSON object.
+Run as `compile_worker.py CAPABILITY compiled widest traced`, in a process of its own: Triton
+decides at import whether its kernels are interpreted.  A stand-in for the driver names the GPU;
+launches are turned into compilations of exactly what would have been launched.  Prints one JSON
+object.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -24,6 +29,7 @@ from lmcore_triton.cross_entropy import cross_entropy
 from lmcore_triton.dropout import bias_dropout_add
 from lmcore_triton.linear_cross_entropy import linear_cross_entropy
 from lmcore_triton.norm import layer_norm, rms_norm
+from lmcore_triton.offers import WIDEST_NORM, WIDEST_SOFTMAX
 from lmcore_triton.rotary import rotary_embedding
 from lmcore_triton.softmax import scaled_masked_softmax
 
@@ -73,8 +79,37 @@ def calls() -> Iterator[tuple[str, Callable[..., Tensor], tuple[Any, ...], dict[
     yield "linear_cross_entropy", linear_cross_entropy, head, {}
 
 
+def widest_calls() -> Iterator[tuple[str, Callable[..., Tensor], tuple[Any, ...], dict[str, Any]]]:
+    """Yield the ops that keep a row in registers, with the longest that they take."""
+    wide = torch.float32
+    x, gain = draw(1, WIDEST_NORM), draw(WIDEST_NORM, dtype=wide)
+    yield "layer_norm", layer_norm, (x, gain, draw(WIDEST_NORM, dtype=wide), 1e-5), {}
+    yield "scaled_masked_softmax", scaled_masked_softmax, (draw(4, WIDEST_SOFTMAX), None, 0.5), {}
+
+
+def stack_bytes(binary: bytes) -> int:
+    """Return the bytes of memory that a thread of a kernel has for what registers do not hold."""
+    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [str(program), "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", told).group(1))  # type: ignore[union-attr]
+
+
 def compiled() -> dict[str, Any]:
     """Return of each kernel what became of it."""
+    return compiling(calls)
+
+
+def widest() -> dict[str, Any]:
+    """Return the same for the longest rows."""
+    return compiling(widest_calls)
+
+
+def compiling(made: Callable[[], Iterator[Any]]) -> dict[str, Any]:
+    """Compile the kernels of calls, and launch none."""
     found: dict[str, Any] = {}
     launch = JITFunction.run
 
@@ -85,6 +120,7 @@ def compiled() -> dict[str, Any]:
         ptx, ttir = kernel.asm["ptx"], kernel.asm["ttir"]
         found[self.__name__] = {
             "binary": len(kernel.asm["cubin"]),
+            "stack": stack_bytes(kernel.asm["cubin"]),
             "target": re.search(r"\.target (\w+)", ptx).group(1),  # type: ignore[union-attr]
             "atomics": len(re.findall(r"\b(?:atom|red)\.", ptx)),
             "widest": max(map(int, re.findall(r"\.global\.v(\d)", ptx)), default=1),
@@ -94,7 +130,7 @@ def compiled() -> dict[str, Any]:
 
     JITFunction.run = compile_only
     try:
-        for _, call, arguments, named in calls():
+        for _, call, arguments, named in made():
             out = call(*arguments, **named)
             out.backward(torch.ones_like(out))
     finally:
@@ -152,5 +188,5 @@ def _step(node: torch.fx.Node) -> str:
 
 if __name__ == "__main__":
     driver.set_active(Driver(int(sys.argv[1])))
-    results = {"compiled": compiled, "traced": traced}
+    results = {"compiled": compiled, "widest": widest, "traced": traced}
     print(json.dumps({name: results[name]() for name in sys.argv[2:]}))

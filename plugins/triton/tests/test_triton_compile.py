@@ -25,7 +25,7 @@ KERNELS = {
 @cache
 def worker(capability: int) -> dict:
     """Return what the worker prints; it is not to interpret."""
-    what = ["compiled", "traced"] if capability == 90 else ["compiled"]
+    what = ["compiled", "widest", "traced"] if capability == 90 else ["compiled"]
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, WORKER, str(capability), *what]
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -51,6 +51,19 @@ def test_no_kernel_adds_in_an_order_of_chance():
     """What claims to be deterministic has no atomic additions."""
     found = worker(90)["compiled"]
     assert {name for name, one in found.items() if one["atomics"]} == set()
+
+
+@on_hopper
+def test_registers_hold_what_they_should():
+    """No kernel puts values into a thread's memory, even with the longest rows that it takes.
+
+    Of the longest scores some do, in the backward pass; a copy would cost more.
+    """
+    found = worker(90)
+    stack = {name: one["stack"] for name, one in found["compiled"].items() if one["stack"]}
+    stack |= {name: one["stack"] for name, one in found["widest"].items() if one["stack"]}
+    assert stack.pop("softmax_backward", 0) <= 64
+    assert stack == {}
 
 
 @on_hopper

@@ -32,7 +32,7 @@ from lmcore_triton.dropout import bias_dropout_add
 from lmcore_triton.launching import column_block, num_parts
 from lmcore_triton.linear_cross_entropy import linear_cross_entropy
 from lmcore_triton.norm import layer_norm, rms_norm
-from lmcore_triton.offers import WIDEST_ROW, op_impls
+from lmcore_triton.offers import WIDEST_NORM, WIDEST_SOFTMAX, op_impls
 from lmcore_triton.rotary import rotary_embedding
 from lmcore_triton.softmax import scaled_masked_softmax
 
@@ -348,10 +348,11 @@ def test_a_target_that_does_not_exist_gives_nan():
 
 def test_rows_too_long_for_registers_are_refused():
     """A row that no tile holds is an error with what to do, before anything is launched."""
-    wide = WIDEST_ROW + 1
+    wide = WIDEST_NORM + 1
     with pytest.raises(LmcoreError, match=str(wide)) as error:
         layer_norm(torch.zeros(1, wide), torch.zeros(wide), torch.zeros(wide), 1e-5)
     assert "--ops" in error.value.hint
+    wide = WIDEST_SOFTMAX + 1
     with pytest.raises(LmcoreError, match=str(wide)):
         scaled_masked_softmax(torch.zeros(1, 1, 1, wide), None, 1.0)
 

@@ -13,7 +13,7 @@ import pytest
 
 from lmcore.accelerator import OP_SPECS, OpContext, OpTable
 from lmcore.accelerator.op import load_target
-from lmcore_triton.offers import EXPECTED, IN_COMPILED, WIDEST_ROW, op_impls
+from lmcore_triton.offers import EXPECTED, IN_COMPILED, WIDEST_NORM, op_impls
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/triton-kernels.md"
 SPECS = {spec.name: spec for spec in OP_SPECS}
@@ -83,7 +83,7 @@ def test_a_kernel_is_chosen_where_nothing_is_against_it(op, dtype):
             "8.0 and newer, this device has 7.5",
         ),
         (OpContext("cuda", "float32", {"compile": True}), {}, "not for compiled blocks"),
-        (OpContext("cuda", "float32", {"hidden_size": WIDEST_ROW + 1}), {}, "keeps a row"),
+        (OpContext("cuda", "float32", {"hidden_size": WIDEST_NORM + 1}), {}, "keeps a row"),
     ],
     ids=["float64", "device", "dtype", "capability", "compile", "row"],
 )

@@ -22,7 +22,7 @@ from lmcore_triton.launching import (
     power_of_two,
     warps_for,
 )
-from lmcore_triton.offers import WIDEST_ROW
+from lmcore_triton.offers import WIDEST_NORM
 
 __all__ = ["layer_norm", "rms_norm"]
 
@@ -31,10 +31,10 @@ _TILE = 1024
 
 def _tile(hidden: int) -> tuple[int, int, int]:
     """Return rows and columns of a tile, and its warps."""
-    if hidden > WIDEST_ROW:
+    if hidden > WIDEST_NORM:
         raise LmcoreError(
             f"a row of {hidden} channels is too long for the normalization kernels",
-            why=f"they keep a row in registers, at most {WIDEST_ROW} channels",
+            why=f"they keep a row in registers, at most {WIDEST_NORM} channels",
             hint="use `--ops layer_norm=reference rms_norm=reference`",
         )
     block = power_of_two(hidden)

@@ -16,13 +16,17 @@ from types import MappingProxyType
 
 from lmcore.accelerator import OpContext, OpImpl, Reject
 
-__all__ = ["EXPECTED", "ID", "IN_COMPILED", "WIDEST_ROW", "op_impls"]
+__all__ = ["EXPECTED", "ID", "IN_COMPILED", "WIDEST_NORM", "WIDEST_SOFTMAX", "op_impls"]
 
 ID = "triton"
 """The id of every kernel."""
 
-WIDEST_ROW = 32768
-"""Most channels, or scores, that fit in registers for the kernels that keep a row there."""
+WIDEST_NORM = 8192
+"""Most channels of a row that the normalizations keep in registers: their backward pass has five
+values of each there, and from the next power of two on some would go to memory."""
+
+WIDEST_SOFTMAX = 32768
+"""Most scores of a row that the softmax keeps in registers."""
 
 OLDEST_CAPABILITY = (8, 0)
 """The first compute capability that Triton's compiler is made for."""
@@ -69,12 +73,13 @@ _TARGETS = MappingProxyType(
 
 _ROW_OF = MappingProxyType(
     {
-        "layer_norm": ("hidden_size", "channels"),
-        "rms_norm": ("hidden_size", "channels"),
-        "scaled_masked_softmax": ("seq_length", "scores"),
+        "layer_norm": ("hidden_size", WIDEST_NORM, "channels"),
+        "rms_norm": ("hidden_size", WIDEST_NORM, "channels"),
+        "scaled_masked_softmax": ("seq_length", WIDEST_SOFTMAX, "scores"),
     }
 )
-"""The attribute that says how long a row is, for the kernels that keep one in registers."""
+"""For the kernels that keep a row in registers: the attribute that has its length, the most of
+that, and what it counts."""
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -143,10 +148,10 @@ def _device_problem(
 def _case_problem(op: str, context: OpContext, in_compiled: Collection[str]) -> str | None:
     """Return why the kernel of *op* does not do this case, or should not."""
     if op in _ROW_OF:
-        name, what = _ROW_OF[op]
+        name, most, what = _ROW_OF[op]
         length = context.attributes.get(name, 0)
-        if length > WIDEST_ROW:
-            return f"keeps a row in registers, at most {WIDEST_ROW} {what}; here are {length}"
+        if length > most:
+            return f"keeps a row in registers, at most {most} {what}; here are {length}"
     if context.attributes.get("compile") and op not in in_compiled:
         return "is not for compiled blocks: the compiler fuses the reference with what is around it"
     return None

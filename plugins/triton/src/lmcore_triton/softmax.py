@@ -15,7 +15,7 @@ from torch.library import wrap_triton
 from lmcore.errors import LmcoreError
 from lmcore_triton.kernel.softmax import softmax_backward, softmax_forward
 from lmcore_triton.launching import is_traced, kernel_op, matrix_of, power_of_two, warps_for
-from lmcore_triton.offers import WIDEST_ROW
+from lmcore_triton.offers import WIDEST_SOFTMAX
 
 __all__ = ["scaled_masked_softmax"]
 
@@ -24,10 +24,10 @@ _TILE = 1024
 
 def _tile(keys: int) -> tuple[int, int, int]:
     """Return rows and columns of a tile, and its warps."""
-    if keys > WIDEST_ROW:
+    if keys > WIDEST_SOFTMAX:
         raise LmcoreError(
             f"a row of {keys} scores is too long for the softmax kernel",
-            why=f"it keeps a row in registers, at most {WIDEST_ROW} scores",
+            why=f"it keeps a row in registers, at most {WIDEST_SOFTMAX} scores",
             hint="use `--ops scaled_masked_softmax=reference`",
         )
     block = power_of_two(keys)
