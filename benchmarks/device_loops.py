@@ -2,7 +2,8 @@
 
 `bare` is lmcore's model and kernels in a hand-written loop, for the cost of the framework;
 `transformers` is the best loop over that library's model that its documentation shows: the whole
-model compiled, SDPA, autocast, fused AdamW, the batch on the device already, no value read back.
+model compiled, SDPA, autocast, fused AdamW, the batch on the device already, no value read back;
+`accelerate` and `fabric` are the same as these two frameworks have it, where they are installed.
 `matmul` finds what products of this device reach at most.
 
     python benchmarks/device_loops.py bare --device cuda --model gpt2-124m --micro-batch-size 32
@@ -73,8 +74,8 @@ def bare_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> S
     return take
 
 
-def transformers_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> Step:
-    """Return a step of the `transformers` GPT-2."""
+def transformers_model(shape: Shape) -> Any:
+    """Return the `transformers` GPT-2 of a shape, on the CPU, in training mode."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -92,12 +93,26 @@ def transformers_loop(shape: Shape, device: str, precision: str, *, compiled: bo
         use_cache=False,
     )
     torch.manual_seed(0)
+    return GPT2LMHeadModel(config).train()
+
+
+def random_tokens(shape: Shape) -> torch.Tensor:
+    """Return a micro-batch of token ids on the CPU."""
+    import torch
+
+    size = (shape.micro_batch_size, shape.seq_length)
+    return torch.randint(0, 50257, size, generator=torch.Generator().manual_seed(0))
+
+
+def transformers_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> Step:
+    """Return a step of the `transformers` GPT-2."""
+    import torch
+
     where = torch.device(device)
-    model = GPT2LMHeadModel(config).to(where).train()
+    model = transformers_model(shape).to(where)
     run = torch.compile(model, dynamic=False) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=0.01, fused=True)
-    size = (shape.micro_batch_size, shape.seq_length)
-    tokens = torch.randint(0, 50257, size, generator=torch.Generator().manual_seed(0)).to(where)
+    tokens = random_tokens(shape).to(where)
     half = precision != "fp32"
 
     def take() -> torch.Tensor:
@@ -112,7 +127,66 @@ def transformers_loop(shape: Shape, device: str, precision: str, *, compiled: bo
     return take
 
 
-LOOPS = {"bare": bare_loop, "transformers": transformers_loop}
+def accelerate_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> Step:
+    """Return a step of the same model by Hugging Face's Accelerate."""
+    import torch
+    from accelerate import Accelerator
+
+    half = "bf16" if precision != "fp32" else "no"
+    dynamo = "inductor" if compiled else None
+    framework = Accelerator(mixed_precision=half, dynamo_backend=dynamo, cpu=device == "cpu")
+    model = transformers_model(shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=0.01, fused=True)
+    model, optimizer = framework.prepare(model, optimizer)
+    tokens = random_tokens(shape).to(framework.device)
+
+    def take() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(input_ids=tokens, labels=tokens).loss
+        framework.backward(loss)
+        framework.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()  # type: ignore[no-any-return]
+
+    return take
+
+
+def fabric_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> Step:
+    """Return a step of the same model by Lightning Fabric."""
+    import torch
+
+    try:
+        from lightning.fabric import Fabric
+    except ImportError:
+        from lightning_fabric import Fabric
+
+    half = "bf16-mixed" if precision != "fp32" else "32-true"
+    framework = Fabric(accelerator=device, devices=1, precision=half)
+    plain = transformers_model(shape)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=_RATE, weight_decay=0.01, fused=True)
+    compiler = torch.compile(plain, dynamic=False) if compiled else plain
+    model, optimizer = framework.setup(compiler, optimizer)
+    tokens = random_tokens(shape).to(framework.device)
+
+    def take() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(input_ids=tokens, labels=tokens).loss
+        framework.backward(loss)
+        framework.clip_gradients(model, optimizer, max_norm=1.0)
+        optimizer.step()
+        return loss.detach()  # type: ignore[no-any-return]
+
+    return take
+
+
+LOOPS = {
+    "bare": bare_loop,
+    "transformers": transformers_loop,
+    "accelerate": accelerate_loop,
+    "fabric": fabric_loop,
+}
+PEERS = ("transformers", "accelerate", "fabric")
+"""Loops over the model of `transformers`: by hand, and by the frameworks that are installed."""
 
 
 def measure(step: Step, device: str, *, steps: int) -> dict[str, float]:

@@ -13,14 +13,14 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from device_loops import shape_of
+from device_loops import PEERS, shape_of
 
 if TYPE_CHECKING:
-    from device_suite import Case, Suite
+    from device_run import Case, Suite
 
 __all__ = ["write_report"]
 
@@ -30,9 +30,16 @@ def write_report(suite: Suite, results: Mapping[str, Any], out: Path) -> str:
     results = without_names(results)
     text = json.dumps(results, indent=1) + "\n"
     (out / "report.json").write_text(text, encoding="utf-8")
-    page = f"{_head(suite, results)}\n\n{table(suite, results)}\n"
+    parts = [_head(suite, results), _kernels(results), _loops(suite, results)]
+    page = "\n\n".join([*filter(None, parts), table(suite, results)]) + "\n"
     (out / "report.md").write_text(page, encoding="utf-8")
     return f"{page}\nto send: {out / 'report.json'} and {out / 'report.md'}"
+
+
+def _kernels(results: Mapping[str, Any]) -> str:
+    """Return the table of Triton's kernels as their script has printed it, as far as it came."""
+    lines = results.get("triton kernels", {}).get("tail", "").splitlines()
+    return "\n".join(line for line in lines if line.startswith("|"))
 
 
 def without_names(value: Any) -> Any:
@@ -82,25 +89,40 @@ def _head(suite: Suite, results: Mapping[str, Any]) -> str:
     if found := results.get("tests"):
         last = found["tail"].strip().splitlines()[-1] if found["tail"].strip() else ""
         lines.append(f"| tests | {last.strip('= ') or found['status']} |")
-    for name in ("curves", "matmul", "doctor", "plugins"):
-        if (found := results.get(name)) is not None:
-            short = {key: one for key, one in found.items() if key != "tail"}
-            lines.append(f"| {name} | {json.dumps(short)} |")
+    if found := results.get("curves"):
+        lines.append(f"| loss curves | {found.get('failed') or _curves(found)} |")
+    if found := results.get("matmul"):
+        rate = found.get("failed") or f"{found['flops'] / 1e12:,.4g} TFLOP/s"
+        lines.append(f"| largest product | {rate} |")
+    for name in ("doctor", "plugins", "kernels", "triton kernels", "profile"):
+        if found := results.get(name):
+            ended = {0: "done", None: "out of time"}.get(found.get("status"), "failed")
+            lines.append(f"| {name} | {found.get('failed') or ended} |")
     return "\n".join(lines)
+
+
+def _curves(found: Mapping[str, Any]) -> str:
+    verdict = "within" if found["within"] else "NOT within"
+    return (
+        f"means of ten losses of the device and of the CPU in float32 are at most "
+        f"{found['furthest_of_ten']:.4f} apart, {verdict} {found.get('limit', 0)}; last "
+        f"{found['last']:.3f}"
+    )
 
 
 def table(suite: Suite, results: Mapping[str, Any]) -> str:
     """Return the speed table in Markdown, with what each goal asks."""
     ceiling = results.get("matmul", {}).get("flops")
-    lines = ["| model | tok/s | MFU | of matmul | / bare | / peer | first step | GiB | goals |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
+    heads = ("model", "tok/s", "MFU", "of largest product", "/ bare", "/ peer", "first step, cold")
+    heads += ("first step, warm", "GiB", "goals")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for case in suite.cases:
-        found = results.get(f"speed.{case.model}")
-        ours = found["lmcore"] if found else {"failed": "not run"}
+        found = results.get(f"speed.{case.model}") or {}
+        ours = found.get("lmcore", {"failed": "not run"})
         if why := ours.get("failed") or ours.get("left_out"):
-            lines.append(f"| {case.model} | {why[:120]} | | | | | | | |")
+            lines.append(f"| {case.model} | {why[:120]} | | | | | | | | |")
             continue
-        lines.append(_row(suite, case, found or {}, ours, ceiling))
+        lines.append(_row(suite, case, found, ours, ceiling))
     return "\n".join(lines)
 
 
@@ -120,24 +142,52 @@ def _row(
 
     flops = _flops(shape) * rate / shape.seq_length
     mfu = flops / suite.peak if suite.peak else ours["mfu"]
-    measured = {"tokens_per_second": rate, "mfu": mfu, "ratio_of_peer": over("transformers")}
-    verdicts = []
-    for name, goal in case.goals.items():
-        value = measured[name]
-        met = "not measured" if value is None else "met" if value >= goal else "missed"
-        verdicts.append(f"{name} >= {goal:g}: {met}")
+    peers = {name: ratio for name in PEERS if (ratio := over(name)) is not None}
+    again = found.get("restart", {}).get("seconds")
+    measured = {
+        "tokens_per_second": rate,
+        "mfu": mfu,
+        "ratio_of_peer": min(peers.values(), default=None),
+        "ratio_of_bare": over("bare"),
+        "warm_start_seconds": again,
+    }
     cells = [
         case.model,
         f"{rate:,.0f}",
         _percent(mfu),
         _percent(flops / ceiling if ceiling else None),
         _ratio(over("bare")),
-        _ratio(over("transformers")),
+        ", ".join(f"{name} {ratio:.2f}" for name, ratio in peers.items()),
         f"{ours['first_step_seconds']:.1f} s",
+        "" if again is None else f"{again:.1f} s",
         f"{(ours['peak_memory_bytes'] or 0) / 2**30:.1f}",
-        "; ".join(verdicts),
+        "; ".join(_verdicts(suite, case, measured)),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _verdicts(suite: Suite, case: Case, measured: Mapping[str, float | None]) -> Iterator[str]:
+    """Yield each goal with what became of it."""
+    for name, goal in {**case.goals, **suite.least}.items():
+        yield f"{name} >= {goal:g}: {_verdict(measured[name], goal, 1)}"
+    for name, goal in suite.most.items():
+        yield f"{name} <= {goal:g}: {_verdict(measured[name], goal, -1)}"
+
+
+def _verdict(value: float | None, goal: float, sign: int) -> str:
+    if value is None:
+        return "not measured"
+    return "met" if sign * value >= sign * goal else "missed"
+
+
+def _loops(suite: Suite, results: Mapping[str, Any]) -> str:
+    """Return what became of the loops beside lmcore that were not measured."""
+    lines = []
+    for case in suite.cases:
+        for name, value in (results.get(f"speed.{case.model}") or {}).items():
+            if why := value.get("missing") or (name != "lmcore" and value.get("failed")):
+                lines.append(f"- {case.model}, {name}: {why[-200:]}")
+    return "\n".join(lines)
 
 
 def _flops(shape: Any) -> float:

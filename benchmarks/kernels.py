@@ -40,6 +40,7 @@ class Size:
 SIZES = {
     "small": Size(batch=8, length=256, hidden=256, heads=8, ffn=1024, vocab=8192),
     "124m": Size(batch=1, length=512, hidden=768, heads=12, ffn=3072, vocab=50304),
+    "1.7b": Size(batch=2, length=2048, hidden=2304, heads=24, ffn=9216, vocab=50304),
 }
 
 
@@ -195,7 +196,7 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--ops", nargs="*")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["small", "124m"])
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--threads", type=int)
     asked = parser.parse_args()
@@ -219,7 +220,15 @@ def main() -> None:
             if asked.ops and call.op not in asked.ops:
                 continue
             found = contenders(table, call, device, asked.dtype)
-            steps = {one: step_of(function, call) for one, function in found.items()}
+            steps = {}
+            for one, function in found.items():
+                try:
+                    steps[one] = step_of(function, call)
+                    steps[one]()
+                except Exception as error:  # noqa: BLE001  # the others go on
+                    del steps[one]
+                    said = f"{type(error).__name__}: {error}".splitlines()[0]
+                    print(f"{call.op:<24}{one:<18}FAILED: {said:.200}")
             taken = seconds(steps, turns=asked.turns, sync=device.synchronize)
             for one, values in taken.items():
                 pairs = zip(taken["reference"], values, strict=True)

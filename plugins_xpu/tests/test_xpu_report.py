@@ -7,6 +7,7 @@ import importlib
 import json
 import platform
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ RESULTS = {
     "what": {"name": "Intel(R) Arc(TM) B580 Graphics", "facts": {"driver": "1.6"}},
     "conformance": {"status": 1, "reached": ["L0", "L1"], "failed": ["train.processes"]},
     "tests": {"status": 0, "tail": "...\n=== 421 passed in 18.30s ==="},
-    "curves": {"within": True},
+    "curves": {"within": True, "furthest_of_ten": 0.001, "last": 3.0, "limit": 0.02},
     "speed.gpt2-124m": {
         "lmcore": {
             "tokens_per_second": 20000.0,
@@ -39,7 +40,11 @@ RESULTS = {
             "first_step_seconds": 12.0,
             "peak_memory_bytes": 5 << 30,
         },
+        "restart": {"seconds": 9.5},
         "bare": {"seconds": 0.4},
+        "transformers": {"seconds": 0.41},
+        "accelerate": {"seconds": 0.5},
+        "fabric": {"missing": "No module named 'lightning_fabric'"},
     },
     "speed.gpt2-345m": {"lmcore": {"failed": "status 1: out of memory"}},
     "speed.gpt-1.7b": {"lmcore": {"left_out": "it needs 40 GiB, there are 12"}},
@@ -49,7 +54,8 @@ RESULTS = {
 def test_the_report_has_every_result(scripts, tmp_path):
     """Device, versions, levels, failed checks, and a row for each model, measured or not."""
     suite = scripts("device_suite")
-    asked = suite.Suite("xpu", "bf16", None, scripts("xpu").CASES)
+    bounds = {"least": {"ratio_of_bare": 0.99}, "most": {"warm_start_seconds": 5.0}}
+    asked = suite.Suite("xpu", "bf16", None, scripts("xpu").CASES, **bounds)
     shown = scripts("device_report").write_report(asked, RESULTS, tmp_path)
     assert json.loads((tmp_path / "report.json").read_text()) == RESULTS
     page = (tmp_path / "report.md").read_text()
@@ -59,7 +65,11 @@ def test_the_report_has_every_result(scripts, tmp_path):
         "2026-11-21; torch 2.13.0+xpu",
         "| conformance | levels reached: L0, L1; failed: train.processes |",
         "| tests | 421 passed in 18.30s |",
-        "| gpt2-124m | 20,000 | 31.0% |  | 0.98 |",
+        "0.0010 apart, within 0.02",
+        "| gpt2-124m | 20,000 | 31.0% |  | 0.98 | transformers 1.00, accelerate 1.22 |",
+        "| 12.0 s | 9.5 s | 5.0 | ratio_of_peer >= 1: met; ratio_of_bare >= 0.99: missed; ",
+        "warm_start_seconds <= 5: missed |",
+        "- gpt2-124m, fabric: No module named 'lightning_fabric'",
         "| gpt2-345m | status 1: out of memory |",
         "| gpt-1.7b | it needs 40 GiB, there are 12 |",
     ):
@@ -80,10 +90,40 @@ def test_a_device_of_little_memory_leaves_models_out(scripts, tmp_path, monkeypa
     """What a model needs is compared with what the device has, before anything is started."""
     suite = scripts("device_suite")
     asked = suite.Suite("xpu", "bf16", None, scripts("xpu").CASES)
-    runner = suite.Runner(asked, tmp_path, 100)
-    runner.results["what"] = {"memory": 4 << 30}
-    monkeypatch.setattr(runner, "answer", lambda *_, **__: {"flops": 1e12})
-    suite.speed(runner)
+    with scripts("device_run").Runner(asked, tmp_path, 100) as runner:
+        runner.results["what"] = {"memory": 4 << 30}
+        monkeypatch.setattr(runner, "answer", lambda *_, **__: {"flops": 1e12})
+        scripts("device_speed").speed(runner)
     rows = [value for name, value in runner.results.items() if name.startswith("speed.")]
     assert len(rows) == 3
     assert all("left_out" in row["lmcore"] for row in rows)
+
+
+def test_the_time_that_ends_leaves_out_contenders(scripts, tmp_path, monkeypatch):
+    """Every model is measured by one contender before the next one comes to the first of them."""
+    cases = scripts("xpu").CASES
+    asked = scripts("device_suite").Suite("xpu", "bf16", None, cases)
+    speed = scripts("device_speed")
+    order = []
+    monkeypatch.setattr(
+        speed, "_measured", lambda _, case, name: order.append((name, case.model)) or {}
+    )
+    with scripts("device_run").Runner(asked, tmp_path, 100, ["lmcore", "bare"]) as runner:
+        monkeypatch.setattr(runner, "answer", lambda *_, **__: {"flops": 1e12})
+        speed.speed(runner)
+    assert order == [(name, case.model) for name in ("lmcore", "bare") for case in cases]
+
+
+def test_a_part_that_takes_too_long_is_ended_with_all_it_started(scripts, tmp_path):
+    """What it printed is kept; a process that it has started does not hold the device on."""
+    asked = scripts("device_suite").Suite("xpu", "bf16", None, ())
+    marker = tmp_path / "child"
+    child = f"import time, pathlib; time.sleep(4); pathlib.Path({str(marker)!r}).touch()"
+    code = "import subprocess, sys; print('begun', flush=True); "
+    code += f"subprocess.run([sys.executable, '-c', {child!r}])"
+    with scripts("device_run").Runner(asked, tmp_path / "out", 100) as runner:
+        status, text = runner.process([sys.executable, "-c", code], "slow", seconds=1.5)
+        time.sleep(3.5)
+    assert (status, text) == (None, "begun\n")
+    assert not marker.exists()
+    assert (tmp_path / "out" / "logs.tar.gz").stat().st_size > 0
