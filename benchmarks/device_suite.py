@@ -38,6 +38,11 @@ PACKAGES = (
     *("torch", "triton", "numpy", "transformers", "accelerate", "lightning", "pytorch-lightning"),
     *("flash-attn", "flash-attn-3", "flash-attn-4", "apex", "liger-kernel", "transformer-engine"),
 )
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider"),
+    # What else is installed for pytest there is not asked for, and may warn, which is an error.
+    *("--disable-plugin-autoload", "-p", "pytest_timeout"),
+)
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 TRACE_BYTES = 15 << 20
 """Largest trace that is kept."""
@@ -85,11 +90,11 @@ def facts(runner: Runner) -> None:
 def conformance(runner: Runner) -> None:
     """Run the conformance suite, all levels."""
     report = runner.out / "conformance.json"
-    command = [sys.executable, "-m", "pytest", "--pyargs", "lmcore_conformance", "-q", "-rfE"]
+    command = [*PYTEST, "-p", "lmcore_conformance.plugin", "--pyargs", "lmcore_conformance"]
     command += ["--accelerator", runner.suite.device, "--conformance-json", str(report)]
     if runner.suite.patience > 1:
         command += ["--patience", f"{runner.suite.patience:g}"]
-    status, text = runner.process([*command, "-p", "no:cacheprovider"], "conformance", seconds=420)
+    status, text = runner.process(command, "conformance", seconds=420)
     found: dict[str, Any] = {"status": status, "tail": text[-600:]}
     if report.exists():
         read = json.loads(report.read_text(encoding="utf-8"))
@@ -100,8 +105,8 @@ def conformance(runner: Runner) -> None:
 
 def tests(runner: Runner) -> None:
     """Run the tests that the device makes possible."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", *runner.suite.tests]
-    status, text = runner.process(command, "tests", seconds=300)
+    command = [*PYTEST, *runner.suite.tests]
+    status, text = runner.process(command, "tests", seconds=400)
     runner.note("tests", {"status": status, "tail": text[-600:]})
 
 
