@@ -201,6 +201,20 @@ def test_other_errors_of_the_first_use_have_hints(gpu, message, hint):
     assert hint in caught.value.hint
 
 
+def test_another_cudnn_than_torchs_is_told(gpu, monkeypatch):
+    """A copy that is found first, as in some containers, is named with the fix."""
+    said = "cuDNN version incompatibility: PyTorch was compiled against (9, 20, 0), not (9, 19, 0)"
+
+    def refuse():
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", refuse)
+    with pytest.raises(DeviceError, match="a cuDNN that it was not built with") as caught:
+        device.create_device(PROBE)
+    assert caught.value.why == said
+    assert "`LD_LIBRARY_PATH`" in caught.value.hint
+
+
 def test_others_memory_is_warned_of(gpu, caplog):
     """A run that begins on a GPU in use is told whose it is, and an idle one says nothing."""
     with caplog.at_level(logging.WARNING):

@@ -36,8 +36,11 @@ from lmcore_triton.offers import WIDEST_NORM, WIDEST_SOFTMAX, op_impls
 from lmcore_triton.rotary import rotary_embedding
 from lmcore_triton.softmax import scaled_masked_softmax
 
-# numpy's, of lanes that are masked out
-pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+# numpy's, of lanes that are masked out, and of how the interpreter of Triton 3.6 reads a number
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning"),
+]
 
 ROOT = Path(__file__).resolve().parents[3]
 SPECS = {spec.name: spec for spec in OP_SPECS}

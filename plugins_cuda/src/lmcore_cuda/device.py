@@ -173,13 +173,27 @@ def _facts(properties: Any, probe: Probe, *, tf32: bool) -> Mapping[str, Any]:
         "memory_bytes": properties.total_memory,
         "driver": probe.facts.get("driver"),
         "torch_cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
+        "cudnn": _cudnn(),
         "architectures": torch.cuda.get_arch_list(),
         "tf32": tf32,
         "compile_pays": _can_compile((properties.major, properties.minor)),
         FACT: describe(installed_packages()),
         "peak_flops": "data sheet, dense" + (", float32 as TF32" if tf32 else ""),
     }
+
+
+def _cudnn() -> int | None:
+    """Return cuDNN's version; torch looks then whether it is the one that it was built with."""
+    try:
+        version: int | None = torch.backends.cudnn.version()
+    except RuntimeError as error:
+        raise DeviceError(
+            "torch has loaded a cuDNN that it was not built with",
+            why=first_line(error),
+            hint="take other copies of cuDNN out of `LD_LIBRARY_PATH`, or install the "
+            "`nvidia-cudnn` that torch's metadata requires",
+        ) from error
+    return version
 
 
 def _can_compile(capability: tuple[int, int]) -> bool:
