@@ -86,6 +86,11 @@ RENAMED: Mapping[str, Renamed] = {
     "--bf16": Renamed("--precision bf16"),
     "--fp16": Renamed("--precision fp16"),
     "--norm-epsilon": Renamed("--layernorm-epsilon"),
+    "--use-rotary-position-embeddings": Renamed("--position-embedding-type rope"),
+    "--no-position-embedding": Renamed("--position-embedding-type none"),
+    "--rope-theta": Renamed("--rotary-base"),
+    "--disable-bias-linear": Renamed("--no-add-bias-linear"),
+    "--num-key-value-heads": Renamed("--group-query-attention --num-query-groups", whole=False),
     "--checkpoint-activations": Renamed("--recompute full"),
     "--recompute-activations": Renamed("--recompute selective"),
     "--recompute-granularity": Renamed("--recompute"),
@@ -110,6 +115,7 @@ _SWITCHES = {
     "--cpu-offload",
     "--finetune",
     "--muon-nesterov",
+    "--no-add-bias-linear",
     "--profile-shapes",
     "--profile-stacks",
     "--use-checkpoint-opt-param-scheduler",
@@ -154,6 +160,8 @@ FIXED: Mapping[str, Fixed] = {
     "--attention-backend": Fixed(_KERNELS.note, None),
     "--transformer-impl": Fixed(_KERNELS.note, None),
     "--no-bias-gelu-fusion": _KERNELS,
+    "--no-bias-swiglu-fusion": _KERNELS,
+    "--no-rope-fusion": _KERNELS,
     "--no-bias-dropout-fusion": _KERNELS,
     "--no-masked-softmax-fusion": _KERNELS,
     "--no-gradient-accumulation-fusion": _KERNELS,
@@ -170,10 +178,6 @@ FIXED: Mapping[str, Fixed] = {
     ),
     "--cache-dir": Fixed("nothing is downloaded", None),
     **_TOKENIZER_FIXED,
-    "--position-embedding-type": Fixed(
-        "positions are learned", ("learned_absolute",), f"other position embeddings are {_LATER}"
-    ),
-    "--normalization": Fixed("LayerNorm normalizes", ("LayerNorm",), f"other norms are {_LATER}"),
     "--exit-signal-handler": Fixed("a termination signal saves and exits"),
     "--ckpt-format": Fixed(
         "checkpoints are torch's distributed ones", ("torch_dist",), f"others are {_LATER}"
@@ -209,7 +213,7 @@ FIXED: Mapping[str, Fixed] = {
     "--timing-log-level": Fixed("step times are always recorded", None),
 }
 
-_GPT_ONLY = "this version trains GPT with learned positions, LayerNorm, GELU and biases"
+_GPT_ONLY = "this version trains models like GPT-2 and Llama"
 _PREPARE = "it belongs to `lmcore data prepare`"
 _GENERATE = "it belongs to `lmcore generate`"
 _LAUNCHER = "it belongs to the launcher, before the command"
@@ -248,9 +252,8 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_ENGINE_FILE, "--deepscale", "--deepscale-config", "--deepspeed-mpi"),
     **_all("use `--global-batch-size`", "--num-microbatches-in-minibatch"),
     **_all("use a batch that divides", "--decrease-batch-size-if-needed"),
-    **_all(_GPT_ONLY, "--swiglu", "--use-rotary-position-embeddings", "--disable-bias-linear"),
-    **_all(_GPT_ONLY, "--untie-embeddings-and-output-weights", "--num-key-value-heads"),
-    **_all(_GPT_ONLY, "--group-query-attention", "--num-query-groups", "--kv-channels"),
+    **_all("channels are rotated in halves, i with i + R", "--rotary-interleaved"),
+    **_all("use `--use-rope-scaling`", "--rotary-seq-len-interpolation-factor"),
     **_all(_GPT_ONLY, "--encoder-seq-length", "--decoder-seq-length", "--encoder-num-layers"),
     **_all(_GPT_ONLY, "--decoder-num-layers", "--apply-layernorm-1p", "--squared-relu"),
     **_all(_GPT_ONLY, "--bert-load", "--bert-no-binary-head", "--short-seq-prob", "--mask-prob"),

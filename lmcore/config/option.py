@@ -166,6 +166,9 @@ class Option:
             converted = _CONVERTERS[self.type](value)
         except (ValueError, TypeError, OverflowError):
             raise ConfigError(f"{where}: not a valid value", why=self.wanted) from None
+        if self.choices is not None and converted not in self.choices:
+            alike = [one for one in self.choices if one.lower() == str(converted).lower()]
+            converted = alike[0] if alike else converted
         self._check_range(converted, where)
         return converted
 

@@ -15,7 +15,13 @@ from lmcore.config.load import LoadedConfig, Source
 from lmcore.config.plan import RunPlan
 from lmcore.config.section import Config
 from lmcore.config.section.model import ModelSection
-from lmcore.config.size import flops_per_step, padded_vocabulary, parameter_count
+from lmcore.config.size import (
+    ffn_width,
+    flops_per_step,
+    padded_vocabulary,
+    parameter_count,
+    query_groups,
+)
 from lmcore.config.validate import DEFAULT_TRAIN_ITERS, problems_of
 from lmcore.errors import ConfigError, LmcoreError
 
@@ -100,7 +106,10 @@ def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[s
         sources[name] = Source("derived", formula)
 
     if model.ffn_hidden_size is None:
-        derive("model", "ffn_hidden_size", 4 * model.hidden_size, "4 * hidden_size")
+        formula = "8/3 hidden_size, down to a multiple of 64" if model.swiglu else "4 * hidden_size"
+        derive("model", "ffn_hidden_size", ffn_width(model), formula)
+    if model.group_query_attention and model.num_query_groups is None:
+        derive("model", "num_query_groups", query_groups(model), "one for all query heads")
     if model.max_position_embeddings is None:
         derive("model", "max_position_embeddings", model.seq_length, "seq_length")
     if training.global_batch_size is None:
@@ -157,6 +166,8 @@ def _evaluation_samples(config: Config, train_iters: int, batch: int) -> tuple[i
 
 
 def _shape(model: ModelSection, padded_vocab_size: int) -> dict[str, int]:
+    grouped = {"num_query_groups": query_groups(model)} if model.group_query_attention else {}
+    wide = {"kv_channels": model.kv_channels} if model.kv_channels else {}
     return {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
@@ -164,6 +175,8 @@ def _shape(model: ModelSection, padded_vocab_size: int) -> dict[str, int]:
         "ffn_hidden_size": _known(model.ffn_hidden_size),
         "max_position_embeddings": _known(model.max_position_embeddings),
         "padded_vocab_size": padded_vocab_size,
+        **grouped,
+        **wide,
     }
 
 

@@ -15,6 +15,7 @@ from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.config.validate_batch import loss_scales, ramp_up
 from lmcore.config.validate_data import DATA_RULES
 from lmcore.config.validate_deepspeed import DEEPSPEED_RULES, accumulation
+from lmcore.config.validate_model import MODEL_RULES
 from lmcore.config.validate_parallel import data_parallel_size, parallel_problems
 from lmcore.config.validate_profile import profile_problems
 from lmcore.errors import ConfigError, LmcoreError
@@ -45,33 +46,6 @@ def _train_iters(loaded: LoadedConfig) -> int | None:
         return None
     steps: int = loaded.value("train_iters") or DEFAULT_TRAIN_ITERS
     return steps
-
-
-def _heads(loaded: LoadedConfig) -> Problems:
-    hidden, heads = loaded.value("hidden_size"), loaded.value("num_attention_heads")
-    if hidden % heads == 0:
-        return
-    divisors = [n for n in range(1, min(hidden, 4 * heads) + 1) if hidden % n == 0]
-    near = sorted(sorted(divisors, key=lambda n: abs(n - heads))[:3])
-    lower, upper = hidden // heads * heads, (hidden // heads + 1) * heads
-    sizes = " or ".join(f"`--hidden-size {size}`" for size in (lower, upper) if size)
-    yield ConfigError(
-        f"{loaded.shown('hidden_size')} is not divisible by {loaded.shown('num_attention_heads')}",
-        why="every attention head has hidden_size / num_attention_heads channels",
-        hint=f"use {_listed(near)} heads, or {sizes}",
-    )
-
-
-def _positions(loaded: LoadedConfig) -> Problems:
-    length, positions = loaded.value("seq_length"), loaded.value("max_position_embeddings")
-    if positions is None or length <= positions:
-        return
-    what = f"{loaded.shown('seq_length')} exceeds {loaded.shown('max_position_embeddings')}"
-    yield ConfigError(
-        what,
-        why="a token beyond the last learned position has no embedding",
-        hint=f"use `--max-position-embeddings {length}` or `--seq-length {positions}`",
-    )
 
 
 def _batch_sizes(loaded: LoadedConfig, data_size: int) -> Problems:
@@ -213,8 +187,7 @@ def _loading(loaded: LoadedConfig) -> Problems:
 
 
 RULES: tuple[Callable[[LoadedConfig], Problems], ...] = (
-    _heads,
-    _positions,
+    *MODEL_RULES,
     _length,
     _schedule_units,
     _warmup,
@@ -244,8 +217,3 @@ def _set(loaded: LoadedConfig, name: str) -> bool:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _listed(numbers: list[int]) -> str:
-    words = [str(number) for number in numbers]
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]

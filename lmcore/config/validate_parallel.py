@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import LoadedConfig
 from lmcore.config.optimizers import optimizer_layout_problems
+from lmcore.config.size import ffn_width, query_groups
 from lmcore.config.validate_graph import graph_problems
 from lmcore.errors import ConfigError, LmcoreError
 
@@ -65,11 +66,10 @@ def _does_not_multiply(loaded: LoadedConfig, world_size: int) -> LmcoreError:
 
 def _tensor(loaded: LoadedConfig) -> Problems:
     size = loaded.value("tensor_model_parallel_size")
-    hidden = loaded.value("hidden_size")
-    widths = {
-        "num_attention_heads": loaded.value("num_attention_heads"),
-        "ffn_hidden_size": loaded.value("ffn_hidden_size") or 4 * hidden,
-    }
+    model = loaded.config.model
+    widths = {"num_attention_heads": model.num_attention_heads, "ffn_hidden_size": ffn_width(model)}
+    if model.group_query_attention:
+        widths["num_query_groups"] = query_groups(model)
     for name, width in widths.items():
         yield from _divides(
             loaded,
@@ -77,7 +77,9 @@ def _tensor(loaded: LoadedConfig) -> Problems:
             width,
             size,
             by="tensor_model_parallel_size",
-            why="each process has the same number of attention heads and feed-forward channels",
+            why="each process has the same number of attention heads and feed-forward channels"
+            if name != "num_query_groups"
+            else "each process has the same number of heads of keys and values",
             together_with=widths.values(),
         )
 

@@ -1,6 +1,6 @@
 """Keys and values of the tokens already seen, for generation one token at a time.
 
-Shapes: B batch, N heads, S new tokens, T all tokens so far, D head channels.
+Shapes: B batch, N heads of keys, S new tokens, T all tokens so far, D head channels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""GPT: token and position embeddings, blocks, a final norm, and a head tied to the embedding.
+"""The causal language model: embeddings, blocks, a final norm, and a head.
 
-Follows GPT-2 as Megatron trains it: normalization before each branch, learned positions, biases
-everywhere but in the head, vocabulary padded.  Shapes: B batch, S sequence, H hidden, V padded
-vocabulary, T = B * S.
+By itself it is GPT-2 as Megatron trains it: normalization before each branch, learned positions,
+biases everywhere but in the head, which is tied to the embedding, and a padded vocabulary.  Llama's
+parts are settings of its shape.  Shapes: B batch, S sequence, H hidden, V padded vocabulary,
+T = B * S.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from torch.nn import functional
 from lmcore.model.cache import KeyValueCache
 from lmcore.model.layers import Embedding
 from lmcore.model.recompute import KEEP_ALL, Recompute
+from lmcore.model.rotary import Rotation, rotation_of
 from lmcore.model.shape import ModelPart
-from lmcore.model.transformer import Block, LayerNorm, output_std
+from lmcore.model.transformer import Block, norm_of, output_std
 
 if TYPE_CHECKING:
     from lmcore.model.op_binding import OpBinding
@@ -59,9 +61,9 @@ class GPT(nn.Module):
         super().__init__()
         part = part or ModelPart.whole(shape)
         self.shape, self.masked, self.part = shape, masked, part
-        if part.embedding or part.head:
+        if part.embedding or (part.head and shape.tied):
             self.token_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
-        if part.embedding:
+        if part.embedding and shape.learned_positions:
             self.position_embedding = Embedding(shape.max_position_embeddings, shape.hidden_size)
         self.blocks = nn.ModuleDict(
             {
@@ -71,7 +73,9 @@ class GPT(nn.Module):
         )
         self.recompute = recompute
         if part.head:
-            self.final_norm = LayerNorm(shape, ops)
+            self.final_norm = norm_of(shape, ops)
+            if not shape.tied:
+                self.output_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
             self.linear_cross_entropy: Callable[..., Tensor] = ops.bind(
                 "linear_cross_entropy",
                 vocab_size=shape.padded_vocab_size,
@@ -82,6 +86,12 @@ class GPT(nn.Module):
     def layers(self) -> list[Block]:
         """The blocks, in their order."""
         return [cast("Block", block) for block in self.blocks.values()]
+
+    @property
+    def head_weight(self) -> Tensor:
+        """What hidden states are multiplied with to give scores, [V, H]."""
+        rows = self.token_embedding if self.shape.tied else self.output_embedding
+        return rows.weight
 
     def initialize(self, seed: int) -> None:
         """Give every weight its initial value; see `initial_weight`."""
@@ -106,14 +116,16 @@ class GPT(nn.Module):
             documents_BS: A number for each token's document, beyond which it does not attend; of
                 a model that was built `masked`, without *cache*.
         """
-        x_BSH = self.embed(tokens_BS, positions_BS, start=cache.length if cache else 0)
+        start = cache.length if cache else 0
+        x_BSH = self.embed(tokens_BS, positions_BS, start=start)
+        rotation = self.rotation(tokens_BS, positions_BS, x_BSH.dtype, start=start)
         if cache is None:
-            x_BSH = self.run_blocks(x_BSH, documents_BS)
+            x_BSH = self.run_blocks(x_BSH, documents_BS, rotation=rotation)
         else:
             for block, layer_cache in zip(self.layers, cache.layers, strict=True):
                 # Not what `compile` has made of the block: with a cache it would be compiled anew
                 # for every token, as the lengths are part of it.
-                x_BSH = block._call_impl(x_BSH, layer_cache)  # type: ignore[no-untyped-call]  # noqa: SLF001
+                x_BSH = block._call_impl(x_BSH, layer_cache, rotation=rotation)  # type: ignore[no-untyped-call]  # noqa: SLF001
         return self.final_norm(x_BSH)  # type: ignore[no-any-return]
 
     def embed(
@@ -126,17 +138,38 @@ class GPT(nn.Module):
             positions_BS: Position of each token; None: its place in the sequence.
             start: Place of the first token.
         """
-        places = positions_BS
-        if places is None:
-            places = torch.arange(start, start + tokens_BS.shape[1], device=tokens_BS.device)
-        x_BSH = self.token_embedding(tokens_BS) + self.position_embedding(places)
+        x_BSH: Tensor = self.token_embedding(tokens_BS)
+        if self.shape.learned_positions:
+            x_BSH = x_BSH + self.position_embedding(_places(tokens_BS, positions_BS, start))
         return functional.dropout(x_BSH, self.shape.hidden_dropout, self.training)
+
+    def rotation(
+        self,
+        tokens_BS: Tensor,
+        positions_BS: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        start: int = 0,
+    ) -> Rotation | None:
+        """Return what all layers turn queries and keys by; None where positions are not rotary.
+
+        Args:
+            tokens_BS: Token ids.
+            positions_BS: Position of each token; None: its place in the sequence.
+            dtype: Of the hidden states.
+            start: Place of the first token.
+        """
+        if not self.shape.rotary:
+            return None
+        return rotation_of(_places(tokens_BS, positions_BS, start), self.shape, dtype)
 
     def run_blocks(
         self,
         x_BSH: Tensor,
         documents_BS: Tensor | None = None,
         layers: Sequence[Callable[..., Tensor]] | None = None,
+        *,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """Return the hidden states after some layers.
 
@@ -144,8 +177,11 @@ class GPT(nn.Module):
             x_BSH: Those before.
             documents_BS: See `forward`.
             layers: Some of the blocks; None: all.
+            rotation: See `rotation`.
         """
         blocks: list[Callable[..., Tensor]] = list(self.layers if layers is None else layers)
+        if rotation is not None:
+            blocks = [functools.partial(block, rotation=rotation) for block in blocks]
         if documents_BS is not None:
             assert self.masked, "attention was bound without a mask"
             mask_B1SS = self.document_mask(documents_BS)
@@ -184,7 +220,7 @@ class GPT(nn.Module):
         """Return the loss of hidden states after the final norm; see `loss`."""
         return self.linear_cross_entropy(
             hidden_BSH.flatten(0, 1),
-            self.token_embedding.weight,
+            self.head_weight,
             targets_BS.flatten(),
             loss_weight_BS.flatten(),
         )
@@ -202,14 +238,14 @@ class GPT(nn.Module):
 
     def logits(self, hidden_BSH: Tensor) -> Tensor:
         """Return scores over the padded vocabulary."""
-        return functional.linear(hidden_BSH, self.token_embedding.weight)
+        return functional.linear(hidden_BSH, self.head_weight)
 
     def new_cache(self, batch: int, capacity: int, dtype: torch.dtype) -> KeyValueCache:
         """Return an empty cache on the model's device."""
         return KeyValueCache(
             num_layers=self.shape.num_layers,
             batch=batch,
-            num_heads=self.shape.num_attention_heads,
+            num_heads=self.shape.num_query_groups,
             capacity=capacity,
             head_dim=self.shape.head_dim,
             device=self.token_embedding.weight.device,
@@ -219,6 +255,12 @@ class GPT(nn.Module):
     def parameter_count(self) -> int:
         """Return the number of parameters, tied ones once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _places(tokens_BS: Tensor, positions_BS: Tensor | None, start: int) -> Tensor:
+    if positions_BS is not None:
+        return positions_BS
+    return torch.arange(start, start + tokens_BS.shape[1], device=tokens_BS.device)
 
 
 def initial_weight(name: str, size: torch.Size, shape: ModelShape, seed: int) -> Tensor:

@@ -1,7 +1,7 @@
 """The transformer block: attention and feed-forward, each on a residual branch, normalized first.
 
-Shapes: B batch, S sequence, T tokens seen so far, H hidden, N heads, D head channels, F
-feed-forward width.
+Shapes: B batch, S sequence, T tokens seen so far, H hidden, N heads, K heads of keys and values, D
+head channels, F feed-forward width.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from lmcore.model.layers import Linear
+from lmcore.model.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
     from lmcore.model.cache import LayerCache
     from lmcore.model.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
 
-__all__ = ["Attention", "Block", "FeedForward", "LayerNorm"]
+__all__ = ["Attention", "Block", "FeedForward", "LayerNorm", "RMSNorm", "norm_of", "output_std"]
 
 
 class LayerNorm(nn.Module):
@@ -39,8 +40,32 @@ class LayerNorm(nn.Module):
         return self.op(x_BSH, self.weight, self.bias, self.epsilon)
 
 
+class RMSNorm(nn.Module):
+    """Gain, applied by the bound `rms_norm`."""
+
+    def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(shape.hidden_size))
+        self.epsilon = shape.layernorm_epsilon
+        self.op: Callable[..., Tensor] = ops.bind("rms_norm", hidden_size=shape.hidden_size)
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        """Divide the last dim by its root mean square."""
+        return self.op(x_BSH, self.weight, self.epsilon)
+
+
+def norm_of(shape: ModelShape, ops: OpBinding) -> LayerNorm | RMSNorm:
+    """Return a norm of the kind that the model has."""
+    return (RMSNorm if shape.normalization == "RMSNorm" else LayerNorm)(shape, ops)
+
+
 class Attention(nn.Module):
-    """Causal multi-head attention; the output projection's bias is left to the residual op."""
+    """Causal multi-head attention; the output projection's bias is left to the residual op.
+
+    Each head of keys and values serves as many query heads as there are to a group.
+    """
+
+    output_bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -53,67 +78,109 @@ class Attention(nn.Module):
         """Build it; *run* calls the op in training, None: it is called; *masked*: with a mask."""
         super().__init__()
         self.run = run
-        self.num_heads = shape.num_attention_heads
+        self.num_heads, self.num_groups = shape.num_attention_heads, shape.num_query_groups
         self.head_dim = shape.head_dim
         self.dropout = shape.attention_dropout
-        self.qkv = Linear(shape.hidden_size, 3 * shape.attention_size, ops)
+        packed = shape.attention_size + 2 * shape.key_size
+        self.qkv = Linear(shape.hidden_size, packed, ops, bias=shape.qkv_bias)
         self.output = Linear(shape.attention_size, shape.hidden_size, ops, bias=False)
-        self.output_bias = nn.Parameter(torch.zeros(shape.hidden_size))
+        self.output_bias = _bias(shape.hidden_size, shape)
         self.op: Callable[..., Tensor] = ops.bind(
             "attention",
             head_dim=shape.head_dim,
             num_attention_heads=shape.num_attention_heads,
-            num_query_groups=shape.num_attention_heads,
+            num_query_groups=shape.num_query_groups,
             seq_length=shape.max_position_embeddings,
             causal=True,
             masked=masked,
             dropout=shape.attention_dropout,
         )
+        if shape.rotary:
+            self.rotary: Callable[..., Tensor] = ops.bind(
+                "rotary_embedding",
+                head_dim=shape.head_dim,
+                rotary_dim=shape.rotary_dim,
+                num_attention_heads=self.num_heads + self.num_groups,
+                seq_length=shape.max_position_embeddings,
+            )
 
     def forward(
         self,
         x_BSH: Tensor,
         cache: LayerCache | None = None,
         mask_B1SS: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """Attend to this and earlier tokens, but for those that the mask hides by True.
 
         Those in *cache* come before x_BSH's.
         """
-        packed_BSQ = self.qkv(x_BSH)  # Q = 3 * N * D
-        batch, length, _ = packed_BSQ.shape
-        qkv_3BNSD = packed_BSQ.view(batch, length, 3, self.num_heads, self.head_dim)
-        q_BNSD, k_BNSD, v_BNSD = qkv_3BNSD.permute(2, 0, 3, 1, 4).unbind(0)
+        q_BNSD, k_BKSD, v_BKSD = self._heads(self.qkv(x_BSH), rotation)
         if cache is not None:
-            k_BNSD, v_BNSD = cache.extend(k_BNSD, v_BNSD)
+            k_BKSD, v_BKSD = cache.extend(k_BKSD, v_BKSD)
         dropout = self.dropout if self.training else 0.0
         how: dict[str, Any] = {"causal": True, "dropout": dropout}
         if mask_B1SS is not None:
             how["mask"] = mask_B1SS
         if self.run is None or not self.training or cache is not None:
-            out_BNSD = self.op(q_BNSD, k_BNSD, v_BNSD, **how)
+            out_BNSD = self.op(q_BNSD, k_BKSD, v_BKSD, **how)
         else:
             core = functools.partial(self.op, **how)
-            out_BNSD = self.run(core, q_BNSD, k_BNSD, v_BNSD)
-        return self.output(out_BNSD.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
+            out_BNSD = self.run(core, q_BNSD, k_BKSD, v_BKSD)
+        return self.output(out_BNSD.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _heads(
+        self, packed_BSQ: Tensor, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of a packed projection, Q = (N + 2 K) D, by heads."""
+        heads, groups = self.num_heads, self.num_groups
+        packed_BSPD = packed_BSQ.unflatten(-1, (heads + 2 * groups, self.head_dim))
+        if rotation is None:
+            parts = packed_BSPD.split([heads, groups, groups], dim=2)
+            q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in parts)
+            return q_BNSD, k_BKSD, v_BKSD
+        both_BSPD, v_BSKD = packed_BSPD.split([heads + groups, groups], dim=2)
+        both_BPSD = rotate(self.rotary, both_BSPD.transpose(1, 2), rotation)
+        q_BNSD, k_BKSD = both_BPSD.split([heads, groups], dim=1)
+        # Copied, or attention would keep queries and keys as they were before the rotation, too.
+        return q_BNSD, k_BKSD, v_BSKD.contiguous().transpose(1, 2)
+
+
+def _bias(size: int, shape: ModelShape) -> nn.Parameter | None:
+    return nn.Parameter(torch.zeros(size)) if shape.add_bias_linear else None
 
 
 class FeedForward(nn.Module):
-    """Two projections with GELU between; biases are left to the fused ops."""
+    """Two projections with GELU or SwiGLU between; biases are left to the fused ops.
+
+    With SwiGLU the first projection is two in one, gate before up, and adds its bias itself.
+    """
+
+    up_bias: nn.Parameter | None
+    down_bias: nn.Parameter | None
 
     def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
         super().__init__()
-        self.up = Linear(shape.hidden_size, shape.ffn_hidden_size, ops, bias=False)
-        self.up_bias = nn.Parameter(torch.zeros(shape.ffn_hidden_size))
-        self.down = Linear(shape.ffn_hidden_size, shape.hidden_size, ops, bias=False)
-        self.down_bias = nn.Parameter(torch.zeros(shape.hidden_size))
+        hidden, width, swiglu = shape.hidden_size, shape.ffn_hidden_size, shape.swiglu
+        biased = shape.add_bias_linear
+        self.up = Linear(hidden, 2 * width if swiglu else width, ops, bias=swiglu and biased)
+        self.up_bias = None if swiglu else _bias(width, shape)
+        self.down = Linear(width, hidden, ops, bias=False)
+        self.down_bias = _bias(hidden, shape)
+        self.gated = swiglu
         self.op: Callable[..., Tensor] = ops.bind(
-            "bias_gelu", ffn_hidden_size=shape.ffn_hidden_size
+            "swiglu" if swiglu else "bias_gelu", ffn_hidden_size=width
         )
 
     def forward(self, x_BSH: Tensor) -> Tensor:
         """Return the branch without its last bias."""
-        return self.down(self.op(self.up(x_BSH), self.up_bias))  # type: ignore[no-any-return]
+        x_BSF = self.up(x_BSH)
+        if self.gated:
+            return self.down(self.op(x_BSF))  # type: ignore[no-any-return]
+        bias_F = self.up_bias
+        if bias_F is None:
+            bias_F = x_BSF.new_zeros(x_BSF.shape[-1])
+        return self.down(self.op(x_BSF, bias_F))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -129,15 +196,15 @@ class Block(nn.Module):
     ) -> None:
         """Build it; *run_attention* and *masked* are for `Attention`."""
         super().__init__()
-        self.attention_norm = LayerNorm(shape, ops)
+        self.attention_norm = norm_of(shape, ops)
         self.attention = Attention(shape, ops, run_attention, masked=masked)
-        self.feed_forward_norm = LayerNorm(shape, ops)
+        self.feed_forward_norm = norm_of(shape, ops)
         self.feed_forward = FeedForward(shape, ops)
         self.dropout = shape.hidden_dropout
         self.add: Callable[..., Tensor] = ops.bind(
             "bias_dropout_add",
             hidden_size=shape.hidden_size,
-            bias=True,
+            bias=shape.add_bias_linear,
             dropout=shape.hidden_dropout,
         )
 
@@ -146,9 +213,10 @@ class Block(nn.Module):
         x_BSH: Tensor,
         cache: LayerCache | None = None,
         mask_B1SS: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """Return the residual stream after both branches; the arguments are those of attention."""
-        branch_BSH = self.attention(self.attention_norm(x_BSH), cache, mask_B1SS)
+        branch_BSH = self.attention(self.attention_norm(x_BSH), cache, mask_B1SS, rotation)
         x_BSH = self.add(
             branch_BSH,
             self.attention.output_bias,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalParameter", "ParallelModel", "parallelize"]
 
 _TIED = "token_embedding.weight"
-"""Held by the first stage of a pipeline and by the last, whose loss uses it."""
+"""Held by the first stage of a pipeline and, where it is tied, by the last, whose loss uses it."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,9 @@ class ParallelModel:
         if self._pipeline is not None:
             if not mesh.layout.zero_stage:
                 sum_together(grads, mesh.copies, share=1.0 / mesh.copies.size)
-            sum_together([grad for one, grad in found if one.name == _TIED], mesh.pipeline_ends)
+            if self.shape.tied:
+                tied = [grad for one, grad in found if one.name == _TIED]
+                sum_together(tied, mesh.pipeline_ends)
         sum_together([grad for one, grad in found if one.partial], mesh.tensor)
         return grads
 
@@ -291,7 +293,7 @@ class ParallelModel:
                     continue
             replicated = layouts[name].shape == tuple(source.shape)
             holders = copies * (layout.tensor if replicated else 1)
-            if name == _TIED:
+            if name == _TIED and self.shape.tied:
                 holders *= self.mesh.pipeline_ends.size
             yield LocalParameter(
                 name,

@@ -46,12 +46,15 @@ class StageModule(nn.Module):
         """Take the layers of a stage from a process's model, which keeps them too."""
         super().__init__()
         self.layers = nn.ModuleList(model.blocks[str(number)] for number in layers)
-        if first or last:
+        shape = model.shape
+        if first or (last and shape.tied):
             self.token_embedding = model.token_embedding
-        if first:
+        if first and shape.learned_positions:
             self.position_embedding = model.position_embedding
         if last:
             self.final_norm = model.final_norm
+            if not shape.tied:
+                self.output_embedding = model.output_embedding
         self._model, self._feed = (model,), feed  # a tuple hides the rest of it from torch
         self.first, self.last = first, last
         self.taken = 0
@@ -62,11 +65,12 @@ class StageModule(nn.Module):
         arguments, options = self._feed.batches[self.taken]
         self.taken += 1
         with self._feed.span("forward"), self._feed.context():
-            if self.first:
-                x_BSH = model.embed(arguments[0], options.get("positions_BS"))
-            else:
-                (x_BSH,) = hidden
-            x_BSH = model.run_blocks(x_BSH, options.get("documents_BS"), list(self.layers))
+            tokens_BS, positions = arguments[0], options.get("positions_BS")
+            x_BSH = model.embed(tokens_BS, positions) if self.first else hidden[0]
+            rotation = model.rotation(tokens_BS, positions, x_BSH.dtype)
+            x_BSH = model.run_blocks(
+                x_BSH, options.get("documents_BS"), list(self.layers), rotation=rotation
+            )
             if not self.last:
                 return x_BSH
             loss = model.loss_of(model.final_norm(x_BSH), *arguments[1:])

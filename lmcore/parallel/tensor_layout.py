@@ -6,6 +6,7 @@ and gradient norms are all that need to know the whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +52,7 @@ class TensorLayout:
 
     @classmethod
     def divided(
-        cls, local: Numbers, dim: int, *, rank: int, size: int, groups: int = 1
+        cls, local: Numbers, dim: int, *, rank: int, size: int, groups: Sequence[int] = ()
     ) -> TensorLayout:
         """Return the layout of one of *size* equal parts of a dim.
 
@@ -60,23 +61,23 @@ class TensorLayout:
             dim: The dim that is divided.
             rank: Which part.
             size: How many there are.
-            groups: Equal groups that the whole dim consists of, each of which is divided: 3 where
-                queries, keys and values lie one after the other.
+            groups: Sizes, in the part, of groups that the whole dim consists of and each of which
+                is divided: three where queries, keys and values lie one after the other; none:
+                all is one.
         """
+        groups = groups or (local[dim],)
+        assert sum(groups) == local[dim]
         shape = tuple(n * size if i == dim else n for i, n in enumerate(local))
-        part = local[dim] // groups
 
         def at(number: int) -> Numbers:
             return tuple(number if i == dim else 0 for i in range(len(local)))
 
-        box = tuple(part if i == dim else n for i, n in enumerate(local))
-        return cls(
-            shape,
-            tuple(
-                Piece(at(group * part), at((group * size + rank) * part), box)
-                for group in range(groups)
-            ),
-        )
+        pieces, first = [], 0
+        for part in groups:
+            box = tuple(part if i == dim else n for i, n in enumerate(local))
+            pieces.append(Piece(at(first), at(first * size + rank * part), box))
+            first += part
+        return cls(shape, tuple(pieces))
 
     def rows(self, first: int, count: int) -> TensorLayout:
         """Return the layout of the local rows *first* to *first* + *count*, a tensor of its own."""

@@ -26,6 +26,7 @@ from lmcore.parallel.vocabulary import VocabularyLoss, embed_divided
 
 if TYPE_CHECKING:
     from lmcore.accelerator.rng import RngTracker
+    from lmcore.model.shape import ModelShape
     from lmcore.parallel.mesh import Axis
 
 __all__ = ["STREAM", "connect", "tensor_layouts"]
@@ -33,18 +34,12 @@ __all__ = ["STREAM", "connect", "tensor_layouts"]
 STREAM = "tensor-parallel"
 """Random numbers that differ between the parts of a layer."""
 
-_PACKED = 3  # queries, keys, values
-
-_DIVIDED: Mapping[type, Mapping[str, tuple[int, int]]] = {
-    Attention: {
-        "qkv.weight": (0, _PACKED),
-        "qkv.bias": (0, _PACKED),
-        "output.weight": (1, 1),
-    },
-    FeedForward: {"up.weight": (0, 1), "up_bias": (0, 1), "down.weight": (1, 1)},
-    GPT: {"token_embedding.weight": (0, 1)},
+_DIVIDED: Mapping[type, Mapping[str, int]] = {
+    Attention: {"qkv.weight": 0, "qkv.bias": 0, "output.weight": 1},
+    FeedForward: {"up.weight": 0, "up.bias": 0, "up_bias": 0, "down.weight": 1},
+    GPT: {"token_embedding.weight": 0, "output_embedding.weight": 0},
 }
-"""Dim and groups (see `TensorLayout.divided`) of the parameters that are divided."""
+"""Dim of the parameters that are divided."""
 
 Op = Callable[..., Tensor]
 
@@ -55,13 +50,26 @@ def tensor_layouts(model: GPT, axis: Axis) -> dict[str, TensorLayout]:
     if axis.size == 1:
         return found
     for prefix, module in model.named_modules():
-        for name, (dim, groups) in _DIVIDED.get(type(module), {}).items():
+        for name, dim in _DIVIDED.get(type(module), {}).items():
             full = f"{prefix}.{name}" if prefix else name
             if full in found:
                 found[full] = TensorLayout.divided(
-                    found[full].shape, dim, rank=axis.rank, size=axis.size, groups=groups
+                    found[full].shape,
+                    dim,
+                    rank=axis.rank,
+                    size=axis.size,
+                    groups=_groups(name.partition(".")[0], model.shape),
                 )
     return found
+
+
+def _groups(name: str, shape: ModelShape) -> tuple[int, ...]:
+    """Return the rows of each projection of several that are one, by the name of that."""
+    if name == "qkv":
+        return shape.attention_size, shape.key_size, shape.key_size
+    if name == "up" and shape.swiglu:
+        return shape.ffn_hidden_size, shape.ffn_hidden_size
+    return ()
 
 
 def connect(model: GPT, axis: Axis, *, sequence: bool, rng: RngTracker) -> None:
@@ -99,18 +107,21 @@ def connect(model: GPT, axis: Axis, *, sequence: bool, rng: RngTracker) -> None:
 
 
 def _divide_embedding(model: GPT, axis: Axis, *, sequence: bool) -> None:
-    tokens, positions = model.token_embedding, model.position_embedding
+    tokens = model.token_embedding
 
     def embed_tokens(tokens_BS: Tensor) -> Tensor:
         return embed_divided(tokens_BS, tokens.weight, axis, scatter=sequence)
+
+    _replace_forward(tokens, embed_tokens)
+    if not (sequence and model.shape.learned_positions):
+        return
+    positions = model.position_embedding
 
     def embed_positions(places: Tensor) -> Tensor:
         own = places.chunk(axis.size, dim=-1)[axis.rank]
         return functional.embedding(own, positions.weight)
 
-    _replace_forward(tokens, embed_tokens)
-    if sequence:
-        _replace_forward(positions, embed_positions)
+    _replace_forward(positions, embed_positions)
 
 
 def _replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:

@@ -174,9 +174,9 @@ class DeepSpeedEngine:
             for one in root.parameters():
                 one.data = one.data.to(self._half)
         self.package.zero.Init(module=root, config_dict_or_path=self.config, dtype=self._half)
-        # The head's weight is the embedding's, and is used outside of it.
-        model = self.parallel.model
-        self.package.zero.register_external_parameter(root, model.token_embedding.weight)
+        # The head's weight is the embedding's or its like, and is used outside of that module.
+        head = self.parallel.model.head_weight
+        self.package.zero.register_external_parameter(root, head)
 
     def step(
         self,

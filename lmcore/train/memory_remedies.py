@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lmcore.config.optimizers import OPTIMIZERS
+from lmcore.config.size import query_groups
 from lmcore.config.validate_deepspeed import DEEPSPEED_OPTIMIZERS
 from lmcore.train.memory_use import MemoryUse, in_units
 
@@ -136,7 +137,7 @@ def _zero(plan: RunPlan, use: MemoryUse, shards: int) -> Iterator[str]:
 
 def _last(plan: RunPlan) -> Iterator[str]:
     """Yield what needs other hardware or another model."""
-    layout, heads = plan.layout, plan.config.model.num_attention_heads
+    layout, heads = plan.layout, query_groups(plan.config.model)
     if heads % (2 * layout.tensor) == 0:
         yield (
             f"`--tensor-model-parallel-size {2 * layout.tensor}`, with twice as many devices: "

@@ -48,7 +48,7 @@ __all__ = ["draws_alike", "restore"]
 
 logger = logging.getLogger(__name__)
 
-_ROW_FOR_EACH_TOKEN = ".token_embedding.weight"
+_ROW_FOR_EACH_TOKEN = (".token_embedding.weight", ".output_embedding.weight")
 """How the names of tensors end that have a row for each token."""
 
 _NOT_IN_THE_WEIGHTS = ("init_method_std", "attention_dropout", "hidden_dropout")
@@ -100,7 +100,7 @@ def restore(
     channel = (writers or Writers()).loads
     checkpoint, manifest = found
     saved = manifest.model_shape
-    free = {name: saved[name] for name in _NOT_IN_THE_WEIGHTS if name in saved}
+    free = {name: saved[name] for name in _not_in_the_weights(state) if name in saved}
     rows = _differing_rows(manifest, plan)
     if rows:
         free["padded_vocab_size"] = saved["padded_vocab_size"]
@@ -235,6 +235,13 @@ def _differing_rows(manifest: Manifest, plan: RunPlan) -> dict[str, int]:
     return {
         name: plan.vocab_size for name in manifest.tensors if name.endswith(_ROW_FOR_EACH_TOKEN)
     }
+
+
+def _not_in_the_weights(state: TrainState) -> tuple[str, ...]:
+    """Return the parts of the model's shape that the run may change."""
+    if state.parallel.shape.learned_positions:
+        return _NOT_IN_THE_WEIGHTS
+    return (*_NOT_IN_THE_WEIGHTS, "max_position_embeddings")
 
 
 def _tell_padding(manifest: Manifest, plan: RunPlan) -> None:

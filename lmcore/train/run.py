@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import Writers, warm_up
+from lmcore.config.size import query_groups
 from lmcore.data.tokenizer_files import save_tokenizer
 from lmcore.errors import RunError
 from lmcore.parallel.pipeline_split import stages_in_words
@@ -45,6 +46,7 @@ from lmcore.train.state import seed_everything
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
+    from lmcore.config.section.model import ModelSection
     from lmcore.data.corpora import NamedText
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.plugins import PluginSet, Selection
@@ -361,7 +363,7 @@ class _Session:
             say("graph     forward and backward of a micro-batch, recorded once and played again")
         say(
             f"model     GPT, {plan.parameter_count:,} parameters: {model.num_layers} "
-            f"layers, hidden {model.hidden_size}, {model.num_attention_heads} heads, vocabulary "
+            f"layers, hidden {model.hidden_size}, {_heads(model)}, vocabulary "
             f"{plan.vocab_size} padded to {plan.padded_vocab_size}"
         )
         say(
@@ -416,3 +418,8 @@ class _Session:
             "checkpoint": str(outcome.checkpoint) if outcome.checkpoint else None,
             "sample": None,
         }
+
+
+def _heads(model: ModelSection) -> str:
+    grouped = f" in {query_groups(model)} groups" if model.group_query_attention else ""
+    return f"{model.num_attention_heads} heads{grouped}"

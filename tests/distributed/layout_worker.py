@@ -147,10 +147,10 @@ def call_twice(model: GPT) -> None:
     once = model.run_blocks
 
     def run_blocks(
-        x_BSH: torch.Tensor, documents_BS: Any = None, layers: Any = None
+        x_BSH: torch.Tensor, documents_BS: Any = None, layers: Any = None, **more: Any
     ) -> torch.Tensor:
         found = model.layers if layers is None else layers
-        return once(x_BSH, documents_BS, [layer for layer in found for _ in range(2)])
+        return once(x_BSH, documents_BS, [layer for layer in found for _ in range(2)], **more)
 
     model.run_blocks = run_blocks
 

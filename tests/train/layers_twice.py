@@ -19,10 +19,15 @@ def call_twice() -> None:
     once = GPT.run_blocks
 
     def run_blocks(
-        self: GPT, x_BSH: Tensor, documents_BS: Tensor | None = None, layers: Any = None
+        self: GPT,
+        x_BSH: Tensor,
+        documents_BS: Tensor | None = None,
+        layers: Any = None,
+        **more: Any,
     ) -> Tensor:
         found = self.layers if layers is None else layers
-        return once(self, x_BSH, documents_BS, [layer for layer in found for _ in range(2)])
+        twice = [layer for layer in found for _ in range(2)]
+        return once(self, x_BSH, documents_BS, twice, **more)
 
     GPT.run_blocks = run_blocks  # type: ignore[method-assign]
 

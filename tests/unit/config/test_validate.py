@@ -36,6 +36,12 @@ def hints(line: str) -> list[str | None]:
         "--tokenizer-type NullTokenizer --vocab-size 100",
         "--lr 1e-3 --min-lr 1e-3",
         "--lr-warmup-iters 500",
+        "--hidden-size 60 --num-attention-heads 8 --kv-channels 16",
+        "--num-attention-heads 8 --group-query-attention",
+        "--num-attention-heads 8 --group-query-attention --num-query-groups 8 --swiglu",
+        "--position-embedding-type rope --rotary-percent 0.5 --rotary-base 500000",
+        "--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 4",
+        "--position-embedding-type none --normalization rmsnorm --no-add-bias-linear",
     ],
 )
 def test_accepted(line: str) -> None:
@@ -55,6 +61,42 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
             "--num-layers 64 --hidden-size 8192 --num-attention-heads 48",
             HEADS,
             "use 16, 32 or 64 heads, or `--hidden-size 8160` or `--hidden-size 8208`",
+        ),
+        (
+            "--num-query-groups 2",
+            "`--num-query-groups 2` needs `--group-query-attention`",
+            "add `--group-query-attention`, or leave it out",
+        ),
+        (
+            (
+                "--hidden-size 96 --num-attention-heads 12 --group-query-attention "
+                "--num-query-groups 5"
+            ),
+            "`--num-attention-heads 12` is not divisible by `--num-query-groups 5`",
+            "use 3, 4 or 6 groups",
+        ),
+        (
+            "--swiglu --hidden-size 16",
+            "`--hidden-size 16` gives `--swiglu` a feed-forward layer without channels",
+            "use `--ffn-hidden-size` to set it",
+        ),
+        (
+            "--rotary-base 500000",
+            "`--rotary-base 500000` needs `--position-embedding-type rope`",
+            "add `--position-embedding-type rope`, or leave it out",
+        ),
+        (
+            "--position-embedding-type rope --rope-scaling-factor 4",
+            "`--rope-scaling-factor 4` needs `--use-rope-scaling`",
+            "add `--use-rope-scaling`, or leave it out",
+        ),
+        (
+            "--position-embedding-type rope --kv-channels 6 --rotary-percent 0.5",
+            "3 of a head's 6 channels cannot be rotated",
+            (
+                "use `--rotary-percent`, `--kv-channels` or another number of heads to have an even "
+                "number of them"
+            ),
         ),
         (
             "--seq-length 2048 --max-position-embeddings 1024",

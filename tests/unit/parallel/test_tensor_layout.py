@@ -12,29 +12,32 @@ from torch import Tensor
 
 from lmcore.parallel.tensor_layout import TensorLayout, box
 
+Division = tuple[tuple[int, ...], int, int, tuple[int, ...]]
+
 
 @st.composite
-def divisions(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int, int]:
+def divisions(draw: st.DrawFn) -> Division:
     """Draw the shape of a part, the divided dim, how many parts there are, and groups."""
-    groups, size = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    groups, size = draw(st.lists(st.integers(1, 4), max_size=3)), draw(st.integers(1, 4))
     local = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     dim = draw(st.integers(0, len(local) - 1))
-    local[dim] *= groups
-    return tuple(local), dim, size, groups
+    local[dim] = sum(groups) or local[dim]
+    return tuple(local), dim, size, tuple(groups)
 
 
 def numbered(shape: tuple[int, ...]) -> Tensor:
     return torch.arange(math.prod(shape), dtype=torch.float64).view(shape)
 
 
-def part_of(whole: Tensor, dim: int, rank: int, size: int, groups: int) -> Tensor:
+def part_of(whole: Tensor, dim: int, rank: int, size: int, groups: tuple[int, ...]) -> Tensor:
     """Return what `torch.chunk` gives a rank of each group."""
-    chunks = [group.chunk(size, dim=dim)[rank] for group in whole.chunk(groups, dim=dim)]
+    wholes = [size * one for one in groups] or [whole.shape[dim]]
+    chunks = [group.chunk(size, dim=dim)[rank] for group in whole.split(wholes, dim=dim)]
     return torch.cat(chunks, dim=dim)
 
 
 @given(divisions())
-def test_divided_is_chunked(division: tuple[tuple[int, ...], int, int, int]) -> None:
+def test_divided_is_chunked(division: Division) -> None:
     """Each rank's part is its chunk of every group, and its pieces fill it once."""
     local, dim, size, groups = division
     for rank in range(size):
@@ -47,7 +50,7 @@ def test_divided_is_chunked(division: tuple[tuple[int, ...], int, int, int]) -> 
 
 
 @given(divisions(), st.integers(1, 5))
-def test_rows_are_shards(division: tuple[tuple[int, ...], int, int, int], shards: int) -> None:
+def test_rows_are_shards(division: Division, shards: int) -> None:
     """Rows of a part, as ZeRO shards it, are the chunk of the chunk; the last may be smaller."""
     local, dim, size, groups = division
     each = -(-local[0] // shards)
@@ -78,12 +81,23 @@ def test_whole(shape: tuple[int, ...]) -> None:
 
 def test_packed_parts_by_hand() -> None:
     """Of queries, keys and values, four rows each, the second process has the last two."""
-    layout = TensorLayout.divided((6, 5), 0, rank=1, size=2, groups=3)
+    layout = TensorLayout.divided((6, 5), 0, rank=1, size=2, groups=(2, 2, 2))
     assert layout.shape == (12, 5)
     assert [(one.start, one.offset, one.size) for one in layout.pieces] == [
         ((0, 0), (2, 0), (2, 5)),
         ((2, 0), (6, 0), (2, 5)),
         ((4, 0), (10, 0), (2, 5)),
+    ]
+
+
+def test_unequal_groups_by_hand() -> None:
+    """Of eight rows of queries and two each of keys and values the second has the last of each."""
+    layout = TensorLayout.divided((6,), 0, rank=1, size=2, groups=(4, 1, 1))
+    assert layout.shape == (12,)
+    assert [(one.start, one.offset, one.size) for one in layout.pieces] == [
+        ((0,), (4,), (4,)),
+        ((4,), (9,), (1,)),
+        ((5,), (11,), (1,)),
     ]
 
 
