@@ -94,8 +94,8 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
             "--position-embedding-type rope --kv-channels 6 --rotary-percent 0.5",
             "3 of a head's 6 channels cannot be rotated",
             (
-                "use `--rotary-percent`, `--kv-channels` or another number of heads to have an even "
-                "number of them"
+                "use `--rotary-percent`, `--kv-channels` or another number of heads to have an "
+                "even number of them"
             ),
         ),
         (
