@@ -39,7 +39,7 @@ def parallel_problems(loaded: LoadedConfig, world_size: int) -> Problems:
     if data is not None:
         yield from _sharding(loaded, data)
         layout = ParallelLayout.of(loaded.value, world_size)
-        yield from _sharded_stages(layout)
+        yield from _sharded_stages(loaded, layout)
         yield from _micro_batches(loaded, layout)
         yield from optimizer_layout_problems(loaded, layout)
         yield from graph_problems(loaded, layout)
@@ -249,19 +249,20 @@ def _sharding(loaded: LoadedConfig, data: int) -> Problems:
         )
 
 
-def _sharded_stages(layout: ParallelLayout) -> Problems:
+def _sharded_stages(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:
     schedule, stage = layout.schedule, layout.zero_stage
+    tied = not loaded.value("untie_embeddings_and_output_weights")
     why = None
-    if schedule == "zero-bubble" and stage == 3:
+    delayed = schedule == "zero-bubble" or (schedule == "zero-bubble-v" and not tied)
+    if delayed and stage == 3:
         why = "gradients of weights are computed later, when stage 3 has let the weights go"
-    elif schedule == "zero-bubble-v" and stage:
+    elif schedule == "zero-bubble-v" and stage and tied:
         why = "a process has the first and the last stage, which share the embedding's weights"
     if layout.pipeline > 1 and why is not None:
         yield ConfigError(
             f"`--pipeline-schedule {schedule}` does not go with ZeRO stage {stage}",
             why=why,
-            hint="use `--pipeline-schedule 1f1b`"
-            + (", or `--zero-stage 1`" if schedule == "zero-bubble" else ""),
+            hint="use `--pipeline-schedule 1f1b`" + (", or `--zero-stage 1`" if delayed else ""),
         )
 
 

@@ -73,6 +73,13 @@ OF_TWO = {
     "twice/tp-sp": f"{TP} {SP}",
     "twice/cp": CP,
     "twice/pp": PP,
+    "llama/zero3-full": f"--zero-stage 3 {FULL}",
+    "llama/tp": TP,
+    "llama/tp-sp-selective": f"{TP} {SP} {SELECTIVE}",
+    "llama/cp": CP,
+    "llama/zero-bubble-v": ZBV,
+    "llama-documents/cp": CP,
+    "llama-documents/pp": PP,
     "lamb/zero3": "--zero-stage 3",
     "lamb/tp-sp": f"{TP} {SP}",
     "lamb/pp": PP,
@@ -123,6 +130,9 @@ OF_FOUR = {
     "fp64/tp-pp": f"{TP} {PP}",
     "lamb/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
     "documents/cp-tp-sp": f"{CP} {TP} {SP}",
+    "llama/tp-sp-interleaved": f"{TP} {SP} {INTERLEAVED}",
+    "llama/zero2-zero-bubble-v": f"--zero-stage 2 {ZBV}",
+    "llama-documents/cp-tp-sp": f"{CP} {TP} {SP}",
     "uneven/pp4": "--pipeline-model-parallel-size 4",
 }
 

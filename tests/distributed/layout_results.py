@@ -51,15 +51,24 @@ class Distance:
         return all(value <= most for value, most in pairs)
 
 
+DOCUMENTS = "--reset-attention-mask --reset-position-ids --eod-mask-loss"
+LLAMA = (
+    "--normalization RMSNorm --swiglu --ffn-hidden-size 48 --position-embedding-type rope "
+    "--group-query-attention --num-query-groups 2 --no-add-bias-linear "
+    "--untie-embeddings-and-output-weights"
+)
+
 KINDS = {
     "fp32": "",
     "fp64": "--precision fp64 --clip-grad 0",
     "bf16": "--precision bf16",
     "fp16": "--precision fp16 --initial-loss-scale 1024",
-    "documents": "--reset-attention-mask --reset-position-ids --eod-mask-loss",
+    "documents": DOCUMENTS,
     "uneven": "--num-layers 5",
     "twice": "twice",
     "lamb": "--optimizer lamb",
+    "llama": LLAMA,
+    "llama-documents": f"{LLAMA} --precision fp64 --clip-grad 0 {DOCUMENTS}",
 }
 """What one process does, too; `twice`: every layer is called twice in a forward pass."""
 
@@ -75,6 +84,10 @@ LIMITS = {
     "twice": Distance(loss=2.5e-7, norm=1.2e-6, gradient=2.5e-6, weight=6e-7),
     # 9.7e-8, 1.7e-7, 7.4e-7, 1.2e-7.
     "lamb": Distance(loss=2.5e-7, norm=6e-7, gradient=2.5e-6, weight=6e-7),
+    # 9.7e-8, 8.1e-7, 2.0e-6, 1.1e-6.
+    "llama": Distance(loss=2.5e-7, norm=2e-6, gradient=5e-6, weight=3e-6),
+    # 1.8e-16, 7.2e-16, 2.5e-15, 3.0e-15.
+    "llama-documents": Distance(loss=2.5e-7, norm=1e-7, gradient=6e-15, weight=8e-15),
     # Losses and norms are told in float32; without clipping no other number passes through it.
     # Measured: 9.5e-8, 0, 2.2e-15, 1.5e-15.
     "fp64": Distance(loss=2.5e-7, norm=1e-7, gradient=6e-15, weight=5e-15),

@@ -39,8 +39,12 @@ pytestmark = [
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters 6"
 TP = "--tensor-model-parallel-size 2"
 PP = "--pipeline-model-parallel-size 2"
+LLAMA = (
+    "--normalization RMSNorm --swiglu --position-embedding-type rope --group-query-attention "
+    "--num-query-groups 2 --no-add-bias-linear --untie-embeddings-and-output-weights"
+)
 LAYOUTS = {
-    1: {"one": ""},
+    1: {"one": "", "llama-one": LLAMA},
     2: {
         "dp": "",
         "tp": TP,
@@ -52,6 +56,7 @@ LAYOUTS = {
         "zero2": "--use-distributed-optimizer --zero-stage 2 --async-save",
         "zero3": "--zero-stage 3",
         "lamb": f"{TP} --optimizer lamb",
+        "llama": f"{TP} {LLAMA}",
     },
     4: {
         "tp-zero2": f"{TP} --zero-stage 2",
@@ -61,8 +66,8 @@ LAYOUTS = {
     },
 }
 SIZES = {name: size for size, layouts in LAYOUTS.items() for name in layouts}
-SOURCES = [name for name in SIZES if name != "lamb"]
-"""Layouts whose checkpoints any other may read: their optimizer is Adam."""
+SOURCES = [name for name in SIZES if name not in {"lamb", "llama", "llama-one"}]
+"""Layouts whose checkpoints any other may read: their optimizer is Adam, and their model GPT-2."""
 
 PAIRS = [
     (source, layout)
@@ -75,7 +80,7 @@ PAIRS = [
         or (source in {"one", "tp", "zero3", "interleaved"} and SIZES[layout] == 4)
         or (SIZES[source] == 4 and layout in {"tp", "zero2", "tp-zero2"})
     )
-]
+] + [("llama", "llama-one"), ("llama-one", "llama")]
 """Who reads whose checkpoint: of all of them some, in which everything is cut in every way."""
 
 
@@ -185,15 +190,15 @@ class Runs:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """All runs: each layout trains and saves, then each reads what all have saved."""
     runs = Runs(tmp_path_factory.mktemp("reshard"))
-    runs.follow([runs.train("one")], 1)
+    runs.follow([runs.train(name) for name in LAYOUTS[1]], 1)
     for size in (2, 4):
         orders = [runs.train(name) for name in LAYOUTS[size]]
         orders += [runs.load(name, name, LAST) for name in LAYOUTS[size]]
         orders += [runs.load(*pair) for pair in PAIRS if SIZES[pair[1]] == size >= SIZES[pair[0]]]
         runs.follow(orders, size)
     runs.follow([runs.load(*pair) for pair in PAIRS if [SIZES[one] for one in pair] == [4, 2]], 2)
-    ones = [runs.load(*pair) for pair in PAIRS if pair[1] == "one"]
-    runs.follow([runs.load("one", "one", LAST), *ones], 1)
+    ones = [runs.load(name, name, LAST) for name in LAYOUTS[1]]
+    runs.follow([*ones, *(runs.load(*pair) for pair in PAIRS if SIZES[pair[1]] == 1)], 1)
     return runs
 
 

@@ -17,6 +17,7 @@ PP = "--pipeline-model-parallel-size"
 TP = "--tensor-model-parallel-size"
 CP = "--context-parallel-size"
 PER_STAGE = "--num-layers-per-virtual-pipeline-stage"
+UNTIED = "--untie-embeddings-and-output-weights"
 BATCH = "--micro-batch-size 1 --global-batch-size"
 
 
@@ -41,6 +42,8 @@ def problems(line: str, world_size: int) -> list[tuple[str, str]]:
         (2, f"{PP} 2 {PER_STAGE} 4 {BATCH} 2"),
         (4, f"{PP} 2 --pipeline-schedule zero-bubble {PER_STAGE} 1 --zero-stage 2 {BATCH} 8"),
         (4, f"{PP} 4 --pipeline-schedule zero-bubble-v {BATCH} 8"),
+        (4, f"{PP} 2 --pipeline-schedule zero-bubble-v --zero-stage 2 {UNTIED} {BATCH} 8"),
+        (2, f"{TP} 2 --group-query-attention --num-query-groups 2"),
         (8, "--zero-stage 1 --data-parallel-replicas 4"),
         (8, "--use-distributed-optimizer --data-parallel-replicas 2"),
         (2, f"{CP} 2 --zero-stage 3"),
@@ -178,6 +181,19 @@ REFUSED = [
         f"{PP} 2 --pipeline-schedule zero-bubble-v --use-distributed-optimizer {BATCH} 8",
         "`--pipeline-schedule zero-bubble-v` does not go with ZeRO stage 1",
         "use `--pipeline-schedule 1f1b`",
+    ),
+    (
+        4,
+        f"{PP} 2 --pipeline-schedule zero-bubble-v --zero-stage 3 {UNTIED} {BATCH} 8",
+        "`--pipeline-schedule zero-bubble-v` does not go with ZeRO stage 3",
+        "use `--pipeline-schedule 1f1b`, or `--zero-stage 1`",
+    ),
+    (
+        2,
+        f"{TP} 2 --group-query-attention",
+        "`--num-query-groups 1` is not divisible by 2, which `--tensor-model-parallel-size 2` "
+        "asks for",
+        "use `--num-query-groups 2`, or `--tensor-model-parallel-size 1`",
     ),
     (
         8,

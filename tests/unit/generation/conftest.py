@@ -33,13 +33,30 @@ def ops(request: pytest.FixtureRequest) -> OpBinding:
     return OpBinding(OpTable(OP_SPECS, kernels), "cpu", "float32")
 
 
-@pytest.fixture
-def model(ops: OpBinding) -> GPT:
+LLAMA = ModelShape(
+    2,
+    24,
+    6,
+    40,
+    32,
+    384,
+    init_method_std=0.3,
+    num_query_groups=2,
+    normalization="RMSNorm",
+    swiglu=True,
+    position_embedding_type="rope",
+    untie_embeddings_and_output_weights=True,
+    add_bias_linear=False,
+)
+
+
+@pytest.fixture(params=[SHAPE, LLAMA], ids=["gpt", "llama"])
+def model(request: pytest.FixtureRequest, ops: OpBinding) -> GPT:
     """A model with random weights; the padded ids would often win if they could."""
-    made = GPT(SHAPE, ops)
+    made = GPT(request.param, ops)
     made.initialize(7)
     with torch.no_grad():
-        made.token_embedding.weight[300:] *= 3
+        made.head_weight[300:] *= 3
     return made
 
 

@@ -278,6 +278,6 @@ class TestBadInput:
     def test_broken_weights(self, model: GPT) -> None:
         """Weights that are not numbers stop with a reason."""
         with torch.no_grad():
-            model.final_norm.bias[0] = float("nan")
+            model.final_norm.weight[0] = float("nan")
         with pytest.raises(RunError, match="not finite"):
             run(model, PROMPTS)

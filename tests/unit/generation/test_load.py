@@ -18,6 +18,7 @@ from lmcore.errors import CheckpointError, ConfigError, DataError, LmcoreError
 from lmcore.generation.load import LoadedModel, load_model, read_shape
 from lmcore.model.build import op_binding
 from lmcore.model.gpt import GPT
+from lmcore.model.shape import ModelShape
 from lmcore.runtime.runtime import Runtime
 
 VALUES: dict[str, Any] = {
@@ -195,6 +196,17 @@ class TestShape:
             ({"hidden_dropout": 1.0}, "not a probability"),
             ({"attention_dropout": -0.1}, "not a probability"),
             ({"experts": 8}, "does not know"),
+            ({"normalization": "BatchNorm"}, "not one of"),
+            ({"normalization": 1}, "not a word"),
+            ({"position_embedding_type": "alibi"}, "not one of"),
+            ({"swiglu": 1}, "not true or false"),
+            ({"add_bias_linear": "no"}, "not true or false"),
+            ({"num_query_groups": 2}, "not divisible by num_query_groups 2"),
+            ({"num_query_groups": 0}, "from 1 to"),
+            ({"head_dim": 2**25}, "from 1 to"),
+            ({"rotary_percent": 1.5}, "not in (0, 1]"),
+            ({"rope_scaling_factor": 0.0}, "not above 0"),
+            ({"position_embedding_type": "rope", "head_dim": 5}, "cannot be rotated"),
         ],
     )
     def test_wrong(self, change: dict[str, Any], expected: str) -> None:
@@ -209,6 +221,40 @@ class TestShape:
         values = {key: value for key, value in VALUES.items() if key != name}
         with pytest.raises(LmcoreError, match=f"does not say `{name}`"):
             read_shape(values, Path("x"))
+
+
+def test_another_kind_of_model(run_directory: Path, runtime: Runtime) -> None:
+    """A model with Llama's parts comes back from what its manifest says."""
+    saved = ModelShape(
+        **{**VALUES, "num_attention_heads": 5},
+        head_dim=6,
+        num_query_groups=1,
+        normalization="RMSNorm",
+        swiglu=True,
+        position_embedding_type="rope",
+        rotary_percent=0.7,
+        rotary_base=500,
+        rope_scaling_factor=4.0,
+        untie_embeddings_and_output_weights=True,
+        add_bias_linear=False,
+        add_qkv_bias=True,
+    )
+    model = GPT(saved, op_binding(runtime))
+    model.initialize(3)
+    tensors = {f"model.{name}": one.detach() for name, one in model.named_parameters()}
+    described = {"describe": ByteTokenizer().describe()}
+    save_checkpoint(
+        run_directory / "llama" / "checkpoints",
+        1,
+        tensors,
+        {"tokenizer": described},
+        model_shape=saved.to_dict(),
+    )
+    loaded = load_model(run_directory / "llama", runtime).model
+    assert loaded.shape == saved
+    tokens = torch.tensor([[5, 3, 200, 7]])
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens), model.eval()(tokens), rtol=0, atol=0)
 
 
 def test_manifest_of_the_fixture(run_directory: Path) -> None:

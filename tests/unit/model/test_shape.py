@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -56,7 +58,40 @@ def test_preset_has_the_published_shape(name: str) -> None:
     assert 0 <= numbers[4] - values["vocab_size"] < 128
 
 
-def test_shape_survives_a_dictionary() -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"hidden_dropout": 0.1},
+        {"head_dim": 6, "num_query_groups": 1, "swiglu": True},
+        {"normalization": "RMSNorm", "position_embedding_type": "rope", "rotary_base": 500_000},
+        {"add_bias_linear": False, "untie_embeddings_and_output_weights": True},
+    ],
+)
+def test_shape_survives_a_dictionary(more: dict[str, Any]) -> None:
     """What a manifest keeps gives the same shape."""
-    shape = ModelShape(2, 24, 3, 40, 12, 32, hidden_dropout=0.1)
+    shape = ModelShape(2, 24, 3, 40, 12, 32, **more)
     assert ModelShape(**shape.to_dict()) == shape
+
+
+def test_manifest_of_a_gpt() -> None:
+    """Of a GPT-2 a manifest says what it always said, so that older versions read it."""
+    shape = ModelShape(2, 24, 3, 40, 12, 32, head_dim=8, num_query_groups=3)
+    assert set(shape.to_dict()) == {
+        "num_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "ffn_hidden_size",
+        "max_position_embeddings",
+        "padded_vocab_size",
+        "layernorm_epsilon",
+        "init_method_std",
+        "attention_dropout",
+        "hidden_dropout",
+    }
+
+
+def test_narrow_shape() -> None:
+    """A part of every layer has a part of the heads of keys, too, and heads of the same size."""
+    part = ModelShape(2, 24, 4, 40, 12, 32, head_dim=10, num_query_groups=2).narrowed(2)
+    assert (part.num_attention_heads, part.num_query_groups, part.head_dim) == (2, 1, 10)
+    assert (part.attention_size, part.key_size, part.hidden_size) == (20, 10, 24)

@@ -1,0 +1,32 @@
+"""Attention by torch's `scaled_dot_product_attention`, and what its kernels take of shared keys.
+
+Without gradients oneDNN does keys and values that several query heads share.  With gradients it is
+not asked, and of the other kernels not all take them; what torch falls back to keeps a matrix of
+scores for each head.  They are written out first there, one for each query head.
+
+Shapes: B batch, S queries, T keys, N heads, K key/value heads, D head channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lmcore.accelerator import torch_kernels
+
+__all__ = ["attention"]
+
+
+def attention(
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    *,
+    causal: bool,
+    dropout: float = 0.0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention by the backend that torch chooses, as the reference has it."""
+    trained = torch.is_grad_enabled() and (q_BNSD.requires_grad or k_BKTD.requires_grad)
+    attend = torch_kernels.attention_expanded if trained else torch_kernels.attention
+    return attend(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
