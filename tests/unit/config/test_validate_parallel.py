@@ -191,8 +191,10 @@ REFUSED = [
     (
         2,
         f"{TP} 2 --group-query-attention",
-        "`--num-query-groups 1` is not divisible by 2, which `--tensor-model-parallel-size 2` "
-        "asks for",
+        (
+            "`--num-query-groups 1` is not divisible by 2, which `--tensor-model-parallel-size 2` "
+            "asks for"
+        ),
         "use `--num-query-groups 2`, or `--tensor-model-parallel-size 1`",
     ),
     (

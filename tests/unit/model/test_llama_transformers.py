@@ -109,7 +109,6 @@ def theirs_of(shape: ModelShape) -> Any:
 @pytest.fixture(params=CHANGES)
 def pair(request: pytest.FixtureRequest) -> tuple[GPT, Any]:
     """Our model and theirs with the same weights."""
-
     shape = dataclasses.replace(SHAPE, **CHANGES[request.param])
     theirs = theirs_of(shape)
     ours = GPT(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))
