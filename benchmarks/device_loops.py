@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,26 +33,71 @@ _RATE = 1e-4
 Step = Callable[[], Any]
 """Takes one step and reads nothing back."""
 
+
+@dataclass(frozen=True)
+class DeviceShape(Shape):
+    """A model and a micro-batch; with groups of query heads it is a Llama, else a GPT-2."""
+
+    num_groups: int = 0
+    ffn_hidden_size: int = 0
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Options of lmcore's that make the model a Llama."""
+        if not self.num_groups:
+            return {}
+        return {
+            "normalization": "RMSNorm",
+            "swiglu": True,
+            "ffn_hidden_size": self.ffn_hidden_size,
+            "position_embedding_type": "rope",
+            "group_query_attention": True,
+            "num_query_groups": self.num_groups,
+            "add_bias_linear": False,
+            "untie_embeddings_and_output_weights": True,
+        }
+
+    @property
+    def flags(self) -> list[str]:
+        """The same as flags of `lmcore train`."""
+        found = []
+        for name, value in self.values.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                found.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                found += [f"--{flag}", str(value)]
+        return found
+
+
 SHAPES: dict[str, tuple[int, int, int, int]] = {
     "tiny": (2, 64, 4, 64),
+    "tiny-llama": (2, 64, 4, 64),
     "gpt2-124m": (12, 768, 12, 1024),
     "gpt2-345m": (24, 1024, 16, 1024),
+    "llama-1b": (22, 2048, 32, 4096),
     "gpt-1.7b": (24, 2304, 24, 2048),
     "gpt-3.6b": (30, 3072, 32, 2048),
 }
 """Layers, width, heads and sequence of the presets that are measured, and of a trial's model."""
 
 
-def shape_of(model: str, micro_batch_size: int) -> Shape:
+LLAMAS = {"tiny-llama": (2, 128), "llama-1b": (4, 5632)}
+"""Groups of query heads and the feed-forward width of those that are Llamas."""
+
+
+def shape_of(model: str, micro_batch_size: int) -> DeviceShape:
     """Return a preset's shape with its vocabulary padded as lmcore pads it."""
-    return Shape(*SHAPES[model], micro_batch_size)
+    if model not in LLAMAS:
+        return DeviceShape(*SHAPES[model], micro_batch_size)
+    return DeviceShape(*SHAPES[model], micro_batch_size, 32000, *LLAMAS[model])
 
 
-def bare_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> Step:
+def bare_loop(shape: DeviceShape, device: str, precision: str, *, compiled: bool) -> Step:
     """Return a step of lmcore's model without what lmcore does around it."""
     from subjects import Parts
 
-    flags = ["--precision", precision]
+    flags = ["--precision", precision, *shape.flags]
     parts = Parts(shape, compiled=compiled, threads=1, flags=flags, device=device)
     import torch
 
@@ -74,10 +120,35 @@ def bare_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> S
     return take
 
 
-def transformers_model(shape: Shape) -> Any:
-    """Return the `transformers` GPT-2 of a shape, on the CPU, in training mode."""
+def transformers_model(shape: DeviceShape) -> Any:
+    """Return the model of `transformers` of a shape, on the CPU, in training mode."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
+
+    torch.manual_seed(0)
+    return (_llama_of(shape) if shape.num_groups else _gpt2_of(shape)).train()
+
+
+def _llama_of(shape: DeviceShape) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.ffn_hidden_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_groups,
+        max_position_embeddings=shape.seq_length,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        attn_implementation="sdpa",
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def _gpt2_of(shape: DeviceShape) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -92,20 +163,19 @@ def transformers_model(shape: Shape) -> Any:
         attn_implementation="sdpa",
         use_cache=False,
     )
-    torch.manual_seed(0)
-    return GPT2LMHeadModel(config).train()
+    return GPT2LMHeadModel(config)
 
 
-def random_tokens(shape: Shape) -> torch.Tensor:
+def random_tokens(shape: DeviceShape) -> torch.Tensor:
     """Return a micro-batch of token ids on the CPU."""
     import torch
 
-    size = (shape.micro_batch_size, shape.seq_length)
-    return torch.randint(0, 50257, size, generator=torch.Generator().manual_seed(0))
+    size, known = (shape.micro_batch_size, shape.seq_length), min(50257, shape.vocab_size)
+    return torch.randint(0, known, size, generator=torch.Generator().manual_seed(0))
 
 
-def transformers_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> Step:
-    """Return a step of the `transformers` GPT-2."""
+def transformers_loop(shape: DeviceShape, device: str, precision: str, *, compiled: bool) -> Step:
+    """Return a step of the model of `transformers`."""
     import torch
 
     where = torch.device(device)
@@ -127,7 +197,7 @@ def transformers_loop(shape: Shape, device: str, precision: str, *, compiled: bo
     return take
 
 
-def accelerate_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> Step:
+def accelerate_loop(shape: DeviceShape, device: str, precision: str, *, compiled: bool) -> Step:
     """Return a step of the same model by Hugging Face's Accelerate."""
     import torch
     from accelerate import Accelerator
@@ -151,7 +221,7 @@ def accelerate_loop(shape: Shape, device: str, precision: str, *, compiled: bool
     return take
 
 
-def fabric_loop(shape: Shape, device: str, precision: str, *, compiled: bool) -> Step:
+def fabric_loop(shape: DeviceShape, device: str, precision: str, *, compiled: bool) -> Step:
     """Return a step of the same model by Lightning Fabric."""
     import torch
 

@@ -200,6 +200,7 @@ def _flops(shape: Any) -> float:
         hidden_size=shape.hidden_size,
         num_attention_heads=shape.num_heads,
         seq_length=shape.seq_length,
+        **shape.values,
     )
     return flops_per_step(section, shape.vocab_size, 1)
 

@@ -35,7 +35,7 @@ class Case:
     """A row of the speed table.
 
     Attributes:
-        model: A preset, or "tiny" for a trial.
+        model: A preset, or "tiny" and "tiny-llama" for a trial.
         micro_batch_size: Samples of a step.
         goals: Lower bounds: "tokens_per_second", "mfu", "ratio_of_peer".
         flags: More flags for `lmcore train`.

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from device_loops import PEERS, SHAPES
+from device_loops import PEERS, SHAPES, shape_of
 from device_run import Case, Runner, failure
 
 __all__ = ["CONTENDERS", "LMCORE", "command_of", "speed"]
@@ -67,7 +67,7 @@ def _loop(runner: Runner, name: str) -> list[str]:
     return [*command, "--device", suite.device, "--precision", suite.precision]
 
 
-def write_ids(prefix: Path, seq_length: int) -> None:
+def write_ids(prefix: Path, seq_length: int, vocabulary: int) -> None:
     """Write random token ids as a data set."""
     import numpy as np
 
@@ -76,18 +76,20 @@ def write_ids(prefix: Path, seq_length: int) -> None:
     random = np.random.default_rng(0)
     with IndexedDatasetWriter(str(prefix), np.dtype(np.uint16)) as writer:
         for _ in range(2000):
-            writer.add_document(random.integers(0, _VOCABULARY - 1, size=2 * seq_length).tolist())
+            writer.add_document(random.integers(0, vocabulary - 1, size=2 * seq_length).tolist())
 
 
 def command_of(runner: Runner, case: Case, save: Path, *, progress: str = "none") -> list[str]:
     """Return the command that trains a case's model; its data are made at the first call."""
     layers, width, heads, length = SHAPES[case.model]
-    prefix = runner.folder / f"ids-{length}"
+    shape = shape_of(case.model, case.micro_batch_size)
+    vocabulary = min(_VOCABULARY, shape.vocab_size)
+    prefix = runner.folder / f"ids-{length}-{vocabulary}"
     if not prefix.with_suffix(".idx").exists():
-        write_ids(prefix, length)
+        write_ids(prefix, length, vocabulary)
     sizes = ["--num-layers", layers, "--hidden-size", width, "--num-attention-heads", heads]
-    sizes += ["--seq-length", length, "--vocab-size", _VOCABULARY - 1]
-    preset = ["--preset", case.model] if case.model != "tiny" else []
+    sizes += ["--seq-length", length, "--vocab-size", vocabulary - 1, *shape.flags]
+    preset = ["--preset", case.model] if not case.model.startswith("tiny") else []
     command = [*LMCORE, "train", *preset, *map(str, sizes), *case.flags]
     command += ["--device", runner.suite.device, "--precision", runner.suite.precision]
     command += ["--tokenizer-type", "NullTokenizer", "--data-path", str(prefix)]

@@ -218,7 +218,7 @@ TRIAL = Suite(
     "cpu",
     "fp32",
     None,
-    (Case("tiny", 2, steps=6, flags=("--num-threads", "1")),),
+    tuple(Case(name, 2, steps=6, flags=("--num-threads", "1")) for name in ("tiny", "tiny-llama")),
     ("tests/backend",),
     compiled=False,
 )

@@ -23,6 +23,7 @@ H100 = 989.4e12
 CASES = (
     Case("gpt2-124m", 32, {"tokens_per_second": 475e3, "mfu": 0.45, "ratio_of_peer": 1.10}),
     Case("gpt2-345m", 16, {"mfu": 0.50, "ratio_of_peer": 1.10}),
+    Case("llama-1b", 4, {"mfu": 0.50, "ratio_of_peer": 1.10}),
     Case("gpt-1.7b", 8, {"mfu": 0.52}, peer=False),
     Case("gpt-3.6b", 2, {"mfu": 0.48}, peer=False),
 )

@@ -23,6 +23,7 @@ GIB = float(1 << 30)
 CASES = (
     Case("gpt2-124m", 8, {"ratio_of_peer": 1.0}, memory=7 * GIB),
     Case("gpt2-345m", 4, {"ratio_of_peer": 1.0}, memory=11 * GIB),
+    Case("llama-1b", 1, {"ratio_of_peer": 1.0}, memory=40 * GIB),
     Case("gpt-1.7b", 4, peer=False, memory=40 * GIB),
 )
 """An Arc B580 takes the first two, a tile of a Max 1550 all."""

@@ -24,8 +24,8 @@ from lmcore.config.load import PRESET_OPTION, load_config
 from lmcore.config.option import Option, options_of
 from lmcore.config.plugin_section import PluginSections, summary_of
 from lmcore.config.preset import PRESETS
-from lmcore.config.section import SECTIONS, run_options
-from lmcore.config.size import padded_vocabulary, parameter_count
+from lmcore.config.section import SECTIONS, ModelSection, run_options
+from lmcore.config.size import padded_vocabulary, parameter_count, query_groups
 from lmcore.plugins import ALLOW_LIST, discover
 from lmcore.plugins.api import renewed_contract
 from lmcore.plugins.registrations import plugin_sections
@@ -80,6 +80,12 @@ def options_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _heads(model: ModelSection) -> str:
+    """Return the heads, with those of keys where these are fewer."""
+    grouped = f" in {query_groups(model)} groups" if model.group_query_attention else ""
+    return f"{model.num_attention_heads}{grouped}"
+
+
 def presets_page() -> str:
     """Return the table of presets."""
     rows = []
@@ -94,7 +100,7 @@ def presets_page() -> str:
                 f"{parameter_count(model, padded):,}",
                 str(model.num_layers),
                 str(model.hidden_size),
-                str(model.num_attention_heads),
+                _heads(model),
                 str(model.seq_length),
                 f"{vocabulary:,}",
                 f"{config.optimizer.lr:g}",

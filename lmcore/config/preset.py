@@ -2,7 +2,8 @@
 
 A preset is the second lowest source, above the defaults: a file or a flag overrides any value.
 Shapes of the second table: Narayanan et al. 2021, table 1; learning rates: the next larger model
-of Brown et al. 2020, table 2.1 (the largest one's for those above it).
+of Brown et al. 2020, table 2.1 (the largest one's for those above it).  `llama-1b` has shape and
+rate of Zhang et al. 2024.
 """
 
 from __future__ import annotations
@@ -78,6 +79,29 @@ _LARGE: tuple[tuple[str, tuple[int, int, int], float], ...] = (
 )
 
 
+_LLAMA_1B: Mapping[str, Any] = {
+    "num_layers": 22,
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "group_query_attention": True,
+    "num_query_groups": 4,
+    "ffn_hidden_size": 5632,
+    "swiglu": True,
+    "normalization": "RMSNorm",
+    "layernorm_epsilon": 1e-5,
+    "position_embedding_type": "rope",
+    "rotary_base": 10000,
+    "untie_embeddings_and_output_weights": True,
+    "add_bias_linear": False,
+    "seq_length": 4096,
+    "max_position_embeddings": 4096,
+    "vocab_size": 32000,
+    "lr": 4e-4,
+    "min_lr": 4e-5,
+    "lr_warmup_fraction": 0.01,
+}
+
+
 def _all_presets() -> tuple[Preset, ...]:
     small = (
         _gpt(
@@ -101,7 +125,13 @@ def _all_presets() -> tuple[Preset, ...]:
         _gpt(f"gpt-{name}", shape, seq_length=2048, vocab_size=51200, lr=lr, source=_TABLE)
         for name, shape, lr in _LARGE
     )
-    return (*small, *large)
+    llama = Preset(
+        "llama-1b",
+        "22 layers, hidden 2048, 32 heads in 4 groups, sequence 4096, Llama's parts",
+        _LLAMA_1B,
+        "TinyLlama (Zhang et al. 2024) with twice its sequence",
+    )
+    return (*small, llama, *large)
 
 
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _all_presets()}

@@ -54,6 +54,9 @@ _ROW_FOR_EACH_TOKEN = (".token_embedding.weight", ".output_embedding.weight")
 _NOT_IN_THE_WEIGHTS = ("init_method_std", "attention_dropout", "hidden_dropout")
 """Parts of a model's shape that a run may change when it goes on."""
 
+_TURNING = ("rotary_base", "rope_scaling_factor")
+"""What fine-tuning may change besides, where positions are rotary: a longer context wants it."""
+
 _SCHEDULE_OPTIONS = {
     "style": "lr_decay_style",
     "highest": "lr",
@@ -100,11 +103,11 @@ def restore(
     channel = (writers or Writers()).loads
     checkpoint, manifest = found
     saved = manifest.model_shape
-    free = {name: saved[name] for name in _not_in_the_weights(state) if name in saved}
+    now = _comparable_shape(state, saved, finetune=asked.finetune)
     rows = _differing_rows(manifest, plan)
     if rows:
-        free["padded_vocab_size"] = saved["padded_vocab_size"]
-    _check_model(manifest, state.parallel.shape.to_dict() | free, plan)
+        now["padded_vocab_size"] = saved["padded_vocab_size"]
+    _check_model(manifest, now, plan)
     load = _Load(checkpoint, state, rows, channel)
     if rows:
         _tell_padding(manifest, plan)
@@ -237,11 +240,20 @@ def _differing_rows(manifest: Manifest, plan: RunPlan) -> dict[str, int]:
     }
 
 
-def _not_in_the_weights(state: TrainState) -> tuple[str, ...]:
-    """Return the parts of the model's shape that the run may change."""
-    if state.parallel.shape.learned_positions:
-        return _NOT_IN_THE_WEIGHTS
-    return (*_NOT_IN_THE_WEIGHTS, "max_position_embeddings")
+def _comparable_shape(
+    state: TrainState, saved: Mapping[str, Any], *, finetune: bool
+) -> dict[str, Any]:
+    """Return the model's shape with the checkpoint's values of what the run may change."""
+    shape = state.parallel.shape
+    now, free = shape.to_dict(), list(_NOT_IN_THE_WEIGHTS)
+    if not shape.learned_positions:
+        free.append("max_position_embeddings")
+    now |= {name: getattr(shape, name) for name in saved if name in shape.later()}
+    now |= {name: saved[name] for name in free if name in saved}
+    if finetune and shape.rotary:
+        turning = {name: saved[name] for name in _TURNING if name in saved}
+        now = {name: value for name, value in now.items() if name not in _TURNING} | turning
+    return now
 
 
 def _tell_padding(manifest: Manifest, plan: RunPlan) -> None:

@@ -120,6 +120,13 @@ FLAGS = (
 )
 
 
+LLAMA = (
+    "--normalization RMSNorm --swiglu --ffn-hidden-size 24 --position-embedding-type rope "
+    "--use-rope-scaling --group-query-attention --no-add-bias-linear "
+    "--untie-embeddings-and-output-weights"
+)
+
+
 @pytest.mark.parametrize("flags", FLAGS)
 def test_computes_the_same(
     run_steps: Any, runtime: Any, late_runtime: Any, weights: Any, flags: str
@@ -133,7 +140,10 @@ def test_computes_the_same(
         assert torch.equal(weights(two)[name], tensor), name
 
 
-def test_nothing_is_read_in_a_step(run_steps: Any, late_runtime: Any, no_host_reads: Any) -> None:
+@pytest.mark.parametrize("model", ["", LLAMA], ids=["gpt", "llama"])
+def test_nothing_is_read_in_a_step(
+    run_steps: Any, late_runtime: Any, no_host_reads: Any, model: str
+) -> None:
     """From the first batch to the update nothing of the core has the host read a number."""
 
     def watched(step: Any, state: Any, batches: Any) -> Any:
@@ -141,7 +151,7 @@ def test_nothing_is_read_in_a_step(run_steps: Any, late_runtime: Any, no_host_re
             return step.begin(state, batches)
 
     before = Event.waits
-    flags = "--micro-batch-size 2 --global-batch-size 8 --clip-grad 1"
+    flags = f"--micro-batch-size 2 --global-batch-size 8 --clip-grad 1 {model}"
     own_ops = dataclasses.replace(late_runtime, ops=OpTable(OP_SPECS, []))
     _, late = run_steps(flags, own_ops, watched)
     assert Event.waits == before
