@@ -186,3 +186,29 @@ def test_interrupted_twice(start: Any, finish: Any, signal_after: Any, tmp_path:
     assert "Traceback" not in run.err
     assert json.loads((directory / "summary.json").read_text())["status"] == "interrupted"
     assert all(not path.name.startswith("iter_") for path in (directory / "checkpoints").iterdir())
+
+
+def test_rotary_positions_store_nothing(train: Any) -> None:
+    """A Llama goes on with a longer sequence, fine-tuned with other angles; nothing else changes."""
+    llama = (
+        "--position-embedding-type rope --normalization rmsnorm --swiglu "
+        "--ffn-hidden-size 24 --group-query-attention --no-add-bias-linear "
+        "--untie-embeddings-and-output-weights"
+    )
+    first = train("run", f"{llama} --train-iters 3")
+    assert first.status == 0, first.err
+    tensors = first.saved()
+    assert "model.output_embedding.weight" in tensors
+    assert not any("position" in name or name.endswith("bias") for name in tensors)
+    load = f"--load {first.directory}"
+    longer = "--seq-length 32 --override-data-order --override-opt-param-scheduler"
+    more = train("longer", f"{llama} {longer} --train-iters 5 {load}")
+    assert more.status == 0, more.err
+    assert [row["step"] for row in more.rows] == [4, 5]
+    turned = train("turned", f"{llama} --train-iters 3 --rotary-base 500 {load}")
+    assert "rotary_base: checkpoint absent, model 500" in turned.err
+    how = "--rotary-base 500 --use-rope-scaling --finetune"
+    tuned = train("tuned", f"{llama} --train-iters 2 {how} {load}")
+    assert tuned.status == 0, tuned.err
+    other = train("other", f"{llama.replace('--swiglu ', '')} --train-iters 3 {load}")
+    assert "swiglu: checkpoint True, model False" in other.err
