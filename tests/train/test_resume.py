@@ -189,7 +189,7 @@ def test_interrupted_twice(start: Any, finish: Any, signal_after: Any, tmp_path:
 
 
 def test_rotary_positions_store_nothing(train: Any) -> None:
-    """A Llama goes on with a longer sequence, fine-tuned with other angles; nothing else changes."""
+    """A Llama goes on with a longer sequence, and fine-tuned with other angles."""
     llama = (
         "--position-embedding-type rope --normalization rmsnorm --swiglu "
         "--ffn-hidden-size 24 --group-query-attention --no-add-bias-linear "
