@@ -30,6 +30,40 @@ def test_norms_of_the_extension(op: str, dtype: torch.dtype, install: Any) -> No
     kernel_cases.compare(op, getattr(module, op), dtype)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_shared_keys_and_values(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gradients torch gets one for each query head, without them what there is."""
+    from torch.nn import functional
+
+    from lmcore.accelerator import reference
+    from lmcore_xpu.attention_sdpa import attention
+
+    seen = []
+    attend = functional.scaled_dot_product_attention
+
+    def watched(q: Any, k: Any, v: Any, **how: Any) -> Any:
+        seen.append((k.shape[1], v.shape[1]))
+        return attend(q, k, v, **how)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
+    generator = torch.Generator().manual_seed(1)
+    values = [
+        torch.randn(2, heads, 5, 8, generator=generator, requires_grad=True)
+        for heads in (4, groups, groups)
+    ]
+    wanted = reference.attention(*values, causal=True)
+    gradients = torch.autograd.grad(wanted.square().sum(), values)
+    found = attention(*values, causal=True)
+    torch.testing.assert_close(found, wanted)
+    for one, other in zip(
+        torch.autograd.grad(found.square().sum(), values), gradients, strict=True
+    ):
+        torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        torch.testing.assert_close(attention(*values, causal=True), wanted)
+    assert seen == [(4, 4), (groups, groups)]
+
+
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_rows_that_lie_apart(op: str, install: Any) -> None:
     """An input that is a view of another layout is brought into line first."""
