@@ -11,6 +11,7 @@ from lmcore.config.flags import parse_flags
 from lmcore.config.load import load_config
 from lmcore.config.megatron import FIXED, RENAMED, UNSUPPORTED, prepare_flags, train_flags
 from lmcore.config.section import run_options
+from lmcore.config.size import parameter_count
 from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError
 
@@ -98,6 +99,13 @@ def test_fixed_flags_change_nothing(flag: str) -> None:
         ("--activations-checkpoint-method uniform", "recompute", "full"),
         ("--no-load-optim", "load_optim", False),
         ("--no-save-rng", "save_rng", False),
+        ("--use-rotary-position-embeddings", "position_embedding_type", "rope"),
+        ("--no-position-embedding", "position_embedding_type", "none"),
+        ("--rope-theta 500000", "rotary_base", 500_000),
+        ("--disable-bias-linear", "add_bias_linear", False),
+        ("--num-key-value-heads 8", "num_query_groups", 8),
+        ("--num-key-value-heads 8", "group_query_attention", True),
+        ("--normalization rmsnorm", "normalization", "RMSNorm"),
     ],
 )
 def test_old_names_set_options(line: str, option: str, value: object) -> None:
@@ -121,6 +129,17 @@ def test_published_command() -> None:
         "`--tokenizer-type GPT2BPETokenizer` needs `--merge-file`",
     ]
     assert load_config(line.split()).config.data.train_data == ("c4/en",)
+
+
+def test_published_llama() -> None:
+    """The flags of a published Llama 2 7B give its parameters."""
+    line = """--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 11008
+        --num-key-value-heads 32 --seq-length 4096 --max-position-embeddings 4096 --swiglu
+        --normalization rmsnorm --use-rotary-position-embeddings --disable-bias-linear
+        --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
+        --no-query-key-layer-scaling --bf16"""
+    loaded = load_config(line.split(), check=partial(problems_of, world_size=1))
+    assert parameter_count(loaded.config.model, 32000) == 6_738_415_616
 
 
 def test_tables_of_data_preparation() -> None:
