@@ -127,7 +127,7 @@ def _all_presets() -> tuple[Preset, ...]:
     )
     llama = Preset(
         "llama-1b",
-        "22 layers, hidden 2048, 32 heads in 4 groups, sequence 4096, Llama's parts",
+        "a Llama: 22 layers, hidden 2048, 32 heads, sequence 4096",
         _LLAMA_1B,
         "TinyLlama (Zhang et al. 2024) with twice its sequence",
     )
