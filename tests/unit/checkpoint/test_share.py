@@ -39,7 +39,9 @@ def held(rank: int, size: int) -> tuple[dict[str, Tensor], dict[str, TensorLayou
     """Return what a rank has in a divided layout: zeros, and which part of the whole they are."""
     layouts = {
         "rows": TensorLayout.divided((12 // size, 5), 0, rank=rank, size=size),
-        "packed": TensorLayout.divided((24 // size, 3), 0, rank=rank, size=size, groups=3),
+        "packed": TensorLayout.divided(
+            (24 // size, 3), 0, rank=rank, size=size, groups=(8 // size,) * 3
+        ),
         "columns": TensorLayout.divided((4, 8 // size), 1, rank=rank, size=size),
     }
     tensors = {}
