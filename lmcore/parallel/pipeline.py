@@ -8,14 +8,17 @@ their gradients.  Shapes: B micro-batch, S sequence of this process, H hidden.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from packaging.version import Version
 from torch import Tensor, distributed, nn
 
+from lmcore.errors import RunError
 from lmcore.parallel.pipeline_split import owner_of, stage_layers, stages_of
 from lmcore.runtime.span import Span, no_span
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from lmcore.parallel.mesh import ParallelMesh
 
 __all__ = ["Arguments", "Pipeline", "StageModule"]
+
+_DIVIDES_BACKWARD = Version("2.13")
 
 Context = Callable[[], AbstractContextManager[Any]]
 Arguments = tuple[tuple[Tensor, ...], dict[str, Tensor]]
@@ -75,6 +80,21 @@ class StageModule(nn.Module):
                 return x_BSH
             loss = model.loss_of(model.final_norm(x_BSH), *arguments[1:])
             return torch.stack([loss])
+
+
+def _require_divided_backward(schedule: str) -> None:
+    """Refuse schedules that this torch cannot run.
+
+    Raises:
+        RunError: It cannot.
+    """
+    if schedule.startswith("zero-bubble") and Version(torch.__version__) < _DIVIDES_BACKWARD:
+        raise RunError(
+            f"`--pipeline-schedule {schedule}` needs torch {_DIVIDES_BACKWARD} or newer",
+            why="it divides backward passes in two, which older ones cannot where a function has a "
+            f"backward pass of its own; this is torch {torch.__version__}",
+            hint="use `1f1b` or `interleaved`, or install a newer torch",
+        )
 
 
 class Pipeline:
@@ -182,6 +202,7 @@ class Pipeline:
     def _new_schedule(self, shape: tuple[int, int, int], count: int) -> Any:
         from torch.distributed.pipelining import schedules
 
+        _require_divided_backward(self.layout.schedule)
         several, kind = {
             "1f1b": (False, schedules.Schedule1F1B),
             "gpipe": (False, schedules.ScheduleGPipe),
@@ -207,17 +228,16 @@ class Pipeline:
         dtype = next(module.parameters()).dtype
         hidden = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
         loss = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
-        grad = hidden.detach()
+        tensors: dict[str, Any] = {
+            "input_args": () if number == 0 else (hidden,),
+            "output_args": (loss if number == self.count - 1 else hidden,),
+        }
+        if "input_grads" in inspect.signature(PipelineStage).parameters:  # from torch 2.12
+            grad = hidden.detach()
+            tensors["input_grads"] = () if number == 0 else (grad,)
+            tensors["output_grads"] = () if number == self.count - 1 else (grad,)
         stage = PipelineStage(
-            module,
-            number,
-            self.count,
-            self._device,
-            input_args=() if number == 0 else (hidden,),
-            output_args=(loss if number == self.count - 1 else hidden,),
-            input_grads=() if number == 0 else (grad,),
-            output_grads=() if number == self.count - 1 else (grad,),
-            group=self.axis.group,
+            module, number, self.count, self._device, group=self.axis.group, **tensors
         )
         for name in ("backward_one_chunk", "backward_weight_one_chunk"):
             setattr(stage, name, self._named(getattr(stage, name)))

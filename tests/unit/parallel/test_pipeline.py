@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from lmcore.config.layout import ParallelLayout
+from lmcore.errors import RunError
+from lmcore.parallel import pipeline as pipeline_module
 from lmcore.parallel.mesh import Axis, ParallelMesh
 from lmcore.parallel.pipeline import Pipeline
 
@@ -41,3 +43,17 @@ def test_one_schedule_is_kept(pipeline: Pipeline) -> None:
     second = pipeline._schedule(tokens_BS, 6)
     assert kept() is None
     assert pipeline._schedule(torch.zeros(1, 8), 6) is not second
+
+
+@pytest.mark.parametrize("schedule", ["zero-bubble", "zero-bubble-v"])
+def test_divided_backward_needs_a_newer_torch(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older torch is told by name, with the schedules that it can run."""
+    monkeypatch.setattr(torch, "__version__", "2.12.0+cpu")
+    with pytest.raises(RunError, match=f"`--pipeline-schedule {schedule}` needs torch 2.13") as one:
+        pipeline_module._require_divided_backward(schedule)
+    assert "`1f1b` or `interleaved`" in str(one.value.hint)
+    pipeline_module._require_divided_backward("interleaved")
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    pipeline_module._require_divided_backward(schedule)
