@@ -94,11 +94,23 @@ def _head(suite: Suite, results: Mapping[str, Any]) -> str:
     if found := results.get("matmul"):
         rate = found.get("failed") or f"{found['flops'] / 1e12:,.4g} TFLOP/s"
         lines.append(f"| largest product | {rate} |")
+    if found := results.get("graph"):
+        lines.append(f"| steps from a record | {found.get('left_out') or _graph(found)} |")
     for name in ("doctor", "plugins", "kernels", "triton kernels", "profile"):
         if found := results.get(name):
             ended = {0: "done", None: "out of time"}.get(found.get("status"), "failed")
             lines.append(f"| {name} | {found.get('failed') or ended} |")
     return "\n".join(lines)
+
+
+def _graph(found: Mapping[str, Any]) -> str:
+    if failed := found.get("failed"):
+        return str(failed)
+    parts = []
+    for size, one in found["samples"].items():
+        result = one.get("failed") or f"{one['ratio']:.2f} times as fast"
+        parts.append(f"{size} at a time {result[:120]}")
+    return f"{found['model']}, {', '.join(parts)}"
 
 
 def _curves(found: Mapping[str, Any]) -> str:

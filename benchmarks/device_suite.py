@@ -29,7 +29,7 @@ from typing import Any
 
 from device_report import write_report
 from device_run import Case, Runner, Suite, failure
-from device_speed import CONTENDERS, LMCORE, command_of, speed
+from device_speed import CONTENDERS, LMCORE, command_of, speed, train
 
 __all__ = ["Case", "Suite", "main"]
 
@@ -46,6 +46,9 @@ PYTEST = (
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 TRACE_BYTES = 15 << 20
 """Largest trace that is kept."""
+
+GRAPH_SAMPLES, GRAPH_FLAGS = (1, 4), ((), ("--step-graph",))
+"""Micro-batches of the first model with which steps are played from a record, and not."""
 
 CURVE_STEPS, CURVE_LIMIT = 100, 0.02
 """Steps of both curves, and how far means of ten of their losses may lie apart, in nats."""
@@ -124,6 +127,25 @@ def kernels(runner: Runner) -> None:
         runner.note("triton kernels", {"status": status, "tail": text[-6000:]})
 
 
+def graph(runner: Runner) -> None:
+    """Compare steps played from a record with others, where the host may be the limit."""
+    why = runner.results.get("what", {}).get("missing", {}).get("new_graph")
+    if why:
+        runner.note("graph", {"left_out": why})
+        return
+    found: dict[str, Any] = {}
+    for size in GRAPH_SAMPLES:
+        case = replace(runner.suite.cases[0], micro_batch_size=size)
+        rows = [train(runner, replace(case, flags=(*case.flags, *flags))) for flags in GRAPH_FLAGS]
+        failed = next((row["failed"] for row in rows if "failed" in row), None)
+        rates = [row.get("tokens_per_second", 0.0) for row in rows]
+        same = [row.get("last_loss") for row in rows]
+        found[str(size)] = {"failed": failed} if failed else {
+            "tokens_per_second": rates, "ratio": rates[1] / rates[0], "last_loss": same
+        }  # fmt: skip
+    runner.note("graph", {"model": runner.suite.cases[0].model, "samples": found})
+
+
 def profile(runner: Runner) -> None:
     """Record a few steps of the first model: what takes the time, op by op."""
     case = runner.suite.cases[0]
@@ -168,6 +190,7 @@ PARTS: dict[str, Callable[[Runner], None]] = {
     "speed": speed,
     "tests": tests,
     "conformance": conformance,
+    "graph": graph,
     "kernels": kernels,
     "profile": profile,
 }

@@ -46,6 +46,10 @@ RESULTS = {
         "accelerate": {"seconds": 0.5},
         "fabric": {"missing": "No module named 'lightning_fabric'"},
     },
+    "graph": {
+        "model": "gpt2-124m",
+        "samples": {"1": {"ratio": 1.536}, "4": {"failed": "status 1: cannot be recorded"}},
+    },
     "speed.gpt2-345m": {"lmcore": {"failed": "status 1: out of memory"}},
     "speed.gpt-1.7b": {"lmcore": {"left_out": "it needs 40 GiB, there are 12"}},
 }
@@ -66,6 +70,7 @@ def test_the_report_has_every_result(scripts, tmp_path):
         "| conformance | levels reached: L0, L1; failed: train.processes |",
         "| tests | 421 passed in 18.30s |",
         "0.0010 apart, within 0.02",
+        "| gpt2-124m, 1 at a time 1.54 times as fast, 4 at a time status 1: cannot be recorded |",
         "| gpt2-124m | 20,000 | 31.0% |  | 0.98 | transformers 1.00, accelerate 1.22 |",
         "| 12.0 s | 9.5 s | 5.0 | ratio_of_peer >= 1: met; ratio_of_bare >= 0.99: missed; ",
         "warm_start_seconds <= 5: missed |",
