@@ -165,7 +165,8 @@ class Device:
         """
         from lmcore.accelerator.torch_device import defaults, own_index, require_complete
 
-        values = defaults(device_type, own_index(device_type) if index is None else index)
+        index = own_index(device_type) if index is None else index
+        values = defaults(device_type, index, brought=overrides)
         missing = {**values.pop("missing"), **overrides.pop("missing", {})}
         values.update(overrides)
         require_complete(device_type, values)

@@ -48,11 +48,16 @@ def _hint_for(count: int) -> str:
     return f"start at most {count} processes on this host"
 
 
-def defaults(device_type: str, index: int) -> dict[str, Any]:
+def defaults(device_type: str, index: int, *, brought: Collection[str] = ()) -> dict[str, Any]:
     """Return constructor arguments of `Device` for a type that torch has a module for.
 
     Each function is taken from `torch.get_device_module(device_type)` where that has it.  Where it
     has not, it stays out; of what a device may lack, `missing` names the attribute looked for.
+
+    Args:
+        device_type: See there.
+        index: Ordinal on this host.
+        brought: What the plugin brings; torch's graph, which is tried, is not made for nothing.
 
     Raises:
         DeviceError: torch does not know the type.
@@ -79,7 +84,7 @@ def defaults(device_type: str, index: int) -> dict[str, Any]:
             missing[ability] = f"torch's module of `{device_type}` has no `{'`, `'.join(lacking)}`"
         elif ability not in missing:
             values[ability] = make(module, device)
-    if device_type != _HOST:
+    if device_type != _HOST and "new_graph" not in brought:
         try:
             values["new_graph"] = _graph_maker()
         except (AttributeError, RuntimeError) as cause:

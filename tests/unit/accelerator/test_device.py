@@ -192,3 +192,16 @@ def test_plugins_of_before_say_nothing_of_graphs():
     has = make(new_graph=lambda: None)
     assert "new_graph" not in has.missing
     assert "new_graph" in has.describe()["abilities"]
+
+
+def test_a_graph_of_the_plugins_own_is_enough(chip_module, monkeypatch):
+    """torch's is tried, as not every device has it, unless the plugin brings one."""
+    monkeypatch.setattr(torch.accelerator, "Graph", lambda: 1 / 0)
+    own = object
+    assert Device.from_torch("meta", 0, new_graph=own).new_graph is own
+    with pytest.raises(ZeroDivisionError):
+        Device.from_torch("meta", 0)
+    monkeypatch.setattr(torch.accelerator, "Graph", object)
+    assert Device.from_torch("meta", 0).new_graph is object
+    monkeypatch.delattr(torch.accelerator, "Graph")
+    assert "has no attribute 'Graph'" in Device.from_torch("meta", 0).missing["new_graph"]
