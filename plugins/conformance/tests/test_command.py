@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
+from lmcore.accelerator.probe import API_VERSION
 from lmcore.plugins import discover
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -62,7 +63,7 @@ def suite(tmp_path: Path, fake_site: Path) -> Callable[..., subprocess.Completed
             "--accelerator fake",
             "api",
             2,
-            "why: it is built for the plugin API >=9, and this lmcore has 1.0",
+            f"why: it is built for the plugin API >=9, and this lmcore has {API_VERSION}",
         ),
         ("--accelerator fke", "", 2, "error: `--accelerator fke`: no installed plugin has"),
         ("--accelerator fke", "", 2, "did you mean `fake`?"),

@@ -195,7 +195,7 @@ def test_plugins_of_before_say_nothing_of_graphs():
 
 
 def test_a_graph_of_the_plugins_own_is_enough(chip_module, monkeypatch):
-    """torch's is tried, as not every device has it, unless the plugin brings one."""
+    """Torch's is tried, as not every device has it, unless the plugin brings one."""
     monkeypatch.setattr(torch.accelerator, "Graph", lambda: 1 / 0)
     own = object
     assert Device.from_torch("meta", 0, new_graph=own).new_graph is own

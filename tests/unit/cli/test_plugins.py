@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.accelerator.probe import API_VERSION
 from lmcore.cli import plugins as command
 from lmcore.errors import ConfigError
 from lmcore.plugins.extras import device_packages
@@ -174,7 +175,7 @@ def test_the_table_shows_every_plugin_with_its_reason(install):
     assert "* good" in done.stdout
     assert "goodchip x2" in done.stdout
     assert "found: two chips on the bus" in done.stdout
-    assert "wants: plugin API >=1,<2 (here 1.0), torch >=2.11 (here " in done.stdout
+    assert f"wants: plugin API >=1,<2 (here {API_VERSION}), torch >=2.11 (here " in done.stdout
     assert "versions: driver 5.1, runtime chips 7, torch build 9.9" in done.stdout
     assert "fix: mend, update or uninstall `raising`" in done.stdout
     assert "libraising.so.4: undefined symbol" in done.stdout
