@@ -23,6 +23,10 @@ TINY = (
     " --hidden-dropout 0.1 --no-tensorboard --device sim"
 )
 DROPOUT = "--attention-dropout 0.1"
+LLAMA = (
+    "--normalization RMSNorm --swiglu --position-embedding-type rope --disable-bias-linear"
+    " --group-query-attention --num-query-groups 1 --untie-embeddings-and-output-weights"
+)
 ONE = "--nproc-per-node 1 --global-batch-size 4"
 
 
@@ -172,7 +176,7 @@ def rows(folder: Path) -> list[tuple[Any, ...]]:
     "flags",
     [
         f"{ONE} {DROPOUT} --eval-interval 3",
-        f"{ONE} --reset-attention-mask --reset-position-ids --optimizer schedulefree",
+        f"{ONE} {LLAMA} --reset-attention-mask --reset-position-ids --optimizer schedulefree",
         f"{ONE} --precision fp16 --initial-loss-scale 4294967296 --hysteresis 1",
         f"--nproc-per-node 2 {DROPOUT} --global-batch-size 8 --precision bf16",
     ],
