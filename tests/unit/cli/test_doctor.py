@@ -262,7 +262,7 @@ def test_a_generator_that_forgets_is_found(rows):
 
 def test_a_device_that_hangs_is_stopped(rows):
     """Its row says where it hangs, and the all-reduce has one too."""
-    found = rows(create="time.sleep(1000)", timeout=6.0)
+    found = rows(create="time.sleep(1000)", timeout=12.0)
     assert "stopped; it was in `lmcore_create_device`" in found["device works"].detail
     assert found["all-reduce"].status is CheckStatus.FAILED
 
