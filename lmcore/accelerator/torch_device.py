@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lmcore.accelerator.device import MemoryStats
+from lmcore.accelerator.device_errors import first_line
 from lmcore.errors import DeviceError, PluginError
 
 __all__ = ["defaults", "own_index", "require_complete"]
@@ -88,7 +89,7 @@ def defaults(device_type: str, index: int, *, brought: Collection[str] = ()) -> 
         try:
             values["new_graph"] = _graph_maker()
         except (AttributeError, RuntimeError) as cause:
-            missing["new_graph"] = str(cause).splitlines()[0]
+            missing["new_graph"] = first_line(cause)
     missing["peak_flops"] = "the plugin does not know this device's peak"
     values["missing"] = missing
     return values

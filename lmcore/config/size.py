@@ -33,11 +33,9 @@ def head_width(model: ModelSection) -> int:
 
 def query_groups(model: ModelSection) -> int:
     """Return the heads of keys and values: without groups one for each query head."""
-    return (
-        (model.num_query_groups or 1)
-        if model.group_query_attention
-        else (model.num_attention_heads)
-    )
+    if not model.group_query_attention:
+        return model.num_attention_heads
+    return model.num_query_groups or 1
 
 
 def padded_vocabulary(vocab_size: int, *, divisible_by: int, tensor_parallel_size: int = 1) -> int:

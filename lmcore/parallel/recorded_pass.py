@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from lmcore.accelerator.device_errors import first_line
 from lmcore.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ class RecordedPass:
         """
         self._run, self._parameters, self._hold = run, parameters, hold
         self._device = device
-        require_graphs(device)
         self._new_graph = device.require("new_graph")
         self._new_stream = device.require("new_stream")
         self._taken = 0
@@ -136,7 +136,7 @@ class RecordedPass:
         except RuntimeError as cause:
             raise DeviceError(
                 "forward and backward of a micro-batch cannot be recorded",
-                why=str(cause).strip().splitlines()[0],
+                why=first_line(cause),
                 hint="leave `--step-graph` out",
             ) from cause
         before.wait_stream(stream)

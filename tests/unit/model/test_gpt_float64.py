@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,17 @@ from lmcore.model.gpt import GPT
 
 Array = npt.NDArray[np.float64]
 
-TOKENS = np.array([[3, 17, 4, 4, 29, 0, 8], [31, 1, 2, 30, 9, 9, 5]])
-TARGETS = np.array([[17, 4, 4, 29, 0, 8, 31], [1, 2, 30, 9, 9, 5, 0]])
+_SPEC = importlib.util.spec_from_file_location(
+    "float64_cases", Path(__file__).with_name("float64_cases.py")
+)
+assert _SPEC is not None
+assert _SPEC.loader is not None
+_CASES = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(_CASES)
+TOKENS, TARGETS, WEIGHTS = _CASES.TOKENS, _CASES.TARGETS, _CASES.WEIGHTS
+parameters, weighted_loss = _CASES.parameters, _CASES.weighted_loss
+
 EVERYTHING = np.zeros(TOKENS.shape)
-WEIGHTS = np.array([[1.0, 0.0, 0.5, 1.0, 2.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0, 0.0, 0.25, 3.0]])
 
 
 def normalized(x: Array, gain: Array, offset: Array, epsilon: float) -> Array:
@@ -78,18 +87,7 @@ def logits_of(
 
 def loss_of(p: Mapping[str, Array], **shape: Any) -> float:
     """Weighted sum of the cross entropies of TARGETS."""
-    logits = logits_of(p, **shape)
-    peak = logits.max(-1, keepdims=True)
-    normalizer = np.log(np.exp(logits - peak).sum(-1)) + peak[..., 0]
-    chosen = np.take_along_axis(logits, TARGETS[..., None], -1)[..., 0]
-    return float(((normalizer - chosen) * WEIGHTS).sum())
-
-
-def parameters(model: GPT) -> dict[str, Array]:
-    """All parameters as float64 arrays, copied."""
-    return {
-        name: tensor.detach().double().numpy().copy() for name, tensor in model.named_parameters()
-    }
+    return float(weighted_loss(logits_of(p, **shape)))
 
 
 SHAPE = {"layers": 2, "heads": 3, "epsilon": 1e-5}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,18 +114,14 @@ def profiler(bench: Bench) -> str:
     seconds=90,
 )
 def graph_capture(bench: Bench) -> str:
-    """Record a product and a sum in place, change the input, play; then what the host waits for."""
+    """Record a product and a sum in place, see that neither is done, change the input, play."""
     weight = bench.values(32, 32).float().to(bench.where)
     given = torch.zeros(8, 32, device=bench.where)
     total = torch.zeros(8, 32, device=bench.where)
     _ = torch.tanh(given @ weight) + total
-    graph, stream = bench.device.require("new_graph")(), bench.device.require("new_stream")()
-    bench.device.synchronize()
-    with stream:
-        graph.capture_begin()
+    with _recorded(bench) as graph:
         out = torch.tanh(given @ weight)
         total.add_(out)
-        graph.capture_end()
     bench.device.synchronize()
     if total.cpu().any():
         raise Failure("what is recorded has been done, too")
@@ -155,12 +153,8 @@ def graph_random(bench: Bench) -> str:
     """Record dropout and play it under a seed, again, and under the seed once more."""
     x = torch.ones(1000, device=bench.where)
     _ = torch.nn.functional.dropout(x, 0.5)
-    graph, stream = bench.device.require("new_graph")(), bench.device.require("new_stream")()
-    bench.device.synchronize()
-    with stream:
-        graph.capture_begin()
+    with _recorded(bench) as graph:
         out = torch.nn.functional.dropout(x, 0.5)
-        graph.capture_end()
     drawn = []
     for seed in (7, None, 7):
         if seed is not None:
@@ -193,13 +187,7 @@ def graph_random(bench: Bench) -> str:
 def step_graph(bench: Bench) -> str:
     """Train six steps of two micro-batches, recorded from the fourth micro-batch on."""
     flags = "--precision fp32 --num-layers 1 --global-batch-size 8 --no-compile"
-    with tiny_runs(bench) as runs:
-        plain = runs.train(flags, steps=6)
-        found = runs.train(f"{flags} --step-graph", steps=6)
-    off = max(abs(a - b) for a, b in zip(found.losses, plain.losses, strict=True))
-    if not off < 2e-5:
-        raise Failure(f"losses are off by {off:.1e}")
-    return f"off by {off:.1e} at most"
+    return _trains_the_same(bench, flags, "--step-graph", steps=6)
 
 
 @check(
@@ -213,10 +201,25 @@ def step_graph(bench: Bench) -> str:
 )
 def compiled(bench: Bench) -> str:
     """Train three steps with compiled blocks and without."""
-    flags = "--precision fp32 --num-layers 1"
+    return _trains_the_same(bench, "--precision fp32 --num-layers 1", "--compile", steps=3)
+
+
+@contextmanager
+def _recorded(bench: Bench) -> Iterator[Any]:
+    """Record what is queued within the context, on a stream of its own; give the graph."""
+    graph, stream = bench.device.require("new_graph")(), bench.device.require("new_stream")()
+    bench.device.synchronize()
+    with stream:
+        graph.capture_begin()
+        yield graph
+        graph.capture_end()
+
+
+def _trains_the_same(bench: Bench, flags: str, more: str, *, steps: int) -> str:
+    """Compare the losses of a run with those of one that is given another flag besides."""
     with tiny_runs(bench) as runs:
-        plain = runs.train(flags, steps=3)
-        found = runs.train(f"{flags} --compile", steps=3)
+        plain = runs.train(flags, steps=steps)
+        found = runs.train(f"{flags} {more}", steps=steps)
     off = max(abs(a - b) for a, b in zip(found.losses, plain.losses, strict=True))
     if not off < 2e-5:
         raise Failure(f"losses are off by {off:.1e}")
