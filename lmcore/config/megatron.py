@@ -82,7 +82,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--num-gpus": Renamed("--nproc-per-node"),
     "--ds-sequence-parallel-size": Renamed("--context-parallel-size"),
     "--use-checkpoint-opt-params-scheduler": Renamed("--use-checkpoint-opt-param-scheduler"),
-    "--enable-cuda-graph": Renamed("--step-graph"),
+    "--enable-cuda-graph": Renamed("--step-graph", whole=True),
     "--bf16": Renamed("--precision bf16"),
     "--fp16": Renamed("--precision fp16"),
     "--norm-epsilon": Renamed("--layernorm-epsilon"),

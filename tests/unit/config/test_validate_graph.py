@@ -50,3 +50,9 @@ def test_other_engine() -> None:
     ((what, why),) = problems("--step-graph --engine deepspeed", 2)
     assert what == "`--step-graph` does not go with `--engine deepspeed`"
     assert "runs forward and backward itself" in why
+
+
+def test_megatrons_switch() -> None:
+    """Megatron's flag takes no value, and neither does the translation."""
+    loaded = load_config(["--enable-cuda-graph", *SHAPE.split()])
+    assert loaded.config.training.step_graph
