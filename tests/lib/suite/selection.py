@@ -1,0 +1,156 @@
+"""Selection of tests: the fast set, the full set, and a rotating share of what only the latter has.
+
+A test marked `full` runs in the full set.  The fast set takes one share in twenty of those tests as
+well, chosen by the commit, so that successive commits try all of them.  The variable TEST_SET says
+which tests run, and reproduces another run's choice:
+
+    fast      every test that is not marked `full`
+    fast+7    these, and share 7 of the others
+    full      all tests
+
+Without it the fast set runs with the share of the commit that is checked out.  A test that is named
+on the command line runs in any case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SHARES = 20
+VARIABLE = "TEST_SET"
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Set of tests that runs.
+
+    Attributes:
+        full: True if all tests run.
+        share: Number of the share that the fast set takes of the others; None for no share.
+    """
+
+    __test__ = False  # not a class of tests
+
+    full: bool = False
+    share: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> TestSet:
+        """Read a value of TEST_SET.
+
+        Raises:
+            pytest.UsageError: It is none.
+        """
+        if text == "full":
+            return cls(full=True)
+        match = re.fullmatch(r"fast(?:\+(\d+))?", text)
+        if match is None or int(match[1] or 0) >= SHARES:
+            raise pytest.UsageError(
+                f"{VARIABLE}={text}: expected `fast`, `full`, or `fast+N` with N under {SHARES}"
+            )
+        return cls(share=int(match[1]) if match[1] else None)
+
+    @classmethod
+    def of_commit(cls, commit: str) -> TestSet:
+        """Return the fast set with the share of a commit, given its hash in hexadecimal digits."""
+        return cls(share=int(commit[:8], 16) % SHARES) if commit else cls()
+
+    def __str__(self) -> str:
+        if self.full:
+            return "full"
+        return "fast" if self.share is None else f"fast+{self.share}"
+
+    def takes(self, nodeid: str) -> bool:
+        """Return whether a test runs that is marked `full`."""
+        return self.full or share_of(nodeid) == self.share
+
+
+def share_of(nodeid: str) -> int:
+    """Return the number of the share that has a test; it depends on the test's name alone."""
+    digest = hashlib.blake2b(nodeid.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % SHARES
+
+
+def current_commit(root: Path) -> str:
+    """Return the hash of the commit that is checked out at *root*; "" if there is none."""
+    command = ["git", "-C", str(root), "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # no git on this machine
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def test_set(env: Mapping[str, str], root: Path) -> TestSet:
+    """Return the set that the environment asks for, or that of the commit."""
+    text = env.get(VARIABLE, "")
+    return TestSet.parse(text) if text else TestSet.of_commit(current_commit(root))
+
+
+test_set.__test__ = False  # type: ignore[attr-defined]  # not a test
+
+SET = pytest.StashKey[TestSet]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Decide once, and let xdist's workers inherit the decision."""
+    chosen = test_set(os.environ, config.rootpath)
+    config.stash[SET] = chosen
+    os.environ[VARIABLE] = str(chosen)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say which set runs, and how to run it again."""
+    chosen = config.stash[SET]
+    rest = "" if chosen.full else "; `full`: all tests"
+    return f"test set: {VARIABLE}={chosen}{rest}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of the full set, but for the share and those that were named."""
+    chosen = config.stash[SET]
+    left = [item for item in items if is_full(item) and not chosen.takes(item.nodeid)]
+    left = [item for item in left if not is_named(item.nodeid, config.args)]
+    if left:
+        without = set(left)
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in without]
+
+
+def is_full(item: pytest.Item) -> bool:
+    """Return whether a test belongs to the full set alone."""
+    return item.get_closest_marker("full") is not None
+
+
+def is_named(nodeid: str, arguments: Sequence[str]) -> bool:
+    """Return whether an argument names this test, and not only a file or a folder of tests."""
+    return any(
+        nodeid == name or nodeid.startswith((f"{name}[", f"{name}::"))
+        for name in map(os.path.normpath, arguments)
+        if "::" in name
+    )
+
+
+def selected(request: pytest.FixtureRequest, parameter: str) -> list[object]:
+    """Return a parameter's values in the selected tests of the module that asks, without repeats.
+
+    A fixture that prepares many cases at once prepares these only.
+    """
+    path = request.path
+    values = [
+        item.callspec.params[parameter]
+        for item in request.session.items
+        if item.path == path
+        and isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
+        and parameter in item.callspec.params
+    ]
+    return list(dict.fromkeys(values))
