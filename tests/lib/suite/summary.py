@@ -18,10 +18,8 @@ BUDGET = Path(__file__).resolve().parents[2] / "budget.toml"
 
 def environments(records: list[dict[str, Any]]) -> list[str]:
     """Return the lines of the table of environments."""
-    lines = [
-        f"{'environment':<22}{'set':>9}{'passed':>8}{'failed':>8}{'skipped':>9}"
-        f"{'wall s':>8}{'test s':>8}{'slowness':>10}"
-    ]
+    head = f"{'environment':<22}{'set':>9}{'passed':>8}{'failed':>8}{'skipped':>9}"
+    lines = [f"{head}{'wall s':>8}{'test s':>8}{'slowness':>10}"]
     for one in records:
         counts = one["outcomes"]
         busy = sum(test["seconds"] for test in one["tests"].values())

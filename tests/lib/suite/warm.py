@@ -6,8 +6,8 @@ begin with `sys.executable`: a server process, one for each test process, forks 
 The program is a process of its own, with its own arguments, environment, folder and streams.
 
 A command is started in the usual way if it needs something that a fork cannot give: interpreter
-options besides `-P`, a `preexec_fn`, or another number of OpenMP threads than the server's.  Tests of
-start-up itself (what is imported, how long it takes) use `subprocess`.
+options besides `-P`, a `preexec_fn`, or another number of OpenMP threads than the server's.  Tests
+of start-up itself (what is imported, how long it takes) use `subprocess`.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def _execute(kind: str, args: list[str]) -> None:
         sys.argv = ["-c", *args[1:]]
         main = type(sys)("__main__")
         sys.modules["__main__"] = main
-        exec(compile(args[0], "<string>", "exec"), vars(main))  # noqa: S102
+        exec(compile(args[0], "<string>", "exec"), vars(main))
     else:
         sys.argv = [kind, *args]
         runpy.run_path(kind, run_name="__main__")
