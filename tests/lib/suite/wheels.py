@@ -1,0 +1,174 @@
+"""The wheels of this tree, built once and installed in the environment of `py`.
+
+    wheels.py install              build what is stale into dist/, install it in this environment
+    wheels.py ensure WORK_DIR      the same for the environment of `py` under WORK_DIR, with tox
+    wheels.py accelerators FOLDER  put the simulated device and the conformance suite into FOLDER
+    wheels.py packages FOLDER NAME ...  put packages from the index into FOLDER, without their own
+
+What is stale is decided by a fingerprint of the sources, so that the environments that work in that
+of `py` cost nothing if it is up to date.  The standard library suffices to run this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+DIST = ROOT / "dist"
+PLUGINS = ("plugins/conformance", "plugins_cuda", "plugins_xpu")
+SOURCES = (
+    *("CMakeLists.txt", "LICENSE", "README.md", "constraints.txt", "pyproject.toml"),
+    *("lmcore", "native", "plugins", "plugins_cuda", "plugins_xpu"),
+)
+LEFT_BY_BUILDS = ("__pycache__", "build", "*.egg-info", "*.pyc", "*.so")
+STAMP = "lmcore-wheels.txt"
+
+
+def files(paths: Iterable[str]) -> Iterator[Path]:
+    """Yield the source files under some paths of the tree, sorted."""
+    for path in sorted(paths):
+        found = [ROOT / path] if (ROOT / path).is_file() else (ROOT / path).rglob("*")
+        for file in sorted(found):
+            parts = file.relative_to(ROOT).parts
+            left = any(Path(part).match(one) for part in parts for one in LEFT_BY_BUILDS)
+            if file.is_file() and not left and not is_test(parts):
+                yield file
+
+
+def is_test(parts: tuple[str, ...]) -> bool:
+    """Return whether a path is one of a plugin's own tests, which no wheel has."""
+    own = parts[1:] if parts[0] == "plugins" and parts[1:2] != ("template",) else parts
+    return parts[0].startswith("plugins") and own[1:2] == ("tests",)
+
+
+def fingerprint(paths: Iterable[str] = SOURCES) -> str:
+    """Return a digest of the sources, and of the Python that they are built for."""
+    digest = hashlib.blake2b(sys.version.encode(), digest_size=16)
+    for file in files(paths):
+        digest.update(f"{file.relative_to(ROOT)}\0".encode())
+        digest.update(hashlib.blake2b(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def is_current(stamp: Path, wanted: str) -> bool:
+    """Return whether a stamp was left for these sources."""
+    return stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted
+
+
+def build() -> None:
+    """Build the wheels of all distributions and lmcore's sdist into dist/, unless they are there.
+
+    lmcore's wheel is built from the sdist; the plugins' from copies without what earlier builds
+    have left, which would get into them.  The packages that build are this environment's.
+    """
+    wanted = fingerprint()
+    if is_current(DIST / STAMP, wanted):
+        return
+    shutil.rmtree(DIST, ignore_errors=True)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(DIST)]
+    run([*command, str(ROOT)])
+    with tempfile.TemporaryDirectory() as folder:
+        for plugin in PLUGINS:
+            run([*command, "--wheel", str(copied(plugin, Path(folder)))])
+    (DIST / STAMP).write_text(wanted, encoding="utf-8")
+
+
+def copied(plugin: str, folder: Path) -> Path:
+    """Copy a distribution without what builds leave, and return the copy."""
+    copy = folder / Path(plugin).name
+    shutil.copytree(ROOT / plugin, copy, ignore=shutil.ignore_patterns(*LEFT_BY_BUILDS))
+    return copy
+
+
+def install() -> None:
+    """Install lmcore with what it needs, and the plugins of GPUs, in this environment."""
+    build()
+    stamp = Path(sys.prefix) / STAMP
+    wanted = fingerprint()
+    if is_current(stamp, wanted):
+        return
+    stamp.unlink(missing_ok=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    run([*pip, *wheels("lmcore")])  # with its dependencies, if one is missing
+    run([*pip, "--no-deps", "--force-reinstall", *wheels("lmcore", "lmcore_cuda", "lmcore_xpu")])
+    stamp.write_text(wanted, encoding="utf-8")
+
+
+def wheels(*names: str) -> list[str]:
+    """Return the paths of wheels in dist/."""
+    return [str(path) for name in names for path in DIST.glob(f"{name}-*.whl")]
+
+
+def ensure(work_dir: Path) -> None:
+    """Have tox make the environment of `py`, unless it is up to date."""
+    wanted = fingerprint()
+    if all(is_current(folder / STAMP, wanted) for folder in (DIST, work_dir / "py")):
+        return
+    constraints = str(ROOT / "constraints.txt")
+    run([sys.executable, "-m", "pip", "install", "--quiet", "-c", constraints, "tox"])
+    tox = [sys.executable, "-m", "tox", "run", "--conf", str(ROOT / "tox.ini")]
+    nothing = "testenv:py.commands=python --version"
+    run([*tox, "--workdir", str(work_dir), "-e", "py", "-q", "--override", nothing])
+
+
+def accelerators(folder: Path) -> None:
+    """Install the simulated device and the conformance suite in a folder for PYTHONPATH.
+
+    The device's library is built against the torch of this environment.
+    """
+    wanted = fingerprint(["plugins/sim", "plugins/conformance", "constraints.txt"])
+    if is_current(folder / STAMP, wanted):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    # Pins for what a build installs are refused where it is to install nothing.
+    env = {name: value for name, value in os.environ.items() if name != "PIP_BUILD_CONSTRAINT"}
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    with tempfile.TemporaryDirectory() as copies:
+        sim = copied("plugins/sim", Path(copies))
+        packages = [str(sim), *wheels("lmcore_conformance")]
+        run([*pip, "--target", str(folder), *packages], env)
+    (folder / STAMP).write_text(wanted, encoding="utf-8")
+
+
+def packages(folder: Path, *names: str) -> None:
+    """Install packages from the index, without those they need, in a folder for PYTHONPATH."""
+    wanted = f"{fingerprint(['constraints.txt'])} {' '.join(names)}"
+    if is_current(folder / STAMP, wanted):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    run([*pip, "--target", str(folder), *names])
+    (folder / STAMP).write_text(wanted, encoding="utf-8")
+
+
+def run(command: list[str], env: dict[str, str] | None = None) -> None:
+    """Run a command; its failure ends this program with its status."""
+    status = subprocess.run(command, env=env, check=False, cwd=ROOT).returncode
+    if status:
+        print(f"error: `{' '.join(command)}` ended with status {status}", file=sys.stderr)
+        sys.exit(status)
+
+
+def main(what: str, *words: str) -> None:
+    """Do what is asked."""
+    if what == "install":
+        install()
+    elif what == "ensure":
+        ensure(Path(words[0]))
+    elif what == "accelerators":
+        accelerators(Path(words[0]))
+    elif what == "packages":
+        packages(Path(words[0]), *words[1:])
+    else:
+        sys.exit(f"error: unknown command `{what}`\n{__doc__}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
