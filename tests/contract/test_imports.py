@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,22 +36,52 @@ LAYERS = [
 ]
 
 
+# Answers each line, which has a configuration and folders, in a process that is forked for it.
 # The finder of an editable install would answer with this repository's packages.
-_LINT = """
-import sys
+_LINTER = """
+import json, os, sys
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from importlinter.cli import lint_imports
 sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]
-sys.path[:0] = sys.argv[2:]
-sys.exit(lint_imports(config_filename=sys.argv[1], no_cache=True))
+for line in sys.stdin:
+    configuration, *folders = json.loads(line)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        os.chdir(folders[0])
+        sys.path[:0] = folders
+        status = lint_imports(config_filename=configuration, no_cache=True)
+        sys.stdout.flush()
+        os._exit(status)
+    os.close(write)
+    with open(read) as file:
+        output = file.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps([status, output]), flush=True)
 """
 
+Lint = Callable[..., tuple[int, str]]
 
-def lint(*folders: Path) -> tuple[int, str]:
-    """Check the packages in *folders* against the repository's contracts."""
-    command = [sys.executable, "-P", "-c", _LINT, ROOT / ".importlinter", *folders]
-    run = subprocess.run(command, cwd=folders[0], capture_output=True, text=True, check=False)
-    return run.returncode, run.stdout + run.stderr
+
+@pytest.fixture(scope="module")
+def lint() -> Iterator[Lint]:
+    """What checks the packages in folders against the repository's contracts."""
+    command = [sys.executable, "-P", "-c", _LINTER]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as linter:
+        assert linter.stdin is not None
+        assert linter.stdout is not None
+        asked, told = linter.stdin, linter.stdout
+
+        def check(*folders: Path) -> tuple[int, str]:
+            words = [str(path) for path in (ROOT / ".importlinter", *folders)]
+            asked.write(f"{json.dumps(words)}\n")
+            status, output = json.loads(told.readline())
+            return status, output
+
+        yield check
 
 
 @pytest.fixture
@@ -62,7 +94,7 @@ def skeleton(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_empty_skeleton_passes(skeleton: Path) -> None:
+def test_empty_skeleton_passes(lint: Lint, skeleton: Path) -> None:
     """The contracts hold where nothing is imported, so that the plants below are what breaks."""
     status, output = lint(skeleton)
     assert status == 0, output
@@ -102,7 +134,9 @@ def test_empty_skeleton_passes(skeleton: Path) -> None:
         ("lmcore_triton", "lmcore_cuda"),
     ],
 )
-def test_planted_import_is_refused(skeleton: Path, importer: str, imported: str) -> None:
+def test_planted_import_is_refused(
+    lint: Lint, skeleton: Path, importer: str, imported: str
+) -> None:
     """An import against the layers, inside a function too, breaks a contract."""
     code = f"def late() -> None:\n    import {imported}\n"
     (skeleton / importer / "planted.py").write_text(code, encoding="utf-8")
@@ -111,7 +145,7 @@ def test_planted_import_is_refused(skeleton: Path, importer: str, imported: str)
     assert f"{importer.replace('/', '.')}.planted -> {imported.removesuffix('.nn')}" in output
 
 
-def test_indirect_torch_is_refused(skeleton: Path) -> None:
+def test_indirect_torch_is_refused(lint: Lint, skeleton: Path) -> None:
     """`plugins` reaching torch through the accelerator layer breaks the contract."""
     for name, imported in [("plugins", "lmcore.accelerator.op"), ("accelerator", "torch")]:
         module = "op" if name == "accelerator" else "planted"
@@ -121,7 +155,7 @@ def test_indirect_torch_is_refused(skeleton: Path) -> None:
     assert "torch" in output
 
 
-def test_new_folder_needs_a_layer(skeleton: Path) -> None:
+def test_new_folder_needs_a_layer(lint: Lint, skeleton: Path) -> None:
     """A package that has no place among the layers is refused."""
     (skeleton / "lmcore" / "extra").mkdir()
     (skeleton / "lmcore" / "extra" / "__init__.py").touch()
@@ -130,7 +164,7 @@ def test_new_folder_needs_a_layer(skeleton: Path) -> None:
     assert "lmcore.extra" in output
 
 
-def test_annotation_is_no_dependency(skeleton: Path) -> None:
+def test_annotation_is_no_dependency(lint: Lint, skeleton: Path) -> None:
     """What stands under TYPE_CHECKING loads nothing and is allowed."""
     code = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
     (skeleton / "lmcore" / "config" / "planted.py").write_text(code, encoding="utf-8")
@@ -138,7 +172,7 @@ def test_annotation_is_no_dependency(skeleton: Path) -> None:
     assert status == 0, output
 
 
-def test_repository_keeps_the_contracts() -> None:
+def test_repository_keeps_the_contracts(lint: Lint) -> None:
     """The packages of this repository pass, so that `tox -e imports` means something."""
     status, output = lint(ROOT, *(ROOT / source for source in PLUGINS.values()))
     assert status == 0, output
