@@ -1,8 +1,29 @@
-"""What every test of the repository shares: the selection of tests and their time limits.
+"""What every test of the repository shares: the selection of tests, time limits, examples.
 
 The modules are in `tests/lib`, which `pythonpath` in pyproject.toml puts on the path.
 """
 
 from __future__ import annotations
 
+import pytest
+
+try:
+    from hypothesis import settings
+except ImportError:  # an environment that runs a few tests only
+    settings = None
+
 pytest_plugins = ["suite.selection", "suite.durations"]
+
+if settings is not None:
+    # A busy machine is no failure: no example has a deadline.
+    settings.register_profile("fast", max_examples=25, deadline=None)
+    settings.register_profile("full", max_examples=300, deadline=None)
+
+
+@pytest.hookimpl(trylast=True)  # after `suite.selection` has decided
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the profile of the set that runs, in each process, unless the command line names one."""
+    from suite.selection import SET  # not before pytest has loaded it as a plugin
+
+    if settings is not None and not config.getoption("--hypothesis-profile", None):
+        settings.load_profile("full" if config.stash[SET].full else "fast")

@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data import blend_cache, native
@@ -39,7 +39,6 @@ def test_weights_sum_to_one(weights):
     assert shares == pytest.approx([weight / sum(weights) for weight in weights])
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8))
 def test_every_sample_once(lengths):
     """Used up, each source has given each of its samples once, in order, and near its share."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data import blending, gpt_index, native
@@ -72,7 +72,6 @@ STREAMS = st.lists(st.integers(0, 9), min_size=1, max_size=12).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(stream=STREAMS, length=st.integers(1, 12), fewer=st.integers(0, 3))
 def test_sample_index_is_the_loop_s(stream, length, fewer):
     """C++ and numpy give the bytes of the loop, whatever the documents; empty ones included."""
@@ -187,7 +186,6 @@ def test_native_lets_other_threads_run():
     assert turns > 100
 
 
-@settings(deadline=None)
 @given(
     weights=st.lists(st.floats(0.001, 1), min_size=1, max_size=6),
     size=st.integers(0, 300),
@@ -239,7 +237,6 @@ def megatron_index(sizes, length, samples, seed, threshold):
     return documents, samples_by_loop(sizes, documents, length, total), shuffle
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=10),
     length=st.integers(1, 9),

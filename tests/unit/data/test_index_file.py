@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -78,7 +78,6 @@ def test_plain_fairseq_is_read(tmp_path):
     assert IndexedDataset(tmp_path / "f").document_count == 0
 
 
-@settings(deadline=None)
 @given(
     documents=st.lists(
         st.lists(st.lists(st.integers(0, 255), max_size=5), min_size=0, max_size=3), max_size=6
@@ -147,7 +146,6 @@ def test_truncated_index_is_refused(tmp_path, size):
         IndexedDataset(tmp_path / "t")
 
 
-@settings(deadline=None)
 @given(
     junk=hnp.arrays(np.uint8, st.integers(0, 120)),
     keep=st.integers(0, len(BY_HAND)),

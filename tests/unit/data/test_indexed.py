@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -68,7 +68,6 @@ def test_foreign_files(shared_data, tmp_path, name, sequences, tokens, first):
         assert again == Path(f"{prefix}{ending}").read_bytes()
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_round_trip(tmp_path_factory, data):
     """What is written is read back: tokens, sizes, documents; one by one or many at once."""
@@ -153,7 +152,6 @@ def test_damaged_index_is_refused(tmp_path, name):
     assert "d.idx" in caught.value.render()
 
 
-@settings(deadline=None)
 @given(junk=hnp.arrays(np.uint8, st.integers(0, 120)), keep=st.integers(0, 82))
 def test_random_index_never_does_worse_than_an_error(tmp_path_factory, junk, keep):
     """Any bytes after any part of a sound index give an error or a dataset that can be read."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data import token_scan
@@ -48,7 +48,6 @@ documents = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     documents=documents,
     eod=st.integers(0, 9),

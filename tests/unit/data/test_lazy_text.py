@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.lazy_text import LazyText, write_lazy_text
@@ -47,7 +47,6 @@ def test_offsets_count_bytes(tmp_path):
     assert raw == "".join(DOCUMENTS).encode()
 
 
-@settings(deadline=None)
 @given(documents=st.lists(st.text(max_size=30), max_size=20))
 def test_any_text(tmp_path_factory, documents):
     """What was written is read, no document at all included."""

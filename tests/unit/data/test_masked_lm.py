@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.masked_lm import (
@@ -30,7 +30,6 @@ def sample(body) -> np.ndarray:
 BODIES = st.lists(st.integers(4, 49), max_size=60)
 
 
-@settings(deadline=None)
 @given(body=BODIES, seed=st.integers(0, 2**32 - 1), ngram=st.integers(1, 10), geo=st.booleans())
 def test_whole_words_within_the_budget(body, seed, ngram, geo):
     """Pieces are whole words, do not overlap, spare special tokens, and stay within the share."""

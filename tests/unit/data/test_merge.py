@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data import document_ranges
@@ -60,7 +60,6 @@ documents = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(
     parts=st.lists(documents, min_size=1, max_size=4),
     dtype=st.sampled_from(["uint8", "uint16", "int32", "int64"]),

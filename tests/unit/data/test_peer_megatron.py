@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.blending import build_blend_index
@@ -72,7 +72,6 @@ def test_it_writes_the_same_bytes(indexed_dataset, tmp_path, dtype):
         assert made == (tmp_path / f"theirs.{ending}").read_bytes()
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=2, max_size=20),
     length=st.integers(1, 12),
@@ -100,7 +99,6 @@ def test_it_builds_the_same_indices(gpt_dataset, helpers, sizes, length, samples
     assert ours.shuffle_index.tobytes() == shuffle.tobytes()
 
 
-@settings(deadline=None)
 @given(weights=st.lists(st.floats(0.01, 1), min_size=1, max_size=6), size=st.integers(1, 300))
 def test_it_blends_alike(helpers, weights, size):
     """Its blend of any weights is ours."""

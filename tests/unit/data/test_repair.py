@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data import index_rebuild, token_scan
@@ -76,7 +76,6 @@ def right(documents, *, after_empty: bool):
 sequences = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     documents=st.lists(sequences, min_size=2, max_size=8),
     after_empty=st.booleans(),
@@ -196,7 +195,6 @@ def test_document_without_sequences_has_no_place_for_an_end(tmp_path):
         repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y"))
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     documents=st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=8),
     dtype=st.sampled_from(["uint8", "uint16", "int32", "int64"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data import native
@@ -40,7 +40,6 @@ def test_samples_are_the_stream(either, tmp_path, dtype, kind):
         assert tokens.tolist() == stream[13 * sample : 13 * sample + 14]
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     documents=st.lists(st.integers(-3, 60) | st.integers(-(2**31), 2**31 - 1), max_size=12),
     samples=st.lists(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data import native, sentence_mapping
@@ -42,7 +42,6 @@ def segments(starts, sizes, **changes):
 
 
 @needs_native
-@settings(deadline=None, max_examples=300)
 @given(
     documents=DOCUMENTS,
     epochs=st.integers(1, 4),
@@ -64,7 +63,6 @@ def test_segments_in_c_are_those_in_python(documents, epochs, samples, longest, 
 
 
 @needs_native
-@settings(deadline=None, max_examples=300)
 @given(
     documents=DOCUMENTS,
     epochs=st.integers(1, 4),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data import native
@@ -43,7 +43,6 @@ def test_edges(either, size, dtype):
     compare(size, 1234, dtype, 0)
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     size=st.integers(0, 5000),
     seed=st.integers(0, 2**32 - 1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.split import split_documents, split_ranges
@@ -27,7 +27,6 @@ def test_bounds(documents, split, bounds):
     assert split_documents(documents, split) == bounds
 
 
-@settings(deadline=None)
 @given(documents=st.integers(0, 5000), shares=st.tuples(*[st.integers(0, 1000)] * 3))
 def test_bounds_are_a_partition(documents, shares):
     """Bounds rise from 0 to the number of documents, whatever the shares."""

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.index_file import read_index
@@ -37,7 +37,6 @@ documents = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     parts=st.lists(documents, min_size=1, max_size=3).filter(any),
     samples=st.integers(1, 7),

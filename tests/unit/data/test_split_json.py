@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data import split_json as module
@@ -52,7 +52,6 @@ def test_counts_and_provenance(tmp_path: Path) -> None:
     assert sorted(seen) == [(file, n + 1) for file in files for n in range(len(sources[file]))]
 
 
-@settings(deadline=None, max_examples=50)
 @given(total=st.integers(3, 200), dev=st.integers(1, 60), test=st.integers(0, 39))
 def test_shares_are_decimal(tmp_path_factory, total: int, dev: int, test: int) -> None:
     """Of N lines each part has floor(share N), computed in decimal; train has what is left."""

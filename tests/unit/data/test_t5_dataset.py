@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.indexed import IndexedDataset
@@ -34,7 +34,6 @@ def restored(encoder: list[int], decoder: list[int]) -> list[int]:
     return result
 
 
-@settings(deadline=None)
 @given(
     tokens=st.lists(st.integers(5, 899), min_size=0, max_size=200),
     seed=st.integers(0, 2**32 - 1),

@@ -41,7 +41,6 @@ TRICKY = st.text(
 )
 
 
-@settings(deadline=None)
 @given(TEXT | ASCII | TRICKY)
 def test_words_are_those_of_the_published_pattern(text):
     """Both fast patterns cut any text exactly where GPT-2's pattern does."""
@@ -99,7 +98,7 @@ def test_gpt2_sizes(gpt2):
     assert gpt2.decode([15496, gpt2.eod]) == "Hello<|endoftext|>"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXT | ASCII | TRICKY)
 def test_engines_agree_and_round_trip(gpt2, gpt2_files, text):
     """C++, library and Python give the same ids for any text, and decoding gives the text back."""
@@ -262,7 +261,6 @@ def test_missing_file_is_named(bpe_files, which):
     assert ("--vocab-file", "--merge-file")[which] in caught.value.hint
 
 
-@settings(deadline=None)
 @given(TEXT)
 def test_bytes_round_trip(text):
     """The byte tokenizer gives the UTF-8 bytes and the text back."""

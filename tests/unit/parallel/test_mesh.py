@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.config.layout import SCHEDULES, ParallelLayout
@@ -47,7 +47,6 @@ def mesh_of(layout: ParallelLayout, rank: int) -> tuple[ParallelMesh, list[tuple
     return ParallelMesh(layout, rank, new_group=new_group), made
 
 
-@settings(max_examples=60)
 @given(layouts())
 def test_axes_cover_the_world(layout: ParallelLayout) -> None:
     """Each rank is once in one line of each axis, where its own mesh says that it is."""
@@ -68,7 +67,6 @@ def test_axes_cover_the_world(layout: ParallelLayout) -> None:
             assert axis.group is None or axis.group in made
 
 
-@settings(max_examples=60)
 @given(layouts())
 def test_axes_have_their_sizes(layout: ParallelLayout) -> None:
     """Sizes are the layout's; together the axes that divide are the world."""
@@ -88,7 +86,6 @@ def test_axes_have_their_sizes(layout: ParallelLayout) -> None:
             assert mesh.shards.size == mesh.replicas.size == 1
 
 
-@settings(max_examples=60)
 @given(layouts())
 def test_samples_are_shared_out(layout: ParallelLayout) -> None:
     """Each slice of the samples is seen by the processes of one copy of the model, at one place."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.clean.document import Document, Drop, Replace
@@ -153,7 +153,6 @@ def slow_cuts(text: str, texts: list[str], how: NgramSettings) -> list[tuple[int
         offset = cuts[-1][1]
 
 
-@settings(max_examples=150)
 @given(
     st.lists(st.sampled_from("abc"), max_size=60),
     st.lists(st.lists(st.sampled_from("abcd"), max_size=8), max_size=4),

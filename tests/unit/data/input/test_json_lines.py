@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.input.batch import LineBatch
@@ -24,7 +24,6 @@ def lines_of(path, **options):
     return list(read(InputFile(str(path), "jsonl"), InputOptions(**options)))
 
 
-@settings(deadline=None)
 @given(
     lines=st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), max_size=40),
     last=st.booleans(),

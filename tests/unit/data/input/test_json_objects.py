@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.input.files import InputFile
@@ -22,7 +22,6 @@ VALUES = st.recursive(
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
-@settings(deadline=None)
 @given(
     texts=st.lists(TEXT, max_size=12),
     other=VALUES,

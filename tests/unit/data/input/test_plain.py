@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.input.files import InputFile
@@ -29,7 +29,6 @@ def test_units_of_a_text(tmp_path, read, unit, texts, numbers):
     assert found.numbers == numbers
 
 
-@settings(deadline=None)
 @given(
     paragraphs=st.lists(
         st.lists(

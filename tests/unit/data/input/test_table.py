@@ -6,7 +6,7 @@ import csv
 import io
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.input.files import InputFile
@@ -16,7 +16,6 @@ from lmcore.data.input.table import read as read_table
 FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=30)
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(st.tuples(FIELD, FIELD), max_size=20),
     delimiter=st.sampled_from(",;\t|"),

@@ -38,9 +38,7 @@ class Keeping(punkt.PunktLanguageVars):
         ))"""
 
 
-@settings(
-    deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS)
 def test_sentences_are_nltks(nltk_data, parameters, text):
     """Tables read from files give the sentences of NLTK's own tokenizer."""
@@ -48,9 +46,7 @@ def test_sentences_are_nltks(nltk_data, parameters, text):
     assert build_splitter(SentenceOptions()).split(text) == expected
 
 
-@settings(
-    deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS)
 def test_white_space_stays_with_keep_newlines(nltk_data, parameters, text):
     """With `keep_newlines` they are those of NLTK with Megatron's pattern."""

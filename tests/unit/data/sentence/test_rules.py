@@ -6,7 +6,7 @@ import pickle
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.sentence import SentenceOptions, build_splitter
@@ -34,7 +34,6 @@ def test_sentences_of_several_languages(lang, text, sentences):
     assert pickle.loads(pickle.dumps(splitter)).split(text) == sentences
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=80))
 def test_no_text_is_lost(text):
     """With the white space kept, the sentences joined are the text."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import regex
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data import native
@@ -67,7 +67,6 @@ def vocabularies(draw):
     return draw(st.permutations(merges))
 
 
-@settings(deadline=None, max_examples=200)
 @given(merges=vocabularies(), text=st.text("abc", min_size=1, max_size=200))
 def test_merges_follow_the_definition_whatever_the_rules(merges, text):
     """Short and long words, and rules that make pairs of earlier rules, come out as defined."""
@@ -180,7 +179,6 @@ def test_other_vocabularies_are_no_object_of_bytes():
     assert of_files(whole, b"#version \xff\na b\n") is None
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     st.dictionaries(
         st.text(max_size=3).map(lambda text: f"<{text}>"),
@@ -291,7 +289,6 @@ def test_every_kind_of_line_gives_what_python_gives(hand_made, line):
     assert stopped.problem == python.problem
 
 
-@settings(deadline=None)
 @given(
     records=st.lists(st.dictionaries(st.sampled_from(["text", "t", "title"]), JSON_VALUES)),
     ascii_only=st.booleans(),
@@ -304,7 +301,6 @@ def test_any_records_give_what_python_gives(hand_made, records, ascii_only):
     same(*both_ways(hand_made, block, keys=("title", "text")))
 
 
-@settings(deadline=None)
 @given(junk=st.lists(st.binary(max_size=40) | st.sampled_from(LINES), max_size=20))
 def test_any_bytes_give_what_python_gives(hand_made, junk):
     """Broken bytes are refused alike, and nothing is read beyond them."""
