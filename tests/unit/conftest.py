@@ -1,4 +1,4 @@
-"""What all unit tests share: no deadline for one example, and ranks that are threads."""
+"""What all unit tests share: ranks that are threads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
+from lmcore.runtime.launched import Launched
 from lmcore.runtime.rank import RankInfo
 from lmcore.runtime.rendezvous import Rendezvous, join_processes
-
-# A busy machine is no failure.
-settings.register_profile("lmcore", deadline=None)
-settings.load_profile("lmcore")
 
 
 @pytest.fixture
@@ -27,16 +23,20 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def ranks(free_port):
+def ranks():
     """Return a function that calls *body* on every rank, and gives each one's result or error.
 
-    Ranks are threads of one process: torch's store does not mind.
+    Ranks are threads of one process: torch's store does not mind.  Its socket is open before the
+    first of them comes, as a launcher has it: who finds none would try again in half a second.
     """
 
     def run(
         body: Callable[[Rendezvous], Any], world_size: int = 2, timeout: float = 10.0
     ) -> list[Any]:
-        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        handed = Launched(listening_fd=listener.detach())
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **handed.to_env()}
 
         def one(rank: int) -> Any:
             place = RankInfo(rank, rank, world_size, world_size)
