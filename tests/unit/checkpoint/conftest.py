@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -11,13 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from suite import warm
 
 from lmcore.checkpoint import save_checkpoint
 
 SHAPE = {"num_layers": 2, "hidden_size": 256, "vocab_size": 512}
 META = {"consumed_samples": 96, "schedule": {"lr": 0.1 + 0.2, "names": ["a", "ß"]}, "done": False}
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -57,17 +55,15 @@ def saved(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 @pytest.fixture(scope="session")
 def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a piece of Python in a process of its own, with this working tree importable."""
+    """Runs a piece of Python in a process of its own, where a warning is an error."""
 
     def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        return subprocess.run(
-            [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        strict = "import warnings; warnings.simplefilter('error')\n" + textwrap.dedent(code)
+        return warm.run(
+            [sys.executable, "-c", strict, *map(str, arguments)],
             capture_output=True,
             text=True,
             timeout=120,
-            check=False,
         )
 
     return run

@@ -88,7 +88,7 @@ def test_outside(box: Box) -> None:
 def test_very_many_parts() -> None:
     """Those of a large run are compared in no time; more than any has are refused."""
     boxes = [Box((row, 0), (1, 8)) for row in range(5000)]
-    began = time.monotonic()
+    began = time.process_time()
     assert tile(boxes, (5000, 8))
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert not tile([Box((row,), (1,)) for row in range(2**16 + 1)], (2**16 + 1,))
