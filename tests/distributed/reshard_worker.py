@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # Python may have been told to leave it out
-from layout_worker import Samples, of_case, plan_of
+sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
+from layouts.worker import Samples, of_case, plan_of
 
 from lmcore.checkpoint import Writers, durable_file
 from lmcore.config.plan import RunPlan

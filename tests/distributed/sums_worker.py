@@ -1,13 +1,12 @@
 """One rank that trains sharded layouts over a backend that averages, and over one that only sums.
 
 A file of cases (JSON: name -> flags), and a folder, which gets the kinds of reductions that were
-asked of torch, and the results of `layout_worker.py`.
+asked of torch, and the results of `layouts/worker.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import inspect
 import json
 import os
@@ -20,22 +19,15 @@ from typing import Any
 import torch
 from torch import distributed
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
+from layouts import worker
+
 from lmcore.plugins import Selection, discover
 from lmcore.plugins.selection import HANDED_DOWN
 from lmcore.runtime.launched import end_with_launcher
 from lmcore.runtime.rank import rank_info
 from lmcore.runtime.rendezvous import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
-
-_SPEC = importlib.util.spec_from_file_location(
-    "layout_worker", Path(__file__).with_name("layout_worker.py")
-)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-layout_worker = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = layout_worker
-_SPEC.loader.exec_module(layout_worker)
-
 
 REDUCTIONS = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single")
 """What torch's versions exchange sharded gradients by."""
@@ -84,17 +76,17 @@ def main(cases: dict[str, str], out: Path) -> None:
     plugins = discover()
     selection = Selection.from_json(os.environ[HANDED_DOWN])
     torch.set_num_threads(1)
-    plans = {name: layout_worker.plan_of(flags, place.world_size) for name, flags in cases.items()}
+    plans = {name: worker.plan_of(flags, place.world_size) for name, flags in cases.items()}
     first = next(iter(plans.values()))
     with (
         join_processes(place, timeout=60.0) as rendezvous,
         start_runtime(first.config, plugins, selection, place, rendezvous) as runtime,
     ):
         for name, plan in plans.items():
-            usual = layout_worker.of_case(runtime, plan, plugins)
+            usual = worker.of_case(runtime, plan, plugins)
             for way, own in (("average", usual), ("sum", only_sums(usual))):
                 with reductions() as asked:
-                    found = layout_worker.run(plan, own)
+                    found = worker.run(plan, own)
                 torch.save({**found, "asked": sorted(asked)}, out / f"{name}-{way}.{place.rank}.pt")
 
 

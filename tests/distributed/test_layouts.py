@@ -5,27 +5,28 @@ One set of processes of each size trains all cases; a test compares one of them.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
-import sys
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-
-_SPEC = importlib.util.spec_from_file_location(
-    "layout_results", Path(__file__).with_name("layout_results.py")
+from layouts.cases import (
+    CASES,
+    CP,
+    DROPOUT,
+    FAST,
+    FULL,
+    KINDS,
+    PP,
+    SP,
+    TP,
+    ZBV,
+    Case,
+    marked,
+    runs,
 )
-layout_results = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = layout_results
-_SPEC.loader.exec_module(layout_results)
-KINDS, LIMITS, Results = layout_results.KINDS, layout_results.LIMITS, layout_results.Results
-Case, runs, layout_cases = layout_results.Case, layout_results.runs, layout_results.layout_cases
-OF_TWO, OF_FOUR, OF_EIGHT = layout_cases.OF_TWO, layout_cases.OF_FOUR, layout_cases.OF_EIGHT
-TP, SP, CP = layout_cases.TP, layout_cases.SP, layout_cases.CP
-PP, ZBV = layout_cases.PP, layout_cases.ZBV
-FULL, DROPOUT = layout_cases.FULL, layout_cases.DROPOUT
+from layouts.results import LIMITS, Results, common_folder
+from suite.selection import selected
 
 pytestmark = [
     pytest.mark.distributed,
@@ -33,61 +34,88 @@ pytestmark = [
     pytest.mark.timeout(500),  # the first test of a size waits for all cases of that size
 ]
 
+DROPPING_STEPS = 6
 DROPPING = {"tp": TP, "tp-full": f"{TP} {FULL}", "tp-sp": f"{TP} {SP}"}
 DROPPING_OF_FOUR = {"tp-pp": f"{TP} {PP}", "tp-sp-zero3": f"{TP} {SP} --zero-stage 3"}
 
 REPEATED = {"cp": CP, "zero-bubble-v": ZBV, "tp-sp": f"{TP} {SP}"}
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-COMPILED = {"compiled/tp-sp": f"{TP} {SP} --compile"} if COMPILER else {}
+COMPILED = {"compiled/tp-sp": f"{TP} {SP} --compile"}
+
+
+Train = Callable[[str, dict[str, str], int], Results]
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
     """Return what trains cases in a number of processes, once for all of xdist's workers."""
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
 
-    def go(cases: dict[str, str], world_size: int) -> Results:
-        folder = base / f"layouts-of-{world_size}"
-        env = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
+    def go(name: str, cases: dict[str, str], world_size: int) -> Results:
+        folder = common_folder(tmp_path_factory, f"layouts-{name}")
         return Results.of(cases, world_size, folder, env=env, seconds=450)
 
     return go
 
 
 @pytest.fixture(scope="module")
-def alone(train: Any) -> Results:
+def alone(train: Train) -> Results:
     """One process, by itself."""
-    return train(KINDS, 1)
+    return train("alone", KINDS, 1)
 
 
-def dropping(layouts: dict[str, str]) -> dict[str, str]:
-    return {f"dropping_{name}": f"{DROPOUT} 20 {flags}" for name, flags in layouts.items()}
+def selected_of(request: pytest.FixtureRequest, world_size: int, parameter: str) -> dict[str, str]:
+    """Return the cases of a number of processes that selected tests look at."""
+    cases = CASES[world_size]
+    return runs({name: cases[name] for name in map(str, selected(request, parameter))})
 
 
 @pytest.fixture(scope="module")
-def two(train: Any) -> Results:
+def two(train: Train, request: pytest.FixtureRequest) -> Results:
     """Two processes."""
+    return train("two", selected_of(request, 2, "of_two"), 2)
+
+
+@pytest.fixture(scope="module")
+def four(train: Train, request: pytest.FixtureRequest) -> Results:
+    """Four."""
+    return train("four", selected_of(request, 4, "of_four"), 4)
+
+
+@pytest.fixture(scope="module")
+def eight(train: Train, request: pytest.FixtureRequest) -> Results:
+    """Eight."""
+    return train("eight", selected_of(request, 8, "of_eight"), 8)
+
+
+def dropping(layouts: dict[str, str]) -> dict[str, str]:
+    return {
+        f"dropping_{name}": f"{DROPOUT} {DROPPING_STEPS} {flags}" for name, flags in layouts.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def two_that_drop(train: Train) -> Results:
+    """Two processes that train with dropout."""
     repeated = {
         f"{name}_{kind}": f"{DROPOUT} 2 {flags} --recompute {kind}"
         for name, flags in REPEATED.items()
         for kind in ("none", "full", "selective")
     }
-    return train(runs(OF_TWO) | dropping(DROPPING) | repeated | runs(COMPILED), 2)
+    return train("two-that-drop", dropping(DROPPING) | repeated, 2)
 
 
 @pytest.fixture(scope="module")
-def four(train: Any) -> Results:
+def four_that_drop(train: Train) -> Results:
     """Four."""
-    return train(runs(OF_FOUR) | dropping(DROPPING_OF_FOUR), 4)
+    return train("four-that-drop", dropping(DROPPING_OF_FOUR), 4)
 
 
 @pytest.fixture(scope="module")
-def eight(train: Any) -> Results:
-    """Eight."""
-    return train(runs(OF_EIGHT), 8)
+def compiled(train: Train) -> Results:
+    """Two processes that compile their layers."""
+    return train("compiled", runs(COMPILED), 2)
 
 
 def check(name: str, found: Results, alone: Results) -> None:
@@ -108,65 +136,68 @@ def test_there_is_something_to_compare(alone: Results) -> None:
     assert not alone.distance("documents", alone, "fp32").within(LIMITS["bf16"])
 
 
-@pytest.mark.parametrize("name", OF_TWO)
-def test_two_processes(name: str, two: Results, alone: Results) -> None:
+@pytest.mark.parametrize("of_two", marked(CASES[2], FAST[2]))
+def test_two_processes(of_two: str, two: Results, alone: Results) -> None:
     """They take the steps of one."""
-    check(name, two, alone)
+    check(of_two, two, alone)
 
 
-@pytest.mark.parametrize("name", OF_FOUR)
-def test_four_processes(name: str, four: Results, alone: Results) -> None:
+@pytest.mark.parametrize("of_four", marked(CASES[4], FAST[4]))
+def test_four_processes(of_four: str, four: Results, alone: Results) -> None:
     """They take the steps of one."""
-    check(name, four, alone)
+    check(of_four, four, alone)
 
 
-@pytest.mark.parametrize("name", OF_EIGHT)
-def test_eight_processes(name: str, eight: Results, alone: Results) -> None:
+@pytest.mark.parametrize("of_eight", marked(CASES[8], FAST[8]))
+def test_eight_processes(of_eight: str, eight: Results, alone: Results) -> None:
     """They take the steps of one."""
-    check(name, eight, alone)
+    check(of_eight, eight, alone)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
-def test_compiled_layers(two: Results, alone: Results) -> None:
+@pytest.mark.full  # in the fast set two data parallel processes compile, in `tests/train`
+def test_compiled_layers(compiled: Results, alone: Results) -> None:
     """Compiled layers exchange what the others do."""
-    check("compiled/tp-sp", two, alone)
+    check("compiled/tp-sp", compiled, alone)
 
 
 @pytest.mark.parametrize("name", DROPPING)
-def test_replicated_parameters_stay_equal(name: str, two: Results) -> None:
-    """After 20 steps with dropout, what both processes hold is the same, bit for bit."""
+def test_replicated_parameters_stay_equal(name: str, two_that_drop: Results) -> None:
+    """After some steps with dropout, what both processes hold is the same, bit for bit."""
     of_both = [
         {
             tensor
             for tensor, shape, _, values in part["weights"]
             if tuple(shape) == tuple(values.shape)
         }
-        for part in two.parts(f"dropping_{name}")
+        for part in two_that_drop.parts(f"dropping_{name}")
     ]
     assert of_both[0] == of_both[1]
     assert {"final_norm.weight", "position_embedding.weight"} <= of_both[0]
-    assert_replicas_equal(two, name)
+    assert_replicas_equal(two_that_drop, name)
 
 
 @pytest.mark.parametrize("name", DROPPING_OF_FOUR)
-def test_replicated_parameters_stay_equal_in_combinations(name: str, four: Results) -> None:
+def test_replicated_parameters_stay_equal_in_combinations(
+    name: str, four_that_drop: Results
+) -> None:
     """The same in stages of a pipeline, or with weights that data parallel processes share."""
-    assert_replicas_equal(four, name)
+    assert_replicas_equal(four_that_drop, name)
 
 
 def assert_replicas_equal(found: Results, name: str) -> None:
-    assert len(found.steps(f"dropping_{name}")) == 20
+    assert len(found.steps(f"dropping_{name}")) == DROPPING_STEPS
     found.whole(f"dropping_{name}", "weights")  # compares what it finds twice
 
 
-def test_dropout_of_divided_layers_is_repeated(two: Results) -> None:
+def test_dropout_of_divided_layers_is_repeated(two_that_drop: Results) -> None:
     """A layer that is computed again draws the numbers that it drew, each part its own."""
-    assert two.steps("dropping_tp") == two.steps("dropping_tp-full")
-    assert two.steps("dropping_tp") != two.steps("dropping_tp-sp")
+    assert two_that_drop.steps("dropping_tp") == two_that_drop.steps("dropping_tp-full")
+    assert two_that_drop.steps("dropping_tp") != two_that_drop.steps("dropping_tp-sp")
 
 
 @pytest.mark.parametrize("name", REPEATED)
-def test_dropout_is_repeated_in_every_layout(name: str, two: Results) -> None:
+def test_dropout_is_repeated_in_every_layout(name: str, two_that_drop: Results) -> None:
     """What is computed again, between exchanges or in a pipeline's turns, draws what it drew."""
-    wanted = two.steps(f"{name}_none")
-    assert two.steps(f"{name}_full") == two.steps(f"{name}_selective") == wanted
+    wanted = two_that_drop.steps(f"{name}_none")
+    assert two_that_drop.steps(f"{name}_full") == two_that_drop.steps(f"{name}_selective") == wanted

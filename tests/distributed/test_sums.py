@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from layouts import launch
+from suite import warm
 
-LAUNCH = Path(__file__).with_name("layout_launch.py")
+LAUNCH = Path(launch.__file__)
 WORKER = Path(__file__).with_name("sums_worker.py")
 WORLD_SIZE = 2
 
@@ -32,9 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cases.write_text(json.dumps(CASES), encoding="utf-8")
     env = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
     command = [sys.executable, str(LAUNCH), "cpu", str(WORLD_SIZE), str(cases), str(folder)]
-    done = subprocess.run(
-        [*command, str(WORKER)], env=env, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = warm.run([*command, str(WORKER)], env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return folder
 

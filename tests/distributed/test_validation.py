@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from layouts import launch
+from suite import warm
 
-HERE = Path(__file__).parent
+WORKER = Path(__file__).with_name("validation_worker.py")
 LIMIT_SECONDS = 100
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(150)]
@@ -32,14 +33,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
     folder = tmp_path_factory.mktemp("validations")
     listed = folder / "cases.json"
     listed.write_text(json.dumps({name: f"{FLAGS} {more}" for name, more in CASES.items()}))
-    command = [HERE / "layout_launch.py", "cpu", "2", listed, folder, HERE / "validation_worker.py"]
-    done = subprocess.run(
+    command = [launch.__file__, "cpu", "2", listed, folder, WORKER]
+    done = warm.run(
         [sys.executable, *map(str, command)],
         env={name: value for name, value in os.environ.items() if not name.startswith("LMCORE")},
         capture_output=True,
         text=True,
         timeout=LIMIT_SECONDS,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return {

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-
-_PATH = Path(__file__).parents[3] / "tests/distributed/layout_results.py"
-_SPEC = importlib.util.spec_from_file_location("layout_results", _PATH)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-layout_results = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = layout_results
-_SPEC.loader.exec_module(layout_results)
-KINDS, LIMITS, Results = layout_results.KINDS, layout_results.LIMITS, layout_results.Results
-Case, runs = layout_results.Case, layout_results.runs
+from layouts.cases import CASES, KINDS, MORE, Case, cover, levels, marked, runs
+from layouts.results import LIMITS, Results, common_folder
+from suite.selection import selected
 
 pytestmark = [
     pytest.mark.distributed,
@@ -25,54 +16,76 @@ pytestmark = [
     pytest.mark.timeout(400),  # the first test waits for all cases
 ]
 
-layout_cases = layout_results.layout_cases
 
-
-def few(cases: dict[str, str]) -> dict[str, str]:
+def few(cases: Mapping[str, str]) -> dict[str, str]:
     """Return cases without two of the ways in which each layout is crossed with accumulation."""
-    return {name: flags for name, flags in cases.items() if not name.endswith(layout_cases.MORE)}
+    return {name: flags for name, flags in cases.items() if not name.endswith(MORE)}
 
 
-OF_TWO, OF_FOUR = few(layout_cases.OF_TWO), few(layout_cases.OF_FOUR)
+TRIED = {size: few(CASES[size]) for size in (2, 4)}
 """What two and four processes on the CPU are compared in: each layout by itself, and accumulating
 with everything computed again."""
 
+OF_THE_MODEL_ALONE = {"documents", "lamb", "llama", "twice", "uneven"}
+"""Kinds that the device knows nothing of, but for the ops that `llama-documents` has."""
+
+
+def of_the_device(levels_of: Mapping[str, str]) -> set[Any]:
+    """Return levels of a case without those of the order of work alone, as schedules have it."""
+    found = dict(levels_of)
+    if "pipeline" in found:
+        found["pipeline"] = ""
+    if found["kind"] in OF_THE_MODEL_ALONE:
+        del found["kind"]
+    return levels(found)
+
+
+FAST = cover(TRIED, of_the_device)
+"""What the fast set tries; numbers of all layouts are compared on the CPU (`tests/distributed`)."""
+
+DROPPING_STEPS = 6
 DROPPING = (
-    "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters 20 --tensor-model-parallel-size 2"
+    f"--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters {DROPPING_STEPS}"
+    " --tensor-model-parallel-size 2"
 )
 
 
 @pytest.fixture(scope="module")
 def train(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return what trains cases in a number of processes of a device, once for all of xdist's."""
-    base = tmp_path_factory.getbasetemp()
-    if tmp_path_factory.getbasetemp().name.startswith("popen-"):
-        base = base.parent
 
-    def go(cases: dict[str, str], world_size: int, device: str) -> Results:
-        folder = base / f"sim-layouts-of-{world_size}"
+    def go(name: str, cases: Mapping[str, str], world_size: int, device: str) -> Results:
+        folder = common_folder(tmp_path_factory, f"sim-layouts-{name}")
         env = {**environment, "LMCORE_SIM_DEVICES": str(max(world_size, 2))}
         return Results.of(cases, world_size, folder, env=env, device=device, seconds=350)
 
     return go
 
 
-@pytest.fixture(scope="module")
-def alone(train: Any) -> Results:
-    """One process on the CPU."""
-    return train(KINDS, 1, "cpu")
+def selected_of(request: pytest.FixtureRequest, size: int, parameter: str) -> dict[str, str]:
+    """Return the cases of a number of processes that selected tests look at."""
+    return {name: TRIED[size][name] for name in map(str, selected(request, parameter))}
 
 
 @pytest.fixture(scope="module")
-def two(train: Any) -> Results:
+def alone(train: Any, request: pytest.FixtureRequest) -> Results:
+    """One process on the CPU, in each kind of run that is selected."""
+    names = [*selected_of(request, 2, "of_two"), *selected_of(request, 4, "of_four")]
+    kinds = dict.fromkeys(Case.of(name).kind for name in names)
+    return train("alone", {kind: KINDS[kind] for kind in kinds}, 1, "cpu")
+
+
+@pytest.fixture(scope="module")
+def two(train: Any, request: pytest.FixtureRequest) -> Results:
     """Two processes, each with a simulated device."""
-    return train(runs(OF_TWO) | {"dropping": DROPPING}, 2, "sim")
+    cases = runs(selected_of(request, 2, "of_two"))
+    return train("two", cases | {"dropping": DROPPING}, 2, "sim")
 
 
 @pytest.fixture(scope="module")
-def four(train: Any) -> Results:
+def four(train: Any, request: pytest.FixtureRequest) -> Results:
     """Four."""
-    return train(runs(OF_FOUR), 4, "sim")
+    return train("four", runs(selected_of(request, 4, "of_four")), 4, "sim")
 
 
 def check(name: str, found: Results, alone: Results) -> None:
@@ -81,19 +94,19 @@ def check(name: str, found: Results, alone: Results) -> None:
     assert distance.within(LIMITS[case.kind]), distance
 
 
-@pytest.mark.parametrize("name", OF_TWO)
-def test_two_devices(name: str, two: Results, alone: Results) -> None:
+@pytest.mark.parametrize("of_two", marked(TRIED[2], FAST[2]))
+def test_two_devices(of_two: str, two: Results, alone: Results) -> None:
     """They take the steps of one process."""
-    check(name, two, alone)
+    check(of_two, two, alone)
 
 
-@pytest.mark.parametrize("name", OF_FOUR)
-def test_four_devices(name: str, four: Results, alone: Results) -> None:
+@pytest.mark.parametrize("of_four", marked(TRIED[4], FAST[4]))
+def test_four_devices(of_four: str, four: Results, alone: Results) -> None:
     """They take the steps of one process."""
-    check(name, four, alone)
+    check(of_four, four, alone)
 
 
 def test_replicated_parameters_stay_equal(two: Results) -> None:
-    """After 20 steps with dropout, what both devices hold is the same, bit for bit."""
-    assert len(two.steps("dropping")) == 20
+    """After some steps with dropout, what both devices hold is the same, bit for bit."""
+    assert len(two.steps("dropping")) == DROPPING_STEPS
     two.whole("dropping", "weights")

@@ -5,9 +5,17 @@ Importing torch takes more than a second, and most programs that tests start do 
 begin with `sys.executable`: a server process, one for each test process, forks for each of them.
 The program is a process of its own, with its own arguments, environment, folder and streams.
 
+A launcher of several processes, as `lmcore train` is, forks in its turn: nothing has been done with
+the torch that it finds imported.
+
 A command is started in the usual way if it needs something that a fork cannot give: interpreter
-options besides `-P`, a `preexec_fn`, or another number of OpenMP threads than the server's.  Tests
-of start-up itself (what is imported, how long it takes) use `subprocess`.
+options besides `-P`, a `preexec_fn`, other variables that count at the start (`PYTHON*`, `LD_*`) or
+another number of OpenMP threads than the server's.  Tests of start-up itself (what is imported, how
+long it takes) use `subprocess`.
+
+The program becomes a child of the process that asked for it, as any that it starts: it can be
+waited for, and dies and is told of in the same way.  Linux gives an orphan to the nearest ancestor
+that adopts orphans (`PR_SET_CHILD_SUBREAPER`), so the server makes it one.
 """
 
 from __future__ import annotations
@@ -15,18 +23,21 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
+import gc
 import importlib
+import io
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,59 +51,47 @@ PRELOADED = (
     "lmcore.train.run",
 )
 THREADS = {"OMP_NUM_THREADS": "1"}
+AT_START = ("PYTHON", "LD_", "MALLOC_")
+"""How the names of variables begin that the interpreter, the linker or the allocator reads once."""
+ANY_TIME = {"PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED"}
+"""Those of them that a fork can follow."""
 _LENGTH = struct.Struct("<I")
-_STATUS = struct.Struct("<i")
+_PID = struct.Struct("<i")
+_PR_SET_CHILD_SUBREAPER = 36
+_STARTING = threading.Lock()
 
 
 class WarmPopen(subprocess.Popen[Any]):
     """`subprocess.Popen`, for a command that begins with `sys.executable`."""
 
-    _connection: socket.socket | None = None
-
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
         # The order of the parameters is that of CPython's 3.11 to 3.13.
         close_fds, pass_fds, cwd, env, _, _, shell, *more = rest
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *options = more
-        start_new_session = bool(options[5])
-        variables = dict(os.environ if env is None else env)
-        program = _program([os.fspath(one) for one in args], variables)
-        unusual = preexec_fn is not None or shell or pass_fds or executable is not None
-        if program is None or unusual or not close_fds:
+        _, gid, gids, uid, umask, start_new_session, process_group = options
+        variables = {
+            os.fsdecode(name): os.fsdecode(value)
+            for name, value in (os.environ if env is None else env).items()
+        }
+        folder = os.fsdecode(cwd) if cwd is not None else str(Path.cwd())
+        unusual = [preexec_fn, executable, gid, gids, uid] != [None] * 5
+        unusual = unusual or (umask, process_group) != (-1, -1) or shell or pass_fds
+        program = None if unusual or not close_fds else _program(args, variables)
+        if program is None or not Path(folder).is_dir():
             super()._execute_child(args, executable, preexec_fn, *rest)
             return
         order = {
-            "program": program,
+            **program,
             "env": variables,
-            "cwd": os.fspath(cwd) if cwd is not None else str(Path.cwd()),
-            "session": start_new_session,
+            "cwd": folder,
+            "session": bool(start_new_session),
         }
         streams = [p2cread, c2pwrite, errwrite]
         own = [stream if stream != -1 else number for number, stream in enumerate(streams)]
-        self._connection, self.pid = _server().start(order, own)
+        with _STARTING:
+            self.pid = _server().start(order, own)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
-
-    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        if self._connection is None:
-            return super()._try_wait(wait_flags)
-        seconds = 0 if wait_flags & os.WNOHANG else None
-        if not select.select([self._connection], [], [], seconds)[0]:
-            return 0, 0
-        told = self._connection.recv(_STATUS.size)
-        self._connection.close()
-        status = _STATUS.unpack(told)[0] if len(told) == _STATUS.size else signal.SIGKILL
-        return self.pid, status
-
-    def _internal_poll(self, *args: Any, **more: Any) -> int | None:
-        if self._connection is None:
-            return super()._internal_poll(*args, **more)
-        if self.returncode is None:
-            with self._waitpid_lock:
-                if self.returncode is None:
-                    pid, status = self._try_wait(os.WNOHANG)
-                    if pid:
-                        self._handle_exitstatus(status)
-        return self.returncode
 
 
 def run(
@@ -121,18 +120,33 @@ def run(
     return done
 
 
-def _program(args: list[str], env: Mapping[str, str]) -> list[str] | None:
-    """Return what follows the interpreter and its options; None if a fork cannot run it."""
-    if not args or args[0] != sys.executable:
+def _program(args: Any, env: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return what of an order is in the command; None if a fork cannot run it."""
+    if sys.platform != "linux" or isinstance(args, (str, bytes, os.PathLike)):
         return None
-    rest = args[1:]
+    words = [os.fsdecode(one) for one in args]
+    if not words or words[0] != sys.executable:
+        return None
+    rest = words[1:]
     while rest[:1] == ["-P"]:
         rest = rest[1:]
-    if not rest or (rest[0].startswith("-") and rest[0] not in {"-m", "-c"}):
+    if not rest or (rest[0].startswith("-") and (rest[0] not in {"-m", "-c"} or len(rest) < 2)):
         return None
     if any(env.get(name, value) != value for name, value in THREADS.items()):
         return None
-    return None if env.get("PYTHONWARNINGS") else rest
+    if _read_at_start(env) != _read_at_start(_server().env):
+        return None
+    safe = len(words) - len(rest) > 1 or bool(env.get("PYTHONSAFEPATH"))
+    return {"words": words, "program": rest, "safe": safe}
+
+
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that matter when a process starts, and cannot be changed in it later."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(AT_START) and name not in ANY_TIME
+    }
 
 
 class _Server:
@@ -140,30 +154,28 @@ class _Server:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         paths = [str(Path(__file__).parents[1]), *_path_variable(os.environ)]
+        self.env = {**os.environ, **THREADS, "PYTHONPATH": os.pathsep.join(paths)}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "suite.warm", str(theirs.fileno())],
-            env={**inherited, **THREADS, "PYTHONPATH": os.pathsep.join(paths)},
+            env=self.env,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
         atexit.register(self.close)
 
-    def start(self, order: dict[str, Any], streams: list[int]) -> tuple[socket.socket, int]:
-        """Start a program; returns the connection that tells its status, and its process id."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            content = json.dumps(order).encode()
-            passed = array.array("i", [*streams, theirs.fileno()])
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
-            self._socket.sendmsg([_LENGTH.pack(len(content))], ancillary)
+    def start(self, order: dict[str, Any], streams: list[int]) -> int:
+        """Start a program as a child of this process, and return its process id."""
+        content = json.dumps(order).encode()
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))]
+        with _adoption():
+            self._socket.sendmsg([_LENGTH.pack(len(content))], passed)
             self._socket.sendall(content)
-        told = ours.recv(_STATUS.size)
-        if len(told) != _STATUS.size:
+            told = self._socket.recv(_PID.size)
+        if len(told) != _PID.size:
             raise RuntimeError("the process that starts Python programs has ended")
-        return ours, int(_STATUS.unpack(told)[0])
+        return int(_PID.unpack(told)[0])
 
     def close(self) -> None:
         """End the process."""
@@ -183,6 +195,17 @@ def _server() -> _Server:
     return _STARTED[os.getpid()]
 
 
+@contextlib.contextmanager
+def _adoption() -> Iterator[None]:
+    """Become the parent of orphans among the processes below this one, for a moment."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
 def _path_variable(env: Mapping[str, str]) -> list[str]:
     return [one for one in env.get("PYTHONPATH", "").split(os.pathsep) if one]
 
@@ -192,52 +215,43 @@ def _path_variable(env: Mapping[str, str]) -> list[str]:
 
 def _serve(orders: socket.socket) -> None:
     """Fork for each order until the client is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
     for name in PRELOADED:
         __import__(name)
     own = set(_path_variable(os.environ))
     sys.path[:] = [path for path in sys.path if path not in own]
-    running: dict[int, socket.socket] = {}
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    woken, waker = os.pipe()
-    os.set_blocking(waker, False)
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    gc.collect()
+    gc.freeze()  # no collection in a fork touches, and so copies, what it shares with this process
     while True:
-        ready = select.select([orders, woken], [], [])[0]
-        if woken in ready:
-            os.read(woken, 4096)
-            _report_ended(running)
-        if orders in ready and not _take(orders, running):
+        head, streams, _, _ = socket.recv_fds(orders, _LENGTH.size, 3)
+        if len(head) != _LENGTH.size:
             return
+        content = b""
+        while len(content) < _LENGTH.unpack(head)[0]:
+            content += orders.recv(_LENGTH.unpack(head)[0] - len(content))
+        orders.sendall(_PID.pack(_fork_an_orphan(json.loads(content), streams)))
+        for stream in streams:
+            os.close(stream)
 
 
-def _report_ended(running: dict[int, socket.socket]) -> None:
-    for pid in list(running):
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            with running.pop(pid) as connection, contextlib.suppress(OSError):
-                connection.sendall(_STATUS.pack(status))
-
-
-def _take(orders: socket.socket, running: dict[int, socket.socket]) -> bool:
-    """Fork for the next order; False if there will be none."""
-    head, passed, _, _ = socket.recv_fds(orders, _LENGTH.size, 4)
-    if len(head) != _LENGTH.size:
-        return False
-    content = b""
-    while len(content) < _LENGTH.unpack(head)[0]:
-        content += orders.recv(_LENGTH.unpack(head)[0] - len(content))
-    *streams, told = passed
-    connection = socket.socket(fileno=told)
-    pid = os.fork()
-    if not pid:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _become(json.loads(content), streams)
-    running[pid] = connection
-    for stream in streams:
-        os.close(stream)
-    connection.sendall(_STATUS.pack(pid))
-    return True
+def _fork_an_orphan(order: dict[str, Any], streams: list[int]) -> int:
+    """Start a program whose parent has ended when this returns; returns its process id."""
+    reading, writing = os.pipe()
+    between = os.fork()
+    if not between:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            os.write(writing, _PID.pack(pid))
+            os._exit(0)
+        while os.getppid() == parent:
+            time.sleep(0.0005)
+        _become(order, streams)
+    os.waitpid(between, 0)
+    told = os.read(reading, _PID.size)
+    os.close(reading)
+    os.close(writing)
+    return int(_PID.unpack(told)[0])
 
 
 def _become(order: dict[str, Any], streams: list[int]) -> NoReturn:
@@ -247,18 +261,54 @@ def _become(order: dict[str, Any], streams: list[int]) -> NoReturn:
     os.closerange(3, 1024)
     if order["session"]:
         os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
     kind, *args = order["program"]
     paths = _path_variable(os.environ)
-    if "PYTHONSAFEPATH" not in os.environ:
-        script = kind not in {"-m", "-c"}
-        paths.insert(0, str(Path(kind).resolve().parent) if script else "")
+    if not order["safe"]:
+        here = {"-m": order["cwd"], "-c": ""}
+        paths.insert(0, here[kind] if kind in here else str(Path(kind).resolve().parent))
     sys.path[:0] = paths
+    sys.orig_argv[:] = order["words"]
     importlib.invalidate_caches()
-    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    _open_streams()
+    if "numpy" in sys.modules:  # else all programs would draw the same numbers
+        sys.modules["numpy"].random.seed()
+    _let_launchers_fork()
     _end_with(lambda: _execute(kind, args))
+
+
+def _open_streams() -> None:
+    """Open standard input, output and error as the interpreter does at its start."""
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old = getattr(sys, f"__{name}__")
+        raw = io.FileIO(number, "rb" if number == 0 else "wb", closefd=False)
+        buffer = io.BufferedReader(raw) if number == 0 else io.BufferedWriter(raw)
+        new = io.TextIOWrapper(
+            buffer,
+            encoding=old.encoding,
+            errors=old.errors,
+            line_buffering=number == 2 or raw.isatty(),
+            write_through=unbuffered and number > 0,
+        )
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+
+
+def _let_launchers_fork() -> None:
+    """Tell the launcher, which refuses to fork where torch is imported, that this one is unused."""
+    from lmcore.runtime import launch
+
+    def copies_can_be_made(load: Any) -> bool:
+        if not launch.can_fork():
+            return False
+        load()
+        return launch.can_fork()
+
+    launch._copies_can_be_made = copies_can_be_made
 
 
 def _execute(kind: str, args: list[str]) -> None:
@@ -279,6 +329,7 @@ def _execute(kind: str, args: list[str]) -> None:
 def _end_with(body: Any) -> NoReturn:
     """End as the interpreter does after *body*: threads joined, exit functions called."""
     status = 0
+    interrupted = False
     try:
         body()
     except SystemExit as error:
@@ -287,25 +338,26 @@ def _end_with(body: Any) -> NoReturn:
         elif error.code is not None:
             print(error.code, file=sys.stderr)
             status = 1
-    except KeyboardInterrupt:
-        _die_interrupted()
-    except BaseException:  # noqa: BLE001 - printed as the interpreter does
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:  # noqa: BLE001 - printed as the interpreter does
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        interrupted = isinstance(error, KeyboardInterrupt)
         status = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        status = 120
+        print(f"Exception ignored while flushing sys.stdout: {error!r}", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(status & 0xFF)
-
-
-def _die_interrupted() -> NoReturn:
-    sys.excepthook(*sys.exc_info())
-    sys.stderr.flush()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
-    raise AssertionError
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ VOCABULARY = 120
 END = 0
 """The token that ends a document."""
 
-STEPS = 5
+STEPS = 3
+DRAWN_STEPS = 5
+"""Steps that samples are drawn for, at least; the limits of `results.py` are of this draw."""
 BASE = {
     "--num-layers": "4",
     "--hidden-size": "32",
@@ -118,7 +120,8 @@ def run(plan: RunPlan, runtime: Runtime, *, twice: bool = False) -> dict[str, An
         engine.begin()
         state.model.train()
         steps = plan.train_iters
-        samples = Samples(steps * plan.global_batch_size, plan.config.model.seq_length)
+        count = max(steps, DRAWN_STEPS) * plan.global_batch_size
+        samples = Samples(count, plan.config.model.seq_length)
         results, gradients = [], []
         with BatchLoader(
             samples,

@@ -1,31 +1,23 @@
-"""What runs in different layouts came to, put together from all ranks and compared.
-
-Loaded by path: by the tests here, and by those of a simulated device.
-"""
+"""What runs in different layouts came to, put together from all ranks and compared."""
 
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import json
 import math
-import subprocess
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import pytest
 import torch
+from suite import warm
 from torch import Tensor
 
-LAUNCH = Path(__file__).with_name("layout_launch.py")
-
-_SPEC = importlib.util.spec_from_file_location(
-    "layout_cases", Path(__file__).with_name("layout_cases.py")
-)
-layout_cases = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(layout_cases)
+LAUNCH = Path(__file__).with_name("launch.py")
 
 
 @dataclass(frozen=True)
@@ -50,27 +42,6 @@ class Distance:
         pairs = ((getattr(self, name), getattr(limit, name)) for name in vars(self))
         return all(value <= most for value, most in pairs)
 
-
-DOCUMENTS = "--reset-attention-mask --reset-position-ids --eod-mask-loss"
-LLAMA = (
-    "--normalization RMSNorm --swiglu --ffn-hidden-size 48 --position-embedding-type rope "
-    "--group-query-attention --num-query-groups 2 --no-add-bias-linear "
-    "--untie-embeddings-and-output-weights"
-)
-
-KINDS = {
-    "fp32": "",
-    "fp64": "--precision fp64 --clip-grad 0",
-    "bf16": "--precision bf16",
-    "fp16": "--precision fp16 --initial-loss-scale 1024",
-    "documents": DOCUMENTS,
-    "uneven": "--num-layers 5",
-    "twice": "twice",
-    "lamb": "--optimizer lamb",
-    "llama": LLAMA,
-    "llama-documents": f"{LLAMA} --precision fp64 --clip-grad 0 {DOCUMENTS}",
-}
-"""What one process does, too; `twice`: every layer is called twice in a forward pass."""
 
 LIMITS = {
     # Measured: 1.0e-7, 2.4e-7, 1.04e-6 (biases of keys, whose gradients are zero in exact
@@ -99,23 +70,10 @@ LIMITS = {
 }
 
 
-class Case(NamedTuple):
-    """One layout of a kind of run."""
-
-    kind: str
-    name: str
-
-    @classmethod
-    def of(cls, name: str) -> Case:
-        """Split "fp64/tp"; what names no kind is in float32."""
-        kind, _, _ = name.rpartition("/")
-        return cls(kind if kind in KINDS else "fp32", name.replace("/", "_"))
-
-
-def runs(cases: Mapping[str, str]) -> dict[str, str]:
-    """Return the flags of cases, with those of their kinds."""
-    found = {Case.of(name): flags for name, flags in cases.items()}
-    return {case.name: f"{KINDS[case.kind]} {flags}" for case, flags in found.items()}
+def common_folder(factory: pytest.TempPathFactory, name: str) -> Path:
+    """Return a folder of this name, the same one in all of xdist's workers."""
+    base = factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
 
 
 class Results:
@@ -138,7 +96,7 @@ class Results:
         """Train all cases in one set of processes, unless that has been done.
 
         Args:
-            cases: Flags by name; see `layout_worker.py`.
+            cases: Flags by name; see `worker.py`.
             world_size: Number of processes.
             folder: Gets the results; several test processes may name the same one.
             env: Environment of the processes.
@@ -166,7 +124,7 @@ class Results:
         listed.write_text(json.dumps(dict(cases)), encoding="utf-8")
         command = [sys.executable, str(LAUNCH), device, str(world_size), str(listed), str(folder)]
         with (folder / "log.txt").open("w", encoding="utf-8") as log:
-            subprocess.run(command, env=env, stdout=log, stderr=log, timeout=seconds, check=False)
+            warm.run(command, env=env, stdout=log, stderr=log, timeout=seconds)
 
     def parts(self, name: str) -> list[dict[str, Any]]:
         """Return what each rank found of a case."""

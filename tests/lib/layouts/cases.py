@@ -1,0 +1,295 @@
+"""The layouts whose steps are compared with those of one process, by the number of processes.
+
+A name may begin with the kind of run, as in "fp64/tp" (see `KINDS`).  Each value is flags of
+`lmcore train`.
+
+A case has a level of each factor that applies to it: how data, tensor, context and pipeline
+parallelism divide it, its kind, recomputation, accumulation, and the number of processes.  The fast
+set has the cases that `cover` chooses, of which one at least has
+
+- each level of each factor, so each stage of ZeRO, each schedule of a pipeline and so on;
+- each pair that the table has of: an axis of parallelism, whatever its level; a kind; a way of
+  recomputing; a way of accumulating.  So each kind runs with each axis that it has any case with,
+  and each axis with each other one.
+
+It leaves out pairs of levels of two axes, as in ZeRO-2 with the zero-bubble schedule.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+TP = "--tensor-model-parallel-size 2"
+SP = "--sequence-parallel"
+CP = "--context-parallel-size 2"
+PP = "--pipeline-model-parallel-size 2"
+INTERLEAVED = f"{PP} --num-layers-per-virtual-pipeline-stage 1"
+ZB = f"{PP} --pipeline-schedule zero-bubble"
+ZBV = f"{PP} --pipeline-schedule zero-bubble-v"
+ACCUMULATE = "--micro-batch-size 1"
+FULL, SELECTIVE = "--recompute full", "--recompute selective"
+DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters"
+
+DOCUMENTS = "--reset-attention-mask --reset-position-ids --eod-mask-loss"
+LLAMA = (
+    "--normalization RMSNorm --swiglu --ffn-hidden-size 48 --position-embedding-type rope "
+    "--group-query-attention --num-query-groups 2 --no-add-bias-linear "
+    "--untie-embeddings-and-output-weights"
+)
+
+KINDS = {
+    "fp32": "",
+    "fp64": "--precision fp64 --clip-grad 0",
+    "bf16": "--precision bf16",
+    "fp16": "--precision fp16 --initial-loss-scale 1024",
+    "documents": DOCUMENTS,
+    "uneven": "--num-layers 5",
+    "twice": "twice",
+    "lamb": "--optimizer lamb",
+    "llama": LLAMA,
+    "llama-documents": f"{LLAMA} --precision fp64 --clip-grad 0 {DOCUMENTS}",
+}
+"""What one process does, too; `twice`: every layer is called twice in a forward pass."""
+
+MORE = ("-accumulating", "-selective")
+"""Ends of the names that only processes on the CPU are taken through."""
+
+
+def crossed(layouts: dict[str, str]) -> dict[str, str]:
+    """Return each layout by itself, accumulating, and with either recompute while it does."""
+    ways = {
+        "": "",
+        "-accumulating": ACCUMULATE,
+        "-full": f"{ACCUMULATE} {FULL}",
+        "-selective": f"{ACCUMULATE} {SELECTIVE}",
+    }
+    return {
+        f"{name}{way}": f"{flags} {more}"
+        for name, flags in layouts.items()
+        for way, more in ways.items()
+    }
+
+
+OF_TWO = {
+    **crossed(
+        {
+            "dp": "",
+            "zero1": "--use-distributed-optimizer",
+            "zero2": "--zero-stage 2",
+            "zero3": "--zero-stage 3",
+            "tp": TP,
+            "tp-sp": f"{TP} {SP}",
+            "cp": CP,
+            "pp": PP,
+            "interleaved": INTERLEAVED,
+            "zero-bubble": ZB,
+            "zero-bubble-v": ZBV,
+        }
+    ),
+    "zero3-full-at-once": f"--zero-stage 3 {FULL}",
+    "tp-selective-at-once": f"{TP} {SELECTIVE}",
+    "cp-full-at-once": f"{CP} {FULL}",
+    "gpipe": f"{PP} --pipeline-schedule gpipe",
+    "zero-bubble-interleaved": f"{ZB} --num-layers-per-virtual-pipeline-stage 1",
+    "fp64/zero3": "--zero-stage 3",
+    "fp64/tp-sp": f"{TP} {SP}",
+    "fp64/cp": CP,
+    "fp64/interleaved": INTERLEAVED,
+    "fp64/zero-bubble-v": ZBV,
+    "documents/tp-sp": f"{TP} {SP}",
+    "documents/cp": CP,
+    "documents/pp": PP,
+    "uneven/pp": PP,
+    "uneven/zero-bubble-v": ZBV,
+    "twice/dp": "",
+    "twice/zero3": "--zero-stage 3",
+    "twice/tp-sp": f"{TP} {SP}",
+    "twice/cp": CP,
+    "twice/pp": PP,
+    "llama/zero3-full": f"--zero-stage 3 {FULL}",
+    "llama/tp": TP,
+    "llama/tp-sp-selective": f"{TP} {SP} {SELECTIVE}",
+    "llama/cp": CP,
+    "llama/zero-bubble-v": ZBV,
+    "llama-documents/cp": CP,
+    "llama-documents/pp": PP,
+    "lamb/zero3": "--zero-stage 3",
+    "lamb/tp-sp": f"{TP} {SP}",
+    "lamb/pp": PP,
+    **{
+        f"{precision}/{name}": flags
+        for precision in ("bf16", "fp16")
+        for name, flags in {
+            "dp": "",
+            "zero3": "--zero-stage 3",
+            "tp-sp": f"{TP} {SP}",
+            "cp": CP,
+            "pp": PP,
+        }.items()
+    },
+}
+
+OF_FOUR = {
+    **crossed(
+        {
+            "hsdp3": "--zero-stage 3 --data-parallel-replicas 2",
+            "tp-sp-dp": f"{TP} {SP}",
+            "pp-dp": PP,
+            "tp-pp": f"{TP} {PP}",
+        }
+    ),
+    "dp": "",
+    "zero3": "--zero-stage 3",
+    "hsdp1": "--zero-stage 1 --data-parallel-replicas 2",
+    "hsdp2-accumulating": f"--zero-stage 2 --data-parallel-replicas 2 {ACCUMULATE}",
+    "tp-dp": TP,
+    "tp4-sp": f"--tensor-model-parallel-size 4 {SP}",
+    "cp-dp": CP,
+    "cp4-zero3": "--context-parallel-size 4 --zero-stage 3",
+    "cp-tp-sp": f"{CP} {TP} {SP}",
+    "cp-pp": f"{CP} {PP}",
+    "pp4": "--pipeline-model-parallel-size 4",
+    "pp4-zero-bubble": "--pipeline-model-parallel-size 4 --pipeline-schedule zero-bubble",
+    "tp-sp-interleaved-full": f"{TP} {SP} {INTERLEAVED} {FULL}",
+    "tp-sp-zero-bubble-v": f"{TP} {SP} {ZBV}",
+    "zero1-pp": f"--zero-stage 1 {PP}",
+    "zero2-interleaved": f"--zero-stage 2 {INTERLEAVED}",
+    "zero3-pp-accumulating": f"--zero-stage 3 {PP} {ACCUMULATE}",
+    "zero2-zero-bubble": f"--zero-stage 2 {ZB}",
+    "zero1-cp": f"--zero-stage 1 {CP}",
+    "zero2-tp": f"--zero-stage 2 {TP}",
+    "zero3-tp-sp-full": f"--zero-stage 3 {TP} {SP} {FULL}",
+    "fp64/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
+    "fp64/tp-pp": f"{TP} {PP}",
+    "lamb/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
+    "documents/cp-tp-sp": f"{CP} {TP} {SP}",
+    "llama/tp-sp-interleaved": f"{TP} {SP} {INTERLEAVED}",
+    "llama/zero2-zero-bubble-v": f"--zero-stage 2 {ZBV}",
+    "llama-documents/cp-tp-sp": f"{CP} {TP} {SP}",
+    "uneven/pp4": "--pipeline-model-parallel-size 4",
+}
+
+OF_EIGHT = {
+    **crossed({"tp-pp-dp": f"{TP} {PP}"}),
+    "tp-sp-pp-zero3": f"{TP} {SP} {PP} --zero-stage 3",
+    "tp-sp-cp-interleaved": f"{TP} {SP} {CP} {INTERLEAVED}",
+    "tp-sp-hsdp3": f"{TP} {SP} --zero-stage 3 --data-parallel-replicas 2 {ACCUMULATE}",
+}
+
+CASES = {2: OF_TWO, 4: OF_FOUR, 8: OF_EIGHT}
+"""All layouts, by the number of processes."""
+
+
+class Case(NamedTuple):
+    """One layout of a kind of run."""
+
+    kind: str
+    name: str
+
+    @classmethod
+    def of(cls, name: str) -> Case:
+        """Split "fp64/tp"; what names no kind is in float32."""
+        kind, _, _ = name.rpartition("/")
+        return cls(kind if kind in KINDS else "fp32", name.replace("/", "_"))
+
+
+def runs(cases: Mapping[str, str]) -> dict[str, str]:
+    """Return the flags of cases, with those of their kinds."""
+    found = {Case.of(name): flags for name, flags in cases.items()}
+    return {case.name: f"{KINDS[case.kind]} {flags}" for case, flags in found.items()}
+
+
+AXES = ("data", "tensor", "context", "pipeline")
+"""Factors of which a case has a level only if it is divided so."""
+
+
+def factors(name: str, flags: str, num_processes: int) -> dict[str, str]:
+    """Return the level of each factor that applies to a case."""
+    words = shlex.split(flags)
+
+    def value(flag: str, default: str = "") -> str:
+        return words[words.index(flag) + 1] if flag in words else default
+
+    tensor = int(value("--tensor-model-parallel-size", "1"))
+    context = int(value("--context-parallel-size", "1"))
+    pipeline = int(value("--pipeline-model-parallel-size", "1"))
+    zero = value("--zero-stage", "1" if "--use-distributed-optimizer" in words else "")
+    found = {
+        "processes": str(num_processes),
+        "kind": Case.of(name).kind,
+        "recompute": value("--recompute", "none"),
+        "accumulation": "more" if "--micro-batch-size" in words else "usual",
+    }
+    if zero or num_processes > tensor * context * pipeline:
+        replicas = "hybrid " if "--data-parallel-replicas" in words else ""
+        found["data"] = f"{replicas}zero{zero}" if zero else "replicas"
+    if tensor > 1:
+        found["tensor"] = "sequence parallel" if SP in words else "tensor parallel"
+    if context > 1:
+        found["context"] = "context parallel"
+    if pipeline > 1:
+        interleaved = "--num-layers-per-virtual-pipeline-stage" in words
+        found["pipeline"] = value("--pipeline-schedule", "1f1b") + " interleaved" * interleaved
+    return found
+
+
+def levels(levels_of: Mapping[str, str]) -> set[Any]:
+    """Return the levels of a case: (factor, level)."""
+    return set(levels_of.items())
+
+
+def levels_and_pairs(levels_of: Mapping[str, str]) -> set[Any]:
+    """Return the levels of a case, and the pairs of its factors that the fast set is to have."""
+    coarse = [
+        (factor, "" if factor in AXES else level)
+        for factor, level in sorted(levels_of.items())
+        if factor != "processes"
+    ]
+    return levels(levels_of) | set(itertools.combinations(coarse, 2))
+
+
+Tables = Mapping[int, Mapping[str, str]]
+
+
+def covered(
+    tables: Tables, chosen: Iterable[tuple[int, str]], aims: Callable[[Mapping[str, str]], set[Any]]
+) -> set[Any]:
+    """Return what of the aims the chosen cases have; a case is a number of processes and a name."""
+    sets = (aims(factors(name, tables[size][name], size)) for size, name in chosen)
+    return set().union(*sets)
+
+
+def cover(
+    tables: Tables, aims: Callable[[Mapping[str, str]], set[Any]]
+) -> dict[int, frozenset[str]]:
+    """Return the names of cases that have every aim that any has, few and of few processes.
+
+    Greedy: the next case is that of most new aims for each of its processes; the first of these.
+    """
+    every = {
+        (size, name): aims(factors(name, flags, size))
+        for size, cases in tables.items()
+        for name, flags in cases.items()
+    }
+    missing = set().union(*every.values())
+    chosen = []
+    while missing:
+        best = max(every, key=lambda case: len(every[case] & missing) / case[0])
+        chosen.append(best)
+        missing -= every[best]
+    return {size: frozenset(name for at, name in chosen if at == size) for size in tables}
+
+
+def marked(cases: Iterable[str], fast: Iterable[str]) -> list[Any]:
+    """Return names as parameters of a test, those that are not fast for the full set alone."""
+    few = set(fast)
+    return [one if one in few else pytest.param(one, marks=pytest.mark.full) for one in cases]
+
+
+FAST = cover(CASES, levels_and_pairs)
+"""Names of the cases of the fast set, by the number of processes."""
