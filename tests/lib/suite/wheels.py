@@ -17,8 +17,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[3]
 DIST = ROOT / "dist"
@@ -89,15 +91,21 @@ def copied(plugin: str, folder: Path) -> Path:
 
 def install() -> None:
     """Install lmcore with what it needs, and the plugins of GPUs, in this environment."""
-    build()
     stamp = Path(sys.prefix) / STAMP
     wanted = fingerprint()
-    if is_current(stamp, wanted):
+    if is_current(stamp, wanted) and is_current(DIST / STAMP, wanted):
         return
     stamp.unlink(missing_ok=True)
     pip = [sys.executable, "-m", "pip", "install", "--quiet"]
-    run([*pip, *wheels("lmcore")])  # with its dependencies, if one is missing
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = [*pip, *project["dependencies"]]
+    # torch is unpacked on one core while the compiler has the other.
+    with subprocess.Popen(needed, cwd=ROOT) as installing:
+        build()
+    if installing.returncode:
+        fail(needed, installing.returncode)
     run([*pip, "--no-deps", "--force-reinstall", *wheels("lmcore", "lmcore_cuda", "lmcore_xpu")])
+    run([sys.executable, "-m", "pip", "check"])  # that the list above was all that the wheels need
     stamp.write_text(wanted, encoding="utf-8")
 
 
@@ -132,8 +140,7 @@ def accelerators(folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     with tempfile.TemporaryDirectory() as copies:
         sim = copied("plugins/sim", Path(copies))
-        packages = [str(sim), *wheels("lmcore_conformance")]
-        run([*pip, "--target", str(folder), *packages], env)
+        run([*pip, "--target", str(folder), str(sim), *wheels("lmcore_conformance")], env)
     (folder / STAMP).write_text(wanted, encoding="utf-8")
 
 
@@ -152,8 +159,13 @@ def run(command: list[str], env: dict[str, str] | None = None) -> None:
     """Run a command; its failure ends this program with its status."""
     status = subprocess.run(command, env=env, check=False, cwd=ROOT).returncode
     if status:
-        print(f"error: `{' '.join(command)}` ended with status {status}", file=sys.stderr)
-        sys.exit(status)
+        fail(command, status)
+
+
+def fail(command: list[str], status: int) -> NoReturn:
+    """End with the status of a command that failed."""
+    print(f"error: `{' '.join(command)}` ended with status {status}", file=sys.stderr)
+    sys.exit(status)
 
 
 def main(what: str, *words: str) -> None:
