@@ -37,6 +37,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -118,6 +119,10 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": WarmPopen, "run": run})
+"""Takes the place of `subprocess` in a module of which a test lets the processes start so."""
 
 
 def _program(args: Any, env: Mapping[str, str]) -> dict[str, Any] | None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import textwrap
 import types
+from collections.abc import Iterator
 
 import pytest
+from suite import warm
 
 from lmcore.accelerator import CheckStatus
-from lmcore.cli import doctor_plugin
+from lmcore.cli import doctor_plugin, isolated
 from lmcore.cli.doctor_plugin import plugin_checks
-from lmcore.cli.isolated import Outcome
+from lmcore.cli.isolated import Outcome, call_together
+from lmcore.cli.main import main
 from lmcore.plugins import PluginRecord, PluginSet, PluginState, discover
 
 SOURCE = """
@@ -60,6 +64,14 @@ ONE_CHECK = 'return [Check("pulse", CheckStatus.{}, "60", "run less")]'
 HEALTHY = ONE_CHECK.format("OK")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def warm_checks() -> Iterator[None]:
+    """Processes of the checks are forked from one that has imported torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolated, "subprocess", warm.SUBPROCESS)
+        yield
+
+
 @pytest.fixture
 def clinic(tmp_path, monkeypatch):
     """Return a function that installs one plugin, made of these parts, and gives its record."""
@@ -103,15 +115,16 @@ def rows(clinic):
     return examine
 
 
-def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lmcore.cli.main", "doctor", *arguments],
-        env={**os.environ, "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+@pytest.fixture
+def doctor(capsys, monkeypatch):
+    """Return a function that runs the command here, and gives its status and what it printed."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments: str) -> tuple[int, str]:
+        status = main(["doctor", *arguments])
+        return status, capsys.readouterr().out
+
+    return run
 
 
 def checks_of(found: dict, group: str) -> dict:
@@ -122,12 +135,12 @@ def checks_of(found: dict, group: str) -> dict:
 # The command
 
 
-def test_the_report_of_a_healthy_installation(clinic):
+def test_the_report_of_a_healthy_installation(clinic, doctor):
     """Each plugin has versions, probe, own checks and the smoke test; all pass, in both forms."""
     clinic()
-    done = doctor("--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    status, out = doctor("--json")
+    assert status == 0, out
+    found = json.loads(out)
     assert found["passed"]
     checks = checks_of(found, "plugin patient (lmcore-patient 0.9)")
     assert list(checks) == [
@@ -144,12 +157,12 @@ def test_the_report_of_a_healthy_installation(clinic):
     assert checks_of(found, "lmcore")["device"]["detail"].startswith("a run uses `cpu`")
 
 
-def test_the_text_is_one_aligned_line_for_each_check(clinic):
+def test_the_text_is_one_aligned_line_for_each_check(clinic, doctor):
     """Every check begins with its status; a fix stands below it once; the last line counts."""
     clinic(body="os.kill(os.getpid(), 11)", state="BROKEN")
-    done = doctor()
-    assert done.returncode == 1
-    lines = done.stdout.splitlines()
+    status, out = doctor()
+    assert status == 1
+    lines = out.splitlines()
     start = lines.index("plugin patient (lmcore-patient 0.9)")
     assert [line.split()[0] for line in lines[start + 1 : start + 4]] == ["ok", "ok", "failed"]
     assert lines[start + 4].strip() == "fix: see a smith"
@@ -158,13 +171,28 @@ def test_the_text_is_one_aligned_line_for_each_check(clinic):
     assert not any(line.endswith(" ") for line in lines)
 
 
-def test_a_plugin_left_out_is_one_skipped_line(clinic):
+def test_a_plugin_left_out_is_one_skipped_line(clinic, doctor):
     """`--plugin-off` works here as elsewhere, and reaches the processes of the checks."""
     clinic(body="os.kill(os.getpid(), 11)")
-    done = doctor("--json", "--plugin-off", "patient")
-    assert done.returncode == 0, done.stdout
-    (check,) = checks_of(json.loads(done.stdout), "plugin patient").values()
+    status, out = doctor("--json", "--plugin-off", "patient")
+    assert status == 0, out
+    (check,) = checks_of(json.loads(out), "plugin patient").values()
     assert (check["status"], check["detail"]) == ("skipped", "`--plugin-off` leaves it out")
+
+
+@pytest.mark.full  # its parts are tried one by one here, and without the forks by test_isolated.py
+def test_the_command_as_a_process(clinic):
+    """All of it works from a shell, with interpreters of its own for the checks."""
+    clinic(body="os.kill(os.getpid(), 11)")
+    done = subprocess.run(
+        [sys.executable, "-m", "lmcore.cli.main", "doctor", "--json", "--plugin-off", "patient"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["passed"]
 
 
 # A plugin's own checks
@@ -197,9 +225,9 @@ def test_a_crash_of_own_checks_is_a_row(rows, body, words):
 
 def test_hanging_own_checks_are_stopped(rows):
     """The time limit ends them, and the function that hangs is named."""
-    check = rows(body="time.sleep(1000)", state="ABSENT", timeout=4.0)["checks"]
+    check = rows(body="time.sleep(1000)", state="ABSENT", timeout=3.0)["checks"]
     assert check.status is CheckStatus.FAILED
-    assert "no answer within 4 s; stopped; it was in `lmcore_doctor`" in check.detail
+    assert "no answer within 3 s; stopped; it was in `lmcore_doctor`" in check.detail
 
 
 # The smoke test of a present device
@@ -217,8 +245,10 @@ def test_a_crash_in_the_devices_creation_is_a_row(rows):
     assert "product float32" not in found
 
 
-def test_a_crash_of_one_rank_alone_is_told_of_that_rank(rows):
+def test_a_crash_of_one_rank_alone_is_told_of_that_rank(rows, monkeypatch):
     """The other's words, that its neighbour stopped, say less."""
+    together = functools.partial(call_together, grace=0.5)  # the other can only wait
+    monkeypatch.setattr(doctor_plugin, "call_together", together)
     found = rows(create='crash() if os.environ["PATIENT_RANK"] == "1" else None')
     assert found["device works"].status is CheckStatus.OK
     assert found["all-reduce"].detail.startswith("rank 1: the process was killed by SIGSEGV")
@@ -260,9 +290,12 @@ def test_a_generator_that_forgets_is_found(rows):
     assert "restored, it gives other numbers than before" in found["random state"].detail
 
 
-def test_a_device_that_hangs_is_stopped(rows):
+def test_a_device_that_hangs_is_stopped(rows, monkeypatch):
     """Its row says where it hangs, and the all-reduce has one too."""
-    found = rows(create="time.sleep(1000)", timeout=12.0)
+    # Only the first has to come so far before it is stopped that it hangs in the plugin.
+    shortly = functools.partial(call_together, timeout=1.0)
+    monkeypatch.setattr(doctor_plugin, "call_together", lambda calls, timeout: shortly(calls))
+    found = rows(create="time.sleep(1000)", timeout=4.0)
     assert "stopped; it was in `lmcore_create_device`" in found["device works"].detail
     assert found["all-reduce"].status is CheckStatus.FAILED
 
