@@ -101,7 +101,9 @@ def save_checkpoint(
         ValueError, TypeError: what was passed is not plain tensors and JSON (a bug).
     """
     _check_arguments(iteration, tensors, keep_last)
-    share = share or Writers().share(tensors, {})
+    if share is None:
+        share = Writers().share(tensors, {})
+        tensors = share.views(tensors)
     manifest = _describe(iteration, share.tensors, meta, model_shape)
     encode_manifest(manifest)  # what is not JSON fails here, before anything is written
     channel = channel or Channel(None)

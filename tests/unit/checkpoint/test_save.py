@@ -21,6 +21,7 @@ from lmcore.checkpoint import (
     load_checkpoint,
     read_manifest,
     save_checkpoint,
+    share,
     verify_checkpoint,
 )
 from lmcore.checkpoint import save as save_module
@@ -60,6 +61,17 @@ def test_same_state_same_bytes(tmp_path: Path):
     first, second = save(tmp_path / "a", 5), save(tmp_path / "b", 5)
     for name in names(first):
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+def test_large_tensors_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Tensors that are cut into pieces are saved whole by a process that shares with no other."""
+    monkeypatch.setattr(share, "_LARGEST_BYTES", 4000)
+    whole = torch.randn(101, 30)
+    path = save_checkpoint(tmp_path, 1, {"w": whole, "step": torch.tensor(3)}, {}, model_shape={})
+    target = {"w": torch.zeros(101, 30), "step": torch.tensor(0)}
+    load_checkpoint(path, target)
+    assert torch.equal(target["w"], whole)
+    assert target["step"] == 3
 
 
 def test_large_state_uses_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
