@@ -1,9 +1,10 @@
-"""What all unit tests share: ranks that are threads."""
+"""What all unit tests share: ranks that are threads, and no waiting for the disk."""
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +13,22 @@ import pytest
 from lmcore.runtime.launched import Launched
 from lmcore.runtime.rank import RankInfo
 from lmcore.runtime.rendezvous import Rendezvous, join_processes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Have `os.fsync` in this process see to it only that its file is open.
+
+    What it is for, a computer without power, no test can tell; it takes a hundred times as long as
+    writing a small file.
+    """
+
+    def fsync(descriptor: int) -> None:
+        os.fstat(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
 
 
 @pytest.fixture

@@ -31,6 +31,21 @@ def owner(**changes) -> str:
     return json.dumps({**facts, **changes})
 
 
+class Clock:
+    """Stands in for `time` in `build_lock`: a sleep only moves it on, and calls *does*."""
+
+    def __init__(self, monkeypatch, does=lambda now: None):
+        self.now, self._does = 0.0, does
+        monkeypatch.setattr(build_lock, "time", self)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self._does(self.now)
+
+
 def find_in(path):
     return lambda: path.read_text() if path.exists() else None
 
@@ -60,18 +75,17 @@ def test_a_failed_build_frees_the_lock(tmp_path):
     assert wait(tmp_path) == "built"
 
 
-def test_who_waits_takes_what_a_live_builder_makes(tmp_path, caplog):
+def test_who_waits_takes_what_a_live_builder_makes(tmp_path, monkeypatch, caplog):
     """While the lock's owner lives nobody else builds; the wait is logged after a second."""
     (tmp_path / "lock").write_text(owner())
-    timer = threading.Timer(1.3, lambda: (tmp_path / "made").write_text("theirs"))
-    timer.start()
+    Clock(monkeypatch, lambda now: now > 1.3 and (tmp_path / "made").write_text("theirs"))
     with caplog.at_level(logging.INFO):
         assert wait(tmp_path, patience=0.1) == "theirs"
     assert f"waiting for the thing, built by process {os.getpid()}" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["gone", "number given again"])
-def test_a_dead_owner_on_this_machine_is_noticed_at_once(tmp_path, caplog, how):
+def test_a_dead_owner_on_this_machine_is_noticed_at_once(tmp_path, monkeypatch, caplog, how):
     """A process that is no more, or another one of its number, does not hold a lock."""
     if how == "gone":
         process = subprocess.Popen([sys.executable, "-c", ""])
@@ -80,31 +94,25 @@ def test_a_dead_owner_on_this_machine_is_noticed_at_once(tmp_path, caplog, how):
     else:
         text = owner(started=time.time() - 10**6)
     (tmp_path / "lock").write_text(text)
-    start = time.monotonic()
+    clock = Clock(monkeypatch)
     assert wait(tmp_path) == "built"
-    assert time.monotonic() - start < 3
+    assert clock.now < 0.1
     assert "is gone" in caplog.text
 
 
 @pytest.mark.parametrize("text", [None, "", "not json", '{"machine": 1}'])
 def test_a_silent_owner_elsewhere_is_given_up(tmp_path, monkeypatch, caplog, text):
     """A lock of another machine, or one that says nothing, counts while it is touched."""
-    monkeypatch.setattr(build_lock, "_SILENT_SECONDS", 0.4)
     lock = tmp_path / "lock"
     lock.write_text(owner(machine="elsewhere") if text is None else text)
-    beating = time.monotonic() + 1.0
-    done = threading.Event()
 
-    def beat():
-        while time.monotonic() < beating and not done.wait(0.05):
-            os.utime(lock)
+    def touch(now):
+        if now < 100:
+            os.utime(lock, ns=(0, int(now * 1e9)))
 
-    thread = threading.Thread(target=beat)
-    thread.start()
+    clock = Clock(monkeypatch, touch)
     assert wait(tmp_path) == "built"
-    done.set()
-    thread.join()
-    assert time.monotonic() > beating, "the build began while the lock was touched"
+    assert 160 < clock.now < 165, "silence is counted from the last touch"
     assert "has been silent" in caplog.text
 
 
@@ -112,16 +120,17 @@ def test_the_builder_touches_its_lock(tmp_path, monkeypatch):
     """While a build goes on the time of its lock advances."""
     monkeypatch.setattr(build_lock, "_BEAT_SECONDS", 0.05)
     lock = tmp_path / "lock"
-    seen = []
+    seen = set()
 
     def build():
-        for _ in range(8):
-            seen.append(lock.stat().st_mtime_ns)
-            time.sleep(0.05)
+        end = time.monotonic() + 30
+        while len(seen) < 3 and time.monotonic() < end:
+            seen.add(lock.stat().st_mtime_ns)
+            time.sleep(0.01)
         (tmp_path / "made").write_text("built")
 
     build_or_wait(lock, find_in(tmp_path / "made"), build, what="x")
-    assert len(set(seen)) > 2
+    assert len(seen) == 3
 
 
 def test_patience_ends_without_a_result(tmp_path):

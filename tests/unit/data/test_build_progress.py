@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import pytest
 
 from lmcore.data.build_progress import BuildProgress, log_progress, reported
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until *condition* holds."""
+    end = time.monotonic() + 30
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def test_a_long_build_is_reported_and_a_short_one_is_not():
@@ -17,9 +25,9 @@ def test_a_long_build_is_reported_and_a_short_one_is_not():
         counter[0] += 100
     assert seen == []
     with reported("x", 100, seen.append, every=0.05) as counter:
-        for _ in range(10):
+        for part in range(1, 11):
             counter[0] += 10
-            time.sleep(0.03)
+            wait_for(lambda part=part: len(seen) >= part // 5)
     assert len(seen) >= 2
     assert [one.done for one in seen] == sorted(one.done for one in seen)
     assert all(0 < one.fraction <= 1 and one.seconds > 0 for one in seen)
@@ -31,7 +39,7 @@ def test_an_error_in_the_build_ends_the_reports():
 
     def build():
         with reported("x", 0, seen.append, every=0.02):
-            time.sleep(0.05)
+            wait_for(lambda: seen)
             {}["missing"]
 
     with pytest.raises(KeyError):

@@ -112,7 +112,7 @@ def test_prefetch_is_bounded():
     """The thread runs ahead by the queue and the batch in its hands, and no further."""
     source = Counting()
     with BatchLoader(source, micro_batch_size=1, prefetch=3) as loader:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while len(source.read) < 4 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.05)

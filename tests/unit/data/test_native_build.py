@@ -61,6 +61,16 @@ def test_without_pybind11_nothing_is_built_and_the_install_goes_on(tmp_path):
     assert installed(tmp_path / "b", tmp_path / "p") == []
 
 
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_with_a_compiler_the_module_is_going_to_be_built(tmp_path):
+    """With a compiler, and pybind11 where this Python has it, the module is a target."""
+    pytest.importorskip("pybind11", reason="needs pybind11")
+    printed = configure(tmp_path / "b", CMAKE_GENERATOR="Unix Makefiles")
+    assert "without its C++ parts" not in " ".join(printed.split())
+    assert "... _native\n" in cmake("--build", tmp_path / "b", "--target", "help")
+
+
+@pytest.mark.full  # compiling takes 50 s, and a wheel build does the same
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")

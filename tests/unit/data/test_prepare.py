@@ -442,7 +442,7 @@ def test_interrupt_leaves_no_file(tmp_path, workers):
     assert process.stdout.readline() == b"going\n"
     assert list((tmp_path / "made").iterdir())
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=90)
     assert process.returncode != 0
     assert errors.count(b"KeyboardInterrupt") == 1
     assert list((tmp_path / "made").iterdir()) == []
@@ -482,7 +482,7 @@ def test_workers_end_with_their_parent(tmp_path):
     process.kill()
     process.wait()
     process.stdin.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while _group_lives(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.stdout.close()

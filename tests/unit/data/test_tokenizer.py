@@ -89,7 +89,7 @@ def test_hand_made_merges_give_the_tokens_worked_out_by_hand(bpe_files, engine):
 )
 def test_gpt2_gives_the_known_ids(gpt2_files, engine, text, ids):
     """GPT-2's published ids come out, and a special token's text is ordinary text."""
-    assert GPT2BPETokenizer(*gpt2_files, engine=engine).encode(text) == ids
+    assert _engine_of(gpt2_files, engine).encode(text) == ids
 
 
 def test_gpt2_sizes(gpt2):

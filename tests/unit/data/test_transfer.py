@@ -83,7 +83,7 @@ class Device:
 
 def full(loader: BatchLoader) -> None:
     """Wait until the loader has all that it may hold."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not loader._ready.full() and time.monotonic() < end:
         time.sleep(0.005)
 

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmcore.data.clean import language
 from lmcore.data.clean.chain import CleanRequest
 from lmcore.data.clean.document import Document
 from lmcore.data.clean.run import CleanReport, clean
+
+
+@pytest.fixture(scope="session", autouse=True)
+def language_model() -> Iterator[None]:
+    """Read the detector's model once for all tests of a process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(language, "_load", functools.cache(language._load))
+        yield
+
+
+@pytest.fixture(scope="session")
+def passages(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of LAMBADA's first passages, a test set to be cut out of corpora."""
+    with (shared_data / "evals/lambada/lambada_test.part1.jsonl").open("rb") as lines:
+        some = [lines.readline() for _ in range(100)]
+    path = tmp_path_factory.mktemp("passages") / "lambada.jsonl"
+    path.write_bytes(b"".join(some))
+    return str(path)
 
 
 def document(text: str = "", url: str = "") -> Document:

@@ -22,14 +22,13 @@ from lmcore.data.clean.work import AnyBatch, Processed, Segment, process
 from lmcore.errors import ConfigError, DataError
 
 
-def web_pages(shared_data: Path, count: int) -> list[dict[str, Any]]:
+def web_pages(shared_data: Path, passages: str, count: int) -> list[dict[str, Any]]:
     """Return web pages, some of them again: as they are, nearly so, or with a test set inside."""
     choice = random.Random(0)
     with gzip.open(shared_data / "corpora/web/c4-sample-1000.jsonl.gz") as lines:
         pages = [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
-    lambada = (shared_data / "evals/lambada/lambada_test.part1.jsonl").open(encoding="utf-8")
-    with lambada:
-        passage = json.loads(lambada.readline())["text"]
+    with Path(passages).open(encoding="utf-8") as lines:
+        passage = json.loads(lines.readline())["text"]
     for page in choice.sample(pages, count // 5):
         copy = dict(page, url=f"{page['url']}&again=1")
         kind = choice.randrange(3)
@@ -42,14 +41,11 @@ def web_pages(shared_data: Path, count: int) -> list[dict[str, Any]]:
 
 
 def test_chain_is_its_steps_one_by_one(
-    shared_data: Path, corpus: Callable, run_steps: Callable, tmp_path: Path
+    shared_data: Path, passages: str, corpus: Callable, run_steps: Callable, tmp_path: Path
 ) -> None:
     """A chain gives the bytes and counts that its steps give with files between them."""
-    settings: dict[str, Any] = {
-        "min_characters": 512,
-        "tasks": (str(shared_data / "evals/lambada/lambada_test.part1.jsonl"),),
-    }
-    path = corpus(web_pages(shared_data, 200))
+    settings: dict[str, Any] = {"min_characters": 512, "tasks": (passages,)}
+    path = corpus(web_pages(shared_data, passages, 200))
     whole = run_steps(" ".join(STEPS), path, **settings)
     reports, dropped = [], []
     for number, step in enumerate(STEPS):
@@ -70,14 +66,11 @@ def test_chain_is_its_steps_one_by_one(
 
 
 def test_result_does_not_depend_on_workers(
-    shared_data: Path, corpus: Callable, run_steps: Callable
+    shared_data: Path, passages: str, corpus: Callable, run_steps: Callable
 ) -> None:
     """Two workers write the bytes that one writes, and tell the same of what was dropped."""
-    path = corpus(web_pages(shared_data, 120))
-    settings: dict[str, Any] = {
-        "min_characters": 400,
-        "tasks": (str(shared_data / "evals/lambada/lambada_test.part1.jsonl"),),
-    }
+    path = corpus(web_pages(shared_data, passages, 120))
+    settings: dict[str, Any] = {"min_characters": 400, "tasks": (passages,)}
     chain = "url fix language length near ngram shuffle"
     one, two = (run_steps(chain, path, workers=workers, **settings) for workers in (1, 2))
     assert one.raw == two.raw
