@@ -417,26 +417,26 @@ def expected(first, second, priorities, requested):
     return "error" if {"failed", "refused"} & set(accelerators) else "cpu"
 
 
-@pytest.mark.parametrize("how", ["flag", "variable"])
-@pytest.mark.parametrize("requested", [None, "aaa", "bbb", "cpu"])
 @pytest.mark.parametrize("priorities", [(100, 100), (100, 50), (1, 2), (-5, 0)])
-def test_selection_over_all_combinations(priorities, requested, how):
+def test_selection_over_all_combinations(priorities):
     """Every combination of states, priorities and overrides ends as the rules say."""
     for first, second in itertools.product(STATES, STATES):
         plugins = found(
             *_in_state("aaa", first, priorities[0]), *_in_state("bbb", second, priorities[1])
         )
-        env = {"LMCORE_DEVICE": requested} if requested and how == "variable" else {}
-        flag = requested if how == "flag" else None
-        wanted = expected(first, second, priorities, requested)
-        if wanted == "error":
-            with pytest.raises(DeviceError) as error:
-                select(plugins, requested=flag, env=env)
-            assert error.value.hint, (first, second)
-            assert error.value.exit_status == 2
-        else:
-            chosen = select(plugins, requested=flag, env=env)
-            assert chosen.probe.device_type == wanted, (first, second, priorities, requested)
+        for requested, how in itertools.product([None, "aaa", "bbb", "cpu"], ["flag", "variable"]):
+            env = {"LMCORE_DEVICE": requested} if requested and how == "variable" else {}
+            flag = requested if how == "flag" else None
+            wanted = expected(first, second, priorities, requested)
+            case = (first, second, priorities, requested, how)
+            if wanted == "error":
+                with pytest.raises(DeviceError) as error:
+                    select(plugins, requested=flag, env=env)
+                assert error.value.hint, case
+                assert error.value.exit_status == 2, case
+            else:
+                chosen = select(plugins, requested=flag, env=env)
+                assert chosen.probe.device_type == wanted, case
 
 
 def test_the_flag_goes_before_the_variable():
