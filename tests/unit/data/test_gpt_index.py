@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmcore.data import blending, gpt_index, native
@@ -73,6 +73,7 @@ STREAMS = st.lists(st.integers(0, 9), min_size=1, max_size=12).flatmap(
 
 
 @given(stream=STREAMS, length=st.integers(1, 12), fewer=st.integers(0, 3))
+@example(stream=([0, 3, 0, 1], [0, 1, 2, 0, 3, 1, 2]), length=2, fewer=0)
 def test_sample_index_is_the_loop_s(stream, length, fewer):
     """C++ and numpy give the bytes of the loop, whatever the documents; empty ones included."""
     sizes, documents = stream
@@ -244,6 +245,9 @@ def megatron_index(sizes, length, samples, seed, threshold):
     seed=st.integers(0, 2**32 - 1),
     threshold=st.sampled_from([0.80, 0.95]),
 )
+@example(sizes=[10] * 10, length=1, samples=99 + 70, seed=3, threshold=0.80)
+@example(sizes=[10] * 10, length=1, samples=99 + 85, seed=3, threshold=0.80)
+@example(sizes=[1], length=2, samples=1, seed=3, threshold=0.80)
 def test_index_is_megatron_s(sizes, length, samples, seed, threshold):
     """Epochs, the separate last epoch and both shuffles are those of the plain construction."""
     index = build_gpt_index(

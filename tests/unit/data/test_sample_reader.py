@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmcore.data import native
@@ -49,6 +49,12 @@ def test_samples_are_the_stream(either, tmp_path, dtype, kind):
     ),
     length=st.integers(1, 30),
 )
+@example(documents=[-1, 0], samples=[(0, 0), (1, 5)], length=5)
+@example(documents=[0, 50], samples=[(0, 0), (1, 5)], length=30)
+@example(documents=[0, 1], samples=[(0, -1), (1, 5)], length=5)
+@example(documents=[0, 1], samples=[(0, 2**31 - 1), (1, 5)], length=5)
+@example(documents=[0, 1], samples=[(1, 0), (0, 5)], length=5)
+@example(documents=[0], samples=[(0, 0), (2**31 - 1, 0)], length=5)
 def test_indices_that_lie_are_an_error_never_foreign_memory(
     tmp_path_factory, documents, samples, length
 ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmcore.data.indexed import IndexedDataset
@@ -41,6 +41,8 @@ def restored(encoder: list[int], decoder: list[int]) -> list[int]:
     sentinels=st.integers(1, 100),
     room=st.integers(2, 200),
 )
+@example(tokens=list(range(5, 205)), seed=0, probability=0.6, sentinels=1, room=200)
+@example(tokens=list(range(5, 205)), seed=0, probability=0.6, sentinels=100, room=2)
 def test_spans_reconstruct(tokens, seed, probability, sentinels, room):
     """Encoder and decoder together hold the text, in order; sentinels and room always suffice."""
     vocabulary = T5Vocabulary(WORDS, BOS, EOS, PAD, SENTINELS[:sentinels])

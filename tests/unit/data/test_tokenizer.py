@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import regex
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lmcore.data import native
@@ -42,6 +42,8 @@ TRICKY = st.text(
 
 
 @given(TEXT | ASCII | TRICKY)
+@example("a \t b\x1c\x1d c  ' s's 'll'LL 'reve")
+@example("9\u00b2\u0669x\u02bc_\u00e9\u2014 \U0001f600  \u00a0\x85\n\r\x0b")
 def test_words_are_those_of_the_published_pattern(text):
     """Both fast patterns cut any text exactly where GPT-2's pattern does."""
     assert split_words(text) == regex.findall(PUBLISHED, text)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ftfy
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmcore.data.clean.document import Document, Replace
@@ -47,6 +47,7 @@ def test_mended(make_document: Callable[..., Document], text: str, mended: str) 
 
 
 @given(st.lists(CHARACTERS, max_size=40).map("".join))
+@example("Ã©\r\na &amp; b\r\x0c\x85\u2028ﬁ <b>\n&lt;")
 def test_equal_to_ftfy_on_made_text(text: str) -> None:
     """Whatever lines a text has, the result is what ftfy makes of the whole of it."""
     assert fixed(text) == ftfy.fix_text(text)

@@ -224,13 +224,13 @@ def test_interrupt_leaves_nothing(
     workers: int,
 ) -> None:
     """An interrupt while it writes leaves neither output nor temporary files; again gives all."""
-    path = corpus(str(n) * 500 for n in range(3000))
+    path = corpus(str(n) * 100 for n in range(2000))
     monkeypatch.setattr(LineWriter, "write", interrupted([], at=1))
     with pytest.raises(KeyboardInterrupt):
         run_steps("exact near shuffle", path, workers=workers)
     assert [one.name for one in tmp_path.iterdir()] == ["corpus.jsonl"]
     monkeypatch.undo()
-    assert len(run_steps("exact", path).texts) == 3000
+    assert len(run_steps("exact", path).texts) == 2000
 
 
 def test_standard_input_and_output(

@@ -9,7 +9,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmcore.data.tokenizer import Tokenizer, build_tokenizer, special_ids, spellings
@@ -106,6 +106,7 @@ def check(tokenizer: Tokenizer, text: str) -> None:
 
 
 @given(st.text(st.sampled_from("abchelowrdsT [],.!'#" + ODD)))
+@example("hello\x00wor\x1cld Σσς Σ. héllo e\u0301 İ 漢字hello\ufffd\u2028low\u00a0#")
 def test_texts_of_odd_characters(wordpieces: str, text: str) -> None:
     """Every text has the ids of the definition, controls, accents and sigma included."""
     for name in (LOWER, CASED):
