@@ -189,7 +189,7 @@ def test_a_gpu_without() -> None:
 def test_trains_as_bf16_does() -> None:
     """A small network learns a function as well in 8 bits as in bfloat16."""
     torch.manual_seed(0)
-    x = draw(256, 16)
+    x = draw(64, 16)
     y = torch.sin(x @ draw(16, 16, seed=5) / 4)
     losses = {}
     for name in ("fp8", "bf16"):
@@ -198,12 +198,12 @@ def test_trains_as_bf16_does() -> None:
         if name == "fp8":
             policy().apply(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        for _ in range(80):
+        for _ in range(50):
             optimizer.zero_grad()
             with policy().context():
                 loss = functional.mse_loss(model(x).float(), y)
             loss.backward()
             optimizer.step()
         losses[name] = loss.item()
-    assert losses["bf16"] < 0.1
+    assert losses["bf16"] < 0.02
     assert losses["fp8"] < 1.3 * losses["bf16"] + 0.005

@@ -77,6 +77,14 @@ def install(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def empty_torch(tmp_path):
+    """A torch that is imported at once, for plugins that are not to import it."""
+    (tmp_path / "torch").mkdir()
+    for module in ("__init__", "nn"):
+        (tmp_path / "torch" / f"{module}.py").touch()
+
+
+@pytest.fixture
 def check(capsys):
     """Return a function that runs the command and returns its status and its JSON."""
 
@@ -213,8 +221,10 @@ def test_an_extension_is_tried_on_the_cpu(install, check):
         ),
     ],
 )
-def test_a_plugin_that_does_not_work_is_told_where(install, check, source, name, words):
+def test_a_plugin_that_does_not_work_is_told_where(request, install, check, source, name, words):
     """The step at which it fails is named with the cause, and the exit status says so."""
+    if "import torch" in source:
+        request.getfixturevalue("empty_torch")
     install(source)
     status, found = check("guest")
     assert status == 1
@@ -237,7 +247,7 @@ def test_a_device_that_cannot_be_created_is_the_one_failure(install, check):
     assert reasons == {"not called: the device cannot be created"}
 
 
-def test_the_line_that_imports_torch_is_named(install, check):
+def test_the_line_that_imports_torch_is_named(install, check, empty_torch):
     """Also where it is another module that the plugin imports."""
     install(INFO + ABSENT.replace("    return Probe", "    import torch.nn\n    return Probe"))
     _, found = check("guest")
