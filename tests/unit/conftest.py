@@ -15,19 +15,19 @@ from lmcore.runtime.rank import RankInfo
 from lmcore.runtime.rendezvous import Rendezvous, join_processes
 
 
-@pytest.fixture(scope="session", autouse=True)
+def _no_fsync(descriptor: int) -> None:
+    os.fstat(descriptor)  # an error where the file is not open
+
+
+@pytest.fixture(autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
     """Have `os.fsync` in this process see to it only that its file is open.
 
     What it is for, a computer without power, no test can tell; it takes a hundred times as long as
     writing a small file.
     """
-
-    def fsync(descriptor: int) -> None:
-        os.fstat(descriptor)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "fsync", _no_fsync)
         yield
 
 

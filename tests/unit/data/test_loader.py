@@ -154,17 +154,20 @@ def test_wait_is_measured():
 
     class Slow(Counting):
         def __getitem__(self, i: int) -> np.ndarray:
-            time.sleep(0.05)
+            time.sleep(0.02)
             return super().__getitem__(i)
 
-    with BatchLoader(Slow(6), micro_batch_size=2, prefetch=1) as loader:
+    with BatchLoader(Slow(12), micro_batch_size=2, prefetch=1) as loader:
         next(loader)
-        first = loader.wait_seconds
-        assert first >= 0.08
-        while not loader._ready.full():
-            time.sleep(0.01)
-        next(loader)
-        assert loader.wait_seconds - first < 0.05
+        assert loader.wait_seconds >= 0.03
+        waits = []
+        for _ in range(5):
+            while not loader._ready.full():
+                time.sleep(0.01)
+            before = loader.wait_seconds
+            next(loader)
+            waits.append(loader.wait_seconds - before)
+        assert min(waits) < 0.02  # the others where a busy machine held this thread up
 
 
 def test_pin_is_applied_to_every_tensor():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ from lmcore.data.clean.chain import CleanRequest
 from lmcore.data.clean.document import Document
 from lmcore.data.clean.run import CleanReport, clean
 
+_load = functools.cache(language._load)
 
-@pytest.fixture(scope="session", autouse=True)
-def language_model() -> Iterator[None]:
+
+@pytest.fixture(autouse=True)
+def language_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the detector's model once for all tests of a process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(language, "_load", functools.cache(language._load))
-        yield
+    monkeypatch.setattr(language, "_load", _load)
 
 
 @pytest.fixture(scope="session")

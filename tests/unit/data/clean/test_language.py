@@ -22,7 +22,7 @@ TEXTS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def english() -> LanguageStep:
     """The step that keeps English."""
     return LanguageStep(["en"])

@@ -314,7 +314,7 @@ def test_pace_counts_the_work_on_the_first_batch(
     output = str(tmp_path / "o.jsonl")
     clean(CleanRequest(tuple(chain.split()), (path,), output, min_characters=1), told.append)
     assert [one.count for one in told] == [2] * len(chain.split())
-    assert all(0.05 <= one.seconds < 5 for one in told)
+    assert all(0.05 <= one.seconds < 30 for one in told)
 
 
 @pytest.fixture(autouse=True)
