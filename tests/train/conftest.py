@@ -6,19 +6,21 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from suite.warm import WarmPopen
 
 from lmcore.checkpoint import find_checkpoint, load_checkpoint, read_manifest
 from lmcore.cli.main import main
@@ -30,8 +32,16 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = (
     "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --micro-batch-size 4"
     " --make-vocab-size-divisible-by 8 --num-threads 1 --sample-tokens 0 --eval-iters 0"
-    " --log-interval 1 --progress plain"
+    " --log-interval 1 --progress plain --cpu-peak-seconds 0"
 )
+"""Without the measurement of the peak, which takes longer than such a run; so MFU is unknown."""
+
+
+CALL_MAIN = """
+import sys
+from lmcore.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @dataclass(frozen=True)
@@ -98,17 +108,51 @@ def data_prefix(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "text_text_document")
 
 
+def train_here(directory: Path, flags: str, prefix: str | None) -> Run:
+    """Run `lmcore train` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(argv_of(flags, prefix, directory))
+    return Run(status, out.getvalue(), err.getvalue(), directory)
+
+
 @pytest.fixture
 def train(data_prefix: str, tmp_path: Path) -> Callable[..., Run]:
     """Runs `lmcore train` in this process."""
 
     def go(name: str, flags: str, prefix: str | None = data_prefix) -> Run:
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = main(argv_of(flags, prefix, tmp_path / name))
-        return Run(status, out.getvalue(), err.getvalue(), tmp_path / name)
+        return train_here(tmp_path / name, flags, prefix)
 
     return go
+
+
+@pytest.fixture(scope="session")
+def train_once(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """Runs `lmcore train` in this process, once for the same flags.
+
+    Tests share the run and only read it: who goes on with it gives `--load`, and another directory.
+    """
+    known: dict[str, Run] = {}
+
+    def go(flags: str) -> Run:
+        if flags not in known:
+            run = train_here(tmp_path_factory.mktemp("shared") / "run", flags, data_prefix)
+            assert run.status == 0, run.err
+            known[flags] = run
+        return known[flags]
+
+    return go
+
+
+@pytest.fixture
+def copy_of(tmp_path: Path) -> Callable[[Run, str], Run]:
+    """Copies what a shared run left into the test's own folder, and returns the copy."""
+
+    def copy(run: Run, name: str) -> Run:
+        shutil.copytree(run.directory, tmp_path / name)
+        return replace(run, directory=tmp_path / name)
+
+    return copy
 
 
 @pytest.fixture
@@ -119,25 +163,21 @@ def arguments(data_prefix: str, tmp_path: Path) -> Callable[[str, str], list[str
 
 @pytest.fixture
 def start(data_prefix: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts `lmcore train` as a process of its own; the process is ended with the test."""
-    processes: list[subprocess.Popen[str]] = []
+    """Starts `lmcore train` as a process of its own; the process is ended with the test.
 
-    def go(
-        name: str, flags: str, *, env: Mapping[str, str] | None = None, before: Any = None
-    ) -> Any:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "lmcore.cli.main",
-                *argv_of(flags, data_prefix, tmp_path / name),
-            ],
+    *before* is Python code that it executes first.
+    """
+    processes: list[WarmPopen] = []
+
+    def go(name: str, flags: str, *, env: Mapping[str, str] | None = None, before: str = "") -> Any:
+        program = ["-c", before + CALL_MAIN] if before else ["-m", "lmcore.cli.main"]
+        process = WarmPopen(
+            [sys.executable, *program, *argv_of(flags, data_prefix, tmp_path / name)],
             env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=before,  # noqa: PLW1509 - sets a resource limit, and no thread runs here
         )
         processes.append(process)
         return process
@@ -172,7 +212,7 @@ def as_ranks(
         host = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
         host |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
         workers = [
-            subprocess.Popen(
+            WarmPopen(
                 [sys.executable, *script, *arguments(name, flags)],
                 env={**os.environ, **host, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdout=subprocess.PIPE,

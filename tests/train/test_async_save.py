@@ -18,24 +18,37 @@ from lmcore.train.saver import WRITER_NAME
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"
 
 
+LAST = 11
+LATER = 2
+"""Steps that are taken while a checkpoint is written."""
+
+
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Makes every write take a third of a second; notes the threads that write."""
+    """Makes a write in the background wait for later steps; notes the threads that write."""
     writers: list[str] = []
     plain = saving.save_checkpoint
 
-    def slow(*args: Any, **options: Any) -> Path:
+    def slow(directory: Path, iteration: int, *args: Any, **options: Any) -> Path:
         writers.append(threading.current_thread().name)
-        time.sleep(0.3)
-        return plain(*args, **options)
+        end = time.monotonic() + 60
+        while writers[-1] == WRITER_NAME and not _taken(directory.parent, iteration + LATER):
+            assert time.monotonic() < end, "no step was taken during the write"
+            time.sleep(0.005)
+        return plain(directory, iteration, *args, **options)
 
     monkeypatch.setattr(saving, "save_checkpoint", slow)
     return writers
 
 
+def _taken(run: Path, step: int) -> bool:
+    """Return whether a run has taken a step, or its last one."""
+    return (run / "metrics.jsonl").read_bytes().count(b"\n") >= min(step, LAST)
+
+
 def test_same_checkpoints(train: Any, assert_same: Any, slow_disk: list[str]) -> None:
     """Steps taken during a slow write are in no checkpoint before their own, bit for bit."""
-    flags = f"--train-iters 11 --save-interval 4 {DROPOUT}"
+    flags = f"--train-iters {LAST} --save-interval 4 {DROPOUT}"
     plain = train("plain", flags)
     assert WRITER_NAME not in slow_disk
     slow_disk.clear()
@@ -43,7 +56,7 @@ def test_same_checkpoints(train: Any, assert_same: Any, slow_disk: list[str]) ->
     assert behind.status == 0, behind.err
     assert slow_disk == [WRITER_NAME] * 3
     assert behind.curve() == plain.curve()
-    for step in (4, 8, 11):
+    for step in (4, 8, LAST):
         assert_same(behind.saved(step), plain.saved(step))
     assert behind.summary["checkpoint"].endswith("iter_0000011")
     assert WRITER_NAME not in {thread.name for thread in threading.enumerate()}

@@ -31,6 +31,7 @@ def test_equals_eager(start: Any, train: Any, tmp_path: Any) -> None:
             assert float((weights[name] - tensor).abs().max()) < 1e-5, name
 
 
+@pytest.mark.full  # two more runs that compile; `test_records.py` has it without compiling
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")

@@ -40,7 +40,10 @@ SHARD_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
 @pytest.fixture
 def run(start: Any, finish: Any) -> Callable[..., Any]:
-    """Trains in *size* processes and returns the run."""
+    """Trains in *size* processes and returns the run.
+
+    Runs without DeepSpeed are made in the test's own process, by `train` and `train_once`.
+    """
 
     def go(name: str, flags: str, size: int = 2) -> Any:
         return finish(start(name, f"--nproc-per-node {size} {flags}"), name)
@@ -96,23 +99,24 @@ def assert_equal_runs(run: Any, other: Any, close: float = CLOSE) -> None:
     "flags",
     [
         "--zero-stage 1",
-        "--zero-stage 2 --recompute full",
-        "--zero-stage 2 --recompute selective --cpu-offload",
-        "--zero-stage 3 --recompute full",
+        pytest.param("--zero-stage 2 --recompute full", marks=pytest.mark.full),
+        pytest.param("--zero-stage 2 --recompute selective --cpu-offload", marks=pytest.mark.full),
+        pytest.param("--zero-stage 3 --recompute full", marks=pytest.mark.full),
         "--zero-stage 3 --cpu-offload",
     ],
 )
-def test_it_equals_one_native_process(run: Any, file: Any, flags: str) -> None:
+def test_it_equals_one_native_process(train_once: Any, run: Any, file: Any, flags: str) -> None:
     """Losses, norms, rates and the validation of 5 steps, two micro-batches each, agree."""
     same = f"{STEPS} --eval-iters 1 --eval-interval 5 --split 8,6,1"
-    native = completed(run("native", same, 1))
+    native = train_once(same)
     sharded = completed(run("sharded", f"{same} --engine deepspeed {flags} {file(SHARD_ALL)}"))
     assert_equal_runs(sharded, native)
     assert farthest(sharded, native, "valid_loss") < CLOSE
     assert farthest_gradient(sharded, native) < CLOSE_MOMENT
 
 
-def test_a_llama(run: Any, file: Any) -> None:
+@pytest.mark.full
+def test_a_llama(train_once: Any, run: Any, file: Any) -> None:
     """Rotary positions, grouped keys and a head of its own are sharded as the rest."""
     same = (
         f"{STEPS} --normalization RMSNorm --swiglu --ffn-hidden-size 24 "
@@ -120,14 +124,17 @@ def test_a_llama(run: Any, file: Any) -> None:
         "--group-query-attention --num-query-groups 2 --no-add-bias-linear "
         "--untie-embeddings-and-output-weights"
     )
-    native = completed(run("native", same, 1))
+    native = train_once(same)
     flags = f"--engine deepspeed --zero-stage 3 {file(SHARD_ALL)}"
     sharded = completed(run("sharded", f"{same} {flags}"))
     assert_equal_runs(sharded, native)
     assert farthest_gradient(sharded, native) < CLOSE_MOMENT
 
 
-def test_a_layer_called_twice(as_ranks: Any, run: Any, file: Any) -> None:
+@pytest.mark.parametrize(
+    "stage", [1, *(pytest.param(stage, marks=pytest.mark.full) for stage in (2, 3))]
+)
+def test_a_layer_called_twice(train_once: Any, as_ranks: Any, file: Any, stage: int) -> None:
     """A layer that is called twice in a forward pass gets both gradients, whatever the stage."""
     script = [str(Path(__file__).with_name("layers_twice.py"))]
 
@@ -135,19 +142,16 @@ def test_a_layer_called_twice(as_ranks: Any, run: Any, file: Any) -> None:
         return completed(as_ranks(name, f"{STEPS} {flags}", [script] * size))
 
     native = twice("native", 1, "")
-    once = completed(run("once", STEPS, 1))
-    assert farthest(native, once, "grad_norm") > 1e-2
-    for stage in (1, 2, 3):
-        flags = f"--engine deepspeed --zero-stage {stage} {file(SHARD_ALL)}"
-        sharded = twice(f"stage{stage}", 2, flags)
-        assert_equal_runs(sharded, native)
-        assert farthest_gradient(sharded, native) < CLOSE_MOMENT
+    assert farthest(native, train_once(STEPS), "grad_norm") > 1e-2
+    sharded = twice("sharded", 2, f"--engine deepspeed --zero-stage {stage} {file(SHARD_ALL)}")
+    assert_equal_runs(sharded, native)
+    assert farthest_gradient(sharded, native) < CLOSE_MOMENT
 
 
-def test_a_single_process_needs_no_launcher(run: Any, file: Any) -> None:
+def test_a_single_process_needs_no_launcher(train_once: Any, run: Any, file: Any) -> None:
     """One process, without accumulation, is a group of its own."""
     same = "--train-iters 3 --sample-tokens 4"
-    native = completed(run("native", same, 1))
+    native = train_once(same)
     alone = completed(
         run("alone", f"{same} --engine deepspeed --zero-stage 3 {file(SHARD_ALL)}", 1)
     )
@@ -155,10 +159,10 @@ def test_a_single_process_needs_no_launcher(run: Any, file: Any) -> None:
     assert alone.summary["sample"] == native.summary["sample"]
 
 
-def test_the_sample_of_sharded_weights(run: Any, file: Any) -> None:
+def test_the_sample_of_sharded_weights(train_once: Any, run: Any, file: Any) -> None:
     """Weights that stage 3 has sharded give the text that whole ones give."""
     same = "--train-iters 2 --global-batch-size 8 --sample-tokens 6"
-    native = completed(run("native", same, 1))
+    native = train_once(same)
     sharded = completed(
         run("sharded", f"{same} --engine deepspeed --zero-stage 3 {file(SHARD_ALL)}")
     )
@@ -166,15 +170,24 @@ def test_the_sample_of_sharded_weights(run: Any, file: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "precision,stage", [("bf16", 1), ("bf16", 2), ("bf16", 3), ("fp16", 1), ("fp16", 3)]
+    "precision,stage",
+    [
+        ("bf16", 1),
+        pytest.param("bf16", 2, marks=pytest.mark.full),
+        pytest.param("bf16", 3, marks=pytest.mark.full),
+        pytest.param("fp16", 1, marks=pytest.mark.full),
+        ("fp16", 3),
+    ],
 )
-def test_half_precision_is_close(run: Any, file: Any, precision: str, stage: int) -> None:
+def test_half_precision_is_close(
+    train_once: Any, run: Any, file: Any, precision: str, stage: int
+) -> None:
     """DeepSpeed keeps half weights beside its float32 rows; the results stay near."""
     same = (
         "--train-iters 5 --lr 1e-3 --global-batch-size 16"
         f" --precision {precision} --initial-loss-scale 65536"
     )
-    native = completed(run("native", same, 1))
+    native = train_once(same)
     flags = f"--engine deepspeed --zero-stage {stage} {file(SHARD_ALL)}"
     sharded = completed(run("sharded", f"{same} {flags}"))
     loss, norm = CLOSE_HALF[precision]
@@ -194,14 +207,14 @@ def test_the_loss_scale_is_the_runs_own(run: Any) -> None:
     assert float(state["optimizer.step.token_embedding.weight"]) == 0.0
 
 
-def test_a_run_goes_on_with_the_other_engine(run: Any, file: Any) -> None:
+def test_a_run_goes_on_with_the_other_engine(train_once: Any, run: Any, file: Any) -> None:
     """Native, then three DeepSpeed processes whose shards do not come out even, then native."""
     plain = "--lr 1e-2 --lr-decay-iters 6 --global-batch-size 12 --train-iters"
-    whole = completed(run("whole", f"{plain} 6", 1))
-    first = completed(run("first", f"{plain} 2", 1))
+    whole = train_once(f"{plain} 6")
+    first = train_once(f"{plain} 2")
     flags = f"--engine deepspeed --zero-stage 3 {file(SHARD_ALL)} --load {first.directory}"
     second = completed(run("second", f"{plain} 4 {flags}", 3))
-    third = completed(run("third", f"{plain} 6 --load {second.directory}", 1))
+    third = train_once(f"{plain} 6 --load {second.directory}")
     for part in (second, third):
         assert_equal_runs(part, whole)
     state = second.saved()
@@ -211,7 +224,7 @@ def test_a_run_goes_on_with_the_other_engine(run: Any, file: Any) -> None:
     assert float(state["optimizer.step.final_norm.bias"]) == 4.0
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.full), "bf16"])
 def test_a_run_goes_on_bit_for_bit(run: Any, file: Any, assert_same: Any, precision: str) -> None:
     """Two parts of a run leave what the whole leaves, its float32 weights too."""
     plain = f"--precision {precision} --lr 1e-2 --lr-decay-iters 4 --global-batch-size 16"
@@ -223,24 +236,24 @@ def test_a_run_goes_on_bit_for_bit(run: Any, file: Any, assert_same: Any, precis
     assert_same(whole.saved(), rest.saved())
 
 
-def test_no_load_optim_is_obeyed(run: Any, file: Any) -> None:
+def test_no_load_optim_is_obeyed(train_once: Any, run: Any, file: Any) -> None:
     """The optimizer begins anew, weights and counters do not: as in a native process."""
     plain = "--lr 1e-2 --lr-decay-iters 4 --global-batch-size 8 --train-iters"
-    first = completed(run("first", f"{plain} 2", 1))
+    first = train_once(f"{plain} 2")
     again = f"{plain} 4 --no-load-optim --load {first.directory}"
-    native = completed(run("native", again, 1))
+    native = train_once(again)
     sharded = completed(run("sharded", f"{again} --engine deepspeed {file(SHARD_ALL)}"))
     assert_equal_runs(sharded, native)
     assert float(sharded.saved()["optimizer.step.final_norm.bias"]) == 2.0
-    with_state = completed(run("with", f"{plain} 4 --load {first.directory}", 1))
+    with_state = train_once(f"{plain} 4 --load {first.directory}")
     assert farthest(sharded, with_state, "loss") > 1e-4
 
 
-@pytest.mark.parametrize("offload", ["", "--cpu-offload"])
-def test_the_batch_grows(run: Any, offload: str) -> None:
+@pytest.mark.parametrize("offload", ["", pytest.param("--cpu-offload", marks=pytest.mark.full)])
+def test_the_batch_grows(train_once: Any, run: Any, offload: str) -> None:
     """One, then two, then four micro-batches a step, as `--rampup-batch-size` says."""
     ramp = "--rampup-batch-size 8 8 48 --global-batch-size 32 --train-samples 160 --lr 1e-2"
-    native = completed(run("native", ramp, 1))
+    native = train_once(ramp)
     flags = f"{ramp} --engine deepspeed --zero-stage 2 {offload}"
     sharded = completed(run("sharded", flags))
     sizes = [row["global_batch_size"] for row in sharded.rows]

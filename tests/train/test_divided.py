@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -43,13 +44,13 @@ def test_a_divided_model(divided: Any, train: Any, capsys: Any) -> None:
 
 
 def test_too_large_for_a_sample(
-    divided: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    train_once: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One process does not load weights that may not fit; a line says what does."""
     monkeypatch.setattr(sample, "_LARGEST_BYTES", 1000)
     runtime: Any = None  # nothing is built
     with caplog.at_level("INFO", logger="lmcore"):
-        checkpoint = divided.directory / "checkpoints/iter_0000004"
-        monkeypatch.setattr(sample.logger.parent.parent, "propagate", True)
+        checkpoint = train_once("--train-iters 4").directory / "checkpoints/iter_0000004"
+        monkeypatch.setattr(logging.getLogger("lmcore"), "propagate", True)
         assert sample.whole_model(checkpoint, runtime) is None
     assert f"`lmcore generate --load {checkpoint}` takes one" in caplog.text

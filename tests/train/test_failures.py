@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,15 +36,20 @@ def test_diverged(train: Any) -> None:
 
 
 _SLOW_IMPORT = """
-import sys, time
+import sys, threading, time
 import lmcore.train.run
+ended = threading.Event()
 def warm_up():
-    time.sleep(1.5)
+    ended.wait()
+    time.sleep(0.3)
     print("imported", file=sys.stderr)
 lmcore.train.run.warm_up = warm_up
 from lmcore.cli.main import main
-raise SystemExit(main(sys.argv[1:]))
+status = main(sys.argv[1:])
+ended.set()
+raise SystemExit(status)
 """
+"""The import goes on while the interpreter ends: started as usual, for a fork ends otherwise."""
 
 
 def test_a_run_that_ends_at_once(arguments: Any) -> None:
@@ -74,19 +77,19 @@ def test_diverged_at_the_last_step(train: Any) -> None:
     assert not list((run.directory / "checkpoints").glob("iter_*"))
 
 
-def limit(size: int) -> Any:
-    """Return what makes every write beyond so many bytes of a file fail, as a full disk does."""
-
-    def apply() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-    return apply
+def limit(size: int) -> str:
+    """Return code that makes writes beyond so many bytes of a file fail, as a full disk does."""
+    return f"""
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
+"""
 
 
 def test_disk_full_for_metrics(start: Any, finish: Any, train: Any) -> None:
     """A row that cannot be written ends the run with a message; the file has whole rows."""
-    train("warm", "--train-iters 400")  # builds the data's index without the limit
+    # Builds the data's index without the limit.
+    train("first", "--train-iters 400 --exit-interval 1")
     process = start("run", "--train-iters 400 --no-tensorboard", before=limit(20_000))
     run = finish(process, "run")
     assert run.status == 1
@@ -127,9 +130,9 @@ def test_disk_full_for_a_checkpoint(start: Any, finish: Any, train: Any) -> None
 
 
 @pytest.mark.parametrize("damage", ["truncated", "altered", "no manifest"])
-def test_damaged_checkpoint(train: Any, damage: str) -> None:
+def test_damaged_checkpoint(train: Any, train_once: Any, copy_of: Any, damage: str) -> None:
     """A damaged checkpoint is refused by name, and the run directory stays as it is."""
-    first = train("run", "--train-iters 4")
+    first = copy_of(train_once("--train-iters 4"), "run")
     folder = first.directory / "checkpoints/iter_0000004"
     (path,) = folder.glob("*.distcp")
     data = path.read_bytes()

@@ -72,13 +72,13 @@ def test_growth(train: Any) -> None:
 
 
 @pytest.mark.parametrize("cut", [2, 14, 17])
-def test_resume(train: Any, assert_same: Any, cut: int) -> None:
+def test_resume(train: Any, train_once: Any, assert_same: Any, cut: int) -> None:
     """A run in two parts is the run in one, bit for bit: scale, counts, rates, weights."""
     flags = (
         "--train-iters 22 --precision fp16 --loss-scale-window 4 --hidden-dropout 0.1"
         " --lr-warmup-iters 5 --eval-interval 11 --eval-iters 1 --split 80,20,0"
     )
-    whole = train("whole", flags)
+    whole = train_once(flags)
     first = train("part", f"{flags} --exit-interval {cut}")
     assert first.status == 0, first.err
     part = train("part", f"{flags} --load {first.directory}")

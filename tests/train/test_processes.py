@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from suite import warm
 
 pytestmark = pytest.mark.distributed
 
@@ -51,15 +51,15 @@ def assert_same_weights(one: Any, two: Any, *, tolerance: float) -> None:
     [
         (2, "--micro-batch-size 4"),
         (2, "--micro-batch-size 1"),
-        (4, "--micro-batch-size 2"),
-        (2, "--micro-batch-size 2 --recompute full"),
+        pytest.param(4, "--micro-batch-size 2", marks=pytest.mark.full),
+        pytest.param(2, "--micro-batch-size 2 --recompute full", marks=pytest.mark.full),
         (2, "--micro-batch-size 2 --async-save"),
     ],
 )
-def test_equal_to_one_process(train: Any, many: Any, size: int, flags: str) -> None:
+def test_equal_to_one_process(train_once: Any, many: Any, size: int, flags: str) -> None:
     """Losses, validation losses, gradient norms and the last weights are those of one process."""
     common = "--global-batch-size 8 --train-iters 6 --eval-interval 3 --eval-iters 2 --split 8,2,0"
-    alone = train("alone", f"{common} --micro-batch-size 8")
+    alone = train_once(f"{common} --micro-batch-size 8")
     together = many("together", f"{common} {flags}", size)
     assert curve(together) == pytest.approx(curve(alone), rel=CLOSE)
     assert [row["consumed_samples"] for row in together.rows] == [8, 16, 24, 32, 40, 48]
@@ -67,6 +67,7 @@ def test_equal_to_one_process(train: Any, many: Any, size: int, flags: str) -> N
     assert together.summary["status"] == "completed"
 
 
+@pytest.mark.full  # compiling takes most of the time, and `test_compile.py` does it alone
 @pytest.mark.timeout(300)  # both processes compile at once
 def test_compiled(train: Any, many: Any) -> None:
     """Blocks that are compiled exchange their gradients just as well."""
@@ -107,7 +108,7 @@ def test_under_torchrun(train: Any, arguments: Any, tmp_path: Path) -> None:
     alone = train("alone", "--global-batch-size 8 --micro-batch-size 8 --train-iters 3")
     flags = "--global-batch-size 8 --micro-batch-size 4 --train-iters 3 --nproc-per-node 2"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
+    done = warm.run(
         [*command, "--nproc-per-node", "2", "-m", "lmcore.cli.main", *arguments("run", flags)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -17,7 +17,7 @@ def annotations(path: Path) -> list[dict[str, Any]]:
     return [one for one in events if one.get("cat") == "user_annotation"]
 
 
-def test_trace(train: Any) -> None:
+def test_trace(train: Any, train_once: Any) -> None:
     """Each part of each step has its name in the trace; the run is the one without a profile."""
     flags = "--train-iters 6 --global-batch-size 8 --save-interval 4"
     run = train("profiled", f"{flags} --profile --profile-step-start 2 --profile-step-end 4")
@@ -37,7 +37,7 @@ def test_trace(train: Any) -> None:
         ), one["name"]
     assert f"profile   steps 3 to 4: {path}" in run.err
     assert "host, ms a step: data " in run.err
-    assert train("plain", flags).curve() == run.curve()
+    assert train_once(flags).curve() == run.curve()
 
 
 def test_refused(train: Any) -> None:

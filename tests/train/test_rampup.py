@@ -46,18 +46,18 @@ def test_what_a_run_shows(train: Any) -> None:
     assert run.err.rstrip().count("ETA: 0:00") >= 1
 
 
-def test_equal_in_pieces(train: Any) -> None:
+def test_equal_in_pieces(train: Any, train_once: Any) -> None:
     """Micro-batches of another size give the same losses, at every size of the batch."""
-    whole = train("whole", f"{RAMP} --micro-batch-size 4")
+    whole = train_once(f"{RAMP} --micro-batch-size 4")
     parts = train("parts", f"{RAMP} --micro-batch-size 1")
     assert_close(parts, whole)
 
 
 @pytest.mark.parametrize("cut", [3, 5, 8])
-def test_resume_on_the_ramp(train: Any, assert_same: Any, cut: int) -> None:
+def test_resume_on_the_ramp(train: Any, train_once: Any, assert_same: Any, cut: int) -> None:
     """A run that stops anywhere on the ramp goes on as the unbroken one, bit for bit."""
     flags = f"{RAMP} --hidden-dropout 0.1 --eval-interval 4 --eval-iters 1 --split 80,20,0"
-    whole = train("whole", flags)
+    whole = train_once(flags)
     first = train("part", f"{flags} --exit-interval {cut}")
     assert len(first.rows) == cut
     part = train("part", f"{flags} --load {first.directory}")
@@ -80,9 +80,9 @@ def test_in_fp16(train: Any) -> None:
 
 
 @pytest.mark.distributed
-def test_on_several_processes(train: Any, start: Any, finish: Any) -> None:
+def test_on_several_processes(train: Any, train_once: Any, start: Any, finish: Any) -> None:
     """Two processes take the steps of one, and one goes on where two stopped on the ramp."""
-    alone = train("alone", f"{RAMP} --micro-batch-size 4")
+    alone = train_once(f"{RAMP} --micro-batch-size 4")
     both = f"{RAMP} --micro-batch-size 2 --nproc-per-node 2"
     together = finish(start("together", both), "together")
     assert sizes(together) == SIZES

@@ -18,15 +18,16 @@ from lmcore.config.resolve import resolve
 from lmcore.plugins import discover
 from lmcore.plugins.registrations import plugin_sections
 
-FLAGS = "--train-iters 6 --eval-interval 4 --eval-iters 1 --split 80,20,0 --sample-tokens 8"
+FLAGS = (
+    "--train-iters 6 --eval-interval 4 --eval-iters 1 --split 80,20,0 --sample-tokens 8"
+    " --cpu-peak-seconds 0.05"
+)
 
 
 @pytest.fixture
-def run(train: Any) -> Any:
+def run(train_once: Any) -> Any:
     """A run of six steps with two validations."""
-    found = train("run", FLAGS)
-    assert found.status == 0, found.err
-    return found
+    return train_once(FLAGS)
 
 
 def test_metrics(run: Any) -> None:
@@ -135,9 +136,9 @@ def test_keep_last(train: Any) -> None:
     assert names == ["iter_0000008", "iter_0000009"]
 
 
-def test_bf16(train: Any) -> None:
+def test_bf16(train: Any, train_once: Any) -> None:
     """Under bf16 it learns as in fp32 but for rounding, keeping float32 weights."""
-    wide = train("wide", "--train-iters 8")
+    wide = train_once("--train-iters 8")
     narrow = train("narrow", "--train-iters 8 --precision bf16")
     assert narrow.status == 0, narrow.err
     for one, other in zip(wide.rows, narrow.rows, strict=True):
@@ -146,10 +147,10 @@ def test_bf16(train: Any) -> None:
     assert {str(t.dtype) for n, t in narrow.saved().items() if n[:3] != "rng"} == {"torch.float32"}
 
 
-def test_fp64(train: Any) -> None:
+def test_fp64(train: Any, train_once: Any) -> None:
     """Under fp64 everything is float64, checkpoints too; fp32 differs from it by rounding alone."""
     wide = train("wide", "--train-iters 8 --precision fp64 --save-interval 4")
-    narrow = train("narrow", "--train-iters 8")
+    narrow = train_once("--train-iters 8")
     assert wide.status == 0, wide.err
     pairs = [
         (one["loss"], other["loss"]) for one, other in zip(wide.rows, narrow.rows, strict=True)
@@ -176,10 +177,12 @@ def test_fp64(train: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recompute(train: Any, assert_same: Any, policy: str, precision: str) -> None:
+def test_recompute(
+    train: Any, train_once: Any, assert_same: Any, policy: str, precision: str
+) -> None:
     """Recomputation changes memory, not a bit of the numbers, dropout included."""
     flags = f"--train-iters 5 --hidden-dropout 0.1 --attention-dropout 0.1 --precision {precision}"
-    plain, other = train("plain", flags), train("other", f"{flags} --recompute {policy}")
+    plain, other = train_once(flags), train("other", f"{flags} --recompute {policy}")
     assert other.status == 0, other.err
     assert other.curve() == plain.curve()
     assert_same(other.saved(), plain.saved())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,9 +99,9 @@ def test_longer_run(train: Any) -> None:
     assert "`lr_decay_samples`: checkpoint 48, this run 80" in refused.err
 
 
-def test_refused_resume_changes_nothing(train: Any) -> None:
+def test_refused_resume_changes_nothing(train: Any, train_once: Any, copy_of: Any) -> None:
     """A run that must not go on leaves metrics, summary and settings of the first part alone."""
-    first = train("run", "--train-iters 4")
+    first = copy_of(train_once("--train-iters 4"), "run")
     files = {p: p.read_bytes() for p in first.directory.rglob("*") if p.is_file()}
     for flags in ("--train-iters 9", "--train-iters 4 --num-layers 1", "--train-iters 4 --seed 3"):
         refused = train("run", f"{flags} --load {first.directory}")
@@ -109,9 +110,9 @@ def test_refused_resume_changes_nothing(train: Any) -> None:
     assert {p: p.read_bytes() for p in first.directory.rglob("*") if p.is_file()} == files
 
 
-def test_finetune_in_place_is_refused(train: Any) -> None:
+def test_finetune_in_place_is_refused(train: Any, train_once: Any, copy_of: Any) -> None:
     """Fine-tuning is another run: it does not overwrite the records of the one it starts from."""
-    first = train("run", "--train-iters 4")
+    first = copy_of(train_once("--train-iters 4"), "run")
     before = (first.directory / "metrics.jsonl").read_bytes()
     refused = train("run", f"--train-iters 4 --finetune --load {first.directory}")
     assert refused.status == 2
@@ -123,9 +124,9 @@ def test_finetune_in_place_is_refused(train: Any) -> None:
     assert tuned.rows[0]["loss"] < first.rows[0]["loss"]
 
 
-def test_nothing_left_to_train(train: Any) -> None:
+def test_nothing_left_to_train(train: Any, train_once: Any, copy_of: Any) -> None:
     """Loading a finished run takes no step, keeps its rows and says where it stands."""
-    first = train("run", "--train-iters 4")
+    first = copy_of(train_once("--train-iters 4"), "run")
     again = train("run", f"--train-iters 4 --load {first.directory}")
     assert again.status == 0, again.err
     assert "nothing is left to train: the checkpoint is of step 4, the run ends at step 4" in (
@@ -136,10 +137,10 @@ def test_nothing_left_to_train(train: Any) -> None:
     assert again.summary["iteration"] == 4
 
 
-def test_restart_command(train: Any) -> None:
+def test_restart_command(train: Any, tmp_path: Path) -> None:
     """One command starts a run and goes on with it: `--load` and `--save` on one new directory."""
     flags = "--train-iters 8 --exit-interval 4 --load {0} --save {0}"
-    directory = train("run", "--train-iters 1").directory.parent / "again"
+    directory = tmp_path / "again"
     first = train("again", flags.format(directory))
     assert first.status == 0, first.err
     assert "starting anew" in first.err

@@ -88,32 +88,39 @@ def test_new_weights_in_mid_run(train: Any, assert_same: Any, prefixes: list[str
 
 def test_longer_run_goes_on_without_repeats(train: Any, prefixes: list[str]) -> None:
     """`--change-blend` with the same sources lengthens a run beyond its epochs."""
-    flags = f"--data-path {prefixes[0]} --lr-decay-iters 20"
-    first = train("run", f"{flags} --train-iters 10")
-    longer = f"{flags} --train-iters 200 --exit-interval 90 --load {first.directory}"
+    flags = f"--data-path {prefixes[0]} --lr-decay-iters 6 --micro-batch-size 16"
+    first = train("run", f"{flags} --train-iters 3")
+    longer = f"{flags} --train-iters 50 --exit-interval 23 --load {first.directory}"
     refused = train("refused", longer)
     assert refused.status == 2
     assert "not in the checkpoint's order" in refused.err
     longer = train("longer", f"{longer} --change-blend")
     assert longer.status == 0, longer.err
     (source,) = data_of(longer)["sources"]
-    assert source["requested"][0] == 40
-    assert (source["taken"], source["consumed"]) == (40, 360)
+    assert source["requested"][0] == 3 * 16
+    assert (source["taken"], source["consumed"]) == (3 * 16, 23 * 16)
 
 
-@pytest.mark.parametrize("flags", [MASKS, "--dataloader-type cyclic", f"{MASKS} --recompute full"])
-def test_resume_with(train: Any, assert_same: Any, flags: str) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        MASKS,
+        "--dataloader-type cyclic",
+        pytest.param(f"{MASKS} --recompute full", marks=pytest.mark.full),
+    ],
+)
+def test_resume_with(train: Any, train_once: Any, assert_same: Any, flags: str) -> None:
     """Masks and passes change the run, and leave its resume exact."""
-    flags = f"--train-iters 100 {DROPOUT} --split 80,20,0 {flags}"  # an epoch has 280 samples
+    plain = f"{DROPOUT} --split 80,20,0 --micro-batch-size 16"  # an epoch has 280 samples
+    flags = f"--train-iters 25 {plain} {flags}"
     whole = train("whole", flags)
     assert whole.status == 0, whole.err
-    part = train("part", f"{flags} --exit-interval 83")
+    part = train("part", f"{flags} --exit-interval 21")
     part = train("part", f"{flags} --load {part.directory}")
     assert part.status == 0, part.err
     assert part.curve() == whole.curve()
     assert_same(part.saved(), whole.saved())
-    plain = train("plain", f"--train-iters 1 --split 80,20,0 {DROPOUT}")
-    assert plain.rows[0]["loss"] != whole.rows[0]["loss"]
+    assert train_once(f"--train-iters 1 {plain}").rows[0]["loss"] != whole.rows[0]["loss"]
 
 
 def test_masked_kernel_is_bound(train: Any) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suite.warm import WarmPopen
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
@@ -28,9 +29,10 @@ def on_terminal(data_prefix: str, tmp_path: Path) -> Callable[..., tuple[int, st
         tiny = (
             "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 16"
             " --micro-batch-size 4 --num-threads 1 --sample-tokens 0 --eval-iters 0"
+            " --cpu-peak-seconds 0"
         )
         argv = ["train", *tiny.split(), "--data-path", data_prefix, "--save", str(tmp_path / "run")]
-        process = subprocess.Popen(
+        process = WarmPopen(
             [sys.executable, "-m", "lmcore.cli.main", *argv, *flags.split()],
             env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
