@@ -261,9 +261,18 @@ CASES: tuple[Case, ...] = (
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that asks for a `case` on each of them."""
+    """Run a test that asks for a `case` on each of them; the largest is for the full set."""
     if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", CASES, ids=lambda case: f"{case.op}: {case.label}")
+        cases = [
+            pytest.param(
+                case,
+                id=f"{case.op}: {case.label}",
+                # In small, test_linear_cross_entropy.py has several blocks.
+                marks=pytest.mark.full if case.label == "several blocks" else (),
+            )
+            for case in CASES
+        ]
+        metafunc.parametrize("case", cases)
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,8 @@ CASES = [
     for case in load("backend_cases", ROOT / "tests/backend/conftest.py").CASES
     if case.op in KERNELS and case.label != "several blocks"  # 65537 logits are minutes here
 ]
+FIRST = {case.op: case for case in reversed(CASES)}
+"""The case of each op that is tried in two dtypes in the fast set, too."""
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -111,7 +113,12 @@ def test_every_kernel_is_called_as_its_op_is(impl):
 @pytest.mark.parametrize(
     "case,dtype",
     [
-        pytest.param(case, dtype, id=f"{case.op}: {case.label}, {dtype}")
+        pytest.param(
+            case,
+            dtype,
+            id=f"{case.op}: {case.label}, {dtype}",
+            marks=() if dtype == torch.float32 or case is FIRST[case.op] else pytest.mark.full,
+        )
         for place, case in enumerate(CASES)
         for dtype in (torch.float32, DTYPES[1 + place % 2])
     ],
@@ -133,7 +140,11 @@ def test_the_cases_of_every_kernel(case, dtype):
 WIDTHS = [1, 2, 31, 128, 129, 384, 1000, 1025, 1536]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    "width",
+    # One in each dtype in the fast set.
+    [pytest.param(one, marks=() if one in {1, 129, 1536} else pytest.mark.full) for one in WIDTHS],
+)
 def test_rows_of_any_width(width):
     """Widths around tiles, and several tiles side by side, with rows that fill none of them."""
     dtype = DTYPES[WIDTHS.index(width) % 3]
@@ -149,6 +160,7 @@ def test_rows_of_any_width(width):
     compare(cross_entropy, (x, targets))
 
 
+@pytest.mark.full
 def test_random_sizes():
     """Sizes that nobody thought of, each in a dtype of its own."""
     sizes = random.Random(17)
@@ -258,7 +270,10 @@ def test_masks_of_any_number_of_dims(shape):
     compare(scaled_masked_softmax, (x, hidden, 0.8))
 
 
-@pytest.mark.parametrize("dropout", [0.02, 0.5, 0.9])
+@pytest.mark.parametrize(
+    "dropout",
+    [pytest.param(0.02, marks=pytest.mark.full), 0.5, pytest.param(0.9, marks=pytest.mark.full)],
+)
 def test_as_much_is_dropped_as_asked_for(dropout):
     """The share is the probability's, survivors are scaled up, gradients pass where values do."""
     x = torch.full((41, 707), 0.75).requires_grad_()
@@ -377,7 +392,11 @@ def head_inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Ten
     return draw(TOKENS, HIDDEN, dtype=dtype), draw(VOCAB, HIDDEN, seed=1), target, share
 
 
-@pytest.mark.parametrize("rows", [1, 128, 150], ids=lambda rows: f"{rows} rows fit")
+@pytest.mark.parametrize(
+    "rows",
+    [pytest.param(1, marks=pytest.mark.full), 128, 150],
+    ids=lambda rows: f"{rows} rows fit",
+)
 def test_blocks_of_tokens_add_up(rows, monkeypatch):
     """Whatever fits in a block, loss and gradients are the reference's."""
     monkeypatch.setattr(head, "_BLOCK_BYTES", rows * VOCAB * 4)
