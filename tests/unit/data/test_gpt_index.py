@@ -245,8 +245,8 @@ def megatron_index(sizes, length, samples, seed, threshold):
     seed=st.integers(0, 2**32 - 1),
     threshold=st.sampled_from([0.80, 0.95]),
 )
-@example(sizes=[10] * 10, length=1, samples=99 + 70, seed=3, threshold=0.80)
-@example(sizes=[10] * 10, length=1, samples=99 + 85, seed=3, threshold=0.80)
+@example(sizes=[10] * 10, length=1, samples=99 + 78, seed=3, threshold=0.80)  # apart
+@example(sizes=[10] * 10, length=1, samples=99 + 79, seed=3, threshold=0.80)  # no more
 @example(sizes=[1], length=2, samples=1, seed=3, threshold=0.80)
 def test_index_is_megatron_s(sizes, length, samples, seed, threshold):
     """Epochs, the separate last epoch and both shuffles are those of the plain construction."""

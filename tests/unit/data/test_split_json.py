@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmcore.data import split_json as module
@@ -53,6 +53,8 @@ def test_counts_and_provenance(tmp_path: Path) -> None:
 
 
 @given(total=st.integers(3, 200), dev=st.integers(1, 60), test=st.integers(0, 39))
+@example(total=100, dev=29, test=0)  # in binary 28.999999999999996
+@example(total=100, dev=57, test=28)  # 56.99999999999999 and 28.000000000000004
 def test_shares_are_decimal(tmp_path_factory, total: int, dev: int, test: int) -> None:
     """Of N lines each part has floor(share N), computed in decimal; train has what is left."""
     folder = tmp_path_factory.mktemp("shares")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmcore.data.clean.document import Document, Drop, Replace
@@ -159,6 +159,8 @@ def slow_cuts(text: str, texts: list[str], how: NgramSettings) -> list[tuple[int
     st.integers(0, 2**32),
     st.integers(0, 6),
 )
+@example([*"abcabcaabbccabcabcbacabc"], [[*"abc"], [*"bcaab"], [*"dabca"]], 0, 0)
+@example([*"abcabcaabbccabcabcbacabc"], [[*"abc"], [*"bcaab"], [*"dabca"]], 1, 6)
 def test_equal_to_a_slow_search(
     words: list[str], tasks: list[list[str]], seed: int, margin: int
 ) -> None:
