@@ -27,11 +27,12 @@ import sys
 import tempfile
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, marked, parse
 
 Figures = dict[str, Any]
 
@@ -248,10 +249,10 @@ def starting() -> Figures:
     }
 
 
-def starts(turns: int) -> Figures:
+def starts(turns: int, counts: Sequence[int]) -> Figures:
     """Return the phases of a start beside so many further plugins."""
     rows: Figures = {}
-    for count in (0, 1, 10):
+    for count in counts:
         with tempfile.TemporaryDirectory() as folder:
             for number in range(count):
                 _install(Path(folder), f"device{number}", _DUMMY + _DUMMY_DEVICE)
@@ -279,18 +280,21 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=200_000)
     parser.add_argument("--start", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    asked = parse(parser, turns=1, calls=2000)
     if asked.start:
         print(json.dumps(starting()))
         return
+    check(asked)
     parts: dict[str, Callable[[], Figures]] = {
         "calls": lambda: calls(asked.turns, asked.calls),
         "steps": lambda: steps(asked.turns),
-        "starts": lambda: starts(max(3, asked.turns // 5)),
+        "starts": lambda: (
+            starts(1, (1,)) if asked.toy else starts(max(3, asked.turns // 5), (0, 1, 10))
+        ),
     }
     found = {name: make() for name, make in parts.items() if asked.only in {None, name}}
     if asked.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(marked(found, asked), indent=2))
         return
     for name, figures in found.items():
         print(f"{name}:")

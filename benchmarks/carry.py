@@ -66,18 +66,23 @@ def collect(folder: Path, plugin: str, python: str) -> None:
     folder.mkdir(parents=True)
     for source in (".", plugin, "plugins/conformance"):
         build(ROOT / source, folder, python if source == "." else "")
+    command = [sys.executable, "-m", "pip", "download", *downloads(folder, python)]
+    subprocess.run(command, check=True)
+    size = sum(one.stat().st_size for one in folder.iterdir())
+    print(f"{len(list(folder.iterdir()))} wheels, {size / 2**20:.1f} MiB in {folder}")
+
+
+def downloads(folder: Path, python: str) -> list[str]:
+    """Return the arguments of `pip download` for what the wheels in a folder need."""
     wanted = {canonicalize_name(one.name): str(one) for one in needs(folder)}
     wanted |= {canonicalize_name(name): name for name in MORE}
     own = {parse_wheel_filename(one.name)[0] for one in folder.glob("*.whl")}
     names = [text for name, text in wanted.items() if name not in own | set(THEIRS)]
     platforms = [f"--platform=manylinux_{one}_x86_64" for one in PLATFORMS]
     platforms += ["--platform=manylinux2014_x86_64", "--platform=manylinux1_x86_64"]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
-    command += ["--constraint", str(ROOT / "constraints.txt")]
-    subprocess.run([*command, *platforms, f"--dest={folder}", *names], check=True)
-    size = sum(one.stat().st_size for one in folder.iterdir())
-    print(f"{len(list(folder.iterdir()))} wheels, {size / 2**20:.1f} MiB in {folder}")
+    flags = ["--quiet", "--no-deps", "--only-binary=:all:", "--implementation=cp"]
+    flags += [f"--python-version={python}", "--constraint", str(ROOT / "constraints.txt")]
+    return [*flags, *platforms, f"--dest={folder}", *names]
 
 
 def build(source: Path, folder: Path, python: str) -> None:

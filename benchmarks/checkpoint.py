@@ -13,24 +13,27 @@ import argparse
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, parse
 
-from lmcore.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
+if TYPE_CHECKING:
+    import torch
 
 Action = Callable[[], object]
 
 
 def model_like(megabytes: int) -> dict[str, torch.Tensor]:
     """Return fp32 tensors of a transformer's mix: one large table, many matrices and vectors."""
+    import torch
+
     hidden = 1024
     tensors = {"embedding": torch.randn(max(1, megabytes * 1_000_000 // 5 // (hidden * 4)), hidden)}
     layer = 0
@@ -43,6 +46,8 @@ def model_like(megabytes: int) -> dict[str, torch.Tensor]:
 
 def torch_save(tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Save everything into one file and sync it."""
+    import torch
+
     path.mkdir()
     with (path / "state.pt").open("wb") as stream:
         torch.save(tensors, stream)
@@ -52,6 +57,9 @@ def torch_save(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 def save_distributed(tensors: dict[str, torch.Tensor], path: Path, num_threads: int) -> None:
     """Save with torch's distributed writer, synced."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
     writer = FileSystemWriter(path, thread_count=num_threads, sync_files=True)
     dcp_save(dict(tensors), storage_writer=writer, no_dist=True)
 
@@ -65,6 +73,11 @@ def seconds(action: Action) -> float:
 
 def measure(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -> dict[str, list[float]]:
     """Return the seconds of every variant, one figure a repeat."""
+    import torch
+    from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+
+    from lmcore.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
+
     targets = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     ours, theirs, plain = folder / "ours", folder / "dcp2", folder / "plain"
     checkpoint = ours / "iter_0000001"
@@ -122,7 +135,10 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1000, help="bytes of tensors, in 10^6")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--directory", type=Path, help="where to write; default: a temporary one")
-    arguments = parser.parse_args()
+    arguments = parse(parser, megabytes=1, repeats=1)
+    check(arguments)
+    import torch
+
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     tensors = model_like(arguments.megabytes)
     megabytes = sum(tensor.nbytes for tensor in tensors.values()) / 1e6

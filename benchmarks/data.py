@@ -24,11 +24,27 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, parse
 from tokenizer_engines import corpus_texts
 from unique_text import unique_documents
 
 HERE = Path(__file__).parent
-LIBRARIES = ("gigatoken", "tokie", "tokenizers", "tiktoken")
+LIBRARIES = {
+    "gigatoken": ("gigatoken", "tokenizers"),
+    "tokie": ("tokie", "tokenizers"),
+    "tokenizers": ("tokenizers",),
+    "tiktoken": ("tiktoken", "lmcore"),
+}
+"""Libraries that encode in memory, and the packages that this takes."""
+PEERS = {
+    "Megatron fast path": ("megatron", "transformers", "gigatoken"),
+    "Megatron default, small": ("megatron", "transformers"),
+}
+_MISSING = """
+import importlib.util, sys
+print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
+"""
 
 
 @dataclass
@@ -53,6 +69,15 @@ def write_text(path: Path, corpus: str, megabytes: int) -> float:
         for text in documents:
             file.write(json.dumps({"text": text}) + "\n")
     return path.stat().st_size / 1e6
+
+
+def is_here(name: str, python: str, packages: tuple[str, ...]) -> bool:
+    """Return whether a contender can run in a Python, and name it if it is left out."""
+    command = [python, "-c", _MISSING, *packages]
+    missing = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    if missing:
+        print(f"{name}: left out, {python} has no {', '.join(missing)}", file=sys.stderr)
+    return not missing
 
 
 def timed(row: Row, command: list[str], **environment: str) -> str:
@@ -121,7 +146,8 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=128)
     parser.add_argument("--slow-megabytes", type=int, default=8, help="for Megatron's default way")
     parser.add_argument("--turns", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parse(parser, megabytes=1, slow_megabytes=1, turns=1)
+    check(arguments)
     files = [str(Path(arguments.vocab_file).resolve()), str(Path(arguments.merge_file).resolve())]
     with tempfile.TemporaryDirectory() as folder:
         compare(arguments, files, Path(folder))
@@ -135,25 +161,31 @@ def compare(arguments: argparse.Namespace, files: list[str], folder: Path) -> No
     rows = {
         "lmcore data prepare": Row(size),
         "lmcore, the small input": Row(small_size),
-        "Megatron fast path": Row(size),
-        "Megatron default, small": Row(small_size),
-        **{f"{name}, in memory": Row(arguments.megabytes) for name in LIBRARIES},
     }
     peer = arguments.peer_python
+    sizes = {"Megatron fast path": size, "Megatron default, small": small_size}
+    rows |= {n: Row(sizes[n]) for n, needs in PEERS.items() if is_here(n, peer, needs)}
+    python = arguments.library_python
+    libraries = [name for name, needs in LIBRARIES.items() if is_here(name, python, needs)]
+    rows |= {f"{name}, in memory": Row(arguments.megabytes) for name in libraries}
     for turn in range(arguments.turns):
         for name, source in (("lmcore data prepare", large), ("lmcore, the small input", small)):
             prepare_with_lmcore(rows[name], source, folder / f"ours{source.stem}", files)
-        prepare_with_peer(rows["Megatron fast path"], peer, "fast", large, folder / "fast", files)
-        if turn < 3:
-            slow = rows["Megatron default, small"]
+        if fast := rows.get("Megatron fast path"):
+            prepare_with_peer(fast, peer, "fast", large, folder / "fast", files)
+        if turn < 3 and (slow := rows.get("Megatron default, small")):
             prepare_with_peer(slow, peer, "default", small, folder / "default", files)
-        for library in LIBRARIES[:2] if turn else LIBRARIES:
-            row = rows[f"{library}, in memory"]
-            raw_speed(row, library, arguments.library_python, large, files)
-    if digest(folder / "ourslarge_text_document") != digest(folder / "fast"):
-        raise SystemExit("lmcore and the fast path wrote different bytes")
-    if digest(folder / "ourssmall_text_document") != digest(folder / "default"):
-        raise SystemExit("lmcore and Megatron's default wrote different bytes")
+        for library in libraries[:2] if turn else libraries:
+            raw_speed(rows[f"{library}, in memory"], library, python, large, files)
+    for name, ours, theirs in (
+        ("Megatron fast path", "ourslarge", "fast"),
+        ("Megatron default, small", "ourssmall", "default"),
+    ):
+        same = name not in rows or digest(folder / f"{ours}_text_document") == digest(
+            folder / theirs
+        )
+        if not same:
+            raise SystemExit(f"lmcore and {name} wrote different bytes")
     show(rows)
 
 
@@ -167,21 +199,26 @@ def show(rows: dict[str, Row]) -> None:
         own = f"{row.rate(row.own):.1f}"
         print(f"{name:<28}{row.megabytes:>6.0f}{whole:>9}{own:>11}{per_cpu:>11}")
     ours, small = rows["lmcore data prepare"], rows["lmcore, the small input"]
-    fast, slow = rows["Megatron fast path"], rows["Megatron default, small"]
-    best = max((row for name, row in rows.items() if name.endswith("memory")), key=_own)
-    print("\nratios, medians of the turns")
-    print(f"whole / Megatron default, same small input  {_ratio(slow.wall, small.wall):.1f}")
-    print(
-        f"processor seconds / Megatron default, small {_ratio(slow.processor, small.processor):.1f}"
-    )
-    print(f"own timer / Megatron default, small         {_ratio(slow.own, small.own):.1f}")
-    print(f"whole (large) / Megatron default (small)    {_rates(ours, slow):.1f}")
-    print(f"whole / fast path                           {_ratio(fast.wall, ours.wall):.1f}")
-    print(f"own timer / fast path                       {_ratio(fast.own, ours.own):.1f}")
-    print(
-        f"processor seconds / fast path               {_ratio(fast.processor, ours.processor):.1f}"
-    )
-    print(f"whole / fastest library in memory           {_rates(ours, best, own=True):.2f}")
+    ratios: dict[str, float] = {}
+    if slow := rows.get("Megatron default, small"):
+        ratios |= {
+            "whole / Megatron default, same small input": _ratio(slow.wall, small.wall),
+            "processor seconds / Megatron default, small": _ratio(slow.processor, small.processor),
+            "own timer / Megatron default, small": _ratio(slow.own, small.own),
+            "whole (large) / Megatron default (small)": _rates(ours, slow),
+        }
+    if fast := rows.get("Megatron fast path"):
+        ratios |= {
+            "whole / fast path": _ratio(fast.wall, ours.wall),
+            "own timer / fast path": _ratio(fast.own, ours.own),
+            "processor seconds / fast path": _ratio(fast.processor, ours.processor),
+        }
+    if raw := [row for name, row in rows.items() if name.endswith("in memory")]:
+        ratios["whole / fastest library in memory"] = _rates(ours, max(raw, key=_own), own=True)
+    if ratios:
+        print("\nratios, medians of the turns")
+    for name, ratio in ratios.items():
+        print(f"{name:<44}{ratio:.2f}")
 
 
 def _own(row: Row) -> float:

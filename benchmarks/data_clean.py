@@ -27,17 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from unique_text import unique_documents
 
-from lmcore.data.clean.chain import STEPS
-from lmcore.data.clean.fix import fixed
-from lmcore.data.clean.minhash import MinHash, jaccard, shingle_set
-from lmcore.data.input.compression import open_text
+sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, parse
+from unique_text import unique_documents
 
 _MB = 2**20
 _HASHES = 100
-MINHASH = MinHash(hashes=_HASHES)
 _SHINGLE = 5
+_PACKAGES = {"language": "py3langid"}
+"""What a step needs beyond lmcore's own requirements."""
 
 Signature = Callable[[str], Any]
 
@@ -49,6 +48,8 @@ def paths(pattern: str) -> list[str]:
 
 def read_texts(patterns: Sequence[str]) -> list[str]:
     """Return the texts of all documents that have one."""
+    from lmcore.data.input.compression import open_text
+
     texts = []
     for path in sorted({path for one in patterns for path in paths(one)}):
         with open_text(path) as lines:
@@ -70,7 +71,9 @@ def time_step(
     for _ in range(repeats):
         start, before = time.perf_counter(), os.times()
         command = [sys.executable, "-m", "lmcore.cli.main", "data", "clean", step, *flags]
-        subprocess.run(command, check=True, capture_output=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}: status {done.returncode}\n{done.stderr}")
         seconds.append(time.perf_counter() - start)
         after = os.times()
         used = after.children_user - before.children_user
@@ -93,9 +96,12 @@ def speed(texts: Sequence[str], work: Callable[[str], object], repeats: int) -> 
 
 def signatures() -> dict[str, Signature]:
     """Return what makes a signature of 100 numbers, by the name of its library."""
+    from lmcore.data.clean.minhash import MinHash
+
+    ours = MinHash(hashes=_HASHES)
     found: dict[str, Signature] = {
-        "lmcore": lambda text: MINHASH.signatures([text])[0],
-        "lmcore, numpy": lambda text: MINHASH.signatures([text], native=False)[0],
+        "lmcore": lambda text: ours.signatures([text])[0],
+        "lmcore, numpy": lambda text: ours.signatures([text], native=False)[0],
     }
     for name in ("datasketch", "rensa"):
         if importlib.util.find_spec(name) is None:
@@ -130,6 +136,8 @@ def pieces(text: str) -> list[str]:
 
 def errors(texts: Sequence[str], signature: Signature) -> tuple[float, float]:
     """Return mean and spread of the errors of estimates, in units of what theory allows."""
+    from lmcore.data.clean.minhash import jaccard, shingle_set
+
     choice = random.Random(0)
     found = []
     for text in texts:
@@ -151,9 +159,16 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=12, help="of text, the real one first")
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
-    wanted = parser.parse_args()
+    wanted = parse(parser, megabytes=1, workers=[1], repeats=1)
+    check(wanted)
+    from lmcore.data.clean.chain import STEPS
+
     texts = read_texts(wanted.corpus)
     steps = [step for step in STEPS if step != "ngram" or wanted.tasks]
+    for step, package in _PACKAGES.items():
+        if importlib.util.find_spec(package) is None:
+            print(f"{step}: left out, {package} is not installed")
+            steps.remove(step)
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.jsonl"
         with corpus.open("w", encoding="utf-8") as file:
@@ -178,6 +193,8 @@ def main() -> None:
         print(name.ljust(16), *(f"{one:12.2f}" for one in shown), flush=True)
     if importlib.util.find_spec("ftfy"):
         import ftfy
+
+        from lmcore.data.clean.fix import fixed
 
         print("\nmending", f"lmcore {speed(sample, fixed, wanted.repeats):.1f} MB/s,", end=" ")
         print(f"ftfy {speed(sample, ftfy.fix_text, wanted.repeats):.1f} MB/s")

@@ -25,30 +25,30 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, marked, parse
+
 NO, YES = False, True  # what the peer's helpers take by position
 SEED = 1234
 LONGEST = 1000  # tokens of a document: 1 to so many
-READ_DOCUMENTS = 200_000
-READ_SAMPLES = 4000
 SENTENCES = 6
 WEIGHTS = [0.1, 0.2, 0.3, 0.4]
-BLEND = 10_000_000
 
 TASKS = {
     "sample index": "one epoch's sample index, of shuffled documents",
     "whole index": "documents shuffled, sample index, shuffle index",
-    "blend": "which of four datasets each of 10 million samples is from",
+    "blend": "which of four datasets each sample is from",
     "sentences": "mapping of sentences to BERT samples, six sentences a document",
     "cold": "opening a GPT dataset without a cache: build and write it",
     "warm": "opening a GPT dataset whose index is cached",
-    "read in order": f"{READ_SAMPLES} samples of 1024 tokens, one after another",
-    "read shuffled": f"{READ_SAMPLES} samples of 1024 tokens, at random positions",
+    "read in order": "samples, one after another",
+    "read shuffled": "samples, at random positions",
 }
 
 Task = Callable[[], Any]
@@ -56,12 +56,22 @@ Task = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Work:
-    """What both contenders are given."""
+    """What both contenders are given.
+
+    Attributes:
+        large, small: Datasets, without content and with.
+        cache: Folder of indices.
+        length: Tokens of a sample.
+        reads: Samples that are read.
+        blend: Samples of the blend.
+    """
 
     large: str
     small: str
     cache: Path
-    sequence_length: int
+    length: int
+    reads: int
+    blend: int
 
     def fresh(self) -> Path:
         """Return an empty directory for a cache."""
@@ -71,7 +81,7 @@ class Work:
 
     def order(self, samples: int) -> list[int]:
         """Return the positions that are read at random."""
-        return np.random.default_rng(0).integers(0, samples, READ_SAMPLES).tolist()
+        return np.random.default_rng(0).integers(0, samples, self.reads).tolist()
 
 
 def write_dataset(prefix: Path, documents: int, *, content: bool) -> str:
@@ -100,7 +110,7 @@ def lmcore_tasks(work: Work) -> dict[str, Task]:
 
     large, small = IndexedDataset(work.large), IndexedDataset(work.small)
     tokens = large.tokens
-    samples = (tokens - 1) // work.sequence_length
+    samples = (tokens - 1) // work.length
     sizes = np.array(large.sizes)
     short = sizes % 60
     documents = build_gpt_index(
@@ -111,8 +121,8 @@ def lmcore_tasks(work: Work) -> dict[str, Task]:
         return GPTDataset(
             indexed,
             document_range=(0, indexed.document_count),
-            num_samples=(indexed.tokens - 1) // work.sequence_length,
-            sequence_length=work.sequence_length,
+            num_samples=(indexed.tokens - 1) // work.length,
+            sequence_length=work.length,
             seed=SEED,
             cache_dir=cache,
         )
@@ -121,7 +131,7 @@ def lmcore_tasks(work: Work) -> dict[str, Task]:
         made = build_gpt_index(
             large.sizes,
             (0, len(sizes)),
-            sequence_length=work.sequence_length,
+            sequence_length=work.length,
             num_samples=samples,
             seed=SEED,
         )
@@ -142,14 +152,14 @@ def lmcore_tasks(work: Work) -> dict[str, Task]:
     order = work.order(len(reading))
     return {
         "sample index": lambda: build_sample_index(
-            sizes, documents, sequence_length=work.sequence_length, num_samples=samples
+            sizes, documents, sequence_length=work.length, num_samples=samples
         ),
         "whole index": whole,
-        "blend": lambda: list(build_blend_index(WEIGHTS, BLEND)),
+        "blend": lambda: list(build_blend_index(WEIGHTS, work.blend)),
         "sentences": sentences,
         "cold": lambda: opened(large, work.fresh()),
         "warm": lambda: opened(large, work.cache / "warm"),
-        "read in order": lambda: [reading[i] for i in range(READ_SAMPLES)],
+        "read in order": lambda: [reading[i] for i in range(work.reads)],
         "read shuffled": lambda: [reading[i] for i in order],
     }
 
@@ -178,7 +188,7 @@ def megatron_tasks(work: Work) -> dict[str, Task]:
         cache.mkdir(parents=True, exist_ok=True)
         config = gpt_dataset.GPTDatasetConfig(
             random_seed=SEED,
-            sequence_length=work.sequence_length,
+            sequence_length=work.length,
             blend=([prefix], None),
             split="1,0,0",
             path_to_cache=str(cache),
@@ -189,7 +199,7 @@ def megatron_tasks(work: Work) -> dict[str, Task]:
             create_attention_mask=False,
         )
         lengths = indexed.sequence_lengths
-        samples = (int(lengths.sum()) - 1) // work.sequence_length
+        samples = (int(lengths.sum()) - 1) // work.length
         documents = np.arange(len(lengths), dtype=np.int32)
         return gpt_dataset.GPTDataset(indexed, prefix, documents, samples, Split.train, config)
 
@@ -197,15 +207,15 @@ def megatron_tasks(work: Work) -> dict[str, Task]:
         rng = np.random.RandomState(SEED)
         documents = gpt_dataset._build_document_index(everything, 1, rng, NO)  # noqa: SLF001
         starts = helpers.build_sample_idx(
-            large.sequence_lengths.copy(), documents, work.sequence_length, 1, tokens, YES, YES
+            large.sequence_lengths.copy(), documents, work.length, 1, tokens, YES, YES
         )
         count = len(starts) - 1
         return [documents, starts, gpt_dataset._build_shuffle_index(count, count, rng)]  # noqa: SLF001
 
     def blend() -> list[np.ndarray]:
-        dataset, sample = np.zeros(BLEND, np.int16), np.zeros(BLEND, np.int64)
+        dataset, sample = np.zeros(work.blend, np.int16), np.zeros(work.blend, np.int64)
         shares = np.array(WEIGHTS)
-        helpers_cpp.build_blending_indices(dataset, sample, shares, len(shares), BLEND, NO)
+        helpers_cpp.build_blending_indices(dataset, sample, shares, len(shares), work.blend, NO)
         return [dataset, sample]
 
     reading = opened(small, work.small, work.cache / "read")
@@ -213,7 +223,7 @@ def megatron_tasks(work: Work) -> dict[str, Task]:
     starts = np.arange(0, len(sizes) + 1, SENTENCES)
     return {
         "sample index": lambda: helpers_cpp.build_sample_idx_int32(
-            sizes, shuffled, work.sequence_length, 1, tokens, YES, 1
+            sizes, shuffled, work.length, 1, tokens, YES, 1
         ),
         "whole index": whole,
         "blend": blend,
@@ -222,7 +232,7 @@ def megatron_tasks(work: Work) -> dict[str, Task]:
         ),
         "cold": lambda: opened(large, work.large, work.fresh()),
         "warm": lambda: opened(large, work.large, work.cache / "warm"),
-        "read in order": lambda: [reading[i] for i in range(READ_SAMPLES)],
+        "read in order": lambda: [reading[i] for i in range(work.reads)],
         "read shuffled": lambda: [reading[i] for i in order],
     }
 
@@ -273,10 +283,11 @@ class Contender:
 
     def __init__(self, name: str, python: str, work: Work) -> None:
         """Start the process and wait until it has opened the datasets."""
-        command = [python, "-W", "ignore", __file__, "--worker", name, "--large", work.large]
-        command += ["--small", work.small, "--cache", str(work.cache / name)]
+        command = [python, "-W", "ignore", __file__, "--worker", name]
+        for flag, value in vars(replace(work, cache=work.cache / name)).items():
+            command += [f"--{flag}", str(value)]
         self.process = subprocess.Popen(
-            [*command, "--length", str(work.sequence_length)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -322,7 +333,7 @@ def measure(contenders: dict[str, Contender], turns: int) -> dict[str, dict[str,
     return taken
 
 
-def report(taken: dict[str, dict[str, list[float]]], *, as_json: bool) -> None:
+def report(taken: dict[str, dict[str, list[float]]], asked: argparse.Namespace) -> None:
     """Print medians and ratios."""
     rows = {
         task: {
@@ -336,9 +347,13 @@ def report(taken: dict[str, dict[str, list[float]]], *, as_json: bool) -> None:
         }
         for task, seconds in taken.items()
     }
-    if as_json:
-        print(json.dumps(rows, indent=2))
+    if asked.json:
+        print(json.dumps(marked(rows, asked), indent=2))
         return
+    print(
+        f"{asked.documents} documents, a blend of {asked.blend}, {asked.reads} reads of "
+        f"{asked.length} tokens"
+    )
     print(f"{'seconds':<16}{'lmcore':>10}{'megatron-core':>16}   ratio")
     for task, row in rows.items():
         ours, theirs = row["seconds"]["lmcore"], row["seconds"].get("megatron-core")
@@ -351,6 +366,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--documents", type=int, default=10_000_000)
     parser.add_argument("--length", type=int, default=1024, help="tokens of a sample")
+    parser.add_argument("--blend", type=int, default=10_000_000, help="samples of the blend")
+    parser.add_argument("--reads", type=int, default=4000, help="samples that are read")
+    parser.add_argument("--read-documents", type=int, default=200_000, help="that they are of")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--peer-python", default=sys.executable, help="has megatron-core")
     parser.add_argument("--directory", type=Path, help="where to write; default: a temporary one")
@@ -358,15 +376,19 @@ def main() -> None:
     for hidden in ("--worker", "--large", "--small"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--cache", type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    asked = parse(
+        parser, documents=2000, length=64, blend=1000, reads=20, read_documents=100, turns=1
+    )
     if asked.worker:
-        serve(asked.worker, Work(asked.large, asked.small, asked.cache, asked.length))
+        given = {one.name: getattr(asked, one.name) for one in fields(Work)}
+        serve(asked.worker, Work(**given))
         return
+    check(asked)
     with tempfile.TemporaryDirectory(dir=asked.directory) as folder:
         root = Path(folder)
         large = write_dataset(root / "large", asked.documents, content=False)
-        small = write_dataset(root / "small", READ_DOCUMENTS, content=True)
-        work = Work(large, small, root / "cache", asked.length)
+        small = write_dataset(root / "small", asked.read_documents, content=True)
+        work = Work(large, small, root / "cache", asked.length, asked.reads, asked.blend)
         contenders = {
             "lmcore": Contender("lmcore", sys.executable, work),
             "megatron-core": Contender("megatron-core", asked.peer_python, work),
@@ -376,7 +398,7 @@ def main() -> None:
                 if contender.missing:
                     print(f"{name}: left out, {contender.missing}", file=sys.stderr)
                     contenders.pop(name).close()
-            report(measure(contenders, asked.turns), as_json=asked.json)
+            report(measure(contenders, asked.turns), asked)
         finally:
             for contender in contenders.values():
                 contender.close()

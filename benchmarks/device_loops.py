@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, parse
 from train_step import Shape
 
 WINDOWS, MATMUL_SIZES = 5, (4096, 8192)
@@ -320,7 +321,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="of each of five windows")
     parser.add_argument("--matmul-size", type=int)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    asked = parser.parse_args()
+    asked = parse(parser, steps=1, matmul_size=64, compile=False)
+    check(asked)
     if asked.what == "matmul":
         found = matmul_ceiling(asked.device, asked.precision, size=asked.matmul_size)
         print(json.dumps(found), flush=True)

@@ -77,6 +77,8 @@ def _head(suite: Suite, results: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {one}" for name, one in results.get("versions", {}).items())
     lines = [f"# lmcore on `{suite.device}`: {what.get('name', 'device unknown')}", ""]
     lines += [f"{results.get('date', '')}; {versions}"]
+    if note := results.get("note"):
+        lines += ["", str(note)]
     if facts := what.get("facts"):
         lines += ["", f"device: {json.dumps(facts)}"]
     lines += ["", "| part | result |", "| - | - |"]

@@ -65,6 +65,8 @@ class Suite:
         tests: Test files and folders that need the device.
         triton: Whether kernels in Triton are measured beside what the compiler makes, too.
         compiled: Whether the loops beside lmcore are compiled.
+        curve_steps: Steps of the loss curves.
+        flags: Those of `installed.py` that this suite was given, for the scripts that it starts.
         patience: What all limits of time are multiplied by.
         least: Lower bounds of every row, beside its goals: "ratio_of_bare".
         most: Upper bounds of every row: "warm_start_seconds".
@@ -77,9 +79,16 @@ class Suite:
     tests: tuple[str, ...] = ()
     triton: bool = False
     compiled: bool = True
+    curve_steps: int = 100
+    flags: tuple[str, ...] = ()
     patience: float = 1.0
     least: Mapping[str, float] = field(default_factory=dict)
     most: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def toy(self) -> bool:
+        """Whether sizes are tiny and nothing is measured."""
+        return "--toy" in self.flags
 
 
 class Runner:

@@ -32,7 +32,8 @@ _VOCABULARY = 50257
 
 def speed(runner: Runner) -> None:
     """Measure every case by every contender, and what products of the device reach."""
-    size = ["--matmul-size", "1024"] if runner.suite.device == "cpu" else []
+    small = runner.suite.device == "cpu" and not runner.suite.toy
+    size = ["--matmul-size", "1024"] if small else []
     runner.note("matmul", runner.answer([*_loop(runner, "matmul"), *size], "matmul", seconds=120))
     memory = runner.results.get("what", {}).get("memory")
     rows: dict[Case, dict[str, Any]] = {}
@@ -63,7 +64,7 @@ def _measured(runner: Runner, case: Case, contender: str) -> Mapping[str, Any]:
 
 def _loop(runner: Runner, name: str) -> list[str]:
     suite = runner.suite
-    command = [sys.executable, str(HERE / "device_loops.py"), name]
+    command = [sys.executable, str(HERE / "device_loops.py"), name, *suite.flags]
     return [*command, "--device", suite.device, "--precision", suite.precision]
 
 

@@ -27,13 +27,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
 from device_report import write_report
 from device_run import Case, Runner, Suite, failure
 from device_speed import CONTENDERS, LMCORE, command_of, speed, train
+from installed import TOY, check, parse, shared_flags
 
 __all__ = ["Case", "Suite", "main"]
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 PACKAGES = (
     *("torch", "triton", "numpy", "transformers", "accelerate", "lightning", "pytorch-lightning"),
     *("flash-attn", "flash-attn-3", "flash-attn-4", "apex", "liger-kernel", "transformer-engine"),
@@ -50,8 +53,8 @@ TRACE_BYTES = 15 << 20
 GRAPH_SAMPLES, GRAPH_FLAGS = (1, 4), ((), ("--step-graph",))
 """Micro-batches of the first model with which steps are played from a record, and not."""
 
-CURVE_STEPS, CURVE_LIMIT = 100, 0.02
-"""Steps of both curves, and how far means of ten of their losses may lie apart, in nats."""
+CURVE_LIMIT = 0.02
+"""How far means of ten losses of both curves may lie apart, in nats."""
 
 CURVE_FLAGS = ("--lr", "5e-4", "--lr-warmup-iters", "10")
 """A calm run: bf16 and float32 on the CPU are 0.0003 apart.  The default one has steps that throw
@@ -108,7 +111,8 @@ def conformance(runner: Runner) -> None:
 
 def tests(runner: Runner) -> None:
     """Run the tests that the device makes possible."""
-    command = [*PYTEST, *runner.suite.tests]
+    # How long a test may take is a matter of the machine that lmcore is developed on.
+    command = [*PYTEST, "--no-time-limits", *(str(ROOT / one) for one in runner.suite.tests)]
     status, text = runner.process(command, "tests", seconds=400)
     runner.note("tests", {"status": status, "tail": text[-600:]})
 
@@ -117,12 +121,14 @@ def kernels(runner: Runner) -> None:
     """Time every kernel beside its op's reference."""
     command = [sys.executable, str(HERE / "kernels.py"), "--device", runner.suite.device]
     command += ["--dtype", DTYPES[runner.suite.precision]]
-    trial = ["--sizes", "small", "--turns", "3"]
-    command += trial if runner.suite.device == "cpu" else ["--sizes", "124m", "1.7b"]
+    command += runner.suite.flags
+    if not runner.suite.toy:
+        trial = ["--sizes", "small", "--turns", "3"]
+        command += trial if runner.suite.device == "cpu" else ["--sizes", "124m", "1.7b"]
     status, text = runner.process(command, "kernels", seconds=150)
     runner.note("kernels", {"status": status, "tail": text[-6000:]})
     if runner.suite.triton:
-        command = [sys.executable, str(HERE / "gpu_kernels.py")]
+        command = [sys.executable, str(HERE / "gpu_kernels.py"), *runner.suite.flags]
         status, text = runner.process(command, "triton-kernels", seconds=280)
         runner.note("triton kernels", {"status": status, "tail": text[-6000:]})
 
@@ -161,13 +167,14 @@ def profile(runner: Runner) -> None:
 
 
 def curves(runner: Runner) -> None:
-    """Compare 100 steps of lmcore's default model on the device with the CPU's in float32."""
+    """Compare steps of lmcore's default model on the device with the CPU's in float32."""
+    steps = runner.suite.curve_steps
     losses: list[list[float]] = []
     both = ((runner.suite.device, runner.suite.precision), ("cpu", "fp32"))
     for number, (device, precision) in enumerate(both):
         save = runner.folder / f"curve-{number}"
         command = [*LMCORE, "train", "--device", device, *CURVE_FLAGS]
-        command += ["--precision", precision, "--train-iters", str(CURVE_STEPS), "--eval-iters"]
+        command += ["--precision", precision, "--train-iters", str(steps), "--eval-iters"]
         command += ["0", "--sample-tokens", "0", "--progress", "none", "--no-tensorboard"]
         command += ["--no-save-optim", "--save", str(save)]
         status, text = runner.process(command, f"curve-{number}-{device}", seconds=240)
@@ -178,7 +185,7 @@ def curves(runner: Runner) -> None:
         losses.append([json.loads(line)["loss"] for line in lines])
     here, cpu = losses
     apart = [abs(statistics.mean(here[i : i + 10]) - statistics.mean(cpu[i : i + 10]))
-             for i in range(0, CURVE_STEPS, 10)]  # fmt: skip
+             for i in range(0, steps, 10)]  # fmt: skip
     found = {"first": abs(here[0] - cpu[0]), "furthest_of_ten": max(apart), "last": cpu[-1]}
     within = {"limit": CURVE_LIMIT, "within": max(apart) <= CURVE_LIMIT}
     runner.note("curves", found | within | {"losses": {"device": here, "cpu": cpu}})
@@ -211,13 +218,18 @@ def main(suite: Suite) -> int:
         default=suite.device,
         help="another one than the script's own: everything there, at small scale",
     )
-    asked = parser.parse_args()
-    if asked.device != suite.device:
+    asked = parse(parser, device="cpu")
+    check(asked)
+    if asked.device != suite.device or asked.toy:
         suite = replace(TRIAL, device=asked.device, precision=suite.precision)
+    if asked.toy:
+        suite = replace(suite, tests=TOY_TESTS, curve_steps=10)
+    suite = replace(suite, flags=shared_flags(asked))
     if asked.models:
         chosen = tuple(case for case in suite.cases if case.model in asked.models)
         suite = replace(suite, cases=chosen)
     with Runner(suite, asked.out, asked.seconds, asked.contenders) as runner:
+        runner.results |= {"note": TOY} if asked.toy else {}
         for name in asked.parts:
             try:
                 PARTS[name](runner)
@@ -246,6 +258,9 @@ TRIAL = Suite(
     compiled=False,
 )
 """Everything at small scale, where there is no accelerator."""
+
+TOY_TESTS = ("tests/backend/test_linear_cross_entropy.py",)
+"""What stands for all tests at toy size."""
 
 if __name__ == "__main__":
     raise SystemExit(main(TRIAL))

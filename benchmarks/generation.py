@@ -15,12 +15,14 @@ import importlib.util
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
+sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, marked, parse
 
 Prompts = Sequence[Sequence[int]]
 Contender = Callable[[Prompts, int], int]
@@ -85,6 +87,8 @@ def transformers_contender(layers: int, hidden: int, heads: int) -> Contender | 
         eos_token_id=None,
         pad_token_id=0,
     )
+    import torch
+
     model = GPT2LMHeadModel(config).eval()
 
     def run(prompts: Prompts, num_tokens: int) -> int:
@@ -114,6 +118,8 @@ def measure(
     contenders: dict[str, Contender], batch_size: int, num_tokens: int, repeats: int
 ) -> dict[str, list[float]]:
     """Return the rates of every contender, taken in turn after a warm-up."""
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, VOCABULARY, (batch_size, 32), generator=generator).tolist()
     for contender in contenders.values():
@@ -135,7 +141,10 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--shape", type=int, nargs=3, default=[12, 768, 12], metavar="N")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    asked = parse(parser, batch_sizes=[1, 2], tokens=4, repeats=1, num_threads=1, shape=[1, 32, 2])
+    check(asked)
+    import torch
+
     torch.set_num_threads(asked.num_threads)
     layers, hidden, heads = asked.shape
     with ExitStack() as stack:
@@ -158,7 +167,7 @@ def main() -> None:
                 shown.append(f"ratio {ratio:.2f}")
             print(f"batch {batch_size}, tokens/s: {', '.join(shown)}", flush=True)
     if asked.json is not None:
-        asked.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        asked.json.write_text(json.dumps(marked(figures, asked), indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import statistics
 import sys
@@ -384,11 +385,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--json", type=Path, help="write the rows there as well")
-    asked = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))  # here: others import this module
+    from installed import TOY, check, parse
+
+    asked = parse(parser, sizes=["tiny"], turns=1, no_compile=True)
+    check(asked)
     import torch
 
     if asked.device is None and not torch.accelerator.is_available():
         sys.exit("no accelerator is here; `--device cpu` works where TRITON_INTERPRET=1 is set")
+    if importlib.util.find_spec("triton") is None:
+        sys.exit("Triton is not installed")
     device = torch.device(asked.device or torch.accelerator.current_accelerator())  # type: ignore[arg-type]
     rows = []
     for row in measure(
@@ -404,7 +411,8 @@ def main() -> None:
     print(f"{device}, {asked.dtype}, torch {torch.__version__}; forward and backward\n")
     print(table(rows))
     if asked.json:
-        values = [dataclasses.asdict(row) | {"wins": row.wins} for row in rows]
+        note = {"note": TOY} if asked.toy else {}
+        values = [dataclasses.asdict(row) | {"wins": row.wins} | note for row in rows]
         asked.json.write_text(json.dumps(values, indent=1), encoding="utf-8")
 
 

@@ -13,10 +13,15 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, parse
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +46,7 @@ SIZES = {
     "small": Size(batch=8, length=256, hidden=256, heads=8, ffn=1024, vocab=8192),
     "124m": Size(batch=1, length=512, hidden=768, heads=12, ffn=3072, vocab=50304),
     "1.7b": Size(batch=2, length=2048, hidden=2304, heads=24, ffn=9216, vocab=50304),
+    "toy": Size(batch=2, length=8, hidden=32, heads=2, ffn=64, vocab=96),
 }
 
 
@@ -199,7 +205,8 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["small", "124m"])
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--threads", type=int)
-    asked = parser.parse_args()
+    asked = parse(parser, sizes=["toy"], turns=1)
+    check(asked)
     from lmcore.config.section import Config
     from lmcore.plugins import build_op_table, create_device, discover, launch_env, select
     from lmcore.runtime.rank import RankInfo

@@ -14,24 +14,28 @@ import argparse
 import contextlib
 import dataclasses
 import statistics
+import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, parse
 
-from lmcore.accelerator.op import load_target
-from lmcore.config.optimizers import OPTIMIZERS
-from lmcore.config.section.optimizer import OptimizerSection
-from lmcore.optim.create import create_optimizer
-from lmcore_cpu.kernel_table import KERNELS
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lmcore.optim.optimizer import Optimizer
 
 _RATE = 1e-4
 
 
 def parameters(hidden: int, layers: int, vocabulary: int) -> dict[str, nn.Parameter]:
     """Return parameters of a GPT's shapes, with gradients."""
+    import torch
+    from torch import nn
+
     shapes = {"token_embedding.weight": (vocabulary, hidden)}
     for layer in range(layers):
         shapes |= {
@@ -46,14 +50,24 @@ def parameters(hidden: int, layers: int, vocabulary: int) -> dict[str, nn.Parame
     return made
 
 
+def create(name: str, named: dict[str, nn.Parameter], *, shampoo_every: int) -> Optimizer:
+    """Return an optimizer of ours on the CPU's kernel, with Shampoo's roots so rarely."""
+    from lmcore.accelerator.op import load_target
+    from lmcore.config.section.optimizer import OptimizerSection
+    from lmcore.optim.create import create_optimizer
+    from lmcore_cpu.kernel_table import KERNELS
+
+    adamw = load_target(next(one.load for one in KERNELS if one.op == "adamw"))
+    section = dataclasses.replace(
+        OptimizerSection(), optimizer=name, shampoo_precondition_frequency=shampoo_every
+    )
+    return create_optimizer(section, named.items(), bind=lambda op: adamw)
+
+
 def own(name: str, sizes: tuple[int, int, int]) -> tuple[Callable[[], None], float]:
     """Return a step of ours, and its bytes of state per parameter."""
-    adamw = load_target(next(one.load for one in KERNELS if one.op == "adamw"))
     named = parameters(*sizes)
-    section = dataclasses.replace(
-        OptimizerSection(), optimizer=name, shampoo_precondition_frequency=10**9
-    )
-    optimizer = create_optimizer(section, named.items(), bind=lambda op: adamw)
+    optimizer = create(name, named, shampoo_every=10**9)
     optimizer.eval_mode()
     state = optimizer.state_tensors().values()
     count = sum(parameter.numel() for parameter in named.values())
@@ -62,8 +76,22 @@ def own(name: str, sizes: tuple[int, int, int]) -> tuple[Callable[[], None], flo
     return lambda: optimizer.step(_RATE), bytes_each
 
 
+@contextlib.contextmanager
+def named_if_missing(name: str) -> Iterator[None]:
+    """Say that an optimizer's library is not installed, if it is not."""
+    try:
+        yield
+    except ImportError as missing:
+        print(f"{name} (library): left out, {missing}", file=sys.stderr)
+
+
 def library(name: str, sizes: tuple[int, int, int]) -> Callable[[], None] | None:
-    """Return a step of torch's or another library's class; None: there is none, or not here."""
+    """Return a step of torch's or another library's class; None: there is none, or not here.
+
+    One that is not installed is named.
+    """
+    import torch
+
     weights = list(parameters(*sizes).values())
     made: Any = None
     around: Callable[[], Any] = contextlib.nullcontext
@@ -72,13 +100,13 @@ def library(name: str, sizes: tuple[int, int, int]) -> Callable[[], None] | None
     elif name == "sgd":
         made = torch.optim.SGD(weights, lr=_RATE, momentum=0.9, weight_decay=0.01, foreach=True)
     elif name == "schedulefree":
-        with contextlib.suppress(ImportError):
+        with named_if_missing(name):
             import schedulefree
 
             made = schedulefree.AdamWScheduleFree(weights, lr=_RATE, weight_decay=0.01)
             made.train()
     elif name == "adam8bit":
-        with contextlib.suppress(ImportError):
+        with named_if_missing(name):
             from torchao.optim import AdamW8bit
 
             made = AdamW8bit(weights, lr=_RATE)
@@ -95,11 +123,7 @@ def library(name: str, sizes: tuple[int, int, int]) -> Callable[[], None] | None
 
 def roots(sizes: tuple[int, int, int]) -> float:
     """Return the seconds that Shampoo's roots take, over those of a step without them."""
-    adamw = load_target(next(one.load for one in KERNELS if one.op == "adamw"))
-    section = dataclasses.replace(
-        OptimizerSection(), optimizer="shampoo", shampoo_precondition_frequency=2
-    )
-    optimizer = create_optimizer(section, parameters(*sizes).items(), bind=lambda op: adamw)
+    optimizer = create("shampoo", parameters(*sizes), shampoo_every=2)
     times = []
     for _ in range(2):
         began = time.perf_counter()
@@ -115,7 +139,10 @@ def main() -> None:
     parser.add_argument("--num-layers", type=int, default=2)
     parser.add_argument("--vocab-size", type=int, default=8192)
     parser.add_argument("--turns", type=int, default=9)
-    asked = parser.parse_args()
+    asked = parse(parser, hidden_size=32, num_layers=1, vocab_size=64, turns=1)
+    check(asked)
+    from lmcore.config.optimizers import OPTIMIZERS
+
     sizes = (asked.hidden_size, asked.num_layers, asked.vocab_size)
     steps: dict[str, Callable[[], None]] = {}
     states: dict[str, float] = {}

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, parse
 from subjects import Parts
 from train_step import SHAPES, Shape
 
@@ -110,7 +111,7 @@ def narrow(parts: Parts, asked: argparse.Namespace) -> dict[str, float]:
     from hand_written import by_hand
 
     steps = {"lmcore": framework(parts), "by hand": by_hand(parts)}
-    found = in_turns(steps, 30 * asked.turns, 1, time.thread_time)
+    found = in_turns(steps, asked.turns if asked.toy else 30 * asked.turns, 1, time.thread_time)
     pairs = zip(found["lmcore"], found["by hand"], strict=True)
     return {
         "lmcore": statistics.median(found["lmcore"]),
@@ -144,7 +145,8 @@ def measured(work: str, layout: str, asked: argparse.Namespace) -> dict[str, flo
 
 def work_of_process(asked: argparse.Namespace) -> None:
     """Do the work of one of several processes."""
-    shape = {"narrow": _NARROW, "wide": SHAPES[_WIDE], "speed": SHAPES[asked.shape]}[asked.work]
+    wide = "toy" if asked.toy else _WIDE
+    shape = {"narrow": _NARROW, "wide": SHAPES[wide], "speed": SHAPES[asked.shape]}[asked.work]
     flags = LAYOUTS[asked.layouts[0]]
     with Parts(shape, compiled=False, threads=asked.threads, flags=flags) as parts:
         found = WORK[asked.work](parts, asked)
@@ -163,7 +165,8 @@ def speeds(asked: argparse.Namespace) -> None:
 
 def overheads(asked: argparse.Namespace) -> None:
     """Print what the framework adds to a step, by layout, and its share of a usual step."""
-    print(f"{'':<8}{'narrow ms':>12}{'added ms':>12}{_WIDE + ' ms':>12}{'share':>10}")
+    wide = "toy" if asked.toy else _WIDE
+    print(f"{'':<8}{'narrow ms':>12}{'added ms':>12}{wide + ' ms':>12}{'share':>10}")
     for layout in asked.layouts or LAYOUTS:
         one = measured("narrow", layout, asked)
         usual = measured("wide", layout, asked)["lmcore"]
@@ -208,12 +211,13 @@ def main() -> int:
     parser.add_argument("--overhead", action="store_true", help="what the framework adds instead")
     parser.add_argument("--start", action="store_true", help="compare cold starts instead")
     parser.add_argument("--work", choices=WORK, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.start:
-        starts(asked.turns, asked.threads)
-        return 0
+    asked = parse(parser, shape="toy", turns=1, per_turn=1)
     if asked.work:
         work_of_process(asked)
+        return 0
+    check(asked)
+    if asked.start:
+        starts(asked.turns, asked.threads)
         return 0
     print(f"{asked.processes} processes of {asked.threads} threads")
     (overheads if asked.overhead else speeds)(asked)

@@ -16,7 +16,7 @@ def _batch(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
 
     generator = torch.Generator().manual_seed(0)
     size = (shape.micro_batch_size, shape.seq_length + 1)
-    ids = torch.randint(0, 50257, size, generator=generator)
+    ids = torch.randint(0, min(50257, shape.vocab_size), size, generator=generator)
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 

@@ -8,6 +8,7 @@ interpreter is left out and named.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import statistics
@@ -16,6 +17,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, parse
 
 _HELPS = {
     "lmcore --help": ["lmcore", "--help"],
@@ -52,8 +56,8 @@ def helps(turns: int) -> None:
         print(f"{name:<24}{statistics.median(values):>8.3f} s")
 
 
-def cold_train(turns: int) -> None:
-    """Print the phases of a run's start, and of its whole life, for a run of two steps."""
+def cold_train(turns: int, steps: int) -> None:
+    """Print the phases of a run's start, and of its whole life, for a run of so many steps."""
     program = command(["lmcore"])
     if program is None:
         raise SystemExit("lmcore is not installed beside this interpreter")
@@ -61,7 +65,7 @@ def cold_train(turns: int) -> None:
     for _ in range(turns):
         with tempfile.TemporaryDirectory() as folder:
             save = Path(folder) / "run"
-            flags = ["--train-iters", "20", "--eval-iters", "0", "--sample-tokens", "0"]
+            flags = ["--train-iters", str(steps), "--eval-iters", "0", "--sample-tokens", "0"]
             began = time.perf_counter()
             subprocess.run(
                 [*program, "train", "--save", str(save), *flags],
@@ -71,15 +75,26 @@ def cold_train(turns: int) -> None:
             )
             whole = time.perf_counter() - began
             summary = json.loads((save / "summary.json").read_text())
-            steps = 19 * summary["median_step_ms"] / 1e3
+            later = (steps - 1) * summary["median_step_ms"] / 1e3
             start = summary["startup_seconds"]
-            ours = whole - steps - sum(start[name] for name in _NOT_OURS)
+            ours = whole - later - sum(start[name] for name in _NOT_OURS)
             rows.append({**start, "whole": whole, "outside torch, data, steps": ours})
     for name in rows[0]:
         print(f"{name:<28}{statistics.median(row[name] for row in rows):>8.3f} s")
 
 
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--turns", type=int, default=3, help="cold runs")
+    parser.add_argument("--help-turns", type=int, default=5, help="of every `--help`")
+    parser.add_argument("--train-iters", type=int, default=20)
+    asked = parse(parser, turns=1, help_turns=1, train_iters=2)
+    check(asked)
+    helps(asked.help_turns)
+    print(f"\nlmcore train --train-iters {asked.train_iters}, a cold process", flush=True)
+    cold_train(asked.turns, asked.train_iters)
+
+
 if __name__ == "__main__":
-    helps(5)
-    print("\nlmcore train --train-iters 20, a cold process")
-    cold_train(3)
+    main()

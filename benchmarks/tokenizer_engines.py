@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, parse
 from unique_text import unique_documents
 
 Encode = Callable[[list[str]], list[list[int]]]
@@ -199,7 +201,8 @@ def exactness(names: list[str], arguments: argparse.Namespace, folder: Path) -> 
     engines = {
         name: engine(name, arguments.vocab_file, arguments.merge_file, folder)[0] for name in names
     }
-    for case, texts in cases(arguments.corpus):
+    for case, every in cases(arguments.corpus):
+        texts = every[:: arguments.every]
         want = [oracle.encode(text) for text in texts]
         for name, encode in engines.items():
             try:
@@ -270,11 +273,13 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=list(ENGINES))
     parser.add_argument("--only", choices=("exactness", "speed"))
     parser.add_argument("--texts", help="JSON lines to measure with")
+    parser.add_argument("--every", type=int, default=1, help="compare one text in so many")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parse(parser, megabytes=1, turns=1, every=2000)
     if arguments.one:
         one(arguments.one, arguments)
         return
+    check(arguments)
     names = []
     for name in arguments.engines:
         try:

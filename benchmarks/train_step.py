@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, marked, parse
 from peers import megatron_step, transformers_step
 from subjects import bare_step, lmcore_step
 
@@ -51,6 +52,7 @@ class Shape:
 SHAPES = {
     "small": Shape(4, 256, 8, 256, 8),
     "124m": Shape(12, 768, 12, 512, 1),
+    "toy": Shape(2, 32, 2, 32, 1, vocab_size=512),
 }
 
 Step = Callable[[], float]
@@ -158,11 +160,12 @@ def main() -> None:
     parser.add_argument("--per-turn", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    asked = parse(parser, shape="toy", turns=1, per_turn=1, threads=1)
     shape = SHAPES[asked.shape]
     if asked.worker:
         work(asked.worker, shape, asked.threads)
         return
+    check(asked)
     contenders = start(asked.contenders, asked.shape, asked.threads)
     try:
         seconds = measure(contenders, turns=asked.turns, per_turn=asked.per_turn)
@@ -183,7 +186,8 @@ def main() -> None:
         for name, values in seconds.items()
     }
     if asked.json:
-        print(json.dumps({"shape": asked.shape, "threads": asked.threads, "rows": rows}, indent=2))
+        found = {"shape": asked.shape, "threads": asked.threads, "rows": rows}
+        print(json.dumps(marked(found, asked), indent=2))
         return
     print(f"{asked.shape}, {asked.threads} threads, torch {metadata.version('torch')}")
     print(f"{'':<24}{'ms a step':>10}{'best':>8}{'tokens/s':>10}   time / lmcore's")
