@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from suite import warm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -67,11 +68,10 @@ def lmcore(environment, tmp_path):
     """What runs a command in a process of its own, and returns what it printed."""
 
     def run(*words: str, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
+        done = warm.run(
             [sys.executable, "-m", "lmcore.cli.main", *words],
             capture_output=True,
             text=True,
-            check=False,
             timeout=100,
             cwd=tmp_path,
             env=environment | env,

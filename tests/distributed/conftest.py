@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
+from suite.warm import WarmPopen
 
 from lmcore.plugins import discover, launch_env, select
 from lmcore.plugins.selection import HANDED_DOWN
@@ -103,11 +104,11 @@ def start() -> Callable[..., list[Ended]]:
                 **env(rank),
             }
             processes.append(
-                subprocess.Popen(
+                WarmPopen(
                     [sys.executable, str(WORKER), scenario, str(timeout)],
                     env=whole,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
+                    stdout=PIPE,
+                    stderr=PIPE,
                     text=True,
                 )
             )
@@ -127,7 +128,7 @@ def _free_port() -> int:
         return port
 
 
-def _ended(processes: list[subprocess.Popen[str]], begin: float) -> list[Ended]:
+def _ended(processes: list[WarmPopen], begin: float) -> list[Ended]:
     found = []
     try:
         for process in processes:

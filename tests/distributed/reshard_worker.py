@@ -1,13 +1,14 @@
 """One rank that trains, saves and loads in several layouts: a file of orders (JSON), and a folder.
 
 An order has a name, flags, the number of the step to save at (or none), the folder of checkpoints
-and the last step.  What the process holds afterwards goes into the folder as `NAME.RANK.pt`.  The
-variable FAULT, `full` or `kill`, is what happens to this process in its last save; ORDERS takes the
-place of the file.
+and the last step.  What the process holds afterwards goes into the folder as `NAME.RANK.found`.
+The variable FAULT, `full` or `kill`, is what happens to this process in its last save; ORDERS takes
+the place of the file.  In the last order the process waits TIMEOUT seconds for others.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
+from layouts.stored import store
 from layouts.worker import Samples, of_case, plan_of
 
 from lmcore.checkpoint import Writers, durable_file
@@ -37,6 +39,8 @@ from lmcore.train.restoring import restore
 from lmcore.train.saver import Saver
 from lmcore.train.saving import Snapshot, take_snapshot
 from lmcore.train.state import TrainState, named_random_states, seed_everything
+
+JOIN_SECONDS = 60.0
 
 
 class Tokens:
@@ -83,6 +87,17 @@ def fail(kind: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     durable_file.SyncedFile._write_piece = write  # type: ignore[method-assign]
+
+
+def impatient(runtime: Runtime) -> Runtime:
+    """Return the runtime with the time that the environment has for other processes, if any."""
+    if "TIMEOUT" not in os.environ:
+        return runtime
+    processes = runtime.processes
+    rendezvous = dataclasses.replace(processes.rendezvous, timeout=float(os.environ["TIMEOUT"]))
+    return dataclasses.replace(
+        runtime, processes=dataclasses.replace(processes, rendezvous=rendezvous)
+    )
 
 
 def run(order: dict[str, Any], plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
@@ -146,16 +161,19 @@ def main(orders: list[dict[str, Any]], out: Path) -> int:
     def follow(rendezvous: Any) -> None:
         with start_runtime(plans[0].config, plugins, selection, place, rendezvous) as runtime:
             for order, plan in zip(orders, plans, strict=True):
-                if "FAULT" in os.environ and order is orders[-1]:
-                    fail(os.environ["FAULT"])
-                found = run(order, plan, of_case(runtime, plan, plugins))
-                torch.save(found, out / f"{order['name']}.{place.rank}.pt")
+                own = of_case(runtime, plan, plugins)
+                if order is orders[-1]:
+                    own = impatient(own)
+                    if "FAULT" in os.environ:
+                        fail(os.environ["FAULT"])
+                found = run(order, plan, own)
+                store(found, out / f"{order['name']}.{place.rank}.found")
 
     try:
         if place.world_size == 1:
             follow(None)
         else:
-            with join_processes(place, timeout=float(os.environ["TIMEOUT"])) as rendezvous:
+            with join_processes(place, timeout=JOIN_SECONDS) as rendezvous:
                 follow(rendezvous)
     except LmcoreError as error:
         sys.stderr.write(error.render() + "\n")

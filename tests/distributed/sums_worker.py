@@ -21,6 +21,7 @@ from torch import distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 from layouts import worker
+from layouts.stored import store
 
 from lmcore.plugins import Selection, discover
 from lmcore.plugins.selection import HANDED_DOWN
@@ -87,7 +88,7 @@ def main(cases: dict[str, str], out: Path) -> None:
             for way, own in (("average", usual), ("sum", only_sums(usual))):
                 with reductions() as asked:
                     found = worker.run(plan, own)
-                torch.save({**found, "asked": sorted(asked)}, out / f"{name}-{way}.{place.rank}.pt")
+                store({**found, "asked": sorted(asked)}, out / f"{name}-{way}.{place.rank}.found")
 
 
 if __name__ == "__main__":

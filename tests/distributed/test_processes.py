@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from suite import warm
 
 from lmcore.plugins import discover, select
 from lmcore.plugins.selection import HANDED_DOWN
@@ -40,13 +40,12 @@ def test_torchruns_processes_find_each_other():
     """What torchrun sets and the store that it keeps are enough."""
     chosen = select(discover(env={}), requested="cpu", env={})
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
+    done = warm.run(
         [*command, "--nproc-per-node", "2", str(WORKER), "work", "30"],
         env={**os.environ, HANDED_DOWN: chosen.to_json(), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=100,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('["from 0", "from 1"]') == 2

@@ -5,19 +5,25 @@ Each set of processes follows many orders; the tests look at what every rank had
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 import torch
+from layouts.cases import least, marked
+from layouts.results import common_folder, once
+from layouts.stored import load
+from suite.selection import selected
+from suite.warm import WarmPopen
 from torch import Tensor
 
 from lmcore.checkpoint import find_checkpoint, load_checkpoint, read_manifest, verify_checkpoint
@@ -27,16 +33,15 @@ from lmcore.runtime.rank import RankInfo
 
 WORKER = Path(__file__).with_name("reshard_worker.py")
 LIMIT_SECONDS = 240
-SAVE, LAST = 3, 6
+SAVE, LAST = 2, 3
 
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.slow,
     pytest.mark.timeout(400),  # the first test waits for all processes
-    pytest.mark.xdist_group("reshard"),  # one worker starts them, once
 ]
 
-DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters 6"
+DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters 3 --global-batch-size 4"
 TP = "--tensor-model-parallel-size 2"
 PP = "--pipeline-model-parallel-size 2"
 LLAMA = (
@@ -61,8 +66,8 @@ LAYOUTS = {
     4: {
         "tp-zero2": f"{TP} --zero-stage 2",
         "tp-pp": f"{TP} {PP} --sequence-parallel",
-        "hybrid": "--zero-stage 3 --data-parallel-replicas 2",
-        "pp-zero1": f"{PP} --zero-stage 1",
+        "hybrid": "--zero-stage 3 --data-parallel-replicas 2 --micro-batch-size 1",
+        "pp-zero1": f"{PP} --zero-stage 1 --micro-batch-size 1",
     },
 }
 SIZES = {name: size for size, layouts in LAYOUTS.items() for name in layouts}
@@ -83,6 +88,30 @@ PAIRS = [
 ] + [("llama", "llama-one"), ("llama-one", "llama")]
 """Who reads whose checkpoint: of all of them some, in which everything is cut in every way."""
 
+ANEW = [("tp-sp", "dp"), ("zero3", "tp"), ("one", "tp"), ("zero3", "cp")]
+"""Who draws random numbers that are not the checkpoint's."""
+AS_BEFORE = [("dp", "zero3"), ("zero3", "zero1")]
+"""Who goes on with those of the checkpoint, in another sharding."""
+ALIKE = ["dp", "cp", "pp", "zero3", "tp-sp", "tp", "tp-zero2", "tp-pp"]
+"""Whose random numbers are looked at."""
+
+FAST = least(
+    {pair: {("writes", pair[0]), ("reads", pair[1]), (SIZES[pair[0]], SIZES[pair[1]])}
+     for pair in PAIRS},
+    price=lambda pair: SIZES[pair[1]],
+    chosen=ANEW + AS_BEFORE,
+)  # fmt: skip
+"""Pairs of the fast set.  Each layout writes in one, and reads in one; and each number of processes
+reads from each.  A checkpoint has whole tensors: how they were cut is nothing to who reads them."""
+
+CONTINUED = ["one", "tp", "tp-sp", "cp", "interleaved", "zero2", "zero3", "lamb", "tp-pp", "hybrid"]
+"""Layouts that go on in the fast set, one of each axis at least, saving in both ways."""
+
+
+def parameters(pairs: list[tuple[str, str]]) -> Any:
+    """Return the mark that takes a test through pairs, those of the full set marked so."""
+    return pytest.mark.parametrize("pair", marked(pairs, FAST), ids=map("-".join, pairs))
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -98,7 +127,6 @@ def start(
     out: Path,
     *,
     env: Callable[[int], Mapping[str, str]] = lambda rank: {},
-    timeout: float = 60.0,
 ) -> list[Ended]:
     """Run one set of processes to its end."""
     selection = select(discover(env={}), requested="cpu", env={})
@@ -107,7 +135,7 @@ def start(
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     processes = [
-        subprocess.Popen(
+        WarmPopen(
             [sys.executable, str(WORKER), str(listed), str(out)],
             env={
                 **{name: value for name, value in os.environ.items() if "LMCORE" not in name},
@@ -116,10 +144,9 @@ def start(
                 "MASTER_PORT": str(port),
                 HANDED_DOWN: selection.to_json(),
                 "OMP_NUM_THREADS": "1",
-                "TIMEOUT": str(timeout),
                 **env(rank),
             },
-            stderr=subprocess.PIPE,
+            stderr=PIPE,
             text=True,
         )
         for rank in range(size)
@@ -159,15 +186,17 @@ class Runs:
         return order | {"name": f"{source}-in-{layout}{last}", "save": None, "last": last}
 
     def follow(self, orders: list[dict[str, Any]], size: int) -> None:
-        """Run a set of processes, which must succeed."""
+        """Run a set of processes, which must succeed, if there is anything for it to do."""
+        if not orders:
+            return
         for rank, ended in enumerate(start(orders, size, self.folder)):
             assert ended.status == 0, f"rank {rank}: {ended.errors}"
 
     def ranks(self, name: str) -> list[dict[str, Any]]:
         """Return what each rank had."""
-        files = sorted(self.folder.glob(f"{name}.?.pt"))
+        files = sorted(self.folder.glob(f"{name}.?.found"))
         assert files
-        return [torch.load(file) for file in files]
+        return [load(file) for file in files]
 
     def whole(self, name: str, key: str) -> dict[str, Tensor]:
         """Return whole tensors from the ranks' parts; replicas are equal bit for bit."""
@@ -187,18 +216,35 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """All runs: each layout trains and saves, then each reads what all have saved."""
-    runs = Runs(tmp_path_factory.mktemp("reshard"))
-    runs.follow([runs.train(name) for name in LAYOUTS[1]], 1)
-    for size in (2, 4):
-        orders = [runs.train(name) for name in LAYOUTS[size]]
-        orders += [runs.load(name, name, LAST) for name in LAYOUTS[size]]
-        orders += [runs.load(*pair) for pair in PAIRS if SIZES[pair[1]] == size >= SIZES[pair[0]]]
-        runs.follow(orders, size)
-    runs.follow([runs.load(*pair) for pair in PAIRS if [SIZES[one] for one in pair] == [4, 2]], 2)
-    ones = [runs.load(name, name, LAST) for name in LAYOUTS[1]]
-    runs.follow([*ones, *(runs.load(*pair) for pair in PAIRS if SIZES[pair[1]] == 1)], 1)
+def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
+    """All runs that selected tests look at: layouts train and save, then some read some."""
+    runs = Runs(common_folder(tmp_path_factory, "reshard"))
+    pairs = [*map(tuple, selected(request, "pair")), *AS_BEFORE]
+    again = list(map(str, selected(request, "continued")))
+    needed = {*itertools.chain(*pairs), *again, *map(str, selected(request, "saved")), *ALIKE}
+
+    def orders(sources: Collection[int], size: int) -> list[dict[str, Any]]:
+        return [
+            runs.load(source, layout)
+            for source, layout in dict.fromkeys(pairs)
+            if SIZES[layout] == size and SIZES[source] in sources
+        ]
+
+    with once(runs.folder) as missing:
+        if not missing:
+            return runs
+        trained = {
+            size: [runs.train(name) for name in LAYOUTS[size] if name in needed] for size in LAYOUTS
+        }
+        continued = {
+            size: [runs.load(name, name, LAST) for name in LAYOUTS[size] if name in again]
+            for size in LAYOUTS
+        }
+        runs.follow(trained[1], 1)
+        runs.follow(trained[2] + continued[2] + orders({1, 2}, 2), 2)
+        runs.follow(trained[4] + continued[4] + orders({1, 2, 4}, 4), 4)
+        runs.follow(orders({4}, 2), 2)
+        runs.follow(continued[1] + orders({1, 2, 4}, 1), 1)
     return runs
 
 
@@ -209,10 +255,10 @@ def assert_same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> No
     assert not different
 
 
-@pytest.mark.parametrize("layout", list(SIZES))
-def test_what_is_saved(runs: Runs, layout: str) -> None:
+@pytest.mark.parametrize("saved", list(SIZES))
+def test_what_is_saved(runs: Runs, saved: str) -> None:
     """The files hold whole tensors, each piece once, and the random states of every rank."""
-    checkpoint = find_checkpoint(runs.directory(layout))
+    checkpoint = find_checkpoint(runs.directory(saved))
     assert checkpoint.name == f"iter_{SAVE:07d}"
     assert verify_checkpoint(checkpoint) == []
     manifest = read_manifest(checkpoint)
@@ -222,31 +268,32 @@ def test_what_is_saved(runs: Runs, layout: str) -> None:
     }
     load_checkpoint(checkpoint, tensors)
     states = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
-    assert_same(tensors, runs.whole(layout, "saved"))
-    wanted = {name: one for part in runs.ranks(layout) for name, one in part["random"].items()}
+    assert_same(tensors, runs.whole(saved, "saved"))
+    wanted = {name: one for part in runs.ranks(saved) for name, one in part["random"].items()}
     assert_same(states, wanted)
     held = sum(one.nbytes for one in {**tensors, **states}.values())
     stored = sum(entry.size for name, entry in manifest.files.items() if name != ".metadata")
-    pieces = 1300 * SIZES[layout] * len(manifest.tensors)
+    pieces = 1300 * SIZES[saved] * len(manifest.tensors)
     assert held < stored < held + 2 * pieces
     writers = {name[2] for name in manifest.files if name.endswith(".distcp")}
-    assert len(writers) == SIZES[layout]
+    assert len(writers) == SIZES[saved]
 
 
-@pytest.mark.parametrize("layout", list(SIZES))
-def test_the_same_layout_goes_on(runs: Runs, layout: str) -> None:
+@pytest.mark.parametrize("continued", marked(SIZES, CONTINUED))
+def test_the_same_layout_goes_on(runs: Runs, continued: str) -> None:
     """With dropout, losses, weights and optimizer state are those of the run without a stop."""
-    whole, again = runs.ranks(layout), runs.ranks(f"{layout}-in-{layout}{LAST}")
+    whole, again = runs.ranks(continued), runs.ranks(f"{continued}-in-{continued}{LAST}")
     assert [part["losses"] for part in again] == [part["losses"][SAVE:] for part in whole]
-    name = f"{layout}-in-{layout}{LAST}"
-    assert_same(runs.whole(name, "last"), runs.whole(layout, "last"))
+    name = f"{continued}-in-{continued}{LAST}"
+    assert_same(runs.whole(name, "last"), runs.whole(continued, "last"))
     for one, other in zip(again, whole, strict=True):
         assert_same(one["random"], other["random"])
 
 
-@pytest.mark.parametrize("source, layout", PAIRS)
-def test_any_layout_reads_any_other(runs: Runs, source: str, layout: str) -> None:
+@parameters(PAIRS)
+def test_any_layout_reads_any_other(runs: Runs, pair: tuple[str, str]) -> None:
     """Weights and optimizer state come back bit for bit, wherever they lie now."""
+    source, layout = pair
     name = f"{source}-in-{layout}{SAVE}"
     assert_same(runs.whole(name, "loaded"), runs.whole(source, "saved"))
 
@@ -275,11 +322,10 @@ def test_who_draws_alike(runs: Runs) -> None:
     assert equal(drawn(runs, "tp-pp")) == [row[:4] for row in each[:4]]
 
 
-@pytest.mark.parametrize(
-    "source, layout", [("tp-sp", "dp"), ("zero3", "tp"), ("one", "tp"), ("zero3", "cp")]
-)
-def test_another_layout_draws_anew(runs: Runs, source: str, layout: str) -> None:
+@parameters(ANEW)
+def test_another_layout_draws_anew(runs: Runs, pair: tuple[str, str]) -> None:
     """Its numbers are neither the checkpoint's nor those of the first step, and still by rank."""
+    source, layout = pair
     name = f"{source}-in-{layout}{SAVE}"
     now, first = drawn(runs, name), drawn(runs, layout)
     assert equal(now) == equal(first)
@@ -289,7 +335,7 @@ def test_another_layout_draws_anew(runs: Runs, source: str, layout: str) -> None
 
 def test_sharding_does_not_matter_to_random_numbers(runs: Runs) -> None:
     """Processes that see the same samples go on with theirs, however state is sharded."""
-    for source, layout in (("dp", "zero3"), ("zero3", "zero1")):
+    for source, layout in AS_BEFORE:
         assert equal(drawn(runs, f"{source}-in-{layout}{SAVE}")) == [[True, False], [False, True]]
         both = zip(runs.ranks(f"{source}-in-{layout}{SAVE}"), runs.ranks(source), strict=True)
         for now, then in both:
@@ -300,17 +346,15 @@ def test_sharding_does_not_matter_to_random_numbers(runs: Runs) -> None:
 def faulty(tmp_path: Path) -> Callable[..., tuple[list[Ended], Path]]:
     """Saves twice; the second time something happens to one rank."""
 
-    def go(kind: str, rank: int, flags: str, timeout: float = 60.0) -> tuple[list[Ended], Path]:
+    def go(kind: str, rank: int, flags: str, **more: str) -> tuple[list[Ended], Path]:
         folder = tmp_path / "run/checkpoints"
         common = {"flags": f"{DROPOUT} {flags}", "folder": str(folder)}
         orders = [
             {"name": "first", "save": 1, "last": 1, **common},
             {"name": "second", "save": 2, "last": 3, **common},
         ]
-        env = {"FAULT": kind}
-        ended = start(
-            orders, 2, tmp_path, env=lambda one: env if one == rank else {}, timeout=timeout
-        )
+        fault = {"FAULT": kind}
+        ended = start(orders, 2, tmp_path, env=lambda one: more | (fault if one == rank else {}))
         return ended, folder
 
     return go
@@ -336,9 +380,9 @@ def test_a_full_disk(faulty: Any, rank: int, more: str) -> None:
 
 def test_a_rank_killed_in_a_save(faulty: Any) -> None:
     """The others end after their timeout, name it, and leave the earlier checkpoint alone."""
-    ended, folder = faulty("kill", 1, TP, timeout=4.0)
+    ended, folder = faulty("kill", 1, TP, TIMEOUT="2")
     assert [one.status for one in ended] == [1, -signal.SIGKILL]
-    assert "rank 1 did not answer within 4 s" in ended[0].errors
+    assert "rank 1 did not answer within 2 s" in ended[0].errors
     assert "waited for the checkpoint of iteration 2" in ended[0].errors
     assert [path.name for path in folder.iterdir() if path.is_dir()] == ["iter_0000001"]
     assert verify_checkpoint(folder / "iter_0000001") == []
@@ -346,7 +390,7 @@ def test_a_rank_killed_in_a_save(faulty: Any) -> None:
 
 def test_rank_0_killed_in_a_save(faulty: Any) -> None:
     """The others hear that it has gone; what it leaves is hidden, and is no checkpoint."""
-    ended, folder = faulty("kill", 0, "--zero-stage 1", timeout=20.0)
+    ended, folder = faulty("kill", 0, "--zero-stage 1")
     assert [one.status for one in ended] == [-signal.SIGKILL, 1]
     assert "the connection to rank 0 is lost" in ended[1].errors
     assert find_checkpoint(folder) == folder / "iter_0000001"

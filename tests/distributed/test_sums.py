@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from layouts import launch
+from layouts.results import common_folder, once
+from layouts.stored import load
 from suite import warm
 
 LAUNCH = Path(launch.__file__)
@@ -28,19 +30,25 @@ CASES = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what each rank has trained, of all cases in one set of processes."""
-    folder = tmp_path_factory.mktemp("sums")
+    folder = common_folder(tmp_path_factory, "sums")
+    with once(folder) as missing:
+        if missing:
+            train(folder)
+    return folder
+
+
+def train(folder: Path) -> None:
     cases = folder / "cases.json"
     cases.write_text(json.dumps(CASES), encoding="utf-8")
     env = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
     command = [sys.executable, str(LAUNCH), "cpu", str(WORLD_SIZE), str(cases), str(folder)]
     done = warm.run([*command, str(WORKER)], env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    return folder
 
 
 def read(folder: Path, name: str, way: str) -> list[dict[str, Any]]:
     """Return what all ranks have of a run."""
-    return [torch.load(folder / f"{name}-{way}.{rank}.pt") for rank in range(WORLD_SIZE)]
+    return [load(folder / f"{name}-{way}.{rank}.found") for rank in range(WORLD_SIZE)]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from layouts import launch
+from layouts.results import common_folder, once
 from suite import warm
 
 WORKER = Path(__file__).with_name("validation_worker.py")
@@ -30,7 +31,17 @@ FLAGS = "--eval-iters 2 --micro-batch-size 1 --distributed-timeout-minutes 1"
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What both ranks found, by case; those of one set of processes."""
-    folder = tmp_path_factory.mktemp("validations")
+    folder = common_folder(tmp_path_factory, "validations")
+    with once(folder) as missing:
+        if missing:
+            validate(folder)
+    return {
+        name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(2)]
+        for name in CASES
+    }
+
+
+def validate(folder: Path) -> None:
     listed = folder / "cases.json"
     listed.write_text(json.dumps({name: f"{FLAGS} {more}" for name, more in CASES.items()}))
     command = [launch.__file__, "cpu", "2", listed, folder, WORKER]
@@ -42,10 +53,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
         timeout=LIMIT_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    return {
-        name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(2)]
-        for name in CASES
-    }
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from suite import warm
 
 SOURCE = Path(__file__).parents[1] / "src"
 ROOT = Path(__file__).parents[3]
@@ -86,11 +87,10 @@ def run_python(
     """Return what runs Python with arguments in a process of its own."""
 
     def run(*arguments: str, seconds: float = 100, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return warm.run(
             [sys.executable, *arguments],
             capture_output=True,
             text=True,
-            check=False,
             timeout=seconds,
             cwd=tmp_path,
             env=environment | env,

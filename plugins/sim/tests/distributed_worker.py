@@ -184,9 +184,12 @@ def tensor_parallel(rank: int, size: int) -> None:
 
 
 def faulty(rank: int, size: int) -> None:
+    seconds = timedelta(seconds=int(os.environ.get("SECONDS", "30")))
+    dist.barrier()
+    group = dist.new_group(timeout=seconds)
     tensor = full(1, 2)
-    dist.all_reduce(tensor)
-    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, group=group)
+    dist.all_reduce(tensor, group=group)
     print(tensor.tolist())
 
 
@@ -200,7 +203,7 @@ def main() -> None:
         init_method=address,
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=int(os.environ.get("SECONDS", "30"))),
+        timeout=timedelta(seconds=60),
     )
     globals()[what](rank, size)
     dist.barrier()

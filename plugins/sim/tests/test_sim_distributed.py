@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
+from suite.warm import WarmPopen
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
 pytestmark = pytest.mark.distributed
 
-Start = Callable[..., list["subprocess.Popen[str]"]]
+Start = Callable[..., list[WarmPopen]]
 
 
 @pytest.fixture
 def start(environment: dict[str, str]) -> Iterator[Start]:
     """Return what starts two processes; those that still run at the test's end are killed."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[WarmPopen] = []
 
-    def go(what: str, **env: str) -> list[subprocess.Popen[str]]:
+    def go(what: str, **env: str) -> list[WarmPopen]:
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
             port = str(one.getsockname()[1])
         for rank in range(2):
-            command = [sys.executable, "-W", "ignore", str(WORKER), what, str(rank), "2", port]
+            command = [sys.executable, str(WORKER), what, str(rank), "2", port]
             processes.append(
-                subprocess.Popen(
+                WarmPopen(
                     command,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
+                    stdout=PIPE,
+                    stderr=PIPE,
                     text=True,
                     env=environment | {"RANK": str(rank)} | env,
                 )
@@ -57,7 +58,7 @@ def test_two_processes(start: Start, what: str) -> None:
 
 def test_a_collective_hangs(start: Start) -> None:
     """The process that is told to hangs in its second reduction; the other one times out."""
-    first, second = start("faulty", LMCORE_SIM_FAULTS="hang:all_reduce@2#1", SECONDS="5")
+    first, second = start("faulty", LMCORE_SIM_FAULTS="hang:all_reduce@2#1", SECONDS="2")
     _, err = first.communicate(timeout=60)
     assert first.returncode != 0
     assert "Timed out" in err

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -253,6 +253,7 @@ def levels_and_pairs(levels_of: Mapping[str, str]) -> set[Any]:
     return levels(levels_of) | set(itertools.combinations(coarse, 2))
 
 
+Key = TypeVar("Key")
 Tables = Mapping[int, Mapping[str, str]]
 
 
@@ -267,25 +268,35 @@ def covered(
 def cover(
     tables: Tables, aims: Callable[[Mapping[str, str]], set[Any]]
 ) -> dict[int, frozenset[str]]:
-    """Return the names of cases that have every aim that any has, few and of few processes.
-
-    Greedy: the next case is that of most new aims for each of its processes; the first of these.
-    """
+    """Return the names of cases that have every aim that any has, few and of few processes."""
     every = {
         (size, name): aims(factors(name, flags, size))
         for size, cases in tables.items()
         for name, flags in cases.items()
     }
-    missing = set().union(*every.values())
-    chosen = []
-    while missing:
-        best = max(every, key=lambda case: len(every[case] & missing) / case[0])
-        chosen.append(best)
-        missing -= every[best]
+    chosen = least(every, price=lambda case: case[0])
     return {size: frozenset(name for at, name in chosen if at == size) for size in tables}
 
 
-def marked(cases: Iterable[str], fast: Iterable[str]) -> list[Any]:
+def least(
+    aims_of: Mapping[Key, set[Any]],
+    price: Callable[[Key], float],
+    chosen: Iterable[Key] = (),
+) -> list[Key]:
+    """Return few and cheap keys that together have every aim that any has; those *chosen* first.
+
+    Greedy: the next one is that of most new aims for its price; the first of these.
+    """
+    found = list(chosen)
+    missing = set().union(*aims_of.values()).difference(*(aims_of[key] for key in found))
+    while missing:
+        best = max(aims_of, key=lambda key: len(aims_of[key] & missing) / price(key))
+        found.append(best)
+        missing -= aims_of[best]
+    return found
+
+
+def marked(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
     """Return names as parameters of a test, those that are not fast for the full set alone."""
     few = set(fast)
     return [one if one in few else pytest.param(one, marks=pytest.mark.full) for one in cases]

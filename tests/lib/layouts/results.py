@@ -7,7 +7,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 import torch
 from suite import warm
 from torch import Tensor
+
+from layouts.stored import load
 
 LAUNCH = Path(__file__).with_name("launch.py")
 
@@ -76,6 +79,17 @@ def common_folder(factory: pytest.TempPathFactory, name: str) -> Path:
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
 
 
+@contextmanager
+def once(folder: Path) -> Iterator[bool]:
+    """Make a folder, and yield whether its content is still to be made, which one process does."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder / "done"
+        yield not done.exists()
+        done.touch()
+
+
 class Results:
     """Runs of one set of processes."""
 
@@ -103,10 +117,8 @@ class Results:
             device: Which plugin.
             seconds: Time limit.
         """
-        folder.mkdir(exist_ok=True)
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / "log.txt").exists():
+        with once(folder) as missing:
+            if missing:
                 cls._run(cases, world_size, folder, env=env, device=device, seconds=seconds)
         return cls(folder, world_size)
 
@@ -128,10 +140,10 @@ class Results:
 
     def parts(self, name: str) -> list[dict[str, Any]]:
         """Return what each rank found of a case."""
-        files = [self.folder / f"{name}.{rank}.pt" for rank in range(self.world_size)]
+        files = [self.folder / f"{name}.{rank}.found" for rank in range(self.world_size)]
         missing = [file.name for file in files if not file.is_file()]
         assert not missing, (self.folder / "log.txt").read_text(encoding="utf-8")
-        return [torch.load(file) for file in files]
+        return [load(file) for file in files]
 
     def steps(self, name: str) -> list[tuple[float, float]]:
         """Return loss and gradient norm of each step, on which all ranks agree."""

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from layouts.stored import store
 from lmcore.config.load import load_config
 from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
@@ -190,9 +192,7 @@ def main(cases: dict[str, str], out: Path) -> None:
         for name, plan in plans.items():
             twice = cases[name].startswith("twice")
             found = run(plan, of_case(runtime, plan, plugins), twice=twice)
-            part = out / f"{name}.{place.rank}.part"
-            torch.save(found, part)
-            part.rename(part.with_suffix(".pt"))  # whole, or not there
+            store(found, out / f"{name}.{place.rank}.found")
 
 
 if __name__ == "__main__":
