@@ -118,7 +118,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the tests of the full set, but for the share and those that were named."""
     chosen = config.stash[SET]
     left = [item for item in items if is_full(item) and not chosen.takes(item.nodeid)]
-    left = [item for item in left if not is_named(item.nodeid, config.args)]
+    named = named_tests(config.args, config.invocation_params.dir, config.rootpath)
+    left = [item for item in left if not is_named(item.nodeid, named)]
     if left:
         without = set(left)
         config.hook.pytest_deselected(items=left)
@@ -130,13 +131,20 @@ def is_full(item: pytest.Item) -> bool:
     return item.get_closest_marker("full") is not None
 
 
-def is_named(nodeid: str, arguments: Sequence[str]) -> bool:
-    """Return whether an argument names this test, and not only a file or a folder of tests."""
-    return any(
-        nodeid == name or nodeid.startswith((f"{name}[", f"{name}::"))
-        for name in map(os.path.normpath, arguments)
-        if "::" in name
-    )
+def named_tests(arguments: Sequence[str], here: Path, root: Path) -> list[str]:
+    """Return the arguments that name tests, and not only a file or a folder, as pytest's names."""
+    found = []
+    for argument in arguments:
+        file, colons, rest = argument.partition("::")
+        if colons:
+            path = Path(os.path.relpath(here / file, root))
+            found.append(f"{path.as_posix()}::{rest}")
+    return found
+
+
+def is_named(nodeid: str, names: Sequence[str]) -> bool:
+    """Return whether a name is this test's, its function's or its class's."""
+    return any(nodeid == name or nodeid.startswith((f"{name}[", f"{name}::")) for name in names)
 
 
 def selected(request: pytest.FixtureRequest, parameter: str) -> list[object]:

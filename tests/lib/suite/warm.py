@@ -95,6 +95,14 @@ class WarmPopen(subprocess.Popen[Any]):
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
 
+def preload(*modules: str) -> None:
+    """Have programs that start later find more modules imported.
+
+    They must be modules that every program of these tests can find, and that start no threads.
+    """
+    _server().preload(modules)
+
+
 def run(
     command: Sequence[Any],
     *,
@@ -135,7 +143,7 @@ def _program(args: Any, env: Mapping[str, str]) -> dict[str, Any] | None:
     rest = words[1:]
     while rest[:1] == ["-P"]:
         rest = rest[1:]
-    if not rest or (rest[0].startswith("-") and (rest[0] not in {"-m", "-c"} or len(rest) < 2)):
+    if not (rest and rest[0].endswith(".py")) and not (len(rest) > 1 and rest[0] in {"-m", "-c"}):
         return None
     if any(env.get(name, value) != value for name, value in THREADS.items()):
         return None
@@ -182,6 +190,13 @@ class _Server:
             raise RuntimeError("the process that starts Python programs has ended")
         return int(_PID.unpack(told)[0])
 
+    def preload(self, modules: Sequence[str]) -> None:
+        """Import modules, and wait until that is done."""
+        content = json.dumps({"modules": modules}).encode()
+        self._socket.sendall(_LENGTH.pack(len(content)) + content)
+        if len(self._socket.recv(_PID.size)) != _PID.size:
+            raise RuntimeError("the process that starts Python programs has ended")
+
     def close(self) -> None:
         """End the process."""
         self._socket.close()
@@ -221,12 +236,9 @@ def _path_variable(env: Mapping[str, str]) -> list[str]:
 def _serve(orders: socket.socket) -> None:
     """Fork for each order until the client is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
-    for name in PRELOADED:
-        __import__(name)
+    _import(PRELOADED)
     own = set(_path_variable(os.environ))
     sys.path[:] = [path for path in sys.path if path not in own]
-    gc.collect()
-    gc.freeze()  # no collection in a fork touches, and so copies, what it shares with this process
     while True:
         head, streams, _, _ = socket.recv_fds(orders, _LENGTH.size, 3)
         if len(head) != _LENGTH.size:
@@ -234,9 +246,21 @@ def _serve(orders: socket.socket) -> None:
         content = b""
         while len(content) < _LENGTH.unpack(head)[0]:
             content += orders.recv(_LENGTH.unpack(head)[0] - len(content))
-        orders.sendall(_PID.pack(_fork_an_orphan(json.loads(content), streams)))
+        order = json.loads(content)
+        if "modules" in order:
+            _import(order["modules"])
+            orders.sendall(_PID.pack(os.getpid()))
+            continue
+        orders.sendall(_PID.pack(_fork_an_orphan(order, streams)))
         for stream in streams:
             os.close(stream)
+
+
+def _import(modules: Sequence[str]) -> None:
+    for name in modules:
+        __import__(name)
+    gc.collect()
+    gc.freeze()  # no collection in a fork touches, and so copies, what it shares with this process
 
 
 def _fork_an_orphan(order: dict[str, Any], streams: list[int]) -> int:
@@ -291,12 +315,14 @@ def _open_streams() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, f"__{name}__")
         raw = io.FileIO(number, "rb" if number == 0 else "wb", closefd=False)
-        buffer = io.BufferedReader(raw) if number == 0 else io.BufferedWriter(raw)
+        buffer: Any = raw
+        if number == 0 or not unbuffered:
+            buffer = io.BufferedWriter(raw) if number else io.BufferedReader(raw)
         new = io.TextIOWrapper(
             buffer,
             encoding=old.encoding,
             errors=old.errors,
-            line_buffering=number == 2 or raw.isatty(),
+            line_buffering=not unbuffered and (number == 2 or raw.isatty()),
             write_through=unbuffered and number > 0,
         )
         setattr(sys, name, new)
@@ -323,12 +349,19 @@ def _execute(kind: str, args: list[str]) -> None:
         runpy.run_module(args[0], run_name="__main__", alter_sys=True)
     elif kind == "-c":
         sys.argv = ["-c", *args[1:]]
-        main = type(sys)("__main__")
-        sys.modules["__main__"] = main
-        exec(compile(args[0], "<string>", "exec"), vars(main))
+        _execute_main(args[0], "<string>")
     else:
         sys.argv = [kind, *args]
-        runpy.run_path(kind, run_name="__main__")
+        path = Path(kind).absolute()
+        _execute_main(path.read_bytes(), str(path), __file__=str(path))
+
+
+def _execute_main(source: str | bytes, name: str, **variables: Any) -> None:
+    """Execute a text as the module `__main__`."""
+    main = types.ModuleType("__main__")
+    vars(main).update(variables)
+    sys.modules["__main__"] = main
+    exec(compile(source, name, "exec"), vars(main))
 
 
 def _end_with(body: Any) -> NoReturn:
