@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,8 @@ def test_nothing_is_built_twice(tree: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def run(command: list[str], env: object = None) -> None:
         wheels.DIST.mkdir(exist_ok=True)
+        with zipfile.ZipFile(wheels.DIST / "lmcore-1-any.whl", "w") as archive:
+            archive.writestr("lmcore/_native.so", "")
         commands.append(command)
 
     for plugin in wheels.PLUGINS:
@@ -81,6 +84,26 @@ def test_nothing_is_built_twice(tree: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tree / "lmcore/a.py").write_text("changed", encoding="utf-8")
     wheels.build()
     assert len(commands) == 2 * first
+
+
+def test_a_wheel_without_its_native_part_is_refused(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests of the C++ code would be skipped in silence; without a compiler that is right."""
+
+    def run(command: list[str], env: object = None) -> None:
+        wheels.DIST.mkdir(exist_ok=True)
+        zipfile.ZipFile(wheels.DIST / "lmcore-1-any.whl", "w").close()
+
+    for plugin in wheels.PLUGINS:
+        (tree / plugin).mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(wheels, "run", run)
+    monkeypatch.setattr(wheels.shutil, "which", lambda name: f"/usr/bin/{name}")
+    with pytest.raises(SystemExit, match="has no C\\+\\+ part"):
+        wheels.build()
+    monkeypatch.setattr(wheels.shutil, "which", lambda name: None)
+    wheels.build()
+    assert (wheels.DIST / wheels.STAMP).is_file()
 
 
 def test_the_environment_of_py_is_made_only_if_it_is_stale(
