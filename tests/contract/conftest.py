@@ -15,21 +15,45 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from suite import warm
+from suite.selection import SET
+
+COMMAND = ("-m", "lmcore.cli.main")
+COMMAND_WITH_FORKS = """
+import sys
+from suite.calls import install
+install(nested=True)
+from lmcore.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 class Environment:
-    """An environment, and lmcore's command in it."""
+    """An environment, and lmcore's command in it.
 
-    def __init__(self, home: Path) -> None:
+    In the full set it is a virtual one.  In the fast set it is a folder that is searched beside
+    those of this environment, so that programs can be forked.
+    """
+
+    def __init__(self, home: Path, *, virtual: bool) -> None:
         """Make it; it has this environment's packages, and those that `install` adds."""
+        self.virtual = virtual
+        self.work = home / "work"
+        if virtual:
+            self._make_virtual(home)
+        else:
+            self.python = Path(sys.executable)
+            self.packages = home / "site-packages"
+            self.packages.mkdir()
+        self.work.mkdir()
+
+    def _make_virtual(self, home: Path) -> None:
         venv.create(home, with_pip=False)
         self.python = home / "bin" / "python"
+        self.packages = next((home / "lib").glob("python*")) / "site-packages"
         mine = [*site.getsitepackages(), sysconfig.get_path("purelib")]
-        packages = next((home / "lib").glob("python*")) / "site-packages"
         lines = [f"import site; site.addsitedir({path!r})" for path in dict.fromkeys(mine)]
-        (packages / "zz_outer.pth").write_text("\n".join(lines) + "\n")
-        self.work = home / "work"
-        self.work.mkdir()
+        (self.packages / "zz_outer.pth").write_text("\n".join(lines) + "\n")
 
     def see(self, package: str, distribution: str = "") -> None:
         """Let it import a package that this process can, alone, with its entry points if named."""
@@ -41,40 +65,56 @@ class Environment:
             record = importlib.metadata.distribution(distribution).locate_file("")
             wanted = f"{distribution.replace('-', '_')}-*.dist-info"
             folders += Path(str(record)).glob(wanted)
-        packages = next((self.python.parents[1] / "lib").glob("python*")) / "site-packages"
         for folder in folders:
-            (packages / folder.name).symlink_to(folder)
+            (self.packages / folder.name).symlink_to(folder)
 
-    def install(self, wheel: Path) -> None:
-        """Install a wheel as a user does, from the file alone."""
-        self._pip("--no-index", str(wheel))
+    def install(self, *wheels: Path) -> None:
+        """Install wheels as a user does, from the files alone."""
+        self._pip("--no-index", *map(str, wheels))
 
-    def install_source(self, folder: Path) -> None:
-        """Install a distribution from its folder, built by what is here if it is here."""
+    def install_source(self, *folders: Path) -> None:
+        """Install distributions from their folders, built by what is here if it is here."""
         here = importlib.util.find_spec("setuptools") is not None
-        self._pip(*(["--no-index", "--no-build-isolation"] if here else []), str(folder))
+        self._pip(*(["--no-index", "--no-build-isolation"] if here else []), *map(str, folders))
 
     def _pip(self, *words: str) -> None:
-        pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        if self.virtual:
+            pip += ["--python", str(self.python), "install"]
+        else:
+            pip += ["install", "--target", str(self.packages)]
         # Pins for what a build installs are refused where it is to install nothing.
         env = {name: value for name, value in os.environ.items() if name != "PIP_BUILD_CONSTRAINT"}
-        subprocess.run([*pip, "--no-deps", *words], check=True, timeout=120, env=env)
+        command = [*pip, "--quiet", "--no-deps", *words]
+        subprocess.run(command, check=True, timeout=120, env=env)
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run `lmcore WORDS`."""
-        return self.module("lmcore.cli.main", *words, **env)
+        return self.start(*COMMAND, *words, **env)
 
-    def module(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run `python -m WORDS`."""
+    def run_with_forks(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run `lmcore WORDS`; if it is forked, so is what it calls in processes of their own."""
+        command = COMMAND if self.virtual else ("-c", COMMAND_WITH_FORKS)
+        return self.start(*command, *words, **env)
+
+    def pytest(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run pytest; if it is forked, so is the training that it starts."""
+        forks = () if self.virtual else ("-p", "suite.calls")
+        return self.start("-m", "pytest", "-q", "-p", "no:cacheprovider", *forks, *words)
+
+    def start(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run `python WORDS`."""
         inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("LMCORE_", "GOODCHIP")) and name != "PYTHONPATH"
         }
-        return subprocess.run(
-            [str(self.python), "-P", "-m", *words],
+        path = {} if self.virtual else {"PYTHONPATH": str(self.packages)}
+        run = subprocess.run if self.virtual else warm.run
+        return run(
+            [str(self.python), "-P", *words],
             cwd=self.work,
-            env={**inherited, "OMP_NUM_THREADS": "1", **env},
+            env={**inherited, **path, "OMP_NUM_THREADS": "1", **env},
             capture_output=True,
             text=True,
             timeout=600,
@@ -89,6 +129,9 @@ class Environment:
 
 
 @pytest.fixture(scope="session")
-def new_environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Environment]:
+def new_environment(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], Environment]:
     """What makes an environment that has this one's packages and nothing else."""
-    return lambda: Environment(tmp_path_factory.mktemp("environment"))
+    virtual = pytestconfig.stash[SET].full
+    return lambda: Environment(tmp_path_factory.mktemp("environment"), virtual=virtual)

@@ -23,7 +23,7 @@ SMALL = (
     *("--seq-length", "16", "--train-iters", "3", "--eval-iters", "0", "--sample-tokens", "0"),
     *("--progress", "none", "--no-tensorboard"),
 )
-OWN_TESTS = ("pytest", "-q", "-p", "no:cacheprovider", "--ignore-glob", "*/test_conformance.py")
+OWN_TESTS = ("--ignore-glob", "*/test_conformance.py")
 SUITE = list(importlib.metadata.distributions(name="lmcore-conformance"))
 PLUGINS = {
     "mychip": ("--torch-device", "cpu", "--licence", "mit", "--author", 'A. "B" C <a@b.example>'),
@@ -47,7 +47,7 @@ def environment(new_environment):
         written = made.run("plugin", "new", name, *flags)
         assert written.returncode == 0, written.stderr
         (made.work / f"{name}.txt").write_text(written.stdout, encoding="utf-8")
-        made.install_source(made.work / f"lmcore-{name}")
+    made.install_source(*(made.work / f"lmcore-{name}" for name in PLUGINS))
     return made
 
 
@@ -70,7 +70,11 @@ def test_a_new_plugin_is_what_it_says(environment):
     assert found["mytools"]["device_state"] is None
 
 
-@pytest.mark.parametrize("name", PLUGINS)
+@pytest.mark.parametrize(
+    "name",
+    # Its own tests check it, too.
+    [pytest.param("mychip", marks=pytest.mark.full), "farchip", "mytools"],
+)
 def test_a_new_plugin_keeps_to_the_contract(environment, name):
     """`lmcore plugin check` finds nothing wrong, and skips only what an absent device leaves."""
     statuses = check(environment, name)
@@ -82,7 +86,7 @@ def test_a_new_plugin_keeps_to_the_contract(environment, name):
 def test_a_new_plugin_passes_its_own_tests(environment, name):
     """They run as they are, losses against the CPU's among them; what is skipped says why."""
     folder = environment.work / f"lmcore-{name}"
-    found = environment.module(*OWN_TESTS, str(folder))
+    found = environment.pytest(*OWN_TESTS, str(folder))
     assert found.returncode == 0, found.stdout + found.stderr
     reasons = set(re.findall(r"^SKIPPED .*?: (.*)$", found.stdout, re.MULTILINE))
     absent = {"the device is absent: no /dev/farchip[0-9]*"}
@@ -145,10 +149,10 @@ def test_a_device_that_torch_knows_works_as_it_is_written(own_chip, tmp_path):
     checks = check(own_chip, "mychip")
     assert set(checks.values()) == {"ok"}, checks
     folder = own_chip.work / "lmcore-mychip"
-    found = own_chip.module(*OWN_TESTS, str(folder))
+    found = own_chip.pytest(*OWN_TESTS, str(folder))
     assert found.returncode == 0, found.stdout + found.stderr
     assert "the device is" not in found.stdout
-    found = own_chip.run("doctor", "--json")
+    found = own_chip.run_with_forks("doctor", "--json")
     groups = {one["name"]: one["checks"] for one in json.loads(found.stdout)["groups"]}
     (doctor,) = (checks for name, checks in groups.items() if name.startswith("plugin mychip"))
     assert {one["status"] for one in doctor} == {"ok"}, doctor
@@ -165,11 +169,12 @@ def conform(environment, name):
     if not SUITE:
         pytest.skip("`lmcore-conformance` is not installed here")
     path = environment.work / f"lmcore-{name}" / "tests" / "test_conformance.py"
-    found = environment.module("pytest", "-q", "-rs", "-p", "no:cacheprovider", str(path))
+    found = environment.pytest("-rs", str(path))
     assert found.returncode == 0, found.stdout + found.stderr
     assert "1 passed" in found.stdout
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_new_plugin_conforms(environment):
     """What it claims holds, and what it lacks it has declared.
@@ -180,7 +185,7 @@ def test_a_new_plugin_conforms(environment):
     if not SUITE:
         pytest.skip("`lmcore-conformance` is not installed here")
     words = ("--pyargs", "lmcore_conformance", "--accelerator", "mychip", "--levels", "L0,L1,L2,L3")
-    found = environment.module("pytest", "-q", "-rs", "-p", "no:cacheprovider", *words)
+    found = environment.pytest("-rs", *words)
     assert found.returncode == 0, found.stdout + found.stderr
     assert re.search(r"L3 training .* reached", found.stdout), found.stdout
 
@@ -191,6 +196,18 @@ def test_a_new_plugin_conforms_without_its_device(environment):
     conform(environment, "farchip")
 
 
+@pytest.mark.timeout(300)
+def test_a_new_plugin_passes_some_checks(environment):
+    """The contract, and a curve of losses: the rest is in the full set."""
+    if not SUITE:
+        pytest.skip("`lmcore-conformance` is not installed here")
+    words = ("--pyargs", "lmcore_conformance", "--accelerator", "mychip", "--levels", "L0,L3")
+    found = environment.pytest("-rs", *words, "-k", "contract or train.curve")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "10 passed" in found.stdout
+
+
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_device_that_torch_knows_conforms(own_chip):
     """What is declared at first is all that such a device lacks."""

@@ -57,8 +57,8 @@ def digest(text: str) -> str:
 def environment(new_environment):
     """An environment with a good plugin, a broken one, a stale one, and one that crashes."""
     made = new_environment()
-    for name in ("goodchip", "broken", "stale", "crashing"):
-        made.install(build_wheel(name, made.work))
+    names = ("goodchip", "broken", "stale", "crashing")
+    made.install(*(build_wheel(name, made.work) for name in names))
     return made
 
 
@@ -136,7 +136,7 @@ def test_the_allow_list_names_what_is_loaded(environment):
 
 def test_the_doctor_sees_all_of_them(environment):
     """Failed plugins make it fail; the good one's own checks, and those of its device, pass."""
-    found = environment.run("doctor", "--json")
+    found = environment.run_with_forks("doctor", "--json")
     assert found.returncode == 1, found.stderr
     groups = {one["name"]: one["checks"] for one in json.loads(found.stdout)["groups"]}
     by_plugin = {name.split()[1]: checks for name, checks in groups.items() if " " in name}

@@ -8,8 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suite import calls
+
+from lmcore.cli import isolated
 
 FAKE = Path(__file__).parent / "fake"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def warm_checks() -> Iterator[None]:
+    """Processes of checks are forked from one that has imported torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolated, "subprocess", calls.SUBPROCESS)
+        yield
 
 
 @pytest.fixture(scope="session")

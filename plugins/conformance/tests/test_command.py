@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suite import warm
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
 from lmcore.accelerator.probe import API_VERSION
+from lmcore.errors import LmcoreError
 from lmcore.plugins import discover
+from lmcore_conformance.declaration import read_declaration
+from lmcore_conformance.registry import all_checks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -31,12 +35,13 @@ def suite(tmp_path: Path, fake_site: Path) -> Callable[..., subprocess.Completed
 
         installed = any(one.name == "lmcore_conformance" for one in entry_points(group="pytest11"))
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
+        command += ["-p", "suite.calls"]
         command += [] if installed else ["-p", "lmcore_conformance.plugin"]
         command += ["--pyargs", "lmcore_conformance"] if pyargs else []
         inherited = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
         path = os.pathsep.join([str(fake_site), *inherited])
         (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-        return subprocess.run(
+        return warm.run(
             [*command, *words],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": path, "FAKE": mode, "OMP_NUM_THREADS": "1"},
@@ -55,49 +60,80 @@ def suite(tmp_path: Path, fake_site: Path) -> Callable[..., subprocess.Completed
             "--accelerator fake",
             "absent",
             2,
-            "is absent here; nothing was tested\nwhy: a fake on the bus",
+            ["is absent here; nothing was tested\nwhy: a fake on the bus"],
         ),
-        ("--accelerator fake", "broken", 2, "is broken here; nothing was tested"),
-        ("--accelerator fake", "broken", 2, "hint: plug it in"),
+        (
+            "--accelerator fake",
+            "broken",
+            2,
+            ["is broken here; nothing was tested", "hint: plug it in"],
+        ),
         (
             "--accelerator fake",
             "api",
             2,
-            f"why: it is built for the plugin API >=9, and this lmcore has {API_VERSION}",
+            [f"why: it is built for the plugin API >=9, and this lmcore has {API_VERSION}"],
         ),
-        ("--accelerator fke", "", 2, "error: `--accelerator fke`: no installed plugin has"),
-        ("--accelerator fke", "", 2, "did you mean `fake`?"),
-        ("--accelerator fake --levels L9", "", 2, "error: `--levels L9`: no such level"),
-        ("", "", 4, "the conformance suite needs `--accelerator NAME`"),
+        (
+            "--accelerator fke",
+            "",
+            2,
+            [
+                "error: `--accelerator fke`: no installed plugin has",
+                "did you mean `fake`?",
+            ],
+        ),
+        ("--accelerator fake --levels L9", "", 2, ["error: `--levels L9`: no such level"]),
+        ("", "", 4, ["the conformance suite needs `--accelerator NAME`"]),
     ],
 )
 def test_nothing_can_be_tested(
-    suite: Any, words: str, mode: str, status: int, expected: str
+    suite: Any, words: str, mode: str, status: int, expected: list[str]
 ) -> None:
     """The message has the evidence and what to do; the exit status is 2."""
     done = suite(*words.split(), mode=mode)
     assert done.returncode == status, done.stdout
-    assert expected in done.stdout + done.stderr
+    for text in expected:
+        assert text in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+WRONG_DECLARATIONS = [
+    ('suite = ">=2"', "is for the suite >=2, and this is 1.0"),
+    ("", "it does not say which versions of the suite it is for"),
+    ('suite = ">=1"\n[closed]\nstreems = "no queues"', "did you mean `streams`?"),
+    ('suite = ">=1"\n[closed]\nstreams = ""', "`closed` gives no reason for `streams`"),
+    ('suite = ">=1"\n[open]\nstreams = "x"', "it has the unknown part `open`"),
+    ('suite = ">=1', "cannot be read"),
+    (
+        'suite = ">=1"\n[closed]\nstreams = "not there"\n[depends]\nstreams = "on the chip"',
+        "`streams` is closed and depends",
+    ),
+]
+
+
+@pytest.mark.parametrize("text, expected", WRONG_DECLARATIONS)
+def test_a_wrong_declaration(tmp_path: Path, text: str, expected: str) -> None:
+    """The file is named with what is wrong."""
+    file = tmp_path / "mine.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(LmcoreError) as error:
+        read_declaration(file, all_checks())
+    assert expected in error.value.render()
+    assert "mine.toml" in error.value.render()
 
 
 @pytest.mark.parametrize(
     "text, expected",
     [
-        ('suite = ">=2"', "is for the suite >=2, and this is 1.0"),
-        ("", "it does not say which versions of the suite it is for"),
-        ('suite = ">=1"\n[closed]\nstreems = "no queues"', "did you mean `streams`?"),
-        ('suite = ">=1"\n[closed]\nstreams = ""', "`closed` gives no reason for `streams`"),
-        ('suite = ">=1"\n[open]\nstreams = "x"', "it has the unknown part `open`"),
-        ('suite = ">=1', "cannot be read"),
-        (
-            'suite = ">=1"\n[closed]\nstreams = "not there"\n[depends]\nstreams = "on the chip"',
-            "`streams` is closed and depends",
-        ),
+        pytest.param(*one, marks=pytest.mark.full if place else ())
+        for place, one in enumerate(WRONG_DECLARATIONS)
     ],
 )
-def test_a_wrong_declaration(suite: Any, tmp_path: Path, text: str, expected: str) -> None:
-    """The file is named with what is wrong, and nothing is tested."""
+def test_nothing_is_tested_by_a_wrong_declaration(
+    suite: Any, tmp_path: Path, text: str, expected: str
+) -> None:
+    """What is wrong with the file is all that is said."""
     file = tmp_path / "mine.toml"
     file.write_text(text, encoding="utf-8")
     done = suite("--accelerator", "fake", "--requirements", str(file))
@@ -170,7 +206,7 @@ def test_in_an_authors_own_tests(suite: Any, tmp_path: Path) -> None:
         "        assert self.level == 'L0'\n",
         encoding="utf-8",
     )
-    words = ("test_mine.py", "-k", "TestMine and (hooks or more)")
+    words = ("test_mine.py", "-k", "TestMine and (idempotent or more)")
     done = suite("--accelerator", "fake", *words, pyargs=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
@@ -193,6 +229,7 @@ def test_only_what_is_selected_is_made(suite: Any, tmp_path: Path) -> None:
     assert "device.create: the process was killed by SIGSEGV" in done.stdout
 
 
+@pytest.mark.full  # test_levels.py has the checks that matter most
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["cpu", "sim"])
 def test_a_device_reaches_every_level(suite: Any, tmp_path: Path, name: str) -> None:

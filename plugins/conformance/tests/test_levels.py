@@ -1,0 +1,83 @@
+"""The simulated device passes every check, the CPU those that come before training.
+
+The others of the CPU are in the full set, as is the command that makes all (`test_command.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
+
+from lmcore.plugins import discover
+from lmcore_conformance.declaration import find_declaration, read_declaration
+from lmcore_conformance.registry import all_checks
+from lmcore_conformance.result import Result, Status
+from lmcore_conformance.runner import Runner
+from lmcore_conformance.target import find_target
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+WITHOUT_TRAINING = ("contract", "create", "device", "memory", "streams", "ops", "deterministic")
+TRAINING = ("training", "train.command", "train.processes", "compile")
+PROCESSES = ("distributed", "distributed-timeout", "distributed-parallel")
+PARTS = {"sim": (*WITHOUT_TRAINING, *TRAINING, *PROCESSES), "cpu": WITHOUT_TRAINING}
+"""By plugin, groups of checks or single ones."""
+
+PATIENCE = 4.0
+"""The machine has other work beside."""
+
+
+def members(part: str) -> list[str]:
+    """Return the ids of the checks that a part has."""
+    return [one.id for one in all_checks() if part in {one.group, one.id}]
+
+
+@pytest.fixture(scope="module")
+def results() -> Callable[[str, str], Mapping[str, Result]]:
+    """What makes the checks of a part; the device is created once for all of a plugin."""
+    runners: dict[str, Runner] = {}
+
+    def made(name: str, part: str) -> dict[str, Result]:
+        if name not in {one.name for one in discover(probe=False)}:
+            pytest.skip(f"the plugin `{name}` is not installed")
+        if name not in runners:
+            checks = all_checks()
+            target = find_target(name)
+            declaration = read_declaration(find_declaration(target.module), checks)
+            runners[name] = Runner(target, declaration, checks, patience=PATIENCE)
+        runners[name].choose(members(part))
+        return {one: runners[name].result(one) for one in members(part)}
+
+    return made
+
+
+@pytest.mark.parametrize(
+    "name, part", [(name, part) for name, parts in PARTS.items() for part in parts]
+)
+def test_a_part_holds(results: Any, name: str, part: str) -> None:
+    """Each check passes, or is about something that the plugin has declared not to have."""
+    found = results(name, part)
+    assert found
+    wrong = [one for one in found.values() if one.status not in {Status.PASSED, Status.GAP}]
+    assert wrong == []
+
+
+def test_the_parts_are_the_whole() -> None:
+    """The simulated device is held to every check."""
+    parts = [one for part in PARTS["sim"] for one in members(part)]
+    assert sorted(parts) == sorted(one.id for one in all_checks())
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_little_is_declared_absent(name: str) -> None:
+    """Nine tenths of all checks are claimed."""
+    if name not in {one.name for one in discover(probe=False)}:
+        pytest.skip(f"the plugin `{name}` is not installed")
+    checks = all_checks()
+    declaration = read_declaration(find_declaration(find_target(name).module), checks)
+    closed = [one.id for one in checks if declaration.why_closed(one) is not None]
+    assert len(closed) < 0.1 * len(checks), closed
