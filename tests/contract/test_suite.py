@@ -217,10 +217,11 @@ def session(tmp_path_factory):
 
     def run(*arguments, tests="fast"):
         env = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+        only = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # others' plugins take longer than the tests
         done = warm.run(
             [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
             cwd=root,
-            env={**env, "PYTHONPATH": str(LIBRARY), "TEST_SET": tests},
+            env={**env, **only, "PYTHONPATH": str(LIBRARY), "TEST_SET": tests},
             capture_output=True,
             text=True,
             timeout=100,
@@ -232,7 +233,7 @@ def session(tmp_path_factory):
 
 def test_a_session_with_a_slow_test_fails(session, tmp_path):
     """The test and the folder are named, though all pass; the record has what each took."""
-    workers = ["-n", "1"] if importlib.util.find_spec("xdist") else []
+    workers = ["-p", "xdist", "-n", "1"] if importlib.util.find_spec("xdist") else []
     file = tmp_path / "records" / "small.json"
     status, text = session(*workers, "--record", str(file))
     assert status == 1, text
