@@ -17,7 +17,6 @@ from lmcore.train.saver import WRITER_NAME
 
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"
 
-
 LAST = 11
 LATER = 2
 """Steps that are taken while a checkpoint is written."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suite import warm
 
 pytestmark = [
     pytest.mark.distributed,
@@ -36,6 +37,12 @@ number: three times what was measured."""
 STEPS = "--train-iters 5 --lr 1e-2 --global-batch-size 16"
 # Nothing is small enough to stay whole on every process.
 SHARD_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _preloaded() -> None:
+    """Has torch's compiler imported ahead: DeepSpeed imports it to decorate its functions."""
+    warm.preload("torch._inductor.compile_fx")
 
 
 @pytest.fixture
