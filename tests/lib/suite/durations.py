@@ -17,7 +17,7 @@ import json
 import statistics
 import time
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +33,10 @@ TOLERANCE = 2.0
 """Multiple of a folder's budget at which a session fails."""
 REFERENCE_LOOP = 0.0165
 """Seconds that the calibration loop takes on the reference machine (2 cores of a Xeon)."""
-SAMPLE_EVERY = 2.0
+SAMPLE_EVERY = 1.0
 """Seconds between two calibrations."""
+SAMPLES = 5
+"""Number of calibrations whose median counts."""
 
 _SLOWNESS = "slowness"
 _FULL = "full"
@@ -59,14 +61,17 @@ class Calibration:
     ) -> None:
         self._loop, self._clock = loop or calibration_loop, clock
         self._at = -SAMPLE_EVERY
-        self.slowness = 1.0
+        self._last: deque[float] = deque(maxlen=SAMPLES)
 
     def sample(self) -> float:
-        """Return the slowness, from a new measurement if the last one is old."""
+        """Return the slowness: the median of the last measurements, with a new one if they are old.
+
+        One loop is short enough to run between two turns of the other processes.
+        """
         if self._clock() - self._at >= SAMPLE_EVERY:
-            self.slowness = self._loop() / REFERENCE_LOOP
+            self._last.append(self._loop() / REFERENCE_LOOP)
             self._at = self._clock()
-        return self.slowness
+        return statistics.median(self._last)
 
 
 @dataclass
@@ -163,10 +168,10 @@ class Durations:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        """Calibrate again after a long test; its teardown's report has the mean of both."""
-        before = item.user_properties[0][1]
-        after = self._calibration.sample()
-        item.user_properties[0] = (_SLOWNESS, round((float(str(before)) + after) / 2, 3))
+        """Calibrate again after a long test: it has the benefit of the slower of both times."""
+        before = float(str(item.user_properties[0][1]))
+        after = round(self._calibration.sample(), 3)
+        item.user_properties[0] = (_SLOWNESS, max(before, after))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a phase of a test."""
