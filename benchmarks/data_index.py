@@ -114,7 +114,7 @@ def lmcore_tasks(work: Work) -> dict[str, Task]:
     sizes = np.array(large.sizes)
     short = sizes % 60
     documents = build_gpt_index(
-        sizes, (0, len(sizes)), sequence_length=2**20, num_samples=1, seed=SEED
+        sizes, (0, len(sizes)), sequence_length=work.length, num_samples=1, seed=SEED
     ).document_index
 
     def opened(indexed: IndexedDataset, cache: Path) -> GPTDataset:

@@ -131,6 +131,12 @@ REPORTS = (
     ),
 )
 ERRORS = (Run("gpu_kernels", error="no accelerator is here; `--device cpu` works"),)
+WITH_PEERS = (
+    Run("train_step", rows=("transformers", "megatron-core")),
+    Run("generation", rows=("batch 1, tokens/s: lmcore",)),
+    Run("data_index", rows=("sample index", "whole index", "blend", "sentences")),
+    Run("data", TEXT_FLAGS, ("Megatron default, small",)),
+)
 RUNS = (*TABLES, *JSON, *REPORTS, *ERRORS)
 
 
@@ -189,6 +195,16 @@ def test_tables(started, run):
     for peer in run.peers:
         lines = [line for line in everything if line.startswith(peer)]
         assert any(re.search(r"left out|missing|\d", line) for line in lines), f"{peer}: {lines}"
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("run", WITH_PEERS, ids=str)
+def test_tables_with_peers(started, run):
+    """Where the peers are installed each has a row, and what they make is the same as lmcore's."""
+    for package in ("megatron", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    test_tables(started, run)
 
 
 @pytest.mark.full
