@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
@@ -215,36 +215,34 @@ class Runs:
         return found
 
 
+def selected_pairs(request: pytest.FixtureRequest) -> list[tuple[str, str]]:
+    """Return who reads whose checkpoint in selected tests."""
+    return list(dict.fromkeys([*map(tuple, selected(request, "pair")), *AS_BEFORE]))
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
-    """All runs that selected tests look at: layouts train and save, then some read some."""
+    """Runs of all layouts that selected tests look at, each of which saves."""
     runs = Runs(common_folder(tmp_path_factory, "reshard"))
-    pairs = [*map(tuple, selected(request, "pair")), *AS_BEFORE]
-    again = list(map(str, selected(request, "continued")))
-    needed = {*itertools.chain(*pairs), *again, *map(str, selected(request, "saved")), *ALIKE}
-
-    def orders(sources: Collection[int], size: int) -> list[dict[str, Any]]:
-        return [
-            runs.load(source, layout)
-            for source, layout in dict.fromkeys(pairs)
-            if SIZES[layout] == size and SIZES[source] in sources
-        ]
-
+    needed = {*itertools.chain(*selected_pairs(request)), *ALIKE}
+    needed |= {str(one) for name in ("saved", "continued") for one in selected(request, name)}
     with once(runs.folder) as missing:
-        if not missing:
-            return runs
-        trained = {
-            size: [runs.train(name) for name in LAYOUTS[size] if name in needed] for size in LAYOUTS
-        }
-        continued = {
-            size: [runs.load(name, name, LAST) for name in LAYOUTS[size] if name in again]
-            for size in LAYOUTS
-        }
-        runs.follow(trained[1], 1)
-        runs.follow(trained[2] + continued[2] + orders({1, 2}, 2), 2)
-        runs.follow(trained[4] + continued[4] + orders({1, 2, 4}, 4), 4)
-        runs.follow(orders({4}, 2), 2)
-        runs.follow(continued[1] + orders({1, 2, 4}, 1), 1)
+        if missing:
+            for size, layouts in LAYOUTS.items():
+                runs.follow([runs.train(name) for name in layouts if name in needed], size)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def read(runs: Runs, request: pytest.FixtureRequest) -> Runs:
+    """The same, and runs that go on from a checkpoint, or read that of another layout."""
+    again = list(map(str, selected(request, "continued")))
+    with once(runs.folder / "read") as missing:
+        if missing:
+            for size, layouts in LAYOUTS.items():
+                orders = [runs.load(name, name, LAST) for name in again if name in layouts]
+                pairs = [pair for pair in selected_pairs(request) if pair[1] in layouts]
+                runs.follow(orders + [runs.load(*pair) for pair in pairs], size)
     return runs
 
 
@@ -280,22 +278,22 @@ def test_what_is_saved(runs: Runs, saved: str) -> None:
 
 
 @pytest.mark.parametrize("continued", marked(SIZES, CONTINUED))
-def test_the_same_layout_goes_on(runs: Runs, continued: str) -> None:
+def test_the_same_layout_goes_on(read: Runs, continued: str) -> None:
     """With dropout, losses, weights and optimizer state are those of the run without a stop."""
-    whole, again = runs.ranks(continued), runs.ranks(f"{continued}-in-{continued}{LAST}")
+    whole, again = read.ranks(continued), read.ranks(f"{continued}-in-{continued}{LAST}")
     assert [part["losses"] for part in again] == [part["losses"][SAVE:] for part in whole]
     name = f"{continued}-in-{continued}{LAST}"
-    assert_same(runs.whole(name, "last"), runs.whole(continued, "last"))
+    assert_same(read.whole(name, "last"), read.whole(continued, "last"))
     for one, other in zip(again, whole, strict=True):
         assert_same(one["random"], other["random"])
 
 
 @parameters(PAIRS)
-def test_any_layout_reads_any_other(runs: Runs, pair: tuple[str, str]) -> None:
+def test_any_layout_reads_any_other(read: Runs, pair: tuple[str, str]) -> None:
     """Weights and optimizer state come back bit for bit, wherever they lie now."""
     source, layout = pair
     name = f"{source}-in-{layout}{SAVE}"
-    assert_same(runs.whole(name, "loaded"), runs.whole(source, "saved"))
+    assert_same(read.whole(name, "loaded"), read.whole(source, "saved"))
 
 
 def drawn(runs: Runs, name: str, kind: str = "own") -> list[Tensor]:
@@ -323,21 +321,21 @@ def test_who_draws_alike(runs: Runs) -> None:
 
 
 @parameters(ANEW)
-def test_another_layout_draws_anew(runs: Runs, pair: tuple[str, str]) -> None:
+def test_another_layout_draws_anew(read: Runs, pair: tuple[str, str]) -> None:
     """Its numbers are neither the checkpoint's nor those of the first step, and still by rank."""
     source, layout = pair
     name = f"{source}-in-{layout}{SAVE}"
-    now, first = drawn(runs, name), drawn(runs, layout)
+    now, first = drawn(read, name), drawn(read, layout)
     assert equal(now) == equal(first)
     for one in now:
-        assert not any(torch.equal(one, other) for other in [*first, *drawn(runs, source)])
+        assert not any(torch.equal(one, other) for other in [*first, *drawn(read, source)])
 
 
-def test_sharding_does_not_matter_to_random_numbers(runs: Runs) -> None:
+def test_sharding_does_not_matter_to_random_numbers(read: Runs) -> None:
     """Processes that see the same samples go on with theirs, however state is sharded."""
     for source, layout in AS_BEFORE:
-        assert equal(drawn(runs, f"{source}-in-{layout}{SAVE}")) == [[True, False], [False, True]]
-        both = zip(runs.ranks(f"{source}-in-{layout}{SAVE}"), runs.ranks(source), strict=True)
+        assert equal(drawn(read, f"{source}-in-{layout}{SAVE}")) == [[True, False], [False, True]]
+        both = zip(read.ranks(f"{source}-in-{layout}{SAVE}"), read.ranks(source), strict=True)
         for now, then in both:
             assert_same(now["random"], then["random"])
 
