@@ -26,6 +26,7 @@ from layouts.cases import (
     runs,
 )
 from layouts.results import LIMITS, Results, common_folder
+from layouts.steps import DROPPING_STEPS
 from suite.selection import selected
 
 pytestmark = [
@@ -37,7 +38,6 @@ pytestmark = [
 COMPARED = ("of_two", "of_four", "of_eight")
 """Parameters of the tests that compare with one process."""
 
-DROPPING_STEPS = 6
 DROPPING = {"tp": TP, "tp-full": f"{TP} {FULL}", "tp-sp": f"{TP} {SP}"}
 DROPPING_OF_FOUR = {"tp-pp": f"{TP} {PP}", "tp-sp-zero3": f"{TP} {SP} --zero-stage 3"}
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from layouts.cases import CASES, KINDS, MORE, Case, cover, levels, marked, runs
 from layouts.results import LIMITS, Results, common_folder
+from layouts.steps import DROPPING_STEPS
 from suite.selection import selected
 
 pytestmark = [
@@ -43,7 +44,6 @@ def of_the_device(levels_of: Mapping[str, str]) -> set[Any]:
 FAST = cover(TRIED, of_the_device)
 """What the fast set tries; numbers of all layouts are compared on the CPU (`tests/distributed`)."""
 
-DROPPING_STEPS = 6
 DROPPING = (
     f"--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters {DROPPING_STEPS}"
     " --tensor-model-parallel-size 2"

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from layouts.steps import STEPS
 from layouts.stored import store
 from lmcore.config.load import load_config
 from lmcore.config.plan import RunPlan
@@ -40,7 +41,6 @@ VOCABULARY = 120
 END = 0
 """The token that ends a document."""
 
-STEPS = 3
 DRAWN_STEPS = 5
 """Steps that samples are drawn for, at least; the limits of `results.py` are of this draw."""
 BASE = {
