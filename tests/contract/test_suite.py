@@ -19,6 +19,8 @@ from suite import durations, selection, summary, warm
 from suite.durations import Calibration, Limits, Taken
 from suite.selection import SHARES, TestSet, is_named, named_tests, share_of, test_set
 
+ROOT = Path(__file__).resolve().parents[2]
+
 LIBRARY = Path(warm.__file__).parents[1]
 NAMES = [f"tests/unit/test_{number % 37}.py::test_it[{number}]" for number in range(4000)]
 
@@ -524,3 +526,22 @@ def test_the_module_has_the_rest_of_subprocess():
     assert warm.SUBPROCESS.Popen is warm.WarmPopen
     assert warm.SUBPROCESS.PIPE == subprocess.PIPE
     assert warm.SUBPROCESS.TimeoutExpired is subprocess.TimeoutExpired
+
+
+# The budget file
+
+
+def test_every_folder_of_tests_has_a_budget():
+    """Each file of tests counts for a folder of its own, not for all tests."""
+    limits = Limits.read(ROOT / "tests/budget.toml")
+    roots = [ROOT / "tests", *ROOT.glob("plugins*")]
+    files = [file.relative_to(ROOT) for root in roots for file in root.rglob("test_*.py")]
+    files = [file for file in files if "template" not in file.parts]
+    assert len(files) > 300
+    assert [str(file) for file in files if limits.folder_of(f"{file}::test") is None] == []
+
+
+def test_every_budget_is_of_a_folder():
+    """A folder that was renamed or removed leaves no budget behind."""
+    limits = Limits.read(ROOT / "tests/budget.toml")
+    assert [folder for folder in limits.folders if not (ROOT / folder).is_dir()] == []
