@@ -5,6 +5,9 @@ The modules are in `tests/lib`, which `pythonpath` in pyproject.toml puts on the
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 try:
@@ -12,7 +15,11 @@ try:
 except ImportError:  # an environment that runs a few tests only
     settings = None
 
-pytest_plugins = ["suite.selection", "suite.durations"]
+OURS = str(Path(__file__).parent / "tests" / "lib") in sys.path
+"""False in a session of another project, which loads this file too if it collects a package that is
+installed below this folder, as in `.tox`."""
+
+pytest_plugins = ["suite.selection", "suite.durations"] if OURS else []
 
 if settings is not None:
     # A busy machine is no failure: no example has a deadline.
@@ -23,6 +30,8 @@ if settings is not None:
 @pytest.hookimpl(trylast=True)  # after `suite.selection` has decided
 def pytest_configure(config: pytest.Config) -> None:
     """Load the profile of the set that runs, in each process, unless the command line names one."""
+    if not OURS:
+        return
     from suite.selection import SET  # not before pytest has loaded it as a plugin
 
     if settings is not None and not config.getoption("--hypothesis-profile", None):
