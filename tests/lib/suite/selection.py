@@ -1,8 +1,8 @@
 """Selection of tests: the fast set, the full set, and a rotating share of what only the latter has.
 
 A test marked `full` runs in the full set.  The fast set takes one share in twenty of those tests as
-well, chosen by the commit, so that successive commits try all of them.  The variable TEST_SET says
-which tests run, and reproduces another run's choice:
+well, chosen by the hash of the commit, so that other commits try other tests.  The variable
+TEST_SET says which tests run, and reproduces another run's choice:
 
     fast      every test that is not marked `full`
     fast+7    these, and share 7 of the others
