@@ -14,6 +14,8 @@ import json
 import os
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,19 @@ def fail(kind: str) -> None:
     durable_file.SyncedFile._write_piece = write  # type: ignore[method-assign]
 
 
+class LateSaver(Saver):
+    """A saver whose thread writes when training has gone on, and has changed what is no copy."""
+
+    def __init__(self, take: Callable[[], Snapshot], *, background: bool) -> None:
+        """Write what *take* returns; in the background once `trained` is set."""
+        super().__init__(take, background=background)
+        self.trained = threading.Event()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        self.trained.wait(JOIN_SECONDS)
+        super()._write(snapshot)
+
+
 def impatient(runtime: Runtime) -> Runtime:
     """Return the runtime with the time that the environment has for other processes, if any."""
     if "TIMEOUT" not in os.environ:
@@ -131,7 +146,7 @@ def run(order: dict[str, Any], plan: RunPlan, runtime: Runtime) -> dict[str, Any
             )
 
         with (
-            Saver(take, background=plan.config.checkpoint.async_save) as saver,
+            LateSaver(take, background=plan.config.checkpoint.async_save) as saver,
             BatchLoader(
                 samples,
                 micro_batch_size=plan.config.training.micro_batch_size,
@@ -147,6 +162,7 @@ def run(order: dict[str, Any], plan: RunPlan, runtime: Runtime) -> dict[str, Any
                         saver.save()
                     found["saved"] = parts_of(state)
                     found["random"] = named_random_states(runtime)
+            saver.trained.set()
         return found | {"losses": losses, "last": parts_of(state)}
 
 

@@ -170,6 +170,7 @@ def of_case(runtime: Runtime, plan: RunPlan, plugins: PluginSet) -> Runtime:
         precision=policies.precision,
         recompute=policies.recompute,
         placement=policies.placement,
+        stager=policies.stager,
         ops=build_op_table(plugins, selection, device),
     )
 
