@@ -1,4 +1,4 @@
-"""What every test of the repository shares: the selection of tests, time limits, examples.
+"""Plugins of every test session: the selection of tests, time limits, numbers of examples.
 
 The modules are in `tests/lib`, which `pythonpath` in pyproject.toml puts on the path.
 """

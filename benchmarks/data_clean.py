@@ -36,7 +36,7 @@ _MB = 2**20
 _HASHES = 100
 _SHINGLE = 5
 _PACKAGES = {"language": "py3langid"}
-"""What a step needs beyond lmcore's own requirements."""
+"""Packages that a step needs beyond lmcore's own requirements."""
 
 Signature = Callable[[str], Any]
 

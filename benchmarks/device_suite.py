@@ -54,7 +54,7 @@ GRAPH_SAMPLES, GRAPH_FLAGS = (1, 4), ((), ("--step-graph",))
 """Micro-batches of the first model with which steps are played from a record, and not."""
 
 CURVE_LIMIT = 0.02
-"""How far means of ten losses of both curves may lie apart, in nats."""
+"""Largest difference between means of ten losses of both curves, in nats."""
 
 CURVE_FLAGS = ("--lr", "5e-4", "--lr-warmup-iters", "10")
 """A calm run: bf16 and float32 on the CPU are 0.0003 apart.  The default one has steps that throw
@@ -260,7 +260,7 @@ TRIAL = Suite(
 """Everything at small scale, where there is no accelerator."""
 
 TOY_TESTS = ("tests/backend/test_linear_cross_entropy.py",)
-"""What stands for all tests at toy size."""
+"""Tests that run in place of all of them at toy size."""
 
 if __name__ == "__main__":
     raise SystemExit(main(TRIAL))

@@ -1,4 +1,4 @@
-"""Which lmcore a benchmark measures: the installed one with its C++ part, or none; and toy sizes.
+"""Check that a benchmark measures an installed lmcore with its C++ part; flags for toy sizes.
 
 In a clone of the repository Python may find the source tree in place of what is installed: through
 `PYTHONPATH`, an editable installation, or the current folder, which `python -m` searches first.

@@ -1,4 +1,4 @@
-"""What the tests of the benchmarks share: the scripts, and a small vocabulary and corpus."""
+"""Fixtures of the benchmarks' tests: the scripts, a small vocabulary and a small corpus."""
 
 from __future__ import annotations
 

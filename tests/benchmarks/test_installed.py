@@ -52,7 +52,7 @@ def python(code: str, *paths: Path, cwd: Path | None = None) -> subprocess.Compl
 
 
 def test_a_wheel_is_measured(tmp_path):
-    """What pip has installed, with its C++ part, is no problem."""
+    """An lmcore that pip has installed, with its C++ part, is accepted."""
     done = python(checking(), wheel(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "measured\n", "")
 
@@ -84,7 +84,7 @@ def test_an_editable_installation_is_refused(tmp_path):
 
 
 def test_no_lmcore_at_all(tmp_path):
-    """Where there is none the error says so."""
+    """The error says so if there is none."""
     done = python(FIND, tmp_path)
     assert done.stdout.startswith("error: lmcore is not installed\nwhy: this Python, ")
 

@@ -200,7 +200,7 @@ def test_tables(started, run):
 @pytest.mark.peer
 @pytest.mark.parametrize("run", WITH_PEERS, ids=str)
 def test_tables_with_peers(started, run):
-    """Where the peers are installed each has a row, and what they make is the same as lmcore's."""
+    """Each installed peer has a row, and its output equals lmcore's."""
     for package in ("megatron", "transformers"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")

@@ -67,7 +67,7 @@ Lint = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def lint() -> Iterator[Lint]:
-    """What checks the packages in folders against the repository's contracts."""
+    """Function that checks the packages in folders against the repository's contracts."""
     command = [sys.executable, "-P", "-c", _LINTER]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as linter:

@@ -122,7 +122,7 @@ def test_seconds_of_a_slow_machine_count_less():
 
 
 def test_slowness_is_measured_now_and_then():
-    """It is the loop's time against the reference machine's, measured anew after some time."""
+    """It is the loop's time divided by the reference machine's, measured again after some time."""
     loops = [2 * durations.REFERENCE_LOOP, 3 * durations.REFERENCE_LOOP]
     # Each sample looks at the clock once, and again after a measurement.
     clock = [100.0, 100.0, 100.1, 100.0 + durations.SAMPLE_EVERY, 200.0]
@@ -406,7 +406,7 @@ def test_a_program_ends_as_the_interpreter_lets_it(asked, end):
 
 
 def test_output_that_cannot_be_written_is_a_failure():
-    """A full disk at the end of the program is told by its status, as usual."""
+    """A full disk at the end of the program gives the usual exit status."""
     more = {"capture_output": False, "env": {**os.environ, "PYTHONUNBUFFERED": ""}}
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = python("-c", "print('lost')", stdout=full, stderr=subprocess.PIPE, **more)
@@ -522,7 +522,7 @@ def test_a_folder_that_does_not_exist_is_an_error_here(tmp_path, asked):
 
 
 def test_the_module_has_the_rest_of_subprocess():
-    """What takes the module's place starts programs by forking, and has its constants."""
+    """The stand-in for the module starts programs by forking, and has its constants."""
     assert warm.SUBPROCESS.Popen is warm.WarmPopen
     assert warm.SUBPROCESS.PIPE == subprocess.PIPE
     assert warm.SUBPROCESS.TimeoutExpired is subprocess.TimeoutExpired

@@ -36,7 +36,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_change_of_a_source_makes_another_fingerprint(tree: Path, name: str) -> None:
-    """What gets into a wheel counts, new files and the template's tests too."""
+    """Every file of a wheel counts, new files and the template's tests too."""
     before = wheels.fingerprint()
     (tree / name).write_text("changed", encoding="utf-8")
     assert wheels.fingerprint() != before

@@ -1,4 +1,4 @@
-"""What the layouts of the fast set have of all that are compared with one process."""
+"""Cover of the layouts: which pairs of settings the cases of the fast set have."""
 
 from __future__ import annotations
 

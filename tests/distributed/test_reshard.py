@@ -89,9 +89,9 @@ PAIRS = [
 """Who reads whose checkpoint: of all of them some, in which everything is cut in every way."""
 
 ANEW = [("tp-sp", "dp"), ("zero3", "tp"), ("one", "tp"), ("zero3", "cp")]
-"""Who draws random numbers that are not the checkpoint's."""
+"""Pairs (writer, reader) whose reader draws other random numbers than the checkpoint's."""
 AS_BEFORE = [("dp", "zero3"), ("zero3", "zero1")]
-"""Who goes on with those of the checkpoint, in another sharding."""
+"""Pairs whose reader continues with the checkpoint's random numbers, in another sharding."""
 ALIKE = ["dp", "cp", "pp", "zero3", "tp-sp", "tp", "tp-zero2", "tp-pp"]
 """Whose random numbers are looked at."""
 

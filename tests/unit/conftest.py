@@ -1,4 +1,4 @@
-"""What all unit tests share: ranks that are threads, and no waiting for the disk."""
+"""Fixtures of all unit tests: ranks that are threads, and no waiting for the disk."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_wrong_declaration(tmp_path: Path, text: str, expected: str) -> None:
 def test_nothing_is_tested_by_a_wrong_declaration(
     suite: Any, tmp_path: Path, text: str, expected: str
 ) -> None:
-    """What is wrong with the file is all that is said."""
+    """The message says what is wrong with the file, and nothing else."""
     file = tmp_path / "mine.toml"
     file.write_text(text, encoding="utf-8")
     done = suite("--accelerator", "fake", "--requirements", str(file))

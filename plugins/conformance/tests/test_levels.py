@@ -38,7 +38,7 @@ def members(part: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def results() -> Callable[[str, str], Mapping[str, Result]]:
-    """What makes the checks of a part; the device is created once for all of a plugin."""
+    """Function that makes the checks of a part; a plugin's device is created once for all."""
     runners: dict[str, Runner] = {}
 
     def made(name: str, part: str) -> dict[str, Result]:

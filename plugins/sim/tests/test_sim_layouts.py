@@ -42,7 +42,7 @@ def of_the_device(levels_of: Mapping[str, str]) -> set[Any]:
 
 
 FAST = cover(TRIED, of_the_device)
-"""What the fast set tries; numbers of all layouts are compared on the CPU (`tests/distributed`)."""
+"""Cases of the fast set; losses of all layouts are compared on the CPU (`tests/distributed`)."""
 
 DROPPING = (
     f"--attention-dropout 0.1 --hidden-dropout 0.1 --train-iters {DROPPING_STEPS}"

@@ -54,7 +54,7 @@ KINDS = {
     "llama": LLAMA,
     "llama-documents": f"{LLAMA} --precision fp64 --clip-grad 0 {DOCUMENTS}",
 }
-"""What one process does, too; `twice`: every layer is called twice in a forward pass."""
+"""Kinds of runs; one process takes each. `twice`: a forward pass calls every layer twice."""
 
 MORE = ("-accumulating", "-selective")
 """Ends of the names that only processes on the CPU are taken through."""

@@ -1,4 +1,4 @@
-"""What runs in different layouts came to, put together from all ranks and compared."""
+"""Results of runs in different layouts, gathered from all ranks and compared."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Distance:
     weight: float
 
     def within(self, limit: Distance) -> bool:
-        """Whether nothing is farther than *limit*; NaN is."""
+        """Return True if nothing is farther than *limit*; NaN is."""
         pairs = ((getattr(self, name), getattr(limit, name)) for name in vars(self))
         return all(value <= most for value, most in pairs)
 

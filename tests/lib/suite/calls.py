@@ -62,7 +62,7 @@ def install(*, nested: bool = False) -> None:
     """Make this process's calls in forked processes from here on.
 
     Args:
-        nested: Whether this process is itself forked, so that it can be copied.
+        nested: True if this process is itself forked, so that it can be copied.
     """
     if nested:
         warm._STARTED[os.getpid()] = CopiedServer()
@@ -70,7 +70,7 @@ def install(*, nested: bool = False) -> None:
 
 
 FORKED = (["lmcore.cli.main", "train"], ["pytest", "--pyargs"])
-"""How the arguments of `python -m` begin where a pytest's tests may have them forked."""
+"""First arguments of `python -m` in commands that the tests of a forked pytest may fork."""
 
 
 class Popen(warm.WarmPopen):

@@ -53,7 +53,7 @@ def calibration_loop() -> float:
 
 
 class Calibration:
-    """How much slower this process runs than on the reference machine, measured now and then."""
+    """Slowness of this process relative to the reference machine, measured at intervals."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Calibration:
 
 @dataclass
 class Taken:
-    """What a test took over all its phases.
+    """Time and outcome of a test over all its phases.
 
     Attributes:
         seconds: Wall-clock seconds.

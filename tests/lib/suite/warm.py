@@ -14,8 +14,8 @@ another number of OpenMP threads than the server's.  Tests of start-up itself (w
 long it takes) use `subprocess`.
 
 The program becomes a child of the process that asked for it, as any that it starts: it can be
-waited for, and dies and is told of in the same way.  Linux gives an orphan to the nearest ancestor
-that adopts orphans (`PR_SET_CHILD_SUBREAPER`), so the server makes it one.
+waited for, and its end is reported in the same way.  Linux gives an orphan to the nearest
+ancestor that adopts orphans (`PR_SET_CHILD_SUBREAPER`), so the server makes it one.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ PRELOADED = (
 )
 THREADS = {"OMP_NUM_THREADS": "1"}
 AT_START = ("PYTHON", "LD_", "MALLOC_")
-"""How the names of variables begin that the interpreter, the linker or the allocator reads once."""
+"""Prefixes of variables that the interpreter, the linker or the allocator reads at start-up."""
 ANY_TIME = {"PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED"}
-"""Those of them that a fork can follow."""
+"""Variables among them that a fork can follow."""
 _LENGTH = struct.Struct("<I")
 _PID = struct.Struct("<i")
 _PR_SET_CHILD_SUBREAPER = 36
