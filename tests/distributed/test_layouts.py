@@ -25,7 +25,7 @@ from layouts.cases import (
     marked,
     runs,
 )
-from layouts.results import LIMITS, Results, common_folder
+from layouts.results import LIMITS, Results, assert_equal, common_folder
 from layouts.steps import DROPPING_STEPS
 from suite.selection import selected
 
@@ -123,13 +123,6 @@ def compiled(train: Train) -> Results:
     return train("compiled", runs(COMPILED), 2)
 
 
-def check(name: str, found: Results, alone: Results) -> None:
-    case = Case.of(name)
-    distance = found.distance(case.name, alone, case.kind)
-    print(name, distance)
-    assert distance.within(LIMITS[case.kind]), distance
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_there_is_something_to_compare(kind: str, alone: Results) -> None:
     """Losses fall, gradients are clipped, and kinds of runs differ by more than the limits."""
@@ -145,26 +138,26 @@ def test_there_is_something_to_compare(kind: str, alone: Results) -> None:
 @pytest.mark.parametrize("of_two", marked(CASES[2], FAST[2]))
 def test_two_processes(of_two: str, two: Results, alone: Results) -> None:
     """They take the steps of one."""
-    check(of_two, two, alone)
+    assert_equal(of_two, two, alone)
 
 
 @pytest.mark.parametrize("of_four", marked(CASES[4], FAST[4]))
 def test_four_processes(of_four: str, four: Results, alone: Results) -> None:
     """They take the steps of one."""
-    check(of_four, four, alone)
+    assert_equal(of_four, four, alone)
 
 
 @pytest.mark.parametrize("of_eight", marked(CASES[8], FAST[8]))
 def test_eight_processes(of_eight: str, eight: Results, alone: Results) -> None:
     """They take the steps of one."""
-    check(of_eight, eight, alone)
+    assert_equal(of_eight, eight, alone)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
 @pytest.mark.full  # in the fast set two data parallel processes compile, in `tests/train`
 def test_compiled_layers(compiled: Results, alone: Results) -> None:
     """Compiled layers exchange what the others do."""
-    check("compiled/tp-sp", compiled, alone)
+    assert_equal("compiled/tp-sp", compiled, alone)
 
 
 @pytest.mark.parametrize("name", DROPPING)

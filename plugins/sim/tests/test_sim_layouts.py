@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from layouts.cases import CASES, KINDS, MORE, Case, cover, levels, marked, runs
-from layouts.results import LIMITS, Results, common_folder
+from layouts.results import Results, assert_equal, common_folder
 from layouts.steps import DROPPING_STEPS
 from suite.selection import selected
 
@@ -88,22 +88,16 @@ def four(train: Any, request: pytest.FixtureRequest) -> Results:
     return train("four", runs(selected_of(request, 4, "of_four")), 4, "sim")
 
 
-def check(name: str, found: Results, alone: Results) -> None:
-    case = Case.of(name)
-    distance = found.distance(case.name, alone, case.kind)
-    assert distance.within(LIMITS[case.kind]), distance
-
-
 @pytest.mark.parametrize("of_two", marked(TRIED[2], FAST[2]))
 def test_two_devices(of_two: str, two: Results, alone: Results) -> None:
     """They take the steps of one process."""
-    check(of_two, two, alone)
+    assert_equal(of_two, two, alone)
 
 
 @pytest.mark.parametrize("of_four", marked(TRIED[4], FAST[4]))
 def test_four_devices(of_four: str, four: Results, alone: Results) -> None:
     """They take the steps of one process."""
-    check(of_four, four, alone)
+    assert_equal(of_four, four, alone)
 
 
 def test_replicated_parameters_stay_equal(two: Results) -> None:

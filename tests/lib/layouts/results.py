@@ -18,6 +18,7 @@ import torch
 from suite import warm
 from torch import Tensor
 
+from layouts.cases import Case
 from layouts.stored import load
 
 LAUNCH = Path(__file__).with_name("launch.py")
@@ -187,6 +188,13 @@ class Results:
             self.whole(name, "weights"), right.whole(right_name, "weights"), relative=False
         )
         return Distance(loss, norm, gradient, weight)
+
+
+def assert_equal(name: str, found: Results, alone: Results) -> None:
+    """Check that a case took the steps of one process, within the limits of its kind."""
+    case = Case.of(name)
+    distance = found.distance(case.name, alone, case.kind)
+    assert distance.within(LIMITS[case.kind]), distance
 
 
 def _farthest(found: Mapping[str, Tensor], right: Mapping[str, Tensor], *, relative: bool) -> float:
