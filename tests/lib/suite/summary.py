@@ -75,4 +75,6 @@ def main(folder: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m suite.summary FOLDER")
+    sys.exit(main(sys.argv[1]))

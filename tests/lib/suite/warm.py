@@ -185,10 +185,10 @@ class _Server:
         with _adoption():
             self._socket.sendmsg([_LENGTH.pack(len(content))], passed)
             self._socket.sendall(content)
-            told = self._socket.recv(_PID.size)
-        if len(told) != _PID.size:
+            reply = self._socket.recv(_PID.size)
+        if len(reply) != _PID.size:
             raise RuntimeError("the process that starts Python programs has ended")
-        return int(_PID.unpack(told)[0])
+        return int(_PID.unpack(reply)[0])
 
     def preload(self, modules: Sequence[str]) -> None:
         """Import modules, and wait until that is done."""
@@ -277,10 +277,10 @@ def _fork_an_orphan(order: dict[str, Any], streams: list[int]) -> int:
             time.sleep(0.0005)
         _become(order, streams)
     os.waitpid(between, 0)
-    told = os.read(reading, _PID.size)
+    reply = os.read(reading, _PID.size)
     os.close(reading)
     os.close(writing)
-    return int(_PID.unpack(told)[0])
+    return int(_PID.unpack(reply)[0])
 
 
 def _become(order: dict[str, Any], streams: list[int]) -> NoReturn:
