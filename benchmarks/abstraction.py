@@ -214,7 +214,7 @@ def _install(folder: Path, name: str, source: str) -> None:
 def starting() -> Figures:
     """Return milliseconds of each phase of this process's start; torch's import is left out."""
     began = time.perf_counter()
-    from lmcore.plugins import build_op_table, create_device, discover, select
+    from lmcore.plugin import build_op_table, create_device, discover, select
 
     imported = time.perf_counter()
     plugins = discover()

@@ -102,11 +102,11 @@ def write_dataset(prefix: Path, documents: int, *, content: bool) -> str:
 
 def lmcore_tasks(work: Work) -> dict[str, Task]:
     """Return the tasks as lmcore does them."""
-    from lmcore.data.blending import build_blend_index
-    from lmcore.data.gpt_dataset import GPTDataset
-    from lmcore.data.gpt_index import build_gpt_index, build_sample_index
-    from lmcore.data.indexed import IndexedDataset
-    from lmcore.data.sentence_mapping import build_segment_mapping
+    from lmcore.data.blend.index import build_blend_index
+    from lmcore.data.dataset.gpt import GPTDataset
+    from lmcore.data.dataset.gpt_index import build_gpt_index, build_sample_index
+    from lmcore.data.dataset.sentence_index import build_segment_mapping
+    from lmcore.data.indexed.dataset import IndexedDataset
 
     large, small = IndexedDataset(work.large), IndexedDataset(work.small)
     tokens = large.tokens

@@ -206,8 +206,8 @@ def _loops(suite: Suite, results: Mapping[str, Any]) -> str:
 
 def _flops(shape: Any) -> float:
     """Return the model FLOPs of a sample, forward and backward, as lmcore's MFU counts them."""
+    from lmcore.config.model_math import flops_per_step
     from lmcore.config.section import ModelSection
-    from lmcore.config.size import flops_per_step
 
     section = ModelSection(
         num_layers=shape.num_layers,

@@ -72,7 +72,7 @@ def write_ids(prefix: Path, seq_length: int, vocabulary: int) -> None:
     """Write random token ids as a data set."""
     import numpy as np
 
-    from lmcore.data.indexed_writer import IndexedDatasetWriter
+    from lmcore.data.indexed.writer import IndexedDatasetWriter
 
     random = np.random.default_rng(0)
     with IndexedDatasetWriter(str(prefix), np.dtype(np.uint16)) as writer:

@@ -75,7 +75,7 @@ def versions() -> dict[str, str]:
 _WHAT = """
 import json, sys
 from lmcore.config.section import Config
-from lmcore.plugins import create_device, discover, select
+from lmcore.plugin import create_device, discover, select
 plugins = discover()
 device = create_device(plugins, select(plugins, requested=sys.argv[1]), Config())
 memory = device.memory_stats().total if device.memory_stats else None

@@ -43,7 +43,7 @@ def lmcore_contender(
     from lmcore.generation.sampling_options import SamplingOptions
     from lmcore.model.build import build_model
     from lmcore.model.shape import ModelShape
-    from lmcore.runtime.rank import RankInfo
+    from lmcore.runtime.launch.rank import RankInfo
     from lmcore.runtime.runtime import start_runtime
 
     plugins = find_plugins([])

@@ -18,14 +18,14 @@ from torch import Tensor, distributed, nn
 
 from lmcore.model.build import build_model
 from lmcore.model.shape import ModelShape
+from lmcore.parallel.collectives import sum_together
 from lmcore.parallel.data_parallel import LossModule
-from lmcore.parallel.exchange import sum_together
 from lmcore.parallel.parallel_model import parallelize
 from lmcore.train.state import TrainState
 from lmcore.train.step import loss_arguments
 
 if TYPE_CHECKING:
-    from lmcore.data.loader import Batch
+    from lmcore.data.loading.loader import Batch
     from lmcore.parallel.parallel_model import ParallelModel
 
 __all__ = ["by_hand"]

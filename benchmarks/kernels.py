@@ -179,8 +179,8 @@ def contenders(
     table: OpTable, call: Call, device: Device, dtype: str
 ) -> dict[str, Callable[..., Tensor]]:
     """Return the reference and each kernel that does the case; say why another does not."""
-    from lmcore.accelerator.op import REFERENCE, load_target
-    from lmcore.accelerator.op_context import op_context
+    from lmcore.accelerator.op.context import op_context
+    from lmcore.accelerator.op.records import REFERENCE, load_target
 
     spec = table.specs[call.op]
     reasons = dict(
@@ -208,8 +208,8 @@ def main() -> None:
     asked = parse(parser, sizes=["toy"], turns=1)
     check(asked)
     from lmcore.config.section import Config
-    from lmcore.plugins import build_op_table, create_device, discover, launch_env, select
-    from lmcore.runtime.rank import RankInfo
+    from lmcore.plugin import build_op_table, create_device, discover, launch_env, select
+    from lmcore.runtime.launch.rank import RankInfo
 
     plugins = discover()
     selection = select(plugins, requested=asked.device)

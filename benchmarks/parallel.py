@@ -52,10 +52,10 @@ _RESULT = "BENCHMARK_RESULT"
 def framework(parts: Parts) -> Step:
     """Return a step as `lmcore train` takes it, metrics included."""
     from lmcore.config.section import TrainingSection
-    from lmcore.train.display import open_display
-    from lmcore.train.exits import ExitConditions
+    from lmcore.train.exit_conditions import ExitConditions
     from lmcore.train.loop import Reporter, timed_step
-    from lmcore.train.metrics import MetricsFile
+    from lmcore.train.report.display import open_display
+    from lmcore.train.report.metrics import MetricsFile
     from lmcore.train.step import TrainStep
 
     batches = parts.batches()
@@ -130,7 +130,7 @@ WORK = {"speed": speed, "narrow": narrow, "wide": wide}
 
 def measured(work: str, layout: str, asked: argparse.Namespace) -> dict[str, float]:
     """Start the processes of a measurement and return what the first one found."""
-    from lmcore.runtime.launch import launch
+    from lmcore.runtime.launch.launcher import launch
 
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from train_step import Shape
 
-    from lmcore.data.loader import BatchLoader
+    from lmcore.data.loading.loader import BatchLoader
 
 
 def _flags(shape: Shape, prefix: str, *, compiled: bool, threads: int) -> list[str]:
@@ -32,7 +32,7 @@ def _data(shape: Shape, directory: Path) -> str:
     """Write random token ids as an indexed data set; return its prefix."""
     import numpy as np
 
-    from lmcore.data.indexed_writer import IndexedDatasetWriter
+    from lmcore.data.indexed.writer import IndexedDatasetWriter
 
     random = np.random.default_rng(0)
     prefix = str(directory / "ids")
@@ -63,8 +63,8 @@ class Parts:
     ) -> None:
         """Make device, data, model and state; *flags* are added to those of the shape."""
         from lmcore.cli.selection import choose_device, find_plugins
-        from lmcore.runtime.rank import rank_info
-        from lmcore.runtime.rendezvous import join_processes
+        from lmcore.runtime.launch.rank import rank_info
+        from lmcore.runtime.process.store import join_processes
 
         plugins, rank = find_plugins([]), rank_info(os.environ)
         selection = choose_device(plugins, device, rank)  # before torch is imported
@@ -74,7 +74,7 @@ class Parts:
         from lmcore.model.shape import ModelShape
         from lmcore.parallel.parallel_model import parallelize
         from lmcore.runtime.runtime import start_runtime
-        from lmcore.train.corpus import open_corpus
+        from lmcore.train.datasets import open_corpus
         from lmcore.train.state import TrainState
 
         self.stack = ExitStack()
@@ -108,7 +108,7 @@ class Parts:
 
     def batches(self) -> BatchLoader:
         """Return the loader of this process."""
-        from lmcore.data.loader import BatchLoader
+        from lmcore.data.loading.loader import BatchLoader
 
         return self.stack.enter_context(
             BatchLoader(
@@ -122,9 +122,9 @@ class Parts:
 
 def lmcore_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
     """Return a step as `lmcore train` takes it, metrics and display included."""
-    from lmcore.train.display import open_display
     from lmcore.train.loop import Reporter, timed_step
-    from lmcore.train.metrics import MetricsFile
+    from lmcore.train.report.display import open_display
+    from lmcore.train.report.metrics import MetricsFile
     from lmcore.train.step import TrainStep
 
     parts = Parts(shape, compiled=compiled, threads=threads)

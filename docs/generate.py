@@ -17,18 +17,18 @@ from unittest import mock
 
 from lmcore.accelerator import API_VERSION
 from lmcore.cli.main import COMMANDS, main
-from lmcore.cli.plugin_command import find_commands
-from lmcore.config import megatron
-from lmcore.config.help import shown_default
+from lmcore.cli.plugin.commands import find_commands
+from lmcore.config.foreign import megatron
 from lmcore.config.load import PRESET_OPTION, load_config
+from lmcore.config.model_math import padded_vocabulary, parameter_count, query_groups
 from lmcore.config.option import Option, options_of
+from lmcore.config.options.help import shown_default
 from lmcore.config.plugin_section import PluginSections, summary_of
 from lmcore.config.preset import PRESETS
 from lmcore.config.section import SECTIONS, ModelSection, run_options
-from lmcore.config.size import padded_vocabulary, parameter_count, query_groups
-from lmcore.plugins import ALLOW_LIST, discover
-from lmcore.plugins.api import renewed_contract
-from lmcore.plugins.registrations import plugin_sections
+from lmcore.plugin import ALLOW_LIST, discover
+from lmcore.plugin.check.contract_snapshot import renewed_contract
+from lmcore.plugin.registrations import plugin_sections
 
 ROOT = Path(__file__).resolve().parents[1]
 _NOTE = "<!-- Made by `python docs/generate.py`; do not edit. -->"
@@ -166,7 +166,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/megatron-flags.md": megatron_page,
     "tests/golden/flags.txt": flags_list,
     "docs/reference/commands.md": commands_page,
-    f"lmcore/plugins/contracts/{API_VERSION}.json": renewed_contract,
+    f"lmcore/plugin/contracts/{API_VERSION}.json": renewed_contract,
 }
 """What makes each file."""
 

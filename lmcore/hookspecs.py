@@ -22,7 +22,7 @@ import pluggy
 if TYPE_CHECKING:
     from lmcore.accelerator.communication import CommBackend
     from lmcore.accelerator.device import Device
-    from lmcore.accelerator.op import OpImpl
+    from lmcore.accelerator.op.records import OpImpl
     from lmcore.accelerator.precision import PrecisionPolicy
     from lmcore.accelerator.probe import Check, PluginInfo, Probe, Problem
     from lmcore.accelerator.recompute import RecomputePolicy

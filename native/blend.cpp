@@ -1,4 +1,4 @@
-// The greedy blend of datasets: lmcore/data/blending.py.
+// The greedy blend of datasets: lmcore/data/blend/index.py.
 
 #include <algorithm>
 #include <limits>

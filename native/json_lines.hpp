@@ -1,6 +1,6 @@
 // Finds the texts of some keys in one line of JSON.
 //
-// It takes what is certainly right and leaves every other line to Python (lmcore/data/encode.py),
+// It takes what is certainly right and leaves every other line to Python (lmcore/data/prepare/encode.py),
 // which decides and words the error: broken or deeply nested JSON, escapes in keys, lone
 // surrogates, numbers beyond the standard, text that is no UTF-8, a key that is missing.
 

@@ -1,4 +1,4 @@
-// Where GPT samples start in the stream of documents: lmcore/data/gpt_index.py.
+// Where GPT samples start in the stream of documents: lmcore/data/dataset/gpt_index.py.
 //
 // The lengths of the documents lie in random order, so that the time goes into fetching them.  They
 // are fetched once, by several threads; each of these then cuts its own part of the stream.

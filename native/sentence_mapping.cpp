@@ -1,4 +1,4 @@
-// Which sentences make a sample: lmcore/data/sentence_mapping.py.
+// Which sentences make a sample: lmcore/data/dataset/sentence_index.py.
 //
 // BERT and T5 (pairs and single segments of a random length now and then), and blocks with titles
 // for the inverse cloze task.  The generators are std::mt19937 and std::mt19937_64, whose numbers

@@ -1,7 +1,7 @@
 // From JSON lines or strings to token ids, with the interpreter free meanwhile.
 //
 // lmcore/data/tokenizer/native.py is the way here from Python; the twins that give the same ids
-// are in lmcore/data/tokenizer/gpt2.py and lmcore/data/encode.py.
+// are in lmcore/data/tokenizer/gpt2.py and lmcore/data/prepare/encode.py.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>

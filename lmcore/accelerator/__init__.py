@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from lmcore.accelerator.communication import CommBackend
 from lmcore.accelerator.device import Device, MemoryStats
-from lmcore.accelerator.op import OpContext, OpImpl, OpSpec, Reject, Resolution, Tolerance
-from lmcore.accelerator.op_context import OpAttributes
-from lmcore.accelerator.op_spec import OP_SPECS
-from lmcore.accelerator.op_table import OpTable
+from lmcore.accelerator.op.context import OpAttributes
+from lmcore.accelerator.op.records import OpContext, OpImpl, OpSpec, Reject, Resolution, Tolerance
+from lmcore.accelerator.op.spec import OP_SPECS
+from lmcore.accelerator.op.table import OpTable
 from lmcore.accelerator.precision import (
     PrecisionPolicy,
     autocast_policy,

@@ -166,7 +166,7 @@ def standard_recompute_policies(device: Device) -> list[RecomputePolicy]:
 
 
 def _again(call: Callable[..., Any], *tensors: Tensor, remember: Callable[[], Context]) -> Any:
-    from lmcore.accelerator.activation import recompute
+    from lmcore.accelerator.activation_saving import recompute
 
     return recompute(call, *tensors, remember=remember)
 
@@ -188,7 +188,7 @@ def _offloading(device: Device, run: Callable[..., Any]) -> Callable[..., Any]:
     memory: list[Any] = []  # made at the first use: this module loads no torch
 
     def offload(call: Callable[..., Any], *tensors: Tensor, remember: Callable[[], Context]) -> Any:
-        from lmcore.accelerator.activation import HostMemory
+        from lmcore.accelerator.activation_saving import HostMemory
 
         if not memory:
             memory.append(HostMemory(device.torch_device, device.require("pin_memory")))

@@ -1,7 +1,7 @@
 """What plugins are given to register options, commands, corpora and tokenizers.
 
 A registry belongs to one plugin for the time of one hook call, and checks at once what it is
-given, so that a traceback points into the plugin.  `lmcore.plugins.registrations` makes the
+given, so that a traceback points into the plugin.  `lmcore.plugin.registrations` makes the
 registries and reads them afterwards; a plugin only calls `add`.
 """
 

@@ -10,7 +10,7 @@ from lmcore.checkpoint.layout import find_checkpoint
 from lmcore.checkpoint.load import load_checkpoint, verify_checkpoint
 from lmcore.checkpoint.manifest import Manifest, TensorEntry, check_shape, read_manifest
 from lmcore.checkpoint.save import save_checkpoint, warm_up
-from lmcore.checkpoint.share import Share, Writers, num_bytes
+from lmcore.checkpoint.write_plan import Share, Writers, num_bytes
 
 __all__ = [
     "Manifest",

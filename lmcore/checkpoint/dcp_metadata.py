@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from lmcore.checkpoint.boxes import Box, inside, tile
+from lmcore.checkpoint.chunks import Box, inside, tile
 from lmcore.checkpoint.manifest import Manifest
 from lmcore.errors import CheckpointError
 

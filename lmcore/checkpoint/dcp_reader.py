@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 
-from lmcore.checkpoint.boxes import Box, overlap
+from lmcore.checkpoint.chunks import Box, overlap
 from lmcore.checkpoint.dcp_metadata import Chunk, dtype_name
 from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.errors import CheckpointError

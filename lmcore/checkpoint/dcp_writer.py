@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from lmcore.checkpoint.boxes import Box
+from lmcore.checkpoint.chunks import Box
 from lmcore.checkpoint.dcp_metadata import METADATA_NAME, dtype_of
 from lmcore.checkpoint.durable_file import SyncedFile, write_durably
 from lmcore.checkpoint.manifest import FileEntry, TensorEntry

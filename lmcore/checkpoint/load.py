@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lmcore.checkpoint.durable_file import file_checksum, num_io_threads
 from lmcore.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from lmcore.errors import CheckpointError, suggestion
-from lmcore.runtime.channel import Channel
+from lmcore.runtime.process.channel import Channel
 
 if TYPE_CHECKING:
     import torch

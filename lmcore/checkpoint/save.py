@@ -43,9 +43,9 @@ from lmcore.checkpoint.manifest import (
     encode_manifest,
     read_manifest,
 )
-from lmcore.checkpoint.share import Share, Writers, num_bytes
+from lmcore.checkpoint.write_plan import Share, Writers, num_bytes
 from lmcore.errors import CheckpointError
-from lmcore.runtime.channel import Channel
+from lmcore.runtime.process.channel import Channel
 
 if TYPE_CHECKING:
     import torch

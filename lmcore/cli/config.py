@@ -7,12 +7,12 @@ import sys
 from typing import Any
 
 from lmcore.cli.selection import find_plugins
-from lmcore.config.command_line import wants_help
 from lmcore.config.load import LoadedConfig, load_config
-from lmcore.config.run_help import render_run_help
-from lmcore.config.yaml_file import written_value
+from lmcore.config.options.command_line import wants_help
+from lmcore.config.options.run_help import render_run_help
+from lmcore.config.options.yaml_file import written_value
 from lmcore.errors import ConfigError, suggestion
-from lmcore.plugins.registrations import plugin_sections
+from lmcore.plugin.registrations import plugin_sections
 
 __all__ = ["SUMMARY", "run"]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.cli.sample_output import (
+from lmcore.cli.selection import choose_device, find_plugins
+from lmcore.cli.text.sample_output import (
     JsonOutput,
     LinesOutput,
     Output,
@@ -22,26 +23,25 @@ from lmcore.cli.sample_output import (
     open_output_file,
     standard_output,
 )
-from lmcore.cli.selection import choose_device, find_plugins
-from lmcore.config.command_line import (
+from lmcore.config.option import REQUIRED, option, options_of
+from lmcore.config.options.command_line import (
     ForeignFlag,
     Translation,
     parse_with_plugins,
     wants_help,
 )
-from lmcore.config.option import REQUIRED, option, options_of
 from lmcore.config.section import ModelSection, OptimizerSection, TrainingSection
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError, RunError
-from lmcore.plugins.registrations import plugin_sections
+from lmcore.plugin.registrations import plugin_sections
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.generation.load import LoadedModel
     from lmcore.generation.sampling_options import SamplingOptions
-    from lmcore.plugins import PluginSet
+    from lmcore.plugin import PluginSet
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["SUMMARY", "GenerateSection", "run"]
@@ -167,7 +167,7 @@ def _memory_explained(section: GenerateSection) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         # Not before: what prepares the environment comes before torch.
         from lmcore.accelerator.device_errors import first_line
-        from lmcore.train.out_of_memory import memory_error_in
+        from lmcore.train.diagnose.out_of_memory import memory_error_in
 
         cause = memory_error_in(error)
         if cause is None:
@@ -221,7 +221,7 @@ def _loaded(
     """Choose the device, then load torch and the model."""
     from lmcore.config.section import AcceleratorSection, Config
     from lmcore.data.tokenizer.registry import registered_types
-    from lmcore.runtime.rank import only_process
+    from lmcore.runtime.launch.rank import only_process
 
     rank = only_process(os.environ)
     selection = choose_device(plugins, section.device, rank)

@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "this machine": {
         "config": ("lmcore.cli.config", "Show every setting of a run and where it comes from."),
         "plugins": (
-            "lmcore.cli.plugins",
+            "lmcore.cli.plugin.list",
             "List the installed accelerators, and why one is not used.",
         ),
         "ops": (
@@ -35,7 +35,10 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "List the ops and their kernels, and explain which kernel a case gets.",
         ),
         "doctor": ("lmcore.cli.doctor", "Check this installation and name the fixes."),
-        "plugin": ("lmcore.cli.plugin", "Write a new plugin, check one against the contract."),
+        "plugin": (
+            "lmcore.cli.plugin.check",
+            "Write a new plugin, check one against the contract.",
+        ),
     },
 }
 """Module and summary of every command, under the title that the help groups it by."""
@@ -68,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not _is_launched():
             raise
-        from lmcore.runtime.launched import tell
+        from lmcore.runtime.launch.worker_protocol import tell
 
         return tell(error, os.environ).status
     return status
@@ -76,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _is_launched() -> bool:
     """Return whether `lmcore` started this process as one of several, and shows its errors."""
-    from lmcore.runtime.launched import LAUNCHED
+    from lmcore.runtime.launch.worker_protocol import LAUNCHED
 
     return bool(os.environ.get(LAUNCHED))
 
@@ -135,7 +138,7 @@ def _run(name: str, arguments: list[str]) -> int:
         hint = "`lmcore --help` lists the commands"
         raise ConfigError(f"unknown flag `{name}` before a command", hint=hint)
     if name not in modules:
-        from lmcore.cli.plugin_command import run_command
+        from lmcore.cli.plugin.commands import run_command
 
         return run_command(name, arguments, list(modules))
     command = importlib.import_module(modules[name])
@@ -166,7 +169,7 @@ def _help() -> str:
 def _plugin_groups() -> Mapping[str, Mapping[str, str]]:
     """Return what plugins add to the help; a wrong `LMCORE_PLUGINS` does not spoil the rest."""
     from lmcore import log
-    from lmcore.cli.plugin_command import help_groups
+    from lmcore.cli.plugin.commands import help_groups
     from lmcore.errors import LmcoreError
 
     log.configure()

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.op import (
+from lmcore.accelerator.op.context import OpAttributes, attribute_options, dtype_name, op_context
+from lmcore.accelerator.op.records import (
     REFERENCE,
     OpContext,
     OpImpl,
@@ -20,11 +21,10 @@ from lmcore.accelerator.op import (
     missing_packages,
     parse_preferences,
 )
-from lmcore.accelerator.op_context import OpAttributes, attribute_options, dtype_name, op_context
-from lmcore.accelerator.op_spec import OP_SPECS
-from lmcore.cli.terminal_text import output_width, wrapped
-from lmcore.config.command_line import parse_section
+from lmcore.accelerator.op.spec import OP_SPECS
+from lmcore.cli.text.terminal import output_width, wrapped
 from lmcore.config.option import REQUIRED, option
+from lmcore.config.options.command_line import parse_section
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.errors import ConfigError, LmcoreError, counted, suggestion
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lmcore.accelerator.device import Device
-    from lmcore.accelerator.op_table import OpTable
+    from lmcore.accelerator.op.table import OpTable
     from lmcore.accelerator.precision import PrecisionPolicy
 
 __all__ = ["SUMMARY", "ExplainSection", "ListSection", "run"]
@@ -189,8 +189,8 @@ def _open(
     """Return the device, its default precision and the op table, as a run would have them."""
     from lmcore.cli.selection import choose_device, find_plugins
     from lmcore.config.section import Config
-    from lmcore.plugins import build_op_table, choose_precision, create_device, precision_policies
-    from lmcore.runtime.rank import RankInfo
+    from lmcore.plugin import build_op_table, choose_precision, create_device, precision_policies
+    from lmcore.runtime.launch.rank import RankInfo
 
     plugins = find_plugins(argv)
     selection = choose_device(plugins, requested, RankInfo())

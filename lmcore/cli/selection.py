@@ -14,15 +14,15 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lmcore.config.command_line import parse_flags
 from lmcore.config.option import options_of
+from lmcore.config.options.command_line import parse_flags
 from lmcore.config.section import AcceleratorSection
 from lmcore.errors import DeviceError
-from lmcore.plugins import HANDED_DOWN, Selection, discover, launch_env, select, verify
+from lmcore.plugin import HANDED_DOWN, Selection, discover, launch_env, select, verify
 
 if TYPE_CHECKING:
-    from lmcore.plugins import PluginSet
-    from lmcore.runtime.rank import RankInfo
+    from lmcore.plugin import PluginSet
+    from lmcore.runtime.launch.rank import RankInfo
 
 __all__ = ["choose_device", "find_plugins", "prepare_environment", "select_device"]
 

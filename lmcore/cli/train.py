@@ -8,20 +8,20 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from lmcore import log
-from lmcore.cli.sample_output import printable
 from lmcore.cli.selection import find_plugins, prepare_environment, select_device
-from lmcore.config.command_line import wants_help
+from lmcore.cli.text.sample_output import printable
 from lmcore.config.load import load_config
+from lmcore.config.options.command_line import wants_help
+from lmcore.config.options.run_help import render_run_help
 from lmcore.config.resolve import resolve
-from lmcore.config.run_help import render_run_help
-from lmcore.config.validate import problems_of
+from lmcore.config.rules.all import problems_of
 from lmcore.errors import ConfigError
-from lmcore.plugins.registrations import plugin_sections
+from lmcore.plugin.registrations import plugin_sections
 
 if TYPE_CHECKING:
     from lmcore.config.load import LoadedConfig
-    from lmcore.plugins import PluginSet, Selection
-    from lmcore.runtime.rank import RankInfo
+    from lmcore.plugin import PluginSet, Selection
+    from lmcore.runtime.launch.rank import RankInfo
     from lmcore.train.run import RunResult
 
 __all__ = ["SUMMARY", "run"]
@@ -35,14 +35,14 @@ def run(argv: list[str]) -> int:
         sections = plugin_sections(find_plugins(argv, probe=False))
         print(render_run_help("lmcore train", SUMMARY, plugins=sections))
         return 0
-    from lmcore.data.corpora import named_texts
-    from lmcore.data.source_check import source_problems
+    from lmcore.data.blend.check import source_problems
+    from lmcore.data.prepare.named_text import named_texts
     from lmcore.data.tokenizer.registry import registered_types
-    from lmcore.runtime.launched import end_with_launcher
-    from lmcore.runtime.launchers import translate
-    from lmcore.runtime.rank import rank_info
-    from lmcore.train.corpus import choose_texts, choose_tokenizer
-    from lmcore.train.phases import PhaseClock
+    from lmcore.runtime.launch.rank import rank_info
+    from lmcore.runtime.launch.scheduler_env import translate
+    from lmcore.runtime.launch.worker_protocol import end_with_launcher
+    from lmcore.train.datasets import choose_texts, choose_tokenizer
+    from lmcore.train.report.startup_clock import PhaseClock
 
     clock = PhaseClock()
     end_with_launcher(os.environ)
@@ -103,7 +103,7 @@ def _asked(loaded: LoadedConfig, rank: RankInfo, *, otherwise: int = 1) -> int:
     Raises:
         ConfigError: A launcher started another number than the settings ask for.
     """
-    from lmcore.runtime.rank import started_by_launcher
+    from lmcore.runtime.launch.rank import started_by_launcher
 
     wanted: int | None = loaded.value("nproc_per_node")
     if not started_by_launcher(os.environ):
@@ -122,8 +122,8 @@ def _start_processes(
 ) -> int:
     """Start this command once for each process of the run, with the device chosen here."""
     from lmcore.cli.main import main
-    from lmcore.plugins import HANDED_DOWN
-    from lmcore.runtime.launch import launch
+    from lmcore.plugin import HANDED_DOWN
+    from lmcore.runtime.launch.launcher import launch
 
     return launch(
         [sys.executable, "-m", "lmcore.cli.main", "train", *argv],
@@ -140,8 +140,8 @@ def _import_for(num_processes: int, plugins: PluginSet, selection: Selection) ->
     Libraries read the environment when they are loaded: where the plugins want another for one
     process than for the next, each imports them by itself.
     """
-    from lmcore.plugins import launch_env
-    from lmcore.runtime.rank import RankInfo
+    from lmcore.plugin import launch_env
+    from lmcore.runtime.launch.rank import RankInfo
 
     size = num_processes
     places = [RankInfo(rank, rank, size, size).to_dict() for rank in range(size)]

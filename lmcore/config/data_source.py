@@ -2,7 +2,7 @@
 
 Megatron's three ways to name several sources: `--data-path W P W P`, a list for each part of its
 own (`--train-data-path ...`), and ranges of documents (`--train-weighted-split-paths "NAME: W
-START:END PATH, ..."`).  Reads no data; `lmcore.data.run_sources` opens what is named here.
+START:END PATH, ..."`).  Reads no data; `lmcore.data.blend.sources` opens what is named here.
 """
 
 from __future__ import annotations

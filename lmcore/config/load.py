@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmcore.config.command_line import (
+from lmcore.config.foreign.deepspeed_file import DeepSpeedFile
+from lmcore.config.foreign.megatron import train_flags
+from lmcore.config.option import Option
+from lmcore.config.options.command_line import (
     ParsedFlags,
     Positional,
     UnsupportedFlagError,
     parse_flags,
 )
-from lmcore.config.deepspeed_file import DeepSpeedFile
-from lmcore.config.megatron import train_flags
-from lmcore.config.option import Option
+from lmcore.config.options.yaml_file import Entry, read_file
 from lmcore.config.plugin_section import (
     NO_PLUGINS,
     PluginSections,
@@ -29,7 +30,6 @@ from lmcore.config.plugin_section import (
 )
 from lmcore.config.preset import PRESETS, find_preset
 from lmcore.config.section import SECTIONS, Config, run_options
-from lmcore.config.yaml_file import Entry, read_file
 from lmcore.errors import ConfigError, LmcoreError, nearest, suggestion
 
 __all__ = ["EXCLUSIVE", "PRESET_OPTION", "LoadedConfig", "Source", "load_config"]

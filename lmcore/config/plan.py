@@ -13,9 +13,9 @@ from lmcore.config.batch_size import BatchSizes
 from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import Source
 from lmcore.config.option import Option
+from lmcore.config.options.yaml_file import written_value
 from lmcore.config.plugin_section import plugin_options
 from lmcore.config.section import Config, run_options
-from lmcore.config.yaml_file import written_value
 
 __all__ = ["RunPlan"]
 

@@ -12,17 +12,17 @@ from typing import Any
 from lmcore.config.batch_size import BatchSizes
 from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import LoadedConfig, Source
-from lmcore.config.plan import RunPlan
-from lmcore.config.section import Config
-from lmcore.config.section.model import ModelSection
-from lmcore.config.size import (
+from lmcore.config.model_math import (
     ffn_width,
     flops_per_step,
     padded_vocabulary,
     parameter_count,
     query_groups,
 )
-from lmcore.config.validate import DEFAULT_TRAIN_ITERS, problems_of
+from lmcore.config.plan import RunPlan
+from lmcore.config.rules.all import DEFAULT_TRAIN_ITERS, problems_of
+from lmcore.config.section import Config
+from lmcore.config.section.model import ModelSection
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["RunPlan", "resolve"]

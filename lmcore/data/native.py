@@ -35,7 +35,7 @@ _INSTEAD = "data is prepared and indexed in Python, many times slower"
 
 
 class NativeReader(Protocol):
-    """`lmcore._native.SampleReader`, see `lmcore.data.sample_reader`."""
+    """`lmcore._native.SampleReader`, see `lmcore.data.dataset.gpt_reader`."""
 
     def read(self, sample: int) -> npt.NDArray[np.int64]:
         """Return the tokens of a sample."""
@@ -53,12 +53,12 @@ class NativeBuilders(Protocol):
         threads: int = 1,
         progress: Counter | None = None,
     ) -> npt.NDArray[np.int32]:
-        """See `lmcore.data.gpt_index.build_sample_index`."""
+        """See `lmcore.data.dataset.gpt_index.build_sample_index`."""
 
     def build_blend_index(
         self, weights: npt.NDArray[np.float64], size: int
     ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
-        """See `lmcore.data.blending.build_blend_index`."""
+        """See `lmcore.data.blend.index.build_blend_index`."""
 
     def shuffle(
         self,
@@ -67,7 +67,7 @@ class NativeBuilders(Protocol):
         position: int,
         progress: Counter | None = None,
     ) -> int:
-        """See `lmcore.data.shuffle.shuffle`."""
+        """See `lmcore.data.dataset.shuffle.shuffle`."""
 
     def build_segment_mapping(
         self,
@@ -81,7 +81,7 @@ class NativeBuilders(Protocol):
         least_sentences: int,
         progress: Counter | None = None,
     ) -> npt.NDArray[np.unsignedinteger]:
-        """See `lmcore.data.sentence_mapping.build_segment_mapping`."""
+        """See `lmcore.data.dataset.sentence_index.build_segment_mapping`."""
 
     def build_block_mapping(
         self,
@@ -95,7 +95,7 @@ class NativeBuilders(Protocol):
         one_sentence: bool,  # noqa: FBT001  # the signature is C++'s
         progress: Counter | None = None,
     ) -> npt.NDArray[np.unsignedinteger]:
-        """See `lmcore.data.sentence_mapping.build_block_mapping`."""
+        """See `lmcore.data.dataset.sentence_index.build_block_mapping`."""
 
     def minhash_signatures(
         self,
@@ -117,7 +117,7 @@ class NativeBuilders(Protocol):
         sample_index: npt.NDArray[np.int32],
         sequence_length: int,
     ) -> NativeReader:
-        """See `lmcore.data.sample_reader`."""
+        """See `lmcore.data.dataset.gpt_reader`."""
 
 
 def _load() -> tuple[NativeBuilders | None, str]:

@@ -27,7 +27,7 @@ from lmcore.config.option import options_of
 from lmcore.config.section.model import ModelSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
-from lmcore.data.tokenizer_files import load_tokenizer
+from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.model.build import op_binding
 from lmcore.model.gpt import GPT

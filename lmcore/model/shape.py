@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lmcore.config.size import query_groups
+from lmcore.config.model_math import query_groups
 
 if TYPE_CHECKING:
     from lmcore.config.resolve import RunPlan

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.parallel.exchange import gather_parts
+from lmcore.parallel.collectives import gather_parts
 
 if TYPE_CHECKING:
     from lmcore.model.gpt import GPT

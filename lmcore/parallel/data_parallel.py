@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, nn
 
 from lmcore.parallel.gradient_buckets import GradientBuckets
-from lmcore.runtime.span import Span, no_span
+from lmcore.runtime.profiler_range import Span, no_span
 
 if TYPE_CHECKING:
     from lmcore.model.gpt import GPT

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from lmcore.errors import RunError
-from lmcore.runtime.span import Span, no_span
+from lmcore.runtime.profiler_range import Span, no_span
 
 if TYPE_CHECKING:
     from lmcore.parallel.mesh import Axis

@@ -20,15 +20,15 @@ from lmcore.model.build import build_model
 from lmcore.model.gpt import initial_weight
 from lmcore.model.shape import ModelPart
 from lmcore.parallel import context_parallel, tensor_parallel
+from lmcore.parallel.collectives import sum_together
 from lmcore.parallel.context_parallel import own_places, own_tokens
 from lmcore.parallel.data_parallel import place_copies, place_stages
-from lmcore.parallel.exchange import sum_together
+from lmcore.parallel.graph_capture import RecordedPass, hold_gradients
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline import Arguments, Pipeline
 from lmcore.parallel.pipeline_split import own_part
-from lmcore.parallel.recorded_pass import RecordedPass, hold_gradients
 from lmcore.parallel.tensor_layout import TensorLayout
-from lmcore.runtime.span import Span, no_span
+from lmcore.runtime.profiler_range import Span, no_span
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device

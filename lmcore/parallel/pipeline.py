@@ -20,7 +20,7 @@ from torch import Tensor, distributed, nn
 
 from lmcore.errors import RunError
 from lmcore.parallel.pipeline_split import owner_of, stage_layers, stages_of
-from lmcore.runtime.span import Span, no_span
+from lmcore.runtime.profiler_range import Span, no_span
 
 if TYPE_CHECKING:
     from lmcore.model.gpt import GPT

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from lmcore.model.gpt import GPT
 from lmcore.model.transformer import Attention, FeedForward
-from lmcore.parallel.exchange import copy_to_all, gather_parts, scatter_sum, sum_over_all
+from lmcore.parallel.collectives import copy_to_all, gather_parts, scatter_sum, sum_over_all
 from lmcore.parallel.tensor_layout import TensorLayout
 from lmcore.parallel.vocabulary import VocabularyLoss, embed_divided
 

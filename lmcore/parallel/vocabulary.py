@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore.parallel.exchange import copy_to_all, scatter_sum, sum_over_all
+from lmcore.parallel.collectives import copy_to_all, scatter_sum, sum_over_all
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmcore.accelerator.recompute import Placement
+from lmcore.config.rules.batch import DYNAMIC_SCALE
 from lmcore.config.section.accelerator import AcceleratorSection
-from lmcore.config.validate_batch import DYNAMIC_SCALE
 from lmcore.errors import ConfigError
-from lmcore.plugins import (
+from lmcore.plugin import (
     checkpoint_stagers,
     choose_precision,
     choose_recompute,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lmcore.accelerator.recompute import RecomputePolicy
     from lmcore.accelerator.staging import CheckpointStager
     from lmcore.config.section import Config
-    from lmcore.plugins import PluginSet, Selection
+    from lmcore.plugin import PluginSet, Selection
 
 __all__ = ["Policies", "start_policies"]
 

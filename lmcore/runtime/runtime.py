@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.op import parse_preferences
+from lmcore.accelerator.op.records import parse_preferences
 from lmcore.errors import ConfigError, LmcoreError
-from lmcore.plugins import (
+from lmcore.plugin import (
     build_op_table,
     create_device,
     validate_config,
 )
-from lmcore.runtime.agreement import agree_on_device, agree_on_versions
 from lmcore.runtime.policies import start_policies
-from lmcore.runtime.processes import Processes, backend_of, start_processes
+from lmcore.runtime.process.consistency import agree_on_device, agree_on_versions
+from lmcore.runtime.process.group import Processes, backend_of, start_processes
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
-    from lmcore.accelerator.op_table import OpTable
+    from lmcore.accelerator.op.table import OpTable
     from lmcore.accelerator.precision import PrecisionPolicy
     from lmcore.accelerator.recompute import Placement, RecomputePolicy
     from lmcore.accelerator.rng import RngTracker
     from lmcore.accelerator.staging import CheckpointStager
     from lmcore.config.section import Config
-    from lmcore.plugins import PluginSet, Selection
-    from lmcore.runtime.rank import RankInfo
-    from lmcore.runtime.rendezvous import Rendezvous
+    from lmcore.plugin import PluginSet, Selection
+    from lmcore.runtime.launch.rank import RankInfo
+    from lmcore.runtime.process.store import Rendezvous
 
 __all__ = ["Runtime", "start_runtime"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lmcore.config.deepspeed_config import zero_stage
+from lmcore.config.foreign.deepspeed_config import zero_stage
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device

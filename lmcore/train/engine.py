@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lmcore.model.shape import ModelShape
+from lmcore.parallel.graph_capture import require_graphs
 from lmcore.parallel.parallel_model import parallelize
-from lmcore.parallel.recorded_pass import require_graphs
-from lmcore.runtime.span import Span, no_span
+from lmcore.runtime.profiler_range import Span, no_span
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.state import TrainState
 from lmcore.train.step import StepResult, TrainStep
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.data.loader import Batch
+    from lmcore.data.loading.loader import Batch
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["Engine", "Step", "open_engine"]
@@ -100,7 +100,7 @@ def open_engine(plan: RunPlan, runtime: Runtime, span: Span = no_span) -> Iterat
     if plan.config.parallel.engine == "native":
         yield NativeEngine(plan, runtime, span)
         return
-    from lmcore.train.deepspeed_engine import open_deepspeed_engine
+    from lmcore.train.deepspeed.engine import open_deepspeed_engine
 
     with open_deepspeed_engine(plan, runtime, span) as engine:
         yield engine

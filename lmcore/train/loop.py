@@ -9,27 +9,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.data.loader import BatchLoader
-from lmcore.data.transfer import on_device
+from lmcore.data.loading.device_prefetch import on_device
+from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import LmcoreError
-from lmcore.runtime.span import no_span
-from lmcore.train.display import Progress
-from lmcore.train.garbage import GarbageCollection
-from lmcore.train.metrics import StepRow
+from lmcore.runtime.profiler_range import no_span
+from lmcore.train.garbage_collection import GarbageCollection
+from lmcore.train.report.display import Progress
+from lmcore.train.report.metrics import StepRow
 from lmcore.train.stepping import Steps
 from lmcore.train.validation import Validation, validate
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.data.transfer import Batches
+    from lmcore.data.loading.device_prefetch import Batches
     from lmcore.runtime.runtime import Runtime
-    from lmcore.train.corpus import Corpus
-    from lmcore.train.display import Display
+    from lmcore.train.datasets import Corpus
     from lmcore.train.engine import Step
-    from lmcore.train.exits import ExitConditions
-    from lmcore.train.metrics import MetricsFile, TensorBoard
-    from lmcore.train.profile import Profile
-    from lmcore.train.saver import Saver
+    from lmcore.train.exit_conditions import ExitConditions
+    from lmcore.train.report.display import Display
+    from lmcore.train.report.metrics import MetricsFile, TensorBoard
+    from lmcore.train.report.profiler import Profile
+    from lmcore.train.resume.saver import Saver
     from lmcore.train.state import TrainState
     from lmcore.train.step import StepResult
 

@@ -18,43 +18,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import Writers, warm_up
-from lmcore.config.size import query_groups
-from lmcore.data.tokenizer_files import save_tokenizer
+from lmcore.config.model_math import query_groups
+from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import RunError
 from lmcore.parallel.pipeline_split import stages_in_words
-from lmcore.plugins import run_end, run_start
-from lmcore.runtime.agreement import agree, agree_on_kernels
-from lmcore.runtime.rendezvous import Rendezvous, join_processes
+from lmcore.plugin import run_end, run_start
+from lmcore.runtime.process.consistency import agree, agree_on_kernels
+from lmcore.runtime.process.store import Rendezvous, join_processes
 from lmcore.runtime.runtime import start_runtime
 from lmcore.train.compilation import compiles_blocks
-from lmcore.train.corpus import open_corpus
-from lmcore.train.data_record import saved_data
-from lmcore.train.display import duration, open_display
+from lmcore.train.datasets import open_corpus
+from lmcore.train.diagnose.out_of_memory import out_of_memory_explained
 from lmcore.train.engine import open_engine
-from lmcore.train.exits import ExitConditions
+from lmcore.train.exit_conditions import ExitConditions
 from lmcore.train.loop import Outcome, Reporter, failure_status, train
-from lmcore.train.metrics import MetricsFile, TensorBoard
-from lmcore.train.out_of_memory import out_of_memory_explained
-from lmcore.train.phases import PhaseClock
-from lmcore.train.profile import Profile
-from lmcore.train.restoring import restore
-from lmcore.train.run_directory import RunDirectory
-from lmcore.train.sample import Sample, take_sample, whole_model
-from lmcore.train.saver import Saver
-from lmcore.train.saving import Snapshot, data_order, take_snapshot
+from lmcore.train.report.display import duration, open_display
+from lmcore.train.report.metrics import MetricsFile, TensorBoard
+from lmcore.train.report.profiler import Profile
+from lmcore.train.report.run_directory import RunDirectory
+from lmcore.train.report.sample import Sample, take_sample, whole_model
+from lmcore.train.report.startup_clock import PhaseClock
+from lmcore.train.resume.restore import restore
+from lmcore.train.resume.saved_data import saved_data
+from lmcore.train.resume.saver import Saver
+from lmcore.train.resume.snapshot import Snapshot, data_order, take_snapshot
 from lmcore.train.state import seed_everything
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.config.section.model import ModelSection
-    from lmcore.data.corpora import NamedText
+    from lmcore.data.prepare.named_text import NamedText
     from lmcore.data.tokenizer import Tokenizer
-    from lmcore.plugins import PluginSet, Selection
-    from lmcore.runtime.rank import RankInfo
+    from lmcore.plugin import PluginSet, Selection
+    from lmcore.runtime.launch.rank import RankInfo
     from lmcore.runtime.runtime import Runtime
-    from lmcore.train.corpus import Corpus
-    from lmcore.train.display import Display
+    from lmcore.train.datasets import Corpus
     from lmcore.train.engine import Engine, Step
+    from lmcore.train.report.display import Display
     from lmcore.train.state import TrainState
 
 __all__ = ["RunResult", "run_training"]

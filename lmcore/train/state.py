@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op import OpContext
+from lmcore.accelerator.op.records import OpContext
 from lmcore.config.layout import ParallelLayout
 from lmcore.optim.create import create_optimizer
 from lmcore.optim.loss_scale import FixedLossScale, LossScale, loss_scale_of

@@ -19,25 +19,25 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op import OpContext
+from lmcore.accelerator.op.records import OpContext
 from lmcore.optim.clip import clip_by_norm, clip_by_norm_on_device
 from lmcore.parallel.world import device_sum_of_all
-from lmcore.runtime.span import Span, no_span
-from lmcore.train.curvature import curvature_is_due, estimate_curvature
-from lmcore.train.late import LateReader, can_read_late
-from lmcore.train.not_finite import (
+from lmcore.runtime.profiler_range import Span, no_span
+from lmcore.train.async_scalars import LateReader, can_read_late
+from lmcore.train.diagnose.non_finite import (
     HINT,
     NotFiniteError,
     check_weights,
     not_finite,
     not_finite_late,
 )
+from lmcore.train.sophia_hessian import curvature_is_due, estimate_curvature
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.data.loader import Batch
+    from lmcore.data.loading.loader import Batch
     from lmcore.runtime.runtime import Runtime
-    from lmcore.train.late import LateNumbers
+    from lmcore.train.async_scalars import LateNumbers
     from lmcore.train.state import TrainState
 
 __all__ = [

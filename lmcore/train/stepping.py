@@ -15,12 +15,12 @@ from lmcore.train.step import PendingStep, StepResult, TrainStep
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lmcore.data.transfer import Batches
+    from lmcore.data.loading.device_prefetch import Batches
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.engine import Step
-    from lmcore.train.exits import ExitConditions
+    from lmcore.train.exit_conditions import ExitConditions
     from lmcore.train.loop import Reporter
-    from lmcore.train.metrics import StepRow
+    from lmcore.train.report.metrics import StepRow
     from lmcore.train.state import TrainState
 
 __all__ = ["Steps"]

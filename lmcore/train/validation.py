@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmcore.data.loader import BatchLoader
+from lmcore.data.loading.loader import BatchLoader
 from lmcore.parallel.world import sum_of_all
 from lmcore.train.step import HINT, NotFiniteError, mean_loss
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.data.document_mask import DocumentMasks
-    from lmcore.data.loader import SampleSource
+    from lmcore.data.dataset.document_mask import DocumentMasks
+    from lmcore.data.loading.loader import SampleSource
     from lmcore.parallel.parallel_model import ParallelModel
     from lmcore.runtime.runtime import Runtime
 

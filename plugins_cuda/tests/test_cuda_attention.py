@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import _registry as registry
 from torch.nn.attention import flex_attention as flex_module
 
-from lmcore.accelerator import reference
+from lmcore.accelerator.op import reference
 from lmcore_cuda import attention_flex, attention_sdpa
 
 _SPEC = importlib.util.spec_from_file_location(

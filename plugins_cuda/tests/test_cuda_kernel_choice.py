@@ -14,9 +14,9 @@ import pytest
 
 import lmcore
 from lmcore.accelerator import OP_SPECS, CheckStatus, OpContext, OpImpl, OpTable, Resolution
-from lmcore.accelerator.kernel_packages import FACT, Package, describe
-from lmcore.accelerator.op_context import op_context
-from lmcore.plugins.check_kernels import check_kernels
+from lmcore.accelerator.op.context import op_context
+from lmcore.accelerator.op.packages import FACT, Package, describe
+from lmcore.plugin.check.kernels import check_kernels
 from lmcore_cuda.kernels import kernels_for, op_impls
 from lmcore_cuda.kernels_rules import Gpu
 from lmcore_cuda.packages import PACKAGES
@@ -47,7 +47,7 @@ USUAL = {
 @pytest.fixture(autouse=True)
 def everything_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave what is installed to the packages of the `Gpu`; nothing is loaded here."""
-    monkeypatch.setattr("lmcore.accelerator.op_table.missing_packages", lambda impl: [])
+    monkeypatch.setattr("lmcore.accelerator.op.table.missing_packages", lambda impl: [])
 
 
 def gpu(capability: tuple[int, int], *packages: str, **problems: str) -> Gpu:

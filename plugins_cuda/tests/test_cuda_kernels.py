@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable, reference
+from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.accelerator.op import reference
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape

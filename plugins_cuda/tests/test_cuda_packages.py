@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmcore.accelerator import CheckStatus, TorchBuild
-from lmcore.accelerator.kernel_packages import FACT, Package, describe
+from lmcore.accelerator.op.packages import FACT, Package, describe
 from lmcore_cuda import doctor
 from lmcore_cuda.packages import PACKAGES, installed_packages, packages_of, problems_of
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lmcore.accelerator import Device, PrecisionPolicy
-from lmcore.plugins.contract import _within_dtypes
+from lmcore.plugin.hook_calls import _within_dtypes
 from lmcore_cpu.device import create_device
 from lmcore_cpu.settings import CpuSection
 from lmcore_cuda import precision_float8

@@ -19,10 +19,10 @@ from fake_torch_xpu import Card
 from torch import distributed
 
 from lmcore.accelerator import Probe, ProbeState
-from lmcore.accelerator.kernel_packages import Package
+from lmcore.accelerator.op.packages import Package
 from lmcore.errors import DeviceError
-from lmcore.plugins import choose_comm_backend
-from lmcore.runtime import processes
+from lmcore.plugin import choose_comm_backend
+from lmcore.runtime.process import group as processes
 from lmcore_xpu import comm, plugin
 from lmcore_xpu.device import create_device
 from lmcore_xpu.packages import BINDINGS, BINDINGS_LIBRARY

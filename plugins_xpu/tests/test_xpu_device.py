@@ -11,10 +11,10 @@ from fake_torch_xpu import GIB, Card
 from torch.profiler import ProfilerActivity
 
 from lmcore.accelerator import MemoryStats, Probe, ProbeState
-from lmcore.accelerator.kernel_packages import FACT, Package
+from lmcore.accelerator.op.packages import FACT, Package
 from lmcore.config.section import Config
 from lmcore.errors import DeviceError
-from lmcore.train.profile import activities_of
+from lmcore.train.report.profiler import activities_of
 from lmcore_xpu import device, kernels, plugin
 from lmcore_xpu.device import create_device
 from lmcore_xpu.faults import hint_for, is_out_of_memory

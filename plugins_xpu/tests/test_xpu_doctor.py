@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmcore.accelerator import CheckStatus, TorchBuild
-from lmcore.accelerator.kernel_packages import Package
+from lmcore.accelerator.op.packages import Package
 from lmcore_xpu import doctor, plugin
 from lmcore_xpu.cards import card_of
 from lmcore_xpu.detect import probe

@@ -15,9 +15,9 @@ import torch
 
 import lmcore
 from lmcore.accelerator import OP_SPECS, CheckStatus, OpContext, OpImpl, OpTable, Resolution
-from lmcore.accelerator.kernel_packages import FACT, Package, UsablePackages, describe
-from lmcore.accelerator.op_context import op_context
-from lmcore.plugins.check_kernels import check_kernels
+from lmcore.accelerator.op.context import op_context
+from lmcore.accelerator.op.packages import FACT, Package, UsablePackages, describe
+from lmcore.plugin.check.kernels import check_kernels
 from lmcore_xpu import kernels, plugin
 from lmcore_xpu.packages import EXTENSION, TRITON
 
@@ -51,7 +51,7 @@ BUILT = {EXTENSION: Package("2.13.10+xpu")}
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Leave what is installed to the packages of a test; compilers are those of the test."""
-    monkeypatch.setattr("lmcore.accelerator.op_table.missing_packages", lambda impl: [])
+    monkeypatch.setattr("lmcore.accelerator.op.table.missing_packages", lambda impl: [])
     monkeypatch.delenv("CXX", raising=False)
     found = {"gcc": "/usr/bin/gcc", "g++": "/usr/bin/g++"}
     monkeypatch.setattr(kernels.shutil, "which", found.get)

@@ -35,7 +35,7 @@ def test_shared_keys_and_values(groups: int, monkeypatch: pytest.MonkeyPatch) ->
     """With gradients torch gets one for each query head, without them what there is."""
     from torch.nn import functional
 
-    from lmcore.accelerator import reference
+    from lmcore.accelerator.op import reference
     from lmcore_xpu.attention_sdpa import attention
 
     seen = []
@@ -69,7 +69,7 @@ def test_rows_that_lie_apart(op: str, install: Any) -> None:
     """An input that is a view of another layout is brought into line first."""
     install("extension")
     module = importlib.import_module("lmcore_xpu.kernels_ipex")
-    from lmcore.accelerator import reference
+    from lmcore.accelerator.op import reference
 
     values, _ = kernel_cases.arguments(op)
     x = values[0].transpose(0, 1)

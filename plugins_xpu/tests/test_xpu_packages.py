@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lmcore.accelerator import TorchBuild
-from lmcore.accelerator.kernel_packages import FACT, Package, describe
+from lmcore.accelerator.op.packages import FACT, Package, describe
 from lmcore_xpu import packages, plugin
 from lmcore_xpu.packages import (
     BINDINGS,
@@ -60,7 +60,7 @@ def with_library(folder: Path) -> None:
 
 def test_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No package, no entry; torch's build is read where it is not given."""
-    monkeypatch.setattr("lmcore.accelerator.kernel_packages.module_is_there", lambda name: False)
+    monkeypatch.setattr("lmcore.accelerator.op.packages.module_is_there", lambda name: False)
     monkeypatch.setattr(packages, "module_is_there", lambda name: False)
     assert installed_packages() == {}
 

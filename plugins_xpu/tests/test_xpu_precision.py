@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.plugins.contract import _within_dtypes
+from lmcore.plugin.hook_calls import _within_dtypes
 from lmcore_xpu import plugin
 
 ALL = frozenset({"float64", "float32", "float16", "bfloat16"})

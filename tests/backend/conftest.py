@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmcore.accelerator import Device, OpImpl, ProbeState
 from lmcore.config.section import Config
-from lmcore.plugins import PluginSet, Selection, create_device, discover, op_impls, select
+from lmcore.plugin import PluginSet, Selection, create_device, discover, op_impls, select
 
 PLUGINS = discover(env={})
 

@@ -281,7 +281,7 @@ def test_large_tensors_are_saved_in_pieces(importable, monkeypatch, capsys):
     """The benchmark of checkpoints saves and loads tensors that lmcore cuts, as large ones are."""
     import checkpoint
 
-    from lmcore.checkpoint import share
+    from lmcore.checkpoint import write_plan as share
 
     monkeypatch.setattr(share, "_LARGEST_BYTES", 1 << 20)
     monkeypatch.setattr(sys, "argv", ["checkpoint.py", "--toy"])

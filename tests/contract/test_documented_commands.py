@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from lmcore.cli.main import COMMANDS, main
-from lmcore.cli.plugin_command import find_commands
-from lmcore.config import megatron
+from lmcore.cli.plugin.commands import find_commands
+from lmcore.config.foreign import megatron
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.cli.plugin_template import MARK, NewPlugin, render
+from lmcore.cli.plugin.template import MARK, NewPlugin, render
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial" / "write-a-plugin.md"

@@ -47,7 +47,7 @@ def loads_torch(code: str, *arguments: str) -> bool:
         "lmcore.hookspecs",
         "lmcore.log",
         "lmcore.plugins",
-        "lmcore.train.corpus",  # what the launcher of a run decides by
+        "lmcore.train.datasets",  # what the launcher of a run decides by
     ],
 )
 def test_module_loads_no_torch(name: str) -> None:
@@ -62,4 +62,4 @@ def test_installed_plugins_load_no_torch() -> None:
 
 def test_loading_torch_is_noticed() -> None:
     """The check sees torch where a module does load it."""
-    assert loads_torch(_LOAD, "lmcore.accelerator.reference")
+    assert loads_torch(_LOAD, "lmcore.accelerator.op.reference")

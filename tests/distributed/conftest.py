@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from suite.warm import WarmPopen
 
-from lmcore.plugins import discover, launch_env, select
-from lmcore.plugins.selection import HANDED_DOWN
-from lmcore.runtime.rank import RankInfo
+from lmcore.plugin import discover, launch_env, select
+from lmcore.plugin.selection import HANDED_DOWN
+from lmcore.runtime.launch.rank import RankInfo
 
 WORKER = Path(__file__).parent / "worker.py"
 LIMIT_SECONDS = 60

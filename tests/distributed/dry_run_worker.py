@@ -20,12 +20,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from lmcore.config.load import load_config
 from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
-from lmcore.data.loader import Batch
+from lmcore.data.loading.loader import Batch
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import ParallelModel, parallelize
-from lmcore.plugins import comm_backends, discover, select
-from lmcore.runtime.processes import Processes
-from lmcore.runtime.rank import RankInfo
+from lmcore.plugin import comm_backends, discover, select
+from lmcore.runtime.launch.rank import RankInfo
+from lmcore.runtime.process.group import Processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.state import TrainState, seed_everything
 from lmcore.train.step import loss_arguments

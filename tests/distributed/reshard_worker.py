@@ -27,19 +27,19 @@ from layouts.worker import Samples, of_case, plan_of
 
 from lmcore.checkpoint import Writers, durable_file
 from lmcore.config.plan import RunPlan
-from lmcore.data.loader import BatchLoader
+from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import LmcoreError
 from lmcore.parallel.tensor_layout import box
 from lmcore.parallel.tensor_parallel import STREAM
-from lmcore.plugins import Selection, discover
-from lmcore.plugins.selection import HANDED_DOWN
-from lmcore.runtime.rank import rank_info
-from lmcore.runtime.rendezvous import join_processes
+from lmcore.plugin import Selection, discover
+from lmcore.plugin.selection import HANDED_DOWN
+from lmcore.runtime.launch.rank import rank_info
+from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.engine import open_engine
-from lmcore.train.restoring import restore
-from lmcore.train.saver import Saver
-from lmcore.train.saving import Snapshot, take_snapshot
+from lmcore.train.resume.restore import restore
+from lmcore.train.resume.saver import Saver
+from lmcore.train.resume.snapshot import Snapshot, take_snapshot
 from lmcore.train.state import TrainState, named_random_states, seed_everything
 
 JOIN_SECONDS = 60.0

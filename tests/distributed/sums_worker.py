@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 from layouts import worker
 from layouts.stored import store
 
-from lmcore.plugins import Selection, discover
-from lmcore.plugins.selection import HANDED_DOWN
-from lmcore.runtime.launched import end_with_launcher
-from lmcore.runtime.rank import rank_info
-from lmcore.runtime.rendezvous import join_processes
+from lmcore.plugin import Selection, discover
+from lmcore.plugin.selection import HANDED_DOWN
+from lmcore.runtime.launch.rank import rank_info
+from lmcore.runtime.launch.worker_protocol import end_with_launcher
+from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 
 REDUCTIONS = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from suite import warm
 
-from lmcore.plugins import discover, select
-from lmcore.plugins.selection import HANDED_DOWN
+from lmcore.plugin import discover, select
+from lmcore.plugin.selection import HANDED_DOWN
 
 WORKER = Path(__file__).parent / "worker.py"
 

@@ -27,9 +27,9 @@ from suite.warm import WarmPopen
 from torch import Tensor
 
 from lmcore.checkpoint import find_checkpoint, load_checkpoint, read_manifest, verify_checkpoint
-from lmcore.plugins import discover, select
-from lmcore.plugins.selection import HANDED_DOWN
-from lmcore.runtime.rank import RankInfo
+from lmcore.plugin import discover, select
+from lmcore.plugin.selection import HANDED_DOWN
+from lmcore.runtime.launch.rank import RankInfo
 
 WORKER = Path(__file__).with_name("reshard_worker.py")
 LIMIT_SECONDS = 240

@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 from layouts.worker import Samples, of_case, plan_of
 
 from lmcore.config.plan import RunPlan
-from lmcore.plugins import Selection, discover
-from lmcore.plugins.selection import HANDED_DOWN
-from lmcore.runtime.launched import end_with_launcher
-from lmcore.runtime.rank import rank_info
-from lmcore.runtime.rendezvous import join_processes
+from lmcore.plugin import Selection, discover
+from lmcore.plugin.selection import HANDED_DOWN
+from lmcore.runtime.launch.rank import rank_info
+from lmcore.runtime.launch.worker_protocol import end_with_launcher
+from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.engine import open_engine
 from lmcore.train.state import seed_everything

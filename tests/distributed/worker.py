@@ -11,21 +11,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lmcore.accelerator.op import OpContext, parse_preferences
+from lmcore.accelerator.op.records import OpContext, parse_preferences
 from lmcore.config.load import load_config
 from lmcore.errors import DataError, LmcoreError
-from lmcore.plugins import Selection, build_op_table, create_device, discover
-from lmcore.plugins.registrations import plugin_sections
-from lmcore.plugins.selection import HANDED_DOWN
-from lmcore.runtime.agreement import (
+from lmcore.plugin import Selection, build_op_table, create_device, discover
+from lmcore.plugin.registrations import plugin_sections
+from lmcore.plugin.selection import HANDED_DOWN
+from lmcore.runtime.launch.rank import rank_info
+from lmcore.runtime.process.consistency import (
     agree,
     agree_on_device,
     agree_on_kernels,
     agree_on_versions,
 )
-from lmcore.runtime.processes import Processes, start_processes
-from lmcore.runtime.rank import rank_info
-from lmcore.runtime.rendezvous import join_processes
+from lmcore.runtime.process.group import Processes, start_processes
+from lmcore.runtime.process.store import join_processes
 
 JOIN_SECONDS = 40.0  # a busy machine may be slow to start
 

@@ -24,7 +24,7 @@ from suite.warm import WarmPopen
 
 from lmcore.checkpoint import find_checkpoint, load_checkpoint, read_manifest
 from lmcore.cli.main import main
-from lmcore.data.plain_text import prepare_text
+from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]

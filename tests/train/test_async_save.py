@@ -12,8 +12,8 @@ import pytest
 
 from lmcore.checkpoint import find_checkpoint, verify_checkpoint
 from lmcore.errors import CheckpointError
-from lmcore.train import saving
-from lmcore.train.saver import WRITER_NAME
+from lmcore.train.resume import snapshot as saving
+from lmcore.train.resume.saver import WRITER_NAME
 
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmcore.cli.main import main
-from lmcore.train import sample
+from lmcore.train.report import sample
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

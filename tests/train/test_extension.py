@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.cli.main import main
-from lmcore.data.corpora import bundled_text
+from lmcore.data.prepare.named_text import bundled_text
 from lmcore.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]

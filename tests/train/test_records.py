@@ -15,8 +15,8 @@ from tensorboardX.proto.event_pb2 import Event
 from lmcore.cli.main import main
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
-from lmcore.plugins import discover
-from lmcore.plugins.registrations import plugin_sections
+from lmcore.plugin import discover
+from lmcore.plugin.registrations import plugin_sections
 
 FLAGS = (
     "--train-iters 6 --eval-interval 4 --eval-iters 1 --split 80,20,0 --sample-tokens 8"

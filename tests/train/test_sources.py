@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmcore.checkpoint import find_checkpoint, read_manifest
-from lmcore.data.plain_text import prepare_text
+from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
 
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lmcore.runtime.launched import Launched
-from lmcore.runtime.rank import RankInfo
-from lmcore.runtime.rendezvous import Rendezvous, join_processes
+from lmcore.runtime.launch.rank import RankInfo
+from lmcore.runtime.launch.worker_protocol import Launched
+from lmcore.runtime.process.store import Rendezvous, join_processes
 
 
 def _no_fsync(descriptor: int) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from lmcore.cli.main import COMMANDS, main
-from lmcore.config import megatron
+from lmcore.config.foreign import megatron
 from lmcore.config.preset import PRESETS
 from lmcore.config.section import run_options
-from lmcore.train.metrics import StepRow
-from lmcore.train.run_directory import RunDirectory
+from lmcore.train.report.metrics import StepRow
+from lmcore.train.report.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 

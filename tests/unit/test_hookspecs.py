@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lmcore import plugins
+from lmcore import plugin
 from lmcore.accelerator import API_VERSION, OP_SPECS
-from lmcore.plugins.api import parse_hook_docstring, specified_hooks
+from lmcore.plugin.check.contract_snapshot import parse_hook_docstring, specified_hooks
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference"
 HOOKS = specified_hooks()
@@ -92,7 +92,7 @@ def test_the_reference_has_no_op_that_is_gone():
 
 def test_every_hook_is_called_by_the_core():
     """No hook is declared and then forgotten: the plugin package calls each by its name."""
-    folder = Path(inspect.getfile(plugins)).parent
+    folder = Path(inspect.getfile(plugin)).parent
     callers = [path for path in folder.glob("*.py") if not path.name.startswith("check")]
     source = "\n".join(path.read_text(encoding="utf-8") for path in callers)
     assert {name for name in HOOKS if f'"{name}"' not in source} == set()

@@ -31,7 +31,7 @@ from lmcore.accelerator.probe import API_VERSION
 from lmcore.config.section import Config
 from lmcore.errors import ConfigError, DeviceError, PluginError
 from lmcore.hookspecs import hookimpl
-from lmcore.plugins import (
+from lmcore.plugin import (
     PluginRecord,
     PluginSet,
     PluginState,

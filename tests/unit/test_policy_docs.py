@@ -19,7 +19,7 @@ from lmcore.accelerator import (
 from lmcore.config.section import Config
 from lmcore.config.section.accelerator import AcceleratorSection
 from lmcore.config.section.checkpoint import CheckpointSection
-from lmcore.plugins import (
+from lmcore.plugin import (
     checkpoint_stagers,
     create_device,
     discover,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.indexed_files import disk_errors
+from lmcore.data.indexed.files import disk_errors
 
 __all__ = ["KeyStore"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from lmcore.data.indexed_files import disk_errors, replace_file
+from lmcore.data.indexed.files import disk_errors, replace_file
 from lmcore.errors import ConfigError
 
 __all__ = ["STDOUT", "LineWriter"]

@@ -24,7 +24,7 @@ from lmcore.data.clean.document import EntryBatch
 from lmcore.data.clean.gather import Workplace
 from lmcore.data.clean.output import STDOUT, LineWriter
 from lmcore.data.clean.work import AnyBatch, Processed, Segment, process
-from lmcore.data.indexed_files import disk_errors
+from lmcore.data.indexed.files import disk_errors
 from lmcore.data.input.files import find_inputs
 from lmcore.data.input.fitting import unfitting
 from lmcore.data.input.problem import Reason

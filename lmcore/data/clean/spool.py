@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lmcore.data.clean.document import Entry
-from lmcore.data.indexed_files import disk_errors
+from lmcore.data.indexed.files import disk_errors
 
 __all__ = ["Spool"]
 

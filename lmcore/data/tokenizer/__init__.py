@@ -6,9 +6,9 @@
 from lmcore.data.tokenizer.base import Tokenizer, TokenizerFactory
 from lmcore.data.tokenizer.build import build_tokenizer, tokenizer_from, tokenizer_types
 from lmcore.data.tokenizer.byte import ByteTokenizer
+from lmcore.data.tokenizer.file_tokenizer import SpecialIds, special_ids, spellings
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
 from lmcore.data.tokenizer.null import NullTokenizer
-from lmcore.data.tokenizer.settled import SpecialIds, special_ids, spellings
 
 __all__ = [
     "ByteTokenizer",

@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import Any
 
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings, TypeOptions
-from lmcore.data.bpe_ahead import BpeAhead
 from lmcore.data.tokenizer.base import Tokenizer, TokenizerFactory
 from lmcore.data.tokenizer.byte import ByteTokenizer
+from lmcore.data.tokenizer.file_tokenizer import SettledTokenizer
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
+from lmcore.data.tokenizer.gpt2_preload import BpeAhead
 from lmcore.data.tokenizer.null import NullTokenizer
-from lmcore.data.tokenizer.settled import SettledTokenizer
 from lmcore.errors import ConfigError, suggestion
 
 __all__ = ["build_tokenizer", "tokenizer_from", "tokenizer_types"]
@@ -138,7 +138,7 @@ def tokenizer_from(
     if kind is not None and kind in BUILT_IN_TYPES:
         return _built_in(settings, kind, BUILT_IN_TYPES[kind], ahead)
     if kind is None or kind not in extra:
-        from lmcore.plugins.registrations import Registrations
+        from lmcore.plugin.registrations import Registrations
 
         raise ConfigError(
             f"unknown tokenizer type `{kind}`" if kind else "no tokenizer type is given",

@@ -1,7 +1,7 @@
 """Byte-level BPE in C++, where it was built: whole blocks of JSON lines to token ids at once.
 
 The twins of what is here are `split_words` and `python_bpe`, which define the ids, and
-`lmcore.data.encode`, to which every line goes that is not certainly right.
+`lmcore.data.prepare.encode`, to which every line goes that is not certainly right.
 """
 
 from __future__ import annotations

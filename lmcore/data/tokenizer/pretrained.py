@@ -21,8 +21,8 @@ import numpy.typing as npt
 import tokenizers
 
 from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.data.tokenizer.file_tokenizer import SettledTokenizer, SpecialIds, refuse_surrogates
 from lmcore.data.tokenizer.pretrained_files import PretrainedFiles, read_pretrained
-from lmcore.data.tokenizer.settled import SettledTokenizer, SpecialIds, refuse_surrogates
 from lmcore.errors import DataError
 
 __all__ = ["PretrainedTokenizer", "pretrained_path"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmcore.data.tokenizer.settled import read_bounded
+from lmcore.data.tokenizer.file_tokenizer import read_bounded
 from lmcore.errors import DataError
 
 __all__ = ["AddedSpelling", "PretrainedFiles", "read_pretrained"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lmcore.data.tokenizer.build import tokenizer_types
-from lmcore.plugins import registrations
+from lmcore.plugin import registrations
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer.base import TokenizerFactory
-    from lmcore.plugins import PluginSet
-    from lmcore.plugins.registrations import Registrations
+    from lmcore.plugin import PluginSet
+    from lmcore.plugin.registrations import Registrations
 
 __all__ = ["registered_types"]
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.data.tokenizer.file_tokenizer import SettledTokenizer, SpecialIds, refuse_surrogates
 from lmcore.data.tokenizer.sentence_piece_file import Processor, load_model
-from lmcore.data.tokenizer.settled import SettledTokenizer, SpecialIds, refuse_surrogates
 
 __all__ = ["GPTSentencePieceTokenizer", "Llama2Tokenizer", "SentencePieceTokenizer"]
 

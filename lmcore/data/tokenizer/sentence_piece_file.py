@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from lmcore.data.tokenizer.settled import read_bounded
+from lmcore.data.tokenizer.file_tokenizer import read_bounded
 from lmcore.errors import DataError, MissingPackageError
 
 if TYPE_CHECKING:

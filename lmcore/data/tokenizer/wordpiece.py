@@ -16,7 +16,7 @@ import tokenizers
 
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer.bert_words import word_splitter
-from lmcore.data.tokenizer.settled import (
+from lmcore.data.tokenizer.file_tokenizer import (
     SettledTokenizer,
     SpecialIds,
     read_bounded,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from suite import calls
 
-from lmcore.cli import isolated
+from lmcore.plugin.isolation import subprocess_call as isolated
 
 FAKE = Path(__file__).parent / "fake"
 

@@ -17,7 +17,7 @@ pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not inst
 
 from lmcore.accelerator.probe import API_VERSION
 from lmcore.errors import LmcoreError
-from lmcore.plugins import discover
+from lmcore.plugin import discover
 from lmcore_conformance.declaration import read_declaration
 from lmcore_conformance.registry import all_checks
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 pytest.importorskip("lmcore_sim", reason="lmcore-sim is not installed")
 
-from lmcore.plugins import discover
+from lmcore.plugin import discover
 from lmcore_conformance.declaration import find_declaration, read_declaration
 from lmcore_conformance.registry import all_checks
 from lmcore_conformance.result import Result

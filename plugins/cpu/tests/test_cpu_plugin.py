@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmcore.accelerator import OP_SPECS, CheckStatus, ProbeState
-from lmcore.accelerator.op import load_target
+from lmcore.accelerator.op.records import load_target
 from lmcore.config.section import Config
 from lmcore_cpu import device as device_module
 from lmcore_cpu import doctor, host, plugin

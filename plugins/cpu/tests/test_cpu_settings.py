@@ -13,8 +13,8 @@ import torch
 from lmcore.config.load import load_config
 from lmcore.config.section import Config
 from lmcore.errors import ConfigError
-from lmcore.plugins import discover
-from lmcore.plugins.registrations import plugin_commands, plugin_sections
+from lmcore.plugin import discover
+from lmcore.plugin.registrations import plugin_commands, plugin_sections
 from lmcore_cpu import device as device_module
 from lmcore_cpu import plugin, threads
 from lmcore_cpu.settings import CpuSection, settings_of

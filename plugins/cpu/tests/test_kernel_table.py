@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from lmcore.accelerator import OP_SPECS, OpContext, OpTable
-from lmcore.accelerator.op import load_target
-from lmcore.accelerator.op_signature import signature_problem
+from lmcore.accelerator.op.records import load_target
+from lmcore.accelerator.op.signature import signature_problem
 from lmcore.errors import ConfigError
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding

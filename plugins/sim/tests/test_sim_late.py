@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from lmcore.data.loader import BatchLoader
-from lmcore.data.transfer import on_device
-from lmcore.train.late import LateReader
+from lmcore.data.loading.device_prefetch import on_device
+from lmcore.data.loading.loader import BatchLoader
+from lmcore.train.async_scalars import LateReader
 
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -21,7 +21,7 @@ from apex.normalization.fused_layer_norm import (
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lmcore.accelerator.torch_kernels import contiguous_as
+from lmcore.accelerator.op.torch_kernels import contiguous_as
 
 __all__ = ["AdamW", "adamw", "grad_norm", "layer_norm", "rms_norm"]
 

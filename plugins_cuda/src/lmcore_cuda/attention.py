@@ -7,7 +7,7 @@ published for each generation, and docs/reference/cuda-kernels.md says so.
 from __future__ import annotations
 
 from lmcore.accelerator import OpContext, OpImpl
-from lmcore.accelerator.op_rules import (
+from lmcore.accelerator.op.rules import (
     HALF,
     Rule,
     dtypes,

@@ -12,7 +12,7 @@ import torch
 
 from lmcore.accelerator import Device, Probe
 from lmcore.accelerator.device_errors import first_line
-from lmcore.accelerator.kernel_packages import FACT, describe
+from lmcore.accelerator.op.packages import FACT, describe
 from lmcore.accelerator.torch_device import own_index
 from lmcore.errors import DeviceError
 from lmcore_cuda.architectures import capability_words, runs_on

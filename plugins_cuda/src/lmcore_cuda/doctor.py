@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
-from lmcore.accelerator.kernel_packages import Packages
+from lmcore.accelerator.op.packages import Packages
 from lmcore_cuda.comm import nccl_version, why_no_nccl
 from lmcore_cuda.facts import Facts, read_facts
 from lmcore_cuda.fit import without_kernels

@@ -11,14 +11,14 @@ import importlib.util
 from collections.abc import Callable, Sequence
 
 from lmcore.accelerator import Device, OpContext, OpImpl
-from lmcore.accelerator.op_rules import HALF, Rule, dtypes, eager, supports
+from lmcore.accelerator.op.rules import HALF, Rule, dtypes, eager, supports
 from lmcore_cuda.attention import attention_impls
 from lmcore_cuda.kernels_rules import Gpu, capability, package
 from lmcore_cuda.packages import packages_of
 
 __all__ = ["capability_of", "gpu_of", "kernels_for", "op_impls"]
 
-_TORCH = "lmcore.accelerator.torch_kernels"
+_TORCH = "lmcore.accelerator.op.torch_kernels"
 _APEX = "lmcore_cuda.apex_kernels"
 _LIGER = "lmcore_cuda.kernels_liger"
 _ENGINE = "lmcore_cuda.kernels_transformer_engine"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from lmcore.accelerator import OpContext, op_rules
-from lmcore.accelerator.kernel_packages import Packages, UsablePackages
-from lmcore.accelerator.op_rules import Rule
+from lmcore.accelerator import OpContext
+from lmcore.accelerator.op.packages import Packages, UsablePackages
+from lmcore.accelerator.op import rules as op_rules
+from lmcore.accelerator.op.rules import Rule
 from lmcore_cuda.packages import PACKAGES
 
 __all__ = ["Gpu", "capability", "package"]

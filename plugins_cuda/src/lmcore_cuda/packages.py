@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lmcore.accelerator import Device, Problem, TorchBuild, torch_build
-from lmcore.accelerator.kernel_packages import (
+from lmcore.accelerator.op.packages import (
     Package,
     PackageKind,
     distribution_of,

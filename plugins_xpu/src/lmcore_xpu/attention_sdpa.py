@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import torch_kernels
+from lmcore.accelerator.op import torch_kernels
 
 __all__ = ["attention"]
 

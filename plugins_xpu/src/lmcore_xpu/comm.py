@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lmcore.accelerator import CommBackend
-from lmcore.accelerator.kernel_packages import Package
+from lmcore.accelerator.op.packages import Package
 from lmcore_xpu.packages import BINDINGS, BINDINGS_LIBRARY, PACKAGES, installed_packages
 
 __all__ = ["backends", "ccl", "environment_problem", "why_no_ccl", "why_no_xccl", "xccl"]

@@ -10,7 +10,7 @@ import torch
 
 from lmcore.accelerator import Device, MemoryStats, Probe
 from lmcore.accelerator.device_errors import first_line
-from lmcore.accelerator.kernel_packages import FACT, Package, describe
+from lmcore.accelerator.op.packages import FACT, Package, describe
 from lmcore.accelerator.torch_device import own_index
 from lmcore.errors import DeviceError
 from lmcore_xpu.faults import hint_for, is_out_of_memory

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
-from lmcore.accelerator.kernel_packages import Packages
+from lmcore.accelerator.op.packages import Packages
 from lmcore_xpu.comm import environment_problem, why_no_xccl
 from lmcore_xpu.detect import INSTALL_RUNTIME, counted_gpus, mixed, torch_command
 from lmcore_xpu.doctor_ccl import ccl_checks

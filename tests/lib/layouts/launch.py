@@ -10,9 +10,9 @@ import runpy
 import sys
 from pathlib import Path
 
-from lmcore.plugins import discover, select
-from lmcore.plugins.selection import HANDED_DOWN
-from lmcore.runtime.launch import launch
+from lmcore.plugin import discover, select
+from lmcore.plugin.selection import HANDED_DOWN
+from lmcore.runtime.launch.launcher import launch
 
 WORKER = Path(__file__).with_name("worker.py")
 

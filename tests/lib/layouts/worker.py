@@ -24,15 +24,15 @@ from layouts.stored import store
 from lmcore.config.load import load_config
 from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
-from lmcore.data.document_mask import DocumentMasks
-from lmcore.data.loader import BatchLoader
+from lmcore.data.dataset.document_mask import DocumentMasks
+from lmcore.data.loading.loader import BatchLoader
 from lmcore.model.gpt import GPT
-from lmcore.plugins import PluginSet, Selection, build_op_table, discover
-from lmcore.plugins.selection import HANDED_DOWN
-from lmcore.runtime.launched import end_with_launcher
+from lmcore.plugin import PluginSet, Selection, build_op_table, discover
+from lmcore.plugin.selection import HANDED_DOWN
+from lmcore.runtime.launch.rank import rank_info
+from lmcore.runtime.launch.worker_protocol import end_with_launcher
 from lmcore.runtime.policies import start_policies
-from lmcore.runtime.rank import rank_info
-from lmcore.runtime.rendezvous import join_processes
+from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.engine import open_engine
 from lmcore.train.state import TrainState, seed_everything

@@ -1,4 +1,4 @@
-"""Calls of `lmcore.cli.isolated` in processes that are forked, as programs of `suite.warm` are.
+"""Isolated calls (`lmcore.plugin.isolation`) in processes forked as `suite.warm` does.
 
 `install` has this process make its calls so.  As a plugin of pytest (`-p suite.calls`) it does so
 for a pytest that a test starts by `suite.warm`, and has there some commands forked, too.
@@ -14,12 +14,12 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from lmcore.cli import isolated
+from lmcore.plugin.isolation import subprocess_call as isolated
 from suite import warm
 
 COLD = {"contract"}
 """Groups of conformance checks that look at what is imported: their processes begin empty."""
-COLD_TARGETS = {"lmcore.plugins.check:check_plugin"}
+COLD_TARGETS = {"lmcore.plugin.check.run:check_plugin"}
 """Functions that do so."""
 NESTED = {"command"}
 """Groups whose checks make calls in their turn."""
@@ -40,7 +40,7 @@ def popen(command: Sequence[str], **more: Any) -> subprocess.Popen[Any]:
 _Popen = subprocess.Popen
 
 SUBPROCESS = types.SimpleNamespace(**{**vars(warm.SUBPROCESS), "Popen": popen})
-"""Takes the place of `subprocess` in `lmcore.cli.isolated`."""
+"""Takes the place of `subprocess` in `lmcore.plugin.isolation.subprocess_call`."""
 
 
 class CopiedServer(warm._Server):

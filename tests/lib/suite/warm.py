@@ -331,7 +331,7 @@ def _open_streams() -> None:
 
 def _let_launchers_fork() -> None:
     """Tell the launcher, which refuses to fork where torch is imported, that this one is unused."""
-    from lmcore.runtime import launch
+    from lmcore.runtime.launch import launcher as launch
 
     def copies_can_be_made(load: Any) -> bool:
         if not launch.can_fork():

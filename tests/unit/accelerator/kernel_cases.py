@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import OP_SPECS, reference
-from lmcore.accelerator.op_signature import signature_problem
+from lmcore.accelerator import OP_SPECS
+from lmcore.accelerator.op import reference
+from lmcore.accelerator.op.signature import signature_problem
 
 SPECS = {spec.name: spec for spec in OP_SPECS}
 

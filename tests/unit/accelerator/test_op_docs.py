@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lmcore.accelerator import OP_SPECS
-from lmcore.accelerator.op_context import TRAITS, attribute_options
-from lmcore.config.help import shown_default
+from lmcore.accelerator.op.context import TRAITS, attribute_options
+from lmcore.config.options.help import shown_default
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/reference/ops.md").read_text(encoding="utf-8")
 

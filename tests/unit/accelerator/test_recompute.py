@@ -24,8 +24,8 @@ from lmcore.accelerator import (
     selective_policy,
     standard_recompute_policies,
 )
-from lmcore.accelerator import activation as module
-from lmcore.accelerator.activation import recompute
+from lmcore.accelerator import activation_saving as module
+from lmcore.accelerator.activation_saving import recompute
 from lmcore.accelerator.recompute import Placement, remembering
 from lmcore.errors import DeviceError, RunError
 

@@ -21,10 +21,10 @@ from lmcore.checkpoint import (
     load_checkpoint,
     read_manifest,
     save_checkpoint,
-    share,
     verify_checkpoint,
 )
 from lmcore.checkpoint import save as save_module
+from lmcore.checkpoint import write_plan as share
 from lmcore.errors import CheckpointError
 
 SHAPE = {"hidden_size": 8}

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from lmcore.cli.data import run
-from lmcore.cli.data_prepare import _PlainProgress
-from lmcore.data.indexed import IndexedDataset
-from lmcore.data.prepare import Progress
+from lmcore.cli.data.prepare import _PlainProgress
+from lmcore.data.indexed.dataset import IndexedDataset
+from lmcore.data.prepare.run import Progress
 from lmcore.errors import ConfigError, DataError
 
 

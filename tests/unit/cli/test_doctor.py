@@ -15,11 +15,12 @@ import pytest
 from suite import warm
 
 from lmcore.accelerator import CheckStatus
-from lmcore.cli import doctor_plugin, isolated
-from lmcore.cli.doctor_plugin import plugin_checks
-from lmcore.cli.isolated import Outcome, call_together
+from lmcore.cli.doctor import plugin as doctor_plugin
+from lmcore.cli.doctor.plugin import plugin_checks
 from lmcore.cli.main import main
-from lmcore.plugins import PluginRecord, PluginSet, PluginState, discover
+from lmcore.plugin import PluginRecord, PluginSet, PluginState, discover
+from lmcore.plugin.isolation import subprocess_call as isolated
+from lmcore.plugin.isolation.subprocess_call import Outcome, call_together
 
 SOURCE = """
 import dataclasses, os, sys, time

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from lmcore.accelerator import OP_SPECS, OpAttributes
-from lmcore.accelerator.op_context import attribute_options
+from lmcore.accelerator.op.context import attribute_options
 from lmcore.cli import ops
 from lmcore.cli.main import main
 from lmcore.config.option import options_of
@@ -27,7 +27,7 @@ def lmcore_plugin_info():
 
 @hookimpl
 def lmcore_op_impls():
-    kernel = "lmcore.accelerator.reference"
+    kernel = "lmcore.accelerator.op.reference"
     return [
         OpImpl("attention", "small", f"{kernel}:attention", priority=20, supports=small),
         OpImpl("attention", "needy", f"{kernel}:attention", priority=30, requires=("nonesuch",)),
@@ -99,7 +99,7 @@ def test_the_list_as_json(capsys):
         "priority": 10,
         "traits": ["deterministic", "fused"],
         "requires": {},
-        "load": "lmcore.accelerator.torch_kernels:attention",
+        "load": "lmcore.accelerator.op.torch_kernels:attention",
     }
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from lmcore.cli.selection import choose_device, find_plugins
 from lmcore.errors import ConfigError, DeviceError
-from lmcore.plugins import HANDED_DOWN, PluginState, discover, select
-from lmcore.runtime.rank import RankInfo
+from lmcore.plugin import HANDED_DOWN, PluginState, discover, select
+from lmcore.runtime.launch.rank import RankInfo
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from lmcore.cli.main import main
-from lmcore.data.indexed_writer import IndexedDatasetWriter
-from lmcore.data.metadata import DatasetMetadata, write_metadata
-from lmcore.data.plain_text import prepare_text
+from lmcore.data.indexed.metadata import DatasetMetadata, write_metadata
+from lmcore.data.indexed.writer import IndexedDatasetWriter
+from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import NullTokenizer, build_tokenizer
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"

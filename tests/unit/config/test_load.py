@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lmcore.config.load import EXCLUSIVE, LoadedConfig, Source, load_config
+from lmcore.config.rules.all import problems_of
 from lmcore.config.section import Config, run_options
-from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError
 
 

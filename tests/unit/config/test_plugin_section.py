@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.config.command_line import parse_with_plugins
 from lmcore.config.load import Source, load_config
 from lmcore.config.option import option
+from lmcore.config.options.command_line import parse_with_plugins
+from lmcore.config.options.run_help import render_run_help
 from lmcore.config.plugin_section import LeftOut, PluginSections, PluginSettings
 from lmcore.config.resolve import resolve
-from lmcore.config.run_help import render_run_help
 from lmcore.config.section import Config, run_options
 from lmcore.errors import ConfigError
 

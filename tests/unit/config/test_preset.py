@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lmcore.config.load import load_config
+from lmcore.config.model_math import padded_vocabulary, parameter_count
 from lmcore.config.preset import PRESETS, find_preset
 from lmcore.config.section import run_options
-from lmcore.config.size import padded_vocabulary, parameter_count
 from lmcore.errors import ConfigError
 
 # l, h, a, vocabulary, parameters: the published table, and GPT-2 by hand

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lmcore.data import native
-from lmcore.data.indexed import IndexedDataset
-from lmcore.data.indexed_writer import IndexedDatasetWriter
+from lmcore.data.indexed.dataset import IndexedDataset
+from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.tokenizer import GPT2BPETokenizer
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 

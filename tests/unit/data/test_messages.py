@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.data.indexed import IndexedDataset
-from lmcore.data.indexed_writer import IndexedDatasetWriter
+from lmcore.data.blend.train_split import split_ranges
+from lmcore.data.blend.weights import DatasetTokens, weigh
+from lmcore.data.indexed.dataset import IndexedDataset
+from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.input.options import InputOptions
-from lmcore.data.merge import merge
-from lmcore.data.prepare import PrepareRequest, prepare
-from lmcore.data.repair import RepairRequest, repair
-from lmcore.data.split import split_ranges
+from lmcore.data.prepare.run import PrepareRequest, prepare
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, build_tokenizer
-from lmcore.data.weights import DatasetTokens, weigh
+from lmcore.data.tools.merge import merge
+from lmcore.data.tools.repair import RepairRequest, repair
 from lmcore.errors import LmcoreError
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.data.blending import build_blend_index
-from lmcore.data.gpt_index import build_gpt_index
-from lmcore.data.indexed import IndexedDataset
-from lmcore.data.indexed_writer import IndexedDatasetWriter
-from lmcore.data.prepare import PrepareRequest, prepare
+from lmcore.data.blend.index import build_blend_index
+from lmcore.data.dataset.gpt_index import build_gpt_index
+from lmcore.data.indexed.dataset import IndexedDataset
+from lmcore.data.indexed.writer import IndexedDatasetWriter
+from lmcore.data.prepare.run import PrepareRequest, prepare
 from lmcore.data.tokenizer import ByteTokenizer
 
 pytestmark = [

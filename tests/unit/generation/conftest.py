@@ -12,12 +12,12 @@ from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.checkpoint import save_checkpoint
 from lmcore.config.section import AcceleratorSection, Config
 from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.data.tokenizer_files import save_tokenizer
+from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
-from lmcore.plugins import discover, select
-from lmcore.runtime.rank import RankInfo
+from lmcore.plugin import discover, select
+from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
 
 # 257 real ids of the byte tokenizer, padded.

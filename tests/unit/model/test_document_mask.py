@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.data.document_mask import DocumentMasks
+from lmcore.data.dataset.document_mask import DocumentMasks
 from lmcore.model.gpt import GPT
 
 EOD = 31

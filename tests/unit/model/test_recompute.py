@@ -15,7 +15,7 @@ from lmcore.accelerator import RecomputePolicy, full_policy, selective_policy
 from lmcore.accelerator.recompute import Placement, remembering
 from lmcore.model.gpt import GPT
 from lmcore.model.recompute import KEEP_ALL, Recompute
-from lmcore.plugins import create_device, discover, select
+from lmcore.plugin import create_device, discover, select
 
 MakeModel = Callable[..., GPT]
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lmcore.accelerator import OP_SPECS
-from lmcore.accelerator.op import load_target
+from lmcore.accelerator.op.records import load_target
 from lmcore.config.section.optimizer import OptimizerSection
 from lmcore.optim.create import create_optimizer
 

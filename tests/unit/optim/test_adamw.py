@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lmcore.accelerator import OP_SPECS
-from lmcore.accelerator.op import load_target
+from lmcore.accelerator.op.records import load_target
 from lmcore.optim.adamw import AdamW
 from lmcore.optim.optimizer import parameter_groups
 from lmcore_cpu.kernel_table import KERNELS

@@ -25,7 +25,7 @@ from lmcore.config.load import load_config
 from lmcore.config.section import Config
 from lmcore.errors import ConfigError, DeviceError, PluginError
 from lmcore.hookspecs import hookimpl
-from lmcore.plugins import create_device, discover, select
+from lmcore.plugin import create_device, discover, select
 from lmcore.runtime.policies import Policies, start_policies
 
 PRECISION = "lmcore_precision_policies"

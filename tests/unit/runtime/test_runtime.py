@@ -9,8 +9,8 @@ import torch
 
 from lmcore.config.load import load_config
 from lmcore.errors import ConfigError, LmcoreError
-from lmcore.plugins import PluginSet, discover, select
-from lmcore.runtime.rank import RankInfo
+from lmcore.plugin import PluginSet, discover, select
+from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import start_runtime
 
 

@@ -14,14 +14,14 @@ import torch
 from lmcore.config.load import load_config
 from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
-from lmcore.data.plain_text import prepare_text
+from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
-from lmcore.plugins import discover, select
-from lmcore.runtime.rank import RankInfo
+from lmcore.plugin import discover, select
+from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
-from lmcore.train.corpus import Corpus, open_corpus
+from lmcore.train.datasets import Corpus, open_corpus
 from lmcore.train.state import TrainState, seed_everything
 
 TINY = {

@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmcore.accelerator import OP_SPECS, OpTable
-from lmcore.data.loader import BatchLoader
+from lmcore.data.loading.loader import BatchLoader
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
-from lmcore.train.exits import ExitConditions
-from lmcore.train.late import LateReader
+from lmcore.train.async_scalars import LateReader
+from lmcore.train.exit_conditions import ExitConditions
 from lmcore.train.loop import Reporter, train
-from lmcore.train.metrics import MetricsFile
+from lmcore.train.report.metrics import MetricsFile
 from lmcore.train.state import TrainState, seed_everything
 from lmcore.train.step import NotFiniteError, PendingStep, TrainStep
 from lmcore.train.stepping import Steps

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from lmcore.errors import RunError
-from lmcore.train.exits import ExitConditions
+from lmcore.train.exit_conditions import ExitConditions
 from lmcore.train.loop import Reporter, failure_status, train
-from lmcore.train.metrics import MetricsFile
+from lmcore.train.report.metrics import MetricsFile
 from lmcore.train.step import StepResult, TrainStep
 
 

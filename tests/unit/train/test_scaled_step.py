@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.data.loader import BatchLoader
+from lmcore.data.loading.loader import BatchLoader
 from lmcore.optim.loss_scale import DynamicLossScale, FixedLossScale
 from lmcore.train.step import NotFiniteError, TrainStep
 

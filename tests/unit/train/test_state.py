@@ -11,7 +11,7 @@ import torch
 from lmcore.config.layout import ParallelLayout
 from lmcore.parallel.tensor_layout import TensorLayout
 from lmcore.parallel.tensor_parallel import STREAM
-from lmcore.runtime.rank import RankInfo
+from lmcore.runtime.launch.rank import RankInfo
 from lmcore.train.state import random_states, seed_everything, set_random_states
 
 

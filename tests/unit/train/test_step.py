@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.data.loader import Batch, BatchLoader
+from lmcore.data.loading.loader import Batch, BatchLoader
 from lmcore.train.step import NotFiniteError, TrainStep, check_weights, mean_loss
 
 

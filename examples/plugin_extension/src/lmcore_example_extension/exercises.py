@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lmcore.config.command_line import parse_section
 from lmcore.config.option import option
+from lmcore.config.options.command_line import parse_section
 
 __all__ = ["ExercisesSection", "exercises", "run"]
 

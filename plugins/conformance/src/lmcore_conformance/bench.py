@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lmcore.plugins import (
+from lmcore.plugin import (
     PluginSet,
     Selection,
     checkpoint_stagers,
@@ -19,8 +19,8 @@ from lmcore.plugins import (
     recompute_policies,
     verify,
 )
-from lmcore.plugins.registrations import plugin_sections
-from lmcore.plugins.selection import HANDED_DOWN
+from lmcore.plugin.registrations import plugin_sections
+from lmcore.plugin.selection import HANDED_DOWN
 
 if TYPE_CHECKING:
     import torch

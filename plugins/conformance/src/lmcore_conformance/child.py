@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from lmcore.cli.isolated import in_one_line
+from lmcore.plugin.isolation.subprocess_call import in_one_line
 from lmcore_conformance.bench import Bench
 from lmcore_conformance.registry import Check, Failure, Gap, NotRun, all_checks
 from lmcore_conformance.requirements import REQUIREMENTS

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator import OP_SPECS, OpImpl, OpSpec
-from lmcore.accelerator.op import REFERENCE, load_target, missing_packages
-from lmcore.accelerator.op_context import op_context
+from lmcore.accelerator.op.context import op_context
+from lmcore.accelerator.op.records import REFERENCE, load_target, missing_packages
 from lmcore_conformance.op_case import Case
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmcore.cli.isolated import Call, Outcome, call_together
 from lmcore.errors import LmcoreError
-from lmcore.runtime.rank import RankInfo
+from lmcore.plugin.isolation.subprocess_call import Call, Outcome, call_together
+from lmcore.runtime.launch.rank import RankInfo
 from lmcore_conformance.child import SETUP_SECONDS
 from lmcore_conformance.declaration import Declaration
 from lmcore_conformance.registry import Check

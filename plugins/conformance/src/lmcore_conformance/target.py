@@ -8,7 +8,7 @@ from importlib import metadata
 
 from lmcore.accelerator import API_VERSION, ProbeState
 from lmcore.errors import ConfigError, DeviceError, LmcoreError, suggestion
-from lmcore.plugins import (
+from lmcore.plugin import (
     ALLOW_LIST,
     GROUP,
     PluginRecord,
@@ -17,9 +17,9 @@ from lmcore.plugins import (
     discover,
     launch_env,
 )
-from lmcore.plugins.discovery import OFF
-from lmcore.plugins.selection import HANDED_DOWN, REQUEST, Selection, chosen_plugin
-from lmcore.runtime.rank import RankInfo
+from lmcore.plugin.discovery import OFF
+from lmcore.plugin.selection import HANDED_DOWN, REQUEST, Selection, chosen_plugin
+from lmcore.runtime.launch.rank import RankInfo
 from lmcore_conformance import SUITE_VERSION
 
 __all__ = ["Target", "find_target"]

@@ -19,25 +19,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op import parse_preferences
-from lmcore.accelerator.op_spec import OP_SPECS
+from lmcore.accelerator.op.records import parse_preferences
+from lmcore.accelerator.op.spec import OP_SPECS
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
-from lmcore.data.loader import BatchLoader
-from lmcore.data.plain_text import prepare_text
+from lmcore.data.loading.loader import BatchLoader
+from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
-from lmcore.plugins import build_op_table, create_device
-from lmcore.plugins.registrations import plugin_sections
-from lmcore.plugins.selection import chosen_plugin
+from lmcore.plugin import build_op_table, create_device
+from lmcore.plugin.registrations import plugin_sections
+from lmcore.plugin.selection import chosen_plugin
+from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.policies import start_policies
-from lmcore.runtime.rank import RankInfo
 from lmcore.runtime.runtime import Runtime
-from lmcore.train.corpus import open_corpus
-from lmcore.train.restoring import restore
-from lmcore.train.saver import Saver
-from lmcore.train.saving import Snapshot, data_order, take_snapshot
+from lmcore.train.datasets import open_corpus
+from lmcore.train.resume.restore import restore
+from lmcore.train.resume.saver import Saver
+from lmcore.train.resume.snapshot import Snapshot, data_order, take_snapshot
 from lmcore.train.state import TrainState, random_states, seed_everything
 from lmcore.train.step import TrainStep
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.parallel.tensor_layout import TensorLayout
-    from lmcore.plugins import PluginSet, Selection
-    from lmcore.runtime.processes import Processes
+    from lmcore.plugin import PluginSet, Selection
+    from lmcore.runtime.process.group import Processes
     from lmcore_conformance.bench import Bench
 
 __all__ = ["DROPOUT", "REFERENCES", "TinyRuns", "Trained", "shape_flags", "tiny_runs"]

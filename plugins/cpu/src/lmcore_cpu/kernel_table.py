@@ -11,7 +11,7 @@ __all__ = ["KERNELS"]
 
 _DETERMINISTIC = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
-_OPS = "lmcore.accelerator.torch_kernels"
+_OPS = "lmcore.accelerator.op.torch_kernels"
 _ELEMENTWISE = "lmcore_cpu.elementwise"
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from lmcore.accelerator.probe import API_VERSION, CheckStatus
 from lmcore.accelerator.probe import Check as Line
-from lmcore.cli.isolated import call_isolated
-from lmcore.plugins.check import read_steps
-from lmcore.plugins.discovery import ALLOW_LIST, GROUP
+from lmcore.plugin.check.run import read_steps
+from lmcore.plugin.discovery import ALLOW_LIST, GROUP
+from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore_conformance.registry import Failure, NotRun, check
 
 __all__ = ["ContractBench", "watch_import", "watch_probe", "watch_registration"]
@@ -50,7 +50,7 @@ class ContractBench:
         """What the check of the contract says, with what it did not come to."""
         assert self.point.dist is not None
         arguments = (self.point.name, self.point.dist.name, API_VERSION, _names_of_the_core())
-        outcome = call_isolated("lmcore.plugins.check:check_plugin", *arguments, timeout=100.0)
+        outcome = call_isolated("lmcore.plugin.check.run:check_plugin", *arguments, timeout=100.0)
         return read_steps(outcome.values, outcome.fault)
 
     def judge(self, names: tuple[str, ...] | None, *, prefix: str = "") -> str:
@@ -236,8 +236,8 @@ def idempotent(bench: ContractBench) -> str:
 def _names_of_the_core() -> dict[str, list[str]]:
     """Return the names that no plugin can register."""
     from lmcore.cli.main import COMMANDS
-    from lmcore.cli.plugin_command import RESERVED
-    from lmcore.data.corpora import BUNDLED
+    from lmcore.cli.plugin.commands import RESERVED
+    from lmcore.data.prepare.named_text import BUNDLED
     from lmcore.data.tokenizer import tokenizer_types
 
     return {
@@ -267,7 +267,7 @@ def watch_import(entry_point: str) -> dict[str, Any]:
 
 def watch_probe(entry_point: str) -> dict[str, Any]:
     """Return what a probe leaves behind in a fresh process."""
-    from lmcore.plugins.discovery import new_hook_caller
+    from lmcore.plugin.discovery import new_hook_caller
 
     caller = new_hook_caller()
     caller.register(_load(entry_point), entry_point)
@@ -292,8 +292,8 @@ def watch_probe(entry_point: str) -> dict[str, Any]:
 
 def watch_registration(entry_point: str) -> dict[str, Any]:
     """Return what a plugin registers when it is discovered twice in a fresh process."""
-    from lmcore.plugins import discover
-    from lmcore.plugins.registrations import (
+    from lmcore.plugin import discover
+    from lmcore.plugin.registrations import (
         plugin_commands,
         plugin_corpora,
         plugin_sections,

@@ -86,7 +86,7 @@ def declaration(bench: Bench) -> str:
 )
 def offers_twice(bench: Bench) -> str:
     """Compare names of two rounds of offers."""
-    from lmcore import plugins as contract
+    from lmcore import plugin as contract
 
     arguments = (bench.plugins, bench.selection, bench.device)
     counts = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op import REFERENCE, missing_packages
+from lmcore.accelerator.op.records import REFERENCE, missing_packages
 from lmcore_conformance.op_call import (
     LAYOUTS,
     Kernel,

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from lmcore.accelerator.recompute import none_policy
-from lmcore.cli.isolated import call_isolated
 from lmcore.errors import LmcoreError
-from lmcore.plugins import choose_precision
-from lmcore.runtime.rank import RankInfo
+from lmcore.plugin import choose_precision
+from lmcore.plugin.isolation.subprocess_call import call_isolated
+from lmcore.runtime.launch.rank import RankInfo
 from lmcore_conformance.registry import Failure, NotRun, check
 from lmcore_conformance.tiny_run import DROPOUT, REFERENCES, Trained, shape_flags, tiny_runs
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op import load_target
+from lmcore.accelerator.op.records import load_target
 from lmcore_conformance.op_call import SPECS, Kernel, difference, kernels_of
 from lmcore_conformance.registry import Failure, check
 

@@ -1,0 +1,1 @@
+"""Fused ops: specs, kernels, and the table that binds one kernel to each op."""

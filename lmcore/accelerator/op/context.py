@@ -1,0 +1,97 @@
+"""What a kernel may ask of a case: the attributes, each declared once, and the names of dtypes.
+
+A field below is an attribute that `OpSpec.attributes` may name.  The model gives every one of its
+op's when it binds, `lmcore ops explain` has a flag for each, and docs/reference/ops.md a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from lmcore.accelerator.op.records import OpContext, OpSpec
+from lmcore.config.option import Option, option, options_of
+from lmcore.errors import ConfigError, suggestion
+
+__all__ = ["TRAITS", "OpAttributes", "attribute_options", "dtype_name", "op_context"]
+
+
+@dataclass(frozen=True)
+class OpAttributes:
+    """Attributes of a case; None where there is no value that a case would mostly have."""
+
+    head_dim: int | None = option(None, "Channels of an attention head.", minimum=1)
+    num_attention_heads: int | None = option(None, "Query heads.", minimum=1)
+    num_query_groups: int | None = option(
+        None, "Key and value heads; each serves the same number of query heads.", minimum=1
+    )
+    seq_length: int | None = option(None, "Most tokens of a sequence.", minimum=1)
+    causal: bool = option(True, "Whether a token sees only itself and earlier ones.")
+    masked: bool = option(False, "Whether a mask is passed.")
+    dropout: float = option(
+        0.0, "Probability of dropping in training; never in evaluation.", minimum=0, below=1
+    )
+    hidden_size: int | None = option(None, "Channels of the residual stream.", minimum=1)
+    ffn_hidden_size: int | None = option(None, "Channels inside the feed-forward.", minimum=1)
+    in_features: int | None = option(None, "Channels that a projection takes.", minimum=1)
+    out_features: int | None = option(None, "Channels that a projection gives.", minimum=1)
+    bias: bool = option(True, "Whether there is a bias.")
+    rotary_dim: int | None = option(None, "Channels of a head that are rotated.", minimum=2)
+    vocab_size: int | None = option(None, "Entries of the padded vocabulary.", minimum=1)
+    compile: bool = option(False, "Whether the op is called inside a compiled block.")
+
+
+TRAITS: Mapping[str, str] = MappingProxyType(
+    {
+        "deterministic": "Equal inputs and an equal random state give equal bits, with the same "
+        "number of threads; `--deterministic` insists on it.",
+        "fused": "The op is one kernel, or keeps less for the backward pass than its steps would.",
+    }
+)
+"""Claims that a kernel may make, and what each means; a plugin may add words of its own."""
+
+_DTYPES = {
+    "float64": ("fp64", "double"),
+    "float32": ("fp32", "float"),
+    "bfloat16": ("bf16",),
+    "float16": ("fp16", "half"),
+}
+
+
+def attribute_options() -> dict[str, Option]:
+    """Return the declarations of all attributes by name."""
+    return {one.name: one for one in options_of(OpAttributes)}
+
+
+def op_context(
+    spec: OpSpec, device_type: str, dtype: str, attributes: Mapping[str, Any]
+) -> OpContext:
+    """Return the case of an op: of *attributes* those that it has and that have a value."""
+    values = {name: attributes.get(name) for name in spec.attributes}
+    given = {name: value for name, value in values.items() if value is not None}
+    return OpContext(device_type, dtype, given)
+
+
+def dtype_name(text: str, further: Iterable[str] = ()) -> str:
+    """Return torch's name of a dtype: "bfloat16" for "bf16" or "torch.bfloat16".
+
+    Args:
+        text: As a user writes it.
+        further: Names that are known beside the four of every op's tolerances.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    plain = text.strip().lower().removeprefix("torch.")
+    for name, others in _DTYPES.items():
+        if plain == name or plain in others:
+            return name
+    known = dict.fromkeys([*_DTYPES, *further])
+    if plain in known:
+        return plain
+    shorter = [other for others in _DTYPES.values() for other in others]
+    raise ConfigError(
+        f"`--dtype {text}`: unknown dtype", hint=suggestion(plain, [*known, *shorter])
+    )

@@ -1,0 +1,236 @@
+"""Ops and kernels: what an op is, how a plugin offers a kernel for it, and what a choice leaves.
+
+The records of the contract; `lmcore.accelerator.op.table` chooses among kernels, `op_spec` lists
+the ops and `op_context` what a kernel may ask of a case.
+
+Torch-free: kernels and references are named as "package.module:function" and loaded when bound.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmcore.errors import ConfigError, PluginError
+
+__all__ = [
+    "REFERENCE",
+    "OpContext",
+    "OpImpl",
+    "OpSpec",
+    "Preference",
+    "Reject",
+    "Resolution",
+    "Tolerance",
+    "impl_problem",
+    "load_target",
+    "missing_packages",
+    "parse_preferences",
+]
+
+REFERENCE = "reference"
+"""The id under which the core's own implementation of an op is listed."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest difference from the reference in higher precision: absolute, and relative."""
+
+    absolute: float
+    relative: float
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """An op as the core declares it.
+
+    Attributes:
+        name: "layer_norm".
+        reference: Target of the function that is the op's semantics, default and oracle.
+        schema: The call, with shapes, in one line.
+        summary: What it computes.
+        tolerances: Allowed difference by dtype name.
+        gradients: Arguments to which gradients flow; a kernel need not give any other one.
+        attributes: What a kernel may ask of a case: names of `OpAttributes`.
+    """
+
+    name: str
+    reference: str
+    schema: str
+    summary: str
+    tolerances: Mapping[str, Tolerance]
+    gradients: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether gradients flow through it."""
+        return bool(self.gradients)
+
+
+@dataclass(frozen=True)
+class OpContext:
+    """The case an op is bound for.
+
+    Attributes:
+        device_type: torch's device type.
+        dtype: Name of the dtype that the op's inputs have.
+        attributes: Values by name, of those that the op's spec declares.  A case made by
+            `lmcore ops explain` has those that were given: ask with `.get` where you can.
+    """
+
+    device_type: str
+    dtype: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reject:
+    """Why a kernel does not do a case, in words for a person."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class OpImpl:
+    """A kernel for an op, as a plugin offers it.
+
+    Attributes:
+        op: Name of the op.
+        id: Unique among the op's kernels: "sdpa".
+        load: Target of the callable, with the reference's signature.
+        priority: The highest that supports the case is chosen.  Of equal ones, that of the
+            device's own plugin; then by the plugin's name, and by id.  The reference comes last.
+        requires: Packages that must be importable.
+        supports: Says None for a case it does, a `Reject` otherwise; None supports every case.
+            Also asked where another kernel goes first, so that every one can be explained.
+        traits: Claims that a user may insist on: "deterministic", "fused".
+        plugin: Name of the plugin; filled in by the core.
+    """
+
+    op: str
+    id: str
+    load: str
+    priority: int = 10
+    requires: tuple[str, ...] = ()
+    supports: Callable[[OpContext], Reject | None] | None = None
+    traits: frozenset[str] = frozenset()
+    plugin: str = ""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What one bind decided.
+
+    Attributes:
+        op: Name of the op.
+        chosen: Id of the kernel, "reference" for the core's own.
+        plugin: Plugin that brought it, "lmcore" for the core.
+        source: "preference" (the user's), "priority", "tie" (another kernel that does the case
+            has the same priority; its reason says what decided) or "reference".
+        rejected: Ids with the reason each was not chosen, in the order of their rank.
+        context: The case.
+    """
+
+    op: str
+    chosen: str
+    plugin: str
+    source: str
+    rejected: tuple[tuple[str, str], ...]
+    context: OpContext
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values, for `kernels.json`."""
+        return {
+            "op": self.op,
+            "chosen": self.chosen,
+            "plugin": self.plugin,
+            "source": self.source,
+            "rejected": [{"id": name, "reason": reason} for name, reason in self.rejected],
+            "device_type": self.context.device_type,
+            "dtype": self.context.dtype,
+            "attributes": dict(self.context.attributes),
+        }
+
+
+Preference = Mapping[str, tuple[str, ...]]
+"""For an op's name, the ids that the user would rather have, best first."""
+
+
+def parse_preferences(entries: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the preferences of `--ops attention=flash,sdpa layer_norm=reference`.
+
+    Raises:
+        ConfigError: An entry is not of the form `op=id,id`, or an op is named twice.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        op, separator, ids = entry.partition("=")
+        names = tuple(part.strip() for part in ids.split(",") if part.strip())
+        if not separator or not op.strip() or not names:
+            raise ConfigError(
+                f"`--ops {entry}` is not a preference",
+                hint="write `--ops attention=sdpa,reference`",
+            )
+        if op.strip() in found:
+            raise ConfigError(f"`--ops` names `{op.strip()}` twice")
+        found[op.strip()] = names
+    return found
+
+
+def load_target(target: str) -> Callable[..., Any]:
+    """Return the callable that "package.module:function" names.
+
+    Raises:
+        PluginError: The module or the attribute does not exist, or it is not callable.
+    """
+    module_name, _, attribute = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (Exception, SystemExit) as cause:
+        raise PluginError(
+            f"kernel target `{target}` cannot be loaded", why=f"{type(cause).__name__}: {cause}"
+        ) from cause
+    if not callable(found):
+        raise PluginError(f"kernel target `{target}` is not callable")
+    return found  # type: ignore[no-any-return]
+
+
+def missing_packages(impl: OpImpl) -> list[str]:
+    """Return those of a kernel's `requires` that are not installed; imports none of them."""
+    return [name for name in impl.requires if not _is_installed(name)]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # a parent is missing, or a module without a spec is loaded
+        return False
+
+
+def impl_problem(impl: OpImpl) -> str | None:
+    """Return which field of a kernel's record is of a wrong kind, in words; None if none is."""
+    fields = {
+        "op": (_is_word(impl.op), "a name"),
+        "id": (_is_word(impl.id) and "=" not in impl.id and "," not in impl.id, "a word"),
+        "load": (isinstance(impl.load, str), "text such as `package.module:function`"),
+        "priority": (type(impl.priority) is int, "an integer"),
+        "requires": (_are_words(impl.requires, (tuple, list)), "a tuple of names"),
+        "supports": (impl.supports is None or callable(impl.supports), "a function or None"),
+        "traits": (_are_words(impl.traits, (frozenset, set)), "a frozenset of names"),
+    }
+    for name, (right, wanted) in fields.items():
+        if not right:
+            return f"its `{name}` is {getattr(impl, name)!r:.80}, and {wanted} is wanted"
+    return None
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and value != "" and not any(map(str.isspace, value))
+
+
+def _are_words(values: object, kinds: tuple[type, ...]) -> bool:
+    return isinstance(values, kinds) and all(_is_word(one) for one in values)  # type: ignore[attr-defined]

@@ -1,0 +1,96 @@
+"""Rules of which cases a kernel does: what plugins make `OpImpl.supports` of; torch-free.
+
+A rule takes the case and returns None or the reason against it; what it asks of the device, the
+function that made it was given.  They are asked in order, and the first reason is the answer: cheap
+rules first, the import of a package last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lmcore.accelerator.op.packages import UsablePackages
+from lmcore.accelerator.op.records import OpContext, Reject
+
+__all__ = [
+    "HALF",
+    "Rule",
+    "dtypes",
+    "eager",
+    "head_dim",
+    "no_dropout",
+    "package",
+    "supports",
+    "unmasked",
+]
+
+HALF = ("bfloat16", "float16")
+
+Rule = Callable[[OpContext], str | None]
+
+
+def supports(*rules: Rule) -> Callable[[OpContext], Reject | None]:
+    """Return a `supports` that asks the rules in order."""
+
+    def answer(context: OpContext) -> Reject | None:
+        for rule in rules:
+            reason = rule(context)
+            if reason is not None:
+                return Reject(reason)
+        return None
+
+    return answer
+
+
+def dtypes(*names: str) -> Rule:
+    """Return the rule that the op's inputs are of one of these dtypes."""
+    listed = " and ".join(names)
+
+    def rule(context: OpContext) -> str | None:
+        return None if context.dtype in names else f"computes in {listed}, not {context.dtype}"
+
+    return rule
+
+
+def head_dim(most: int, multiple: int = 8, least: int = 8) -> Rule:
+    """Return the rule on the channels of an attention head."""
+
+    def rule(context: OpContext) -> str | None:
+        size = context.attributes["head_dim"]
+        if least <= size <= most and size % multiple == 0:
+            return None
+        return f"takes {least} to {most} channels a head, in steps of {multiple}, not {size}"
+
+    return rule
+
+
+def no_dropout(context: OpContext) -> str | None:
+    """Refuse cases with dropout."""
+    return "has no dropout" if context.attributes.get("dropout") else None
+
+
+def unmasked(context: OpContext) -> str | None:
+    """Refuse cases with a mask."""
+    return "takes no mask" if context.attributes.get("masked") else None
+
+
+def eager(context: OpContext) -> str | None:
+    """Refuse compiled blocks, which a call that the compiler cannot follow cuts in two."""
+    if context.attributes.get("compile"):
+        return "is not for compiled blocks: the compiler cannot follow it, and would cut the block"
+    return None
+
+
+def package(usable: UsablePackages, name: str, *, load: bool = True) -> Rule:
+    """Return the rule that a package is installed and fits the torch that is there.
+
+    Args:
+        usable: What is installed.
+        name: Of the package.
+        load: Whether it is imported to find out, where its metadata says nothing against it.
+    """
+
+    def rule(context: OpContext) -> str | None:  # noqa: ARG001 - the same for every case
+        return usable.problem(name, load=load)
+
+    return rule

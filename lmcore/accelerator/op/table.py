@@ -1,0 +1,342 @@
+"""The op table: chooses, for each use of an op, which kernel a model gets.
+
+`OpTable.bind` runs when the model is built.  It returns a plain callable, which the module keeps;
+nothing of this file runs in a training step.  Every bind leaves a `Resolution` that says what was
+chosen and why each other kernel was not.  Torch-free until something is bound.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lmcore.accelerator.op.records import (
+    REFERENCE,
+    OpContext,
+    OpImpl,
+    OpSpec,
+    Preference,
+    Reject,
+    Resolution,
+    impl_problem,
+    load_target,
+    missing_packages,
+)
+from lmcore.accelerator.op.signature import signature_problem
+from lmcore.errors import ConfigError, PluginError, suggestion
+
+__all__ = ["OpTable"]
+
+logger = logging.getLogger(__name__)
+
+
+class OpTable:
+    """The ops of one process: the core's specs, the plugins' kernels, the user's wishes."""
+
+    def __init__(
+        self,
+        specs: Iterable[OpSpec],
+        impls: Iterable[OpImpl] = (),
+        *,
+        preferences: Preference | None = None,
+        strict: bool = False,
+        traits: Iterable[str] = (),
+        device_plugin: str = "",
+    ) -> None:
+        """Check the kernels against the specs.
+
+        Args:
+            specs: The core's ops.
+            impls: Kernels on offer.
+            preferences: Ids the user would rather have, by op.
+            strict: Fail where the reference would be bound.
+            traits: Traits that every bound kernel must claim.
+            device_plugin: The plugin that brings the device.  Its kernels go first among those of
+                equal priority, and its failure to load one is the run's; another plugin's kernel
+                that cannot be loaded is passed over.
+
+        Raises:
+            PluginError: A kernel is malformed, names an unknown op, or its id is taken.
+            ConfigError: A preference names an unknown op or kernel.
+        """
+        self.specs = {spec.name: spec for spec in specs}
+        self.strict = strict
+        self.traits = frozenset(traits)
+        self.preferences = dict(preferences or {})
+        self.device_plugin = device_plugin
+        self.resolutions: list[Resolution] = []
+        self._impls: dict[str, dict[str, OpImpl]] = {name: {} for name in self.specs}
+        self._bound: dict[str, Callable[..., Any]] = {}
+        self._unfit: dict[tuple[str, str], str] = {}
+        self._unmet: list[Resolution] = []
+        self._depth = 0
+        for impl in impls:
+            self._add(impl)
+        self._check_preferences()
+
+    def _add(self, impl: OpImpl) -> None:
+        problem = impl_problem(impl)
+        if problem is not None:
+            raise PluginError(
+                f"plugin `{impl.plugin}` brings a malformed kernel `{impl.id}` for op `{impl.op}`",
+                why=problem,
+            )
+        if impl.op not in self.specs:
+            raise PluginError(
+                f"plugin `{impl.plugin}` brings kernel `{impl.id}` for an unknown op `{impl.op}`",
+                hint=suggestion(impl.op, self.specs),
+            )
+        known = self._impls[impl.op]
+        if impl.id in known or impl.id == REFERENCE:
+            owner = known[impl.id].plugin if impl.id in known else "lmcore"
+            raise PluginError(
+                f"kernel id `{impl.id}` of op `{impl.op}` is taken",
+                why=f"plugins `{owner}` and `{impl.plugin}` both bring it",
+            )
+        known[impl.id] = impl
+
+    def _check_preferences(self) -> None:
+        for op, ids in self.preferences.items():
+            if op not in self.specs:
+                raise ConfigError(f"`--ops {op}=...`: unknown op", hint=suggestion(op, self.specs))
+            for wanted in ids:
+                if wanted != REFERENCE and wanted not in self._impls[op]:
+                    raise ConfigError(
+                        f"`--ops {op}={wanted}`: no such kernel here",
+                        hint=suggestion(wanted, [*self._impls[op], REFERENCE]),
+                    )
+
+    def candidates(self, op: str) -> list[OpImpl]:
+        """Return the kernels of *op* in the order in which they are considered."""
+
+        def rank(impl: OpImpl) -> tuple[Any, ...]:
+            foreign = impl.plugin != self.device_plugin
+            return (-impl.priority, foreign, impl.plugin, impl.id)
+
+        wanted = self.preferences.get(op, ())
+        place = {name: at for at, name in enumerate(wanted)}
+        by_rank = sorted(self._impls[op].values(), key=rank)
+        return sorted(by_rank, key=lambda impl: place.get(impl.id, len(place)))
+
+    def resolve(self, op: str, context: OpContext) -> Resolution:
+        """Say which kernel *op* gets in *context*, and why not the others; loads nothing."""
+        unknown = context.attributes.keys() - set(self.specs[op].attributes)
+        assert not unknown, f"op `{op}` declares no attribute {sorted(unknown)}"
+        wanted = self.preferences.get(op, ())
+        allowed = wanted[: wanted.index(REFERENCE)] if REFERENCE in wanted else None
+        rejected: list[tuple[str, str]] = []
+        chosen: OpImpl | None = None
+        source = REFERENCE if allowed is None else "preference"
+        for impl in self.candidates(op):
+            reason = self._reject(impl, context)
+            if reason is None and allowed is not None and impl.id not in allowed:
+                reason = "`reference` is preferred by --ops"
+            if reason is None and chosen is not None:
+                reason = self._outranked(impl, chosen)
+                if impl.priority == chosen.priority and source == "priority":
+                    source = "tie"
+            if reason is not None:
+                rejected.append((impl.id, reason))
+                continue
+            chosen = impl
+            source = "preference" if impl.id in wanted else "priority"
+        if chosen is None:
+            return Resolution(op, REFERENCE, "lmcore", source, tuple(rejected), context)
+        rejected.append((REFERENCE, f"`{chosen.id}` does the case"))
+        return Resolution(op, chosen.id, chosen.plugin, source, tuple(rejected), context)
+
+    def _outranked(self, impl: OpImpl, chosen: OpImpl) -> str:
+        """Return why *chosen* goes before *impl*, which does the case as well."""
+        if chosen.id in self.preferences.get(impl.op, ()):
+            return f"`{chosen.id}` is preferred by --ops"
+        if impl.priority != chosen.priority:
+            return f"`{chosen.id}` has priority {chosen.priority}, this {impl.priority}"
+        if chosen.plugin == impl.plugin:
+            decided = "its id comes first"
+        elif chosen.plugin == self.device_plugin:
+            decided = f"plugin `{chosen.plugin}` brings the device"
+        else:
+            decided = f"plugin `{chosen.plugin}` comes before `{impl.plugin}` by name"
+        return f"`{chosen.id}` has the same priority, {impl.priority}, and goes first: {decided}"
+
+    def _reject(self, impl: OpImpl, context: OpContext) -> str | None:
+        if (impl.op, impl.id) in self._unfit:
+            return self._unfit[impl.op, impl.id]
+        lacking = missing_packages(impl)
+        if lacking:
+            return f"needs `{'`, `'.join(lacking)}`, not installed"
+        untrue = sorted(self.traits - impl.traits)
+        if untrue:
+            return f"does not claim to be {', '.join(untrue)}"
+        return self._unsupported(impl, context)
+
+    def _unsupported(self, impl: OpImpl, context: OpContext) -> str | None:
+        """Return why *impl* does not do the case; one that cannot say is warned about and out."""
+        if impl.supports is None:
+            return None
+        try:
+            verdict: object = impl.supports(context)
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+            if asked := self._unanswered(impl, context, error):
+                return f"asks for `{asked}`, which is not given"
+            reason = f"its `supports` raised {type(error).__name__}: {error}"
+        else:
+            if verdict is None:
+                return None
+            if isinstance(verdict, Reject):
+                return str(verdict.reason)
+            reason = f"its `supports` returned {verdict!r:.80}, not None or a `Reject`"
+        logger.warning("kernel `%s` of op `%s` (%s): %s", impl.id, impl.op, impl.plugin, reason)
+        return reason
+
+    def _unanswered(self, impl: OpImpl, context: OpContext, error: Exception) -> str | None:
+        """Return the attribute that *error* is about: one of the op's that the case leaves open."""
+        if not isinstance(error, KeyError) or not error.args:
+            return None
+        open_ones = set(self.specs[impl.op].attributes) - context.attributes.keys()
+        return next((name for name in open_ones if name == error.args[0]), None)
+
+    def bind(self, op: str, context: OpContext) -> Callable[..., Any]:
+        """Choose, load and return the callable for *op* in *context*; keep the `Resolution`.
+
+        Raises:
+            PluginError: The chosen kernel is the device's own and cannot be used: its target does
+                not exist, or takes other arguments than the op passes.
+            ConfigError: `strict`, and only the reference does the case; within `bind_all` that is
+                raised at its end.
+        """
+        case = _case(op, context)
+        if case not in self._bound:
+            resolution, self._bound[case] = self._choose(op, context)
+            if resolution not in self.resolutions:
+                self.resolutions.append(resolution)
+                self._tell_unmet(resolution)
+            if self.strict and resolution.chosen == REFERENCE:
+                self._unmet.append(resolution)
+        if not self._depth:
+            self._raise_unmet()
+        return self._bound[case]
+
+    @contextmanager
+    def bind_all(self) -> Iterator[None]:
+        """Have `--strict-ops` wait until all is bound, and then name every op at once.
+
+        Raises:
+            ConfigError: At the end, where a reference was bound and `strict` forbids it.
+        """
+        self._depth += 1
+        try:
+            yield
+        except BaseException:
+            self._take_unmet()
+            raise
+        finally:
+            self._depth -= 1
+        if not self._depth:
+            self._raise_unmet()
+
+    def _choose(self, op: str, context: OpContext) -> tuple[Resolution, Callable[..., Any]]:
+        while True:
+            resolution = self.resolve(op, context)
+            try:
+                return resolution, self._load(op, resolution.chosen)
+            except PluginError as error:
+                if resolution.chosen == REFERENCE:
+                    raise
+                why = ": ".join(part for part in (error.what, error.why) if part)
+                if not self.device_plugin or resolution.plugin == self.device_plugin:
+                    raise PluginError(
+                        f"kernel `{resolution.chosen}` of op `{op}` cannot be used",
+                        why=f"plugin `{resolution.plugin}`: {why}",
+                        hint="mend the plugin, or go on without the kernel: "
+                        f"`--ops {op}={REFERENCE}`",
+                    ) from error
+                reason = " ".join(f"cannot be used: {why}".split())
+                logger.warning(
+                    "kernel `%s` of op `%s` (%s) %s",
+                    *(resolution.chosen, op, resolution.plugin, reason),
+                )
+                self._unfit[op, resolution.chosen] = reason
+
+    def _load(self, op: str, chosen: str) -> Callable[..., Any]:
+        reference = load_target(self.specs[op].reference)
+        if chosen == REFERENCE:
+            return reference
+        target = self._impls[op][chosen].load
+        function = load_target(target)
+        problem = signature_problem(function, reference)
+        if problem is not None:
+            raise PluginError(f"kernel target `{target}` cannot be called as the op is: {problem}")
+        return function
+
+    def _take_unmet(self) -> list[Resolution]:
+        """Return the references that were bound in spite of `strict`, and forget that they were."""
+        unmet, self._unmet = self._unmet, []
+        for one in unmet:
+            self._bound.pop(_case(one.op, one.context), None)
+        return unmet
+
+    def _raise_unmet(self) -> None:
+        unmet = self._take_unmet()
+        if not unmet:
+            return
+        ops = list(dict.fromkeys(one.op for one in unmet))
+        named = f"op `{ops[0]}` has" if len(ops) == 1 else f"ops `{'`, `'.join(ops)}` have"
+        raise ConfigError(
+            f"`--strict-ops`: {named} no kernel for this case",
+            why="\n".join(dict.fromkeys(_why_reference(one) for one in unmet)),
+            hint="leave `--strict-ops` out, or install a plugin whose kernels do the case; "
+            f"`lmcore ops explain {ops[0]}` says more",
+        )
+
+    def _tell_unmet(self, resolution: Resolution) -> None:
+        """Warn of kernels that the user wanted before the chosen one and did not get."""
+        wanted = self.preferences.get(resolution.op, ())
+        if resolution.chosen in wanted:
+            wanted = wanted[: wanted.index(resolution.chosen)]
+        reasons = dict(resolution.rejected)
+        for name in wanted:
+            logger.warning(
+                "`--ops %s=%s` cannot be met: %s; using `%s`",
+                *(resolution.op, name, reasons[name], resolution.chosen),
+            )
+
+    def choices(self) -> dict[str, str]:
+        """Return kernel and plugin by case, of all that was bound; reasons are left out."""
+        return {
+            _case(one.op, one.context): f"{one.plugin}:{one.chosen}" for one in self.resolutions
+        }
+
+    def fingerprint(self) -> str:
+        """Return a digest of `choices`: equal for equal choices, in whatever order they were made.
+
+        Why the others were not chosen is no part of it: a reason may name a path or a host.
+        """
+        text = json.dumps(self.choices(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values: the wishes, the fingerprint, and every resolution."""
+        return {
+            "fingerprint": self.fingerprint(),
+            "strict": self.strict,
+            "traits": sorted(self.traits),
+            "preferences": {op: list(ids) for op, ids in self.preferences.items()},
+            "ops": [one.to_dict() for one in self.resolutions],
+        }
+
+
+def _case(op: str, context: OpContext) -> str:
+    """Return a case as text that is equal on every rank."""
+    attributes = dict(sorted(context.attributes.items()))
+    return json.dumps([op, context.device_type, context.dtype, attributes])
+
+
+def _why_reference(resolution: Resolution) -> str:
+    reasons = "; ".join(f"`{name}`: {why}" for name, why in resolution.rejected)
+    where = f"{resolution.op} ({resolution.context.device_type}, {resolution.context.dtype})"
+    return f"{where}: {reasons or 'no plugin brings one'}"

@@ -1,0 +1,105 @@
+"""`lmcore data ...`: from JSON lines to indexed data sets, and the texts that have a name."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lmcore.cli.text.terminal import size_text
+from lmcore.config.option import option
+from lmcore.config.options.command_line import parse_section
+from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.errors import ConfigError, suggestion
+
+if TYPE_CHECKING:
+    from lmcore.data.prepare.named_text import NamedText
+
+__all__ = ["SUMMARY", "CorporaSection", "run"]
+
+SUMMARY = "Prepare and inspect data sets, list texts."
+
+_HELP = f"""{SUMMARY}
+
+usage: lmcore data COMMAND [arguments]
+
+commands:
+  prepare     Tokenize documents into an indexed data set.
+  inspect     Show what an indexed data set holds, and check it.
+  merge       Put indexed data sets together into one.
+  split       Cut data sets into smaller ones, or JSON lines into train, dev and test.
+  weights     Weigh data sets by their tokens, for a data file list.
+  repair      Mend names, an index that is missing or damaged, uncounted ends.
+  clean       Take a corpus through a chain of cleaning steps.
+  train-tokenizer
+              Make the vocabulary of a tokenizer from text.
+  corpora     List the texts that `lmcore train --corpus` takes.
+
+`lmcore data COMMAND --help` explains a command."""
+
+_MODULES = {
+    "clean": "lmcore.cli.data.clean",
+    "inspect": "lmcore.cli.data.inspect",
+    "merge": "lmcore.cli.data.merge",
+    "prepare": "lmcore.cli.data.prepare",
+    "repair": "lmcore.cli.data.repair",
+    "split": "lmcore.cli.data.split",
+    "train-tokenizer": "lmcore.cli.data.train_tokenizer",
+    "weights": "lmcore.cli.data.weights",
+}
+"""The module of each command that is not in this one."""
+
+
+@dataclass(frozen=True)
+class CorporaSection:
+    """List the texts that `lmcore train --corpus` takes."""
+
+    json: bool = option(False, "Print JSON.")
+    plugin_off: tuple[str, ...] = plugin_off_option()
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore data ...` and return the exit status."""
+    commands = {"corpora": _corpora, **dict.fromkeys(_MODULES)}
+    if not argv or argv[0] in {"-h", "--help"}:
+        print(_HELP)
+        return 0
+    if argv[0] not in commands:
+        what = f"unknown command `lmcore data {argv[0]}`"
+        raise ConfigError(what, hint=suggestion(argv[0], commands))
+    command = commands[argv[0]]
+    if command is None:
+        command = importlib.import_module(_MODULES[argv[0]]).run
+    status: int = command(argv[1:])
+    return status
+
+
+def _corpora(argv: list[str]) -> int:
+    wanted = parse_section(CorporaSection, argv, command="lmcore data corpora")
+    from lmcore.cli.selection import find_plugins
+    from lmcore.data.prepare.named_text import named_texts
+
+    texts = named_texts(find_plugins(argv, probe=False))
+    rows = [_corpus_row(text) for text in texts.values()]
+    if wanted.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    lines: list[str] = []
+    for row in rows:
+        size = "no file" if row["bytes"] is None else size_text(row["bytes"])
+        owner = f"plugin {row['plugin']}" if row["plugin"] else "lmcore"
+        lines += [row["name"], f"  {row['summary']}", f"  {size}, of {owner}: {row['path']}"]
+    print("\n".join([*lines, "", f"next: lmcore train --corpus {rows[-1]['name']}"]))
+    return 0
+
+
+def _corpus_row(text: NamedText) -> dict[str, Any]:
+    there = text.path.is_file()
+    return {
+        "name": text.name,
+        "summary": text.summary,
+        "plugin": text.plugin_name,
+        "path": str(text.path),
+        "bytes": text.path.stat().st_size if there else None,
+    }

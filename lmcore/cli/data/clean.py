@@ -1,0 +1,237 @@
+"""`lmcore data clean`: take a corpus through a chain of cleaning steps."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from lmcore.cli.data.input_options import reading_of
+from lmcore.cli.selection import find_plugins
+from lmcore.cli.termination import clean_termination
+from lmcore.cli.text.progress import ProgressLine
+from lmcore.cli.text.terminal import counts_text, size_text, speed_text
+from lmcore.config.option import REQUIRED, option
+from lmcore.config.options.command_line import parse_section
+from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.config.section.input import InputSection
+from lmcore.config.section.tokenizer import TokenizerSection
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.errors import ConfigError, counted
+
+if TYPE_CHECKING:
+    from lmcore.data.clean.chain import CleanRequest
+    from lmcore.data.clean.run import CleanReport, StepReport
+    from lmcore.data.tokenizer import Tokenizer
+
+__all__ = ["CleanSection", "run"]
+
+_EPILOG = """\
+steps, in the order in which a corpus usually takes them:
+  url         leave out bad, unwanted and repeated addresses
+  fix         mend wrongly decoded text (needs `pip install ftfy`)
+  language    keep the languages wanted (needs `pip install py3langid`)
+  length      leave out short documents
+  exact       keep the first of documents with the same text
+  near        keep the first of documents that are nearly the same
+  ngram       cut out what stands in evaluation sets
+  shuffle     put the documents in random order
+
+One step or several, in the order given; documents stream from one to the next. A document that no
+step changes keeps its line byte for byte.
+
+  lmcore data clean url fix language length near ngram shuffle \\
+      --input 'web/*.jsonl.gz' --output clean.jsonl.zst --dropped dropped.jsonl.zst \\
+      --min-characters 512 --tasks lambada_test.jsonl --workers 8"""
+
+
+@dataclass(frozen=True)
+class CleanSection(TokenizerSection, InputSection):
+    """Take a corpus through a chain of cleaning steps."""
+
+    steps: tuple[str, ...] = option(
+        REQUIRED,
+        "Steps, in the order in which they are taken: url, fix, language, length, exact, near, "
+        "ngram, shuffle.",
+    )
+    input: tuple[str, ...] = option(
+        REQUIRED,
+        "Files, quoted patterns or directories, as `lmcore data prepare` takes them; - reads "
+        "standard input.",
+        metavar="FILE",
+    )
+    output: str = option(
+        REQUIRED,
+        "Where the documents left go, as JSON lines, compressed as the name says (.gz, .zst, "
+        ".xz); - writes standard output.",
+        metavar="FILE",
+    )
+    dropped: str | None = option(
+        None, "Where one line for each document left out goes, with the reason.", metavar="FILE"
+    )
+    key: str = option("text", "Key of the text; in JSON lines dots lead into inner objects.")
+    workers: int = option(1, "Processes that work on single documents.", minimum=1)
+    on_error: str = option(
+        "stop",
+        "What a document that cannot be read does; skipped ones are counted.",
+        choices=("stop", "skip"),
+    )
+    seed: int = option(1234, "Seed of near and shuffle.", minimum=0)
+    scratch: str | None = option(
+        None, "Directory for temporary files; by default that of the output.", metavar="DIR"
+    )
+    url_key: str = option("url", "url: key of the address.", metavar="KEY")
+    url_rules: tuple[str, ...] = option(
+        ("default",),
+        "url: files of rules, one a line (example.org, example or .jpg); `default` is the list "
+        "that comes with lmcore.",
+        metavar="FILE",
+    )
+    languages: tuple[str, ...] = option(
+        ("en",), "language: languages that stay, two letters each.", metavar="CODE"
+    )
+    min_tokens: int = option(128, "length: tokens that a document must have.", minimum=1)
+    min_characters: int | None = option(
+        None, "length: characters that it must have, instead.", minimum=1
+    )
+    similarity: float = option(
+        0.9, "near: share of common shingles that makes a pair.", above=0, maximum=1
+    )
+    hashes: int = option(100, "near: hash functions of a signature.", minimum=1)
+    bands: int = option(10, "near: bands that a signature is cut into.", minimum=1)
+    shingle: int = option(5, "near: characters of a shingle.", minimum=1)
+    tasks: tuple[str, ...] = option(
+        (), "ngram: evaluation sets: JSON lines, JSON, csv or tsv.", metavar="FILE"
+    )
+    task_keys: tuple[str, ...] = option(
+        ("text",), "ngram: keys of their texts, at any depth of a record.", metavar="KEY"
+    )
+    ngram: int = option(13, "ngram: words that must agree.", minimum=1)
+    ngram_min: int = option(8, "ngram: words that a shorter text must have.", minimum=1)
+    ngram_cut: int = option(
+        200, "ngram: characters cut on each side, and on to the end of the sentence.", minimum=0
+    )
+    ngram_piece: int = option(200, "ngram: characters that a piece left must have.", minimum=1)
+    ngram_pieces: int = option(10, "ngram: more pieces than this drop a document.", minimum=1)
+    log_interval: int = option(
+        1000, "Documents between progress lines, where they are not shown live.", minimum=1
+    )
+    json: bool = option(False, "Print the summary as JSON.")
+    plugin_off: tuple[str, ...] = plugin_off_option()
+    vocab_size: int | None = option(
+        None, "Numbers that a NullTokenizer's text may hold.", minimum=1
+    )
+    tokenizer_type: str | None = option(
+        None, "length: what counts tokens; its files are given as for prepare.", metavar="TYPE"
+    )
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore data clean` and return the exit status."""
+    wanted = parse_section(
+        CleanSection, argv, command="lmcore data clean", positionals=("steps",), epilog=_EPILOG
+    )
+    from lmcore.data.clean.run import Progress, clean
+
+    request = _request(wanted, _tokenizer(wanted, argv))
+    with ProgressLine(Progress.line) as line, clean_termination():
+        report = clean(request, line, log_interval=1 if line.live else wanted.log_interval)
+    text = json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report)
+    print(text, file=sys.stderr if wanted.output == "-" else sys.stdout)
+    return 0
+
+
+def _request(wanted: CleanSection, tokenizer: Tokenizer | None) -> CleanRequest:
+    from lmcore.data.clean.chain import CleanRequest
+    from lmcore.data.clean.minhash import MinHash
+    from lmcore.data.clean.ngram import NgramSettings
+
+    on_error: Literal["stop", "skip"] = "skip" if wanted.on_error == "skip" else "stop"
+    return CleanRequest(
+        steps=wanted.steps,
+        inputs=wanted.input,
+        output=wanted.output,
+        dropped=wanted.dropped,
+        key=wanted.key,
+        url_key=wanted.url_key,
+        url_rules=wanted.url_rules,
+        languages=wanted.languages,
+        min_tokens=wanted.min_tokens,
+        min_characters=wanted.min_characters,
+        tokenizer=tokenizer,
+        similarity=wanted.similarity,
+        minhash=MinHash(
+            seed=wanted.seed, hashes=wanted.hashes, bands=wanted.bands, shingle=wanted.shingle
+        ),
+        tasks=wanted.tasks,
+        task_keys=wanted.task_keys,
+        ngram=NgramSettings(
+            longest=wanted.ngram,
+            shortest=wanted.ngram_min,
+            cut=wanted.ngram_cut,
+            shortest_piece=wanted.ngram_piece,
+            most_pieces=wanted.ngram_pieces,
+        ),
+        seed=wanted.seed,
+        workers=wanted.workers,
+        on_error=on_error,
+        scratch=wanted.scratch,
+        input_format=wanted.input_format,
+        reading=reading_of(wanted),
+    )
+
+
+def _tokenizer(wanted: CleanSection, argv: list[str]) -> Tokenizer | None:
+    settings = TokenizerSettings.without_model(wanted)
+    if wanted.tokenizer_type is None:
+        if given := settings.given():
+            raise ConfigError(
+                f"`{next(iter(given.values()))}` needs `--tokenizer-type`",
+                why="a tokenizer's options are given without its type",
+            )
+        return None
+    if wanted.min_characters is not None:
+        raise ConfigError(
+            "`--tokenizer-type` and `--min-characters` exclude each other",
+            why="a document's length is counted in tokens or in characters",
+        )
+    from lmcore.data.tokenizer import tokenizer_from
+    from lmcore.data.tokenizer.registry import registered_types
+
+    return tokenizer_from(settings, extra=registered_types(find_plugins(argv, probe=False)))
+
+
+def _summary(report: CleanReport) -> str:
+    kept = f"{counted(report.kept, 'document')}, {size_text(report.output_bytes)} of JSON"
+    lines = [report.output if report.output != "-" else "standard output", f"  {kept}"]
+    if report.dropped is not None:
+        lines += [report.dropped, "  what was left out, and why"]
+    rows = [("step", "documents", "kept", ""), *map(_row, report.steps)]
+    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    lines.append("")
+    for step, came, left, told in rows:
+        numbers = f"{came:>{widths[1]}}  {left:>{widths[2]}}"
+        lines.append(f"{step:<{widths[0]}}  {numbers}  {told}".rstrip())
+    if report.skipped:
+        lines += ["", f"not read: {counts_text(report.skipped)}"]
+    speed = speed_text(report.documents, report.megabytes_per_second, report.seconds)
+    read = f"read {counted(report.documents, 'document')}, {size_text(report.json_bytes)}"
+    lines += ["", f"{read}, in {report.seconds:.1f} s ({speed})"]
+    if report.output != "-" and report.kept:
+        lines += ["", f"next: lmcore data prepare --input {shlex.quote(report.output)} ..."]
+    return "\n".join(lines)
+
+
+def _row(step: StepReport) -> tuple[str, str, str, str]:
+    told = [f"{count:,} {reason}" for reason, count in list(step.dropped.items())[:6]]
+    if len(step.dropped) > 6:
+        others = list(step.dropped.values())[6:]
+        told.append(f"{sum(others):,} for {len(others)} other reasons")
+    parts = [f"left out: {', '.join(told)}"] if told else []
+    if step.changed:
+        parts.append(f"changed: {step.changed:,}")
+    if step.added:
+        parts.append(f"pieces more: {step.added:,}")
+    return step.step, f"{step.documents:,}", f"{step.kept:,}", "; ".join(parts)

@@ -1,0 +1,74 @@
+"""What the flags about the input and its sentences say, as the records that the data path takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, cast
+
+from lmcore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lmcore.cli.data.prepare import PrepareSection
+    from lmcore.config.section.input import InputSection
+    from lmcore.data.input.options import InputOptions
+    from lmcore.data.prepare.sentence import SentenceOptions
+
+__all__ = ["reading_of", "sentences_of"]
+
+_TAB = ("tab", "\\t")
+
+
+def reading_of(wanted: InputSection) -> InputOptions:
+    """Return how the input is read.
+
+    Raises:
+        ConfigError: `--delim` is not one sign.
+    """
+    from lmcore.data.input.options import InputOptions
+
+    delimiter = "\t" if wanted.delim in _TAB else wanted.delim
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
+        raise ConfigError(
+            f"`--delim {delimiter}` cannot part fields",
+            why="it is one sign, neither a quote nor a line end",
+            hint="for example `--delim ';'`, or `--delim tab`",
+        )
+    return InputOptions(
+        document_per=cast("Literal['file', 'line', 'paragraph']", wanted.document_per),
+        delimiter=delimiter,
+        quotes=wanted.quotes,
+        header=wanted.header,
+        max_document_bytes=wanted.max_document_mib << 20,
+    )
+
+
+def sentences_of(wanted: PrepareSection) -> SentenceOptions | None:
+    """Return which sentences are wanted; None: whole documents.
+
+    Raises:
+        ConfigError: Flags that exclude or need each other.
+    """
+    if wanted.split_sentences and wanted.presplit_sentences:
+        raise ConfigError(
+            "`--split-sentences` and `--presplit-sentences` exclude each other",
+            hint="`--presplit-sentences` is for texts with a sentence on each line",
+        )
+    if not wanted.split_sentences and not wanted.presplit_sentences:
+        _require_unset(wanted, ("sentence_splitter", "lang", "punkt_model", "keep_newlines"))
+        return None
+    from lmcore.data.prepare.sentence import SentenceOptions
+
+    if wanted.presplit_sentences:
+        _require_unset(wanted, ("sentence_splitter", "lang", "punkt_model"))
+        return SentenceOptions(splitter="lines", keep_newlines=wanted.keep_newlines)
+    return SentenceOptions(
+        splitter=wanted.sentence_splitter or "punkt",
+        lang=wanted.lang or "english",
+        keep_newlines=wanted.keep_newlines,
+        punkt_model=wanted.punkt_model,
+    )
+
+
+def _require_unset(wanted: PrepareSection, names: tuple[str, ...]) -> None:
+    for name in names:
+        if getattr(wanted, name):
+            raise ConfigError(f"`--{name.replace('_', '-')}` needs `--split-sentences`")

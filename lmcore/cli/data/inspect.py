@@ -1,0 +1,209 @@
+"""`lmcore data inspect`: show what an indexed data set holds, and check it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from lmcore.cli.selection import find_plugins
+from lmcore.cli.text.sample_output import printable
+from lmcore.cli.text.terminal import size_text
+from lmcore.config.option import REQUIRED, option
+from lmcore.config.options.command_line import parse_section
+from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.config.section.tokenizer import TYPES, TokenizerSection
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.errors import LmcoreError, counted
+
+if TYPE_CHECKING:
+    from lmcore.data.indexed.token_scan import TokenScan
+    from lmcore.data.tokenizer import Tokenizer
+    from lmcore.data.tools.inspect import Document, InspectReport
+
+__all__ = ["InspectSection", "run"]
+
+_EPILOG = """\
+The status is 1 where something is wrong.
+
+  lmcore data inspect web_text_document --document 0 17
+  lmcore data inspect web_text_document --scan
+  lmcore data inspect megatron_text_document --document 0 \\
+      --tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt"""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InspectSection(TokenizerSection):
+    """Show what an indexed data set holds, and check it."""
+
+    prefix: str = option(REQUIRED, "Path of the data set without .bin or .idx.")
+    document: tuple[int, ...] = option(
+        (), "Show these documents, counted from 0, as text.", minimum=0, metavar="N"
+    )
+    scan: bool = option(
+        False, "Read all tokens: how often each is there, copies of documents, their ends."
+    )
+    top: int = option(10, "Most frequent tokens that are shown of a scan.", minimum=0)
+    eod: int | None = option(
+        None, "Id that ends a document; default: that of the tokenizer.", minimum=0
+    )
+    tokenizer_type: str | None = option(
+        None, f"{TYPES}; default: that of the data set's metadata.", metavar="TYPE"
+    )
+    vocab_size: int | None = option(None, "Numbers that a NullTokenizer takes.", minimum=1)
+    json: bool = option(False, "Print JSON.")
+    plugin_off: tuple[str, ...] = plugin_off_option()
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore data inspect` and return the exit status."""
+    wanted = parse_section(
+        InspectSection,
+        argv,
+        command="lmcore data inspect",
+        positionals=("prefix",),
+        epilog=_EPILOG,
+    )
+    from lmcore.data.blend.file_list import without_ending
+    from lmcore.data.tools.inspect import inspect, read_documents
+
+    prefix = without_ending(wanted.prefix)
+    given = _given_tokenizer(wanted, argv, prefix)
+    eod = given.eod if wanted.eod is None and given is not None else wanted.eod
+    vocab_size = None if given is None else given.vocab_size
+    report = inspect(prefix, scan=wanted.scan, eod=eod, vocab_size=vocab_size, top=wanted.top)
+    documents: list[Document] = []
+    tokenizer, problem = given, None
+    if wanted.document:
+        tokenizer = given or _recorded_tokenizer(argv, prefix)
+        documents = read_documents(prefix, wanted.document, tokenizer)
+    elif report.scan is not None and given is None:
+        try:  # only to show what the frequent tokens say
+            tokenizer = _recorded_tokenizer(argv, prefix)
+        except LmcoreError as error:
+            problem = error.what
+    if wanted.json:
+        shown = [asdict(document) for document in documents]
+        print(json.dumps({**report.to_json(), "shown": shown}, indent=2))
+    else:
+        lines = [*_description(report), *_scan_lines(report.scan, tokenizer, problem)]
+        text = "\n".join([*lines, *_document_lines(documents)])
+        print(printable(text) if sys.stdout.isatty() else text)
+    return 1 if report.problems else 0
+
+
+def _given_tokenizer(wanted: InspectSection, argv: list[str], prefix: str) -> Tokenizer | None:
+    """Return the tokenizer that flags name; its type may be that of the metadata."""
+    settings = TokenizerSettings.of(wanted)
+    if settings == TokenizerSettings():
+        return None
+    from lmcore.data.indexed.metadata import read_metadata
+    from lmcore.data.tokenizer import tokenizer_from
+    from lmcore.data.tokenizer.registry import registered_types
+
+    metadata = None
+    with suppress(LmcoreError):  # what is wrong with it is told among the problems
+        metadata = read_metadata(prefix)
+    if settings.tokenizer_type is None and metadata is not None:
+        recorded = TokenizerSettings.described(metadata.tokenizer).tokenizer_type
+        settings = replace(settings, tokenizer_type=recorded)
+    extra = registered_types(find_plugins(argv, probe=False))
+    tokenizer = tokenizer_from(settings, extra=extra)
+    if metadata is not None and metadata.fingerprint != tokenizer.fingerprint():
+        _log.warning("`%s` was prepared with another tokenizer than the one given", prefix)
+    return tokenizer
+
+
+def _recorded_tokenizer(argv: list[str], prefix: str) -> Tokenizer | None:
+    """Return what the data set was prepared with; None where nothing says it."""
+    from lmcore.data.indexed.metadata import read_metadata
+    from lmcore.data.indexed.tokenizer import dataset_tokenizer
+    from lmcore.data.tokenizer.registry import registered_types
+
+    metadata = read_metadata(prefix)
+    if metadata is None:
+        return None
+    extra = registered_types(find_plugins(argv, probe=False))
+    return dataset_tokenizer(metadata, prefix, extra=extra)
+
+
+def _description(report: InspectReport) -> list[str]:
+    counts = {
+        "documents": report.documents,
+        "sequences": report.sequences,
+        "tokens": report.tokens,
+        "empty documents": report.empty_documents,
+        "empty sequences": report.empty_sequences,
+        "longest sequence": report.max_length,
+    }
+    rows = [(name, f"{count:,}") for name, count in counts.items() if count is not None]
+    if report.mean_length is not None:
+        rows.append(("mean sequence", f"{report.mean_length:,.1f}"))
+    multimodal = ", multimodal" if report.multimodal else ""
+    rows += [
+        ("format", f"{report.dataset_impl or 'unknown'}{multimodal}"),
+        ("token type", report.dtype or "unknown"),
+        ("tokenizer", report.tokenizer or "not recorded"),
+        ("size", size_text(report.bytes)),
+    ]
+    lines = [report.prefix, *_table(rows)]
+    if not report.problems:
+        return [*lines, "  sound: sizes, pointers and documents fit together"]
+    return [*lines, *(f"  problem: {text}" for text in report.problems)]
+
+
+def _scan_lines(
+    scan: TokenScan | None, tokenizer: Tokenizer | None, problem: str | None
+) -> list[str]:
+    if scan is None:
+        return []
+    rows = [("different tokens", f"{scan.distinct:,}")]
+    if scan.lowest is not None:
+        rows.append(("lowest, highest", f"{scan.lowest}, {scan.highest}"))
+    if scan.beyond:
+        rows.append(("not counted apart", f"{scan.beyond:,} tokens of ids below 0 or above 2^24"))
+    equal = "equals" if scan.duplicates == 1 else "equal"
+    rows.append(("copies", f"{counted(scan.duplicates, 'document')} that {equal} an earlier one"))
+    if scan.duplicate_examples:
+        shown = ", ".join(f"{one} equals {first}" for one, first in scan.duplicate_examples)
+        rows.append(("such as", shown))
+    if scan.ended is not None:
+        rows.append((f"end with {scan.eod}", counted(scan.ended, "document")))
+        rows.append((f"{scan.eod} elsewhere", counted(scan.ends_inside or 0, "time")))
+    else:
+        rows.append(("ends", "not looked for; `--eod` names the token"))
+    lines = ["", *_table(rows)]
+    if scan.frequent:
+        lines += ["", "most frequent tokens"]
+    for token, count in scan.frequent:
+        said = ""
+        if tokenizer is not None and token < tokenizer.vocab_size:
+            said = f"  {json.dumps(tokenizer.decode([token]), ensure_ascii=False)}"
+        lines.append(f"  {token:<10}{count:>15,}{said}")
+    return [*lines, f"  without their text: {problem}"] if problem else lines
+
+
+def _document_lines(documents: Sequence[Document]) -> list[str]:
+    lines = []
+    for document in documents:
+        tokens = counted(len(document.tokens), "token")
+        inside = f" in {counted(len(document.lengths), 'sequence')}"
+        lines += [
+            "",
+            f"document {document.number}: {tokens}{inside if len(document.lengths) != 1 else ''}",
+        ]
+        if document.text is None:
+            lines.append(" ".join(map(str, document.tokens)))
+        else:
+            lines.append(document.text)
+    return lines
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"  {name:<18}{value}" for name, value in rows]

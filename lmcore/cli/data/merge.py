@@ -1,0 +1,91 @@
+"""`lmcore data merge`: put indexed data sets together into one."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lmcore.cli.termination import clean_termination
+from lmcore.cli.text.terminal import size_text
+from lmcore.config.option import REQUIRED, option
+from lmcore.config.options.command_line import parse_section
+from lmcore.errors import ConfigError, counted
+
+if TYPE_CHECKING:
+    from lmcore.data.tools.merge import MergeReport
+
+__all__ = ["MergeSection", "run"]
+
+_EPILOG = """\
+The result has the bytes that preparing everything at once would have given. All data sets must
+have one format, one token type and one vocabulary.
+
+  lmcore data merge --datasets web-00_text_document web-01_text_document \\
+      --output-prefix web_text_document"""
+
+
+@dataclass(frozen=True)
+class MergeSection:
+    """Put indexed data sets together into one, in the order in which they are given."""
+
+    output_prefix: str = option(
+        REQUIRED, "Path of the new data set, without .bin or .idx.", metavar="PREFIX"
+    )
+    datasets: tuple[str, ...] = option(
+        (), "Paths of the data sets, without .bin or .idx.", metavar="PREFIX"
+    )
+    input: str | None = option(
+        None, "Directory whose data sets are all taken, in the order of their names.", metavar="DIR"
+    )
+    json: bool = option(False, "Print the summary as JSON.")
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore data merge` and return the exit status."""
+    from lmcore.config.foreign.megatron import merge_flags
+
+    wanted = parse_section(
+        MergeSection,
+        argv,
+        command="lmcore data merge",
+        foreign=merge_flags(),
+        epilog=_EPILOG,
+    )
+    if bool(wanted.datasets) == (wanted.input is not None):
+        raise ConfigError(
+            "`--datasets` and `--input` exclude each other"
+            if wanted.datasets
+            else "`--datasets` or `--input` is required",
+            hint="name the data sets by `--datasets`, or the directory that they lie in by "
+            "`--input`",
+        )
+    from lmcore.data.blend.file_list import without_ending
+    from lmcore.data.tools.merge import chosen_datasets, merge
+
+    prefixes = chosen_datasets(wanted.datasets, wanted.input)
+    with clean_termination():
+        report = merge(prefixes, without_ending(wanted.output_prefix))
+    print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report))
+    return 0
+
+
+def _summary(report: MergeReport) -> str:
+    speed = report.bytes / max(report.seconds, 1e-9)
+    counts = ", ".join(
+        [
+            counted(report.datasets, "data set"),
+            counted(report.documents, "document"),
+            counted(report.tokens, "token"),
+        ]
+    )
+    return "\n".join(
+        [
+            f"{report.prefix}.bin, .idx",
+            f"  {counts} of {report.dtype}",
+            f"  {size_text(report.bytes)} in {report.seconds:.1f} s ({size_text(speed)}/s)",
+            "",
+            f"next: lmcore train --data-path {shlex.quote(report.prefix)}",
+        ]
+    )

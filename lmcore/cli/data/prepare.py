@@ -1,0 +1,287 @@
+"""`lmcore data prepare`: tokenize documents into indexed data sets."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shlex
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, cast
+
+from lmcore.cli.data.input_options import reading_of, sentences_of
+from lmcore.cli.termination import clean_termination
+from lmcore.cli.text.progress import ProgressLine
+from lmcore.cli.text.terminal import counts_text, size_text, speed_text
+from lmcore.config.option import REQUIRED, option
+from lmcore.config.options.command_line import parse_section
+from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.config.section.input import InputSection
+from lmcore.config.section.tokenizer import TYPES, TokenizerSection
+from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
+from lmcore.errors import ConfigError, LmcoreError, counted
+
+if TYPE_CHECKING:
+    from lmcore.data.input.options import InputOptions
+    from lmcore.data.prepare.run import PrepareReport, PrepareRequest, Progress
+    from lmcore.data.prepare.sentence import SentenceSplitter
+    from lmcore.data.tokenizer import Tokenizer
+    from lmcore.data.tokenizer.gpt2_preload import BpeAhead
+
+__all__ = ["PrepareSection", "run"]
+
+_EPILOG = """\
+Writes PREFIX_KEY_document.bin and .idx for each key; give `lmcore train --data-path` that name.
+Megatron's names for these flags are understood.
+
+  lmcore data prepare --input 'web/*.jsonl.gz' --output-prefix web \\
+      --tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt \\
+      --append-eod"""
+
+
+@dataclass(frozen=True)
+class PrepareSection(TokenizerSection, InputSection):
+    """Tokenize documents into an indexed data set."""
+
+    input: tuple[str, ...] = option(
+        REQUIRED,
+        "Files, directories or quoted patterns, compressed or not; - reads standard input.",
+        metavar="FILE",
+    )
+    output_prefix: str = option(
+        REQUIRED, "First part of the names of the files written.", metavar="PREFIX"
+    )
+    tokenizer_type: str = option(REQUIRED, f"{TYPES}.", metavar="TYPE")
+    vocab_size: int | None = option(
+        None, "Numbers that a NullTokenizer's text may hold.", minimum=1
+    )
+    json_keys: tuple[str, ...] = option(
+        ("text",), "Keys whose text is taken; each gives a data set.", metavar="KEY"
+    )
+    split_sentences: bool = option(
+        False, "Store each sentence as a sequence, in PREFIX_KEY_sentence: for BERT, T5 and ICT."
+    )
+    presplit_sentences: bool = option(False, "The same, for texts with a sentence on each line.")
+    sentence_splitter: str | None = option(
+        None,
+        "What finds the sentences: punkt as in Megatron, with NLTK's tables; sentencex by rules, "
+        "without data; default: punkt.",
+        choices=("punkt", "sentencex"),
+    )
+    lang: str | None = option(
+        None, "Language of the sentences, english or en; default: english.", metavar="NAME"
+    )
+    keep_newlines: bool = option(
+        False, "Leave the white space after a sentence at its end, line ends included."
+    )
+    punkt_model: str | None = option(
+        None, "Directory of Punkt's tables; default: NLTK's data.", metavar="DIR"
+    )
+    append_eod: bool = option(False, "End each document with the end-of-document token.")
+    dataset_impl: str = option(
+        "mmap", "Format of the data set.", choices=("mmap", "cached", "lazy")
+    )
+    workers: int | None = option(
+        None,
+        "Threads that tokenize, or processes for tokenizers that hold Python's lock; default: a "
+        "thread for each processor, or one process.",
+        minimum=1,
+    )
+    on_error: str = option(
+        "stop", "What a bad line does; skipped ones are counted.", choices=("stop", "skip")
+    )
+    resume: bool = option(
+        False, "Continue after the last complete shard of a run that ended early."
+    )
+    shard_mib: int = option(
+        1024, "MiB of input between two points that --resume can continue from.", minimum=1
+    )
+    partitions: int = option(1, "Hosts that share the input, each by files of its own.", minimum=1)
+    partition: int | None = option(
+        None, "Which share this host prepares, from 0; see --partitions.", minimum=0
+    )
+    join_partitions: bool = option(
+        False, "Put the shares of all hosts together, when each is prepared."
+    )
+    log_interval: int = option(
+        1000, "Documents between progress lines, where they are not shown live.", minimum=1
+    )
+    json: bool = option(False, "Print the summary as JSON.")
+    plugin_off: tuple[str, ...] = plugin_off_option()
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore data prepare` and return the exit status."""
+    from lmcore.config.foreign.megatron import prepare_flags
+
+    # No linear algebra is done here, and its threads spin while they wait for some.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    wanted = parse_section(
+        PrepareSection,
+        argv,
+        command="lmcore data prepare",
+        foreign=prepare_flags(),
+        epilog=_EPILOG,
+    )
+    ahead = _ahead(wanted)
+    from lmcore.data.prepare.run import Progress, join, prepare
+
+    gc.freeze()  # what is loaded stays: it is not looked through again, not at the end either
+    line = ProgressLine(Progress.bar)
+    request = _request(wanted, argv, ahead, live=line.live)
+    if wanted.join_partitions:
+        with clean_termination():
+            report = join(request)
+    else:
+        with line, clean_termination():
+            report = prepare(request, line if line.live else _PlainProgress())
+    print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report, request))
+    return 0
+
+
+def _ahead(wanted: PrepareSection) -> BpeAhead | None:
+    """Begin to read what GPT-2's tokenizer needs, before anything that takes time is loaded."""
+    if wanted.tokenizer_type != "GPT2BPETokenizer" or not (wanted.vocab_file and wanted.merge_file):
+        return None
+    from lmcore.data.tokenizer.gpt2_preload import BpeAhead
+
+    return BpeAhead(wanted.vocab_file, wanted.merge_file)
+
+
+def _request(
+    wanted: PrepareSection, argv: list[str], ahead: BpeAhead | None, *, live: bool
+) -> PrepareRequest:
+    """Return what is asked for; raise everything that is wrong with it at once."""
+    from lmcore.data.prepare.run import problems_before
+    from lmcore.data.tokenizer import ByteTokenizer
+
+    problems: list[LmcoreError] = _problems_of_shares(wanted)
+    reading, splitter = _input_of(wanted, problems)
+    tokenizer: Tokenizer = ByteTokenizer()  # stands in while other problems are looked for
+    built = True
+    try:
+        tokenizer = _tokenizer(wanted, argv, ahead)
+    except LmcoreError as error:
+        problems.append(error)
+        built = False
+    request = replace(
+        _with_tokenizer(wanted, tokenizer, live=live),
+        reading=reading,
+        splitter=splitter,
+    )
+    if problems:
+        known = request if built else replace(request, append_eod=False)
+        problems += problems_before(known)
+        raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
+    return request
+
+
+def _tokenizer(wanted: PrepareSection, argv: list[str], ahead: BpeAhead | None) -> Tokenizer:
+    from lmcore.data.tokenizer import tokenizer_from
+
+    settings = TokenizerSettings.without_model(wanted)
+    if wanted.tokenizer_type in BUILT_IN_TYPES and not wanted.plugin_off:
+        # Without the plugins, which take a tenth of a second, and bring other types.
+        return tokenizer_from(settings, ahead=ahead)
+    from lmcore.cli.selection import find_plugins
+    from lmcore.data.tokenizer.registry import registered_types
+
+    return tokenizer_from(settings, extra=registered_types(find_plugins(argv, probe=False)))
+
+
+def _input_of(
+    wanted: PrepareSection, problems: list[LmcoreError]
+) -> tuple[InputOptions, SentenceSplitter | None]:
+    """Return how the input is read and split; what is wrong goes to *problems*."""
+    from lmcore.data.input.options import InputOptions
+
+    reading, splitter = InputOptions(), None
+    try:
+        reading = reading_of(wanted)
+    except LmcoreError as error:
+        problems.append(error)
+    try:
+        sentences = sentences_of(wanted)
+        if sentences is not None:
+            from lmcore.data.prepare.sentence import build_splitter
+
+            splitter = build_splitter(sentences)
+    except LmcoreError as error:
+        problems.append(error)
+    return reading, splitter
+
+
+def _problems_of_shares(wanted: PrepareSection) -> list[LmcoreError]:
+    if wanted.join_partitions and wanted.partition is not None:
+        return [ConfigError("`--join-partitions` and `--partition` exclude each other")]
+    if wanted.partitions > 1 and wanted.partition is None and not wanted.join_partitions:
+        return [
+            ConfigError(
+                f"`--partitions {wanted.partitions}` needs `--partition` or `--join-partitions`",
+                hint="each host prepares one share (`--partition 0`, `--partition 1` ...), and "
+                "one of them joins all; on a single host leave it out and use `--workers`",
+            )
+        ]
+    return []
+
+
+def _with_tokenizer(wanted: PrepareSection, tokenizer: Tokenizer, *, live: bool) -> PrepareRequest:
+    from lmcore.data.prepare.run import PrepareRequest
+
+    return PrepareRequest(
+        inputs=wanted.input,
+        output_prefix=wanted.output_prefix,
+        tokenizer=tokenizer,
+        json_keys=wanted.json_keys,
+        append_eod=wanted.append_eod,
+        workers=wanted.workers,
+        on_error=cast("Literal['stop', 'skip']", wanted.on_error),
+        log_interval=1 if live else wanted.log_interval,
+        input_format=wanted.input_format,
+        dataset_impl=wanted.dataset_impl,
+        resume=wanted.resume,
+        shard_bytes=wanted.shard_mib << 20,
+        partitions=wanted.partitions,
+        partition=wanted.partition,
+    )
+
+
+class _PlainProgress:
+    """Megatron's line for each call; none twice."""
+
+    def __init__(self) -> None:
+        self.last = -1
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.documents != self.last:
+            self.last = progress.documents
+            print(progress.line(), file=sys.stderr, flush=True)
+
+
+def _summary(report: PrepareReport, request: PrepareRequest) -> str:
+    lines = []
+    for output in report.outputs:
+        tokens = f"{counted(output.tokens, 'token')} of {output.dtype}"
+        counts = f"{counted(output.documents, 'document')}, {tokens}"
+        lines += [f"{output.prefix}.bin, .idx", f"  {counts}, {size_text(output.bytes)}"]
+        if output.empty:
+            empty = counted(output.empty, "document")
+            lines.append(f"  {empty} without text under `{output.key}` left out")
+    if report.skipped:
+        lines.append(f"skipped: {counts_text(report.skipped)}")
+    speed = speed_text(report.documents, report.megabytes_per_second, report.seconds)
+    lines += [
+        f"read {size_text(report.json_bytes)} in {report.seconds:.1f} s ({speed})",
+        "",
+    ]
+    return "\n".join([*lines, f"next: {_next(report, request)}"])
+
+
+def _next(report: PrepareReport, request: PrepareRequest) -> str:
+    if request.partition is not None:
+        return (
+            f"the same command with `--join-partitions` in place of `--partition "
+            f"{request.partition}`, when all {request.partitions} shares are there"
+        )
+    return f"lmcore train --data-path {shlex.quote(report.outputs[0].prefix)}"

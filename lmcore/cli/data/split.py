@@ -1,0 +1,136 @@
+"""`lmcore data split`: cut data sets into smaller ones, or JSON lines into train, dev and test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lmcore.cli.termination import clean_termination
+from lmcore.cli.text.terminal import size_text
+from lmcore.config.option import option
+from lmcore.config.options.command_line import parse_section
+from lmcore.errors import ConfigError, counted
+
+if TYPE_CHECKING:
+    from lmcore.data.tools.split_indexed import IndexedSplitReport
+    from lmcore.data.tools.split_json import JsonSplitReport
+
+__all__ = ["SplitSection", "run"]
+
+_EPILOG = """\
+Indexed data sets are cut by a number of documents, JSON lines by shares; what is given says which.
+
+  lmcore data split --datasets web_text_document --output-prefix web --samples 100000
+  lmcore data split --input-files web.jsonl --output-dir parts --test-percent 0.05 0.05"""
+
+_INDEXED = ("datasets", "input", "output_prefix", "samples")
+_LINES = ("input_files", "output_dir", "test_percent")
+
+
+@dataclass(frozen=True)
+class SplitSection:
+    """Cut indexed data sets into smaller ones, or JSON lines into train, dev and test."""
+
+    datasets: tuple[str, ...] = option(
+        (), "Paths of data sets, without .bin or .idx, to be cut in this order.", metavar="PREFIX"
+    )
+    input: str | None = option(
+        None, "Directory whose data sets are all taken, in the order of their names.", metavar="DIR"
+    )
+    output_prefix: str | None = option(
+        None, "First part of the new paths: PREFIX-00000 and so on.", metavar="PREFIX"
+    )
+    samples: int | None = option(
+        None, "Documents of each new data set; the last has what is left.", minimum=1
+    )
+    input_files: tuple[str, ...] = option(
+        (), "Files or quoted patterns of JSON lines, compressed or not.", metavar="FILE"
+    )
+    output_dir: str | None = option(
+        None,
+        "Where train.json, dev.json and test.json go, each with a .map of file and line.",
+        metavar="DIR",
+    )
+    test_percent: tuple[float, ...] = option(
+        (), "Share of the lines for dev and, if wanted, for test: 0.05 is five in a hundred."
+    )
+    seed: int = option(1234, "Which lines go where.")
+    json: bool = option(False, "Print the summary as JSON.")
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore data split` and return the exit status."""
+    wanted = parse_section(SplitSection, argv, command="lmcore data split", epilog=_EPILOG)
+    given = {name: getattr(wanted, name) for name in (*_INDEXED, *_LINES)}
+    lines = _kind(given) == _LINES
+    with clean_termination():
+        report = _split_lines(wanted) if lines else _split_indexed(wanted)
+    if wanted.json:
+        print(json.dumps(report.to_json(), indent=2))
+    return 0
+
+
+def _kind(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the flags of what is to be split, all of them given.
+
+    Raises:
+        ConfigError: Flags of both kinds, or one that is needed is missing.
+    """
+    used = [name for name, value in given.items() if value not in ((), None)]
+    indexed, lines = ([name for name in used if name in kind] for kind in (_INDEXED, _LINES))
+    if indexed and lines:
+        raise ConfigError(
+            f"{_flag(indexed[0])} and {_flag(lines[0])} exclude each other",
+            why="the one is for indexed data sets, the other for JSON lines",
+        )
+    if not used:
+        raise ConfigError("`--datasets`, `--input` or `--input-files` is required")
+    if lines:
+        needed = list(_LINES)
+    else:
+        needed = ["input" if "input" in used else "datasets", "output_prefix", "samples"]
+    problems = [ConfigError(f"{_flag(name)} is required") for name in needed if name not in used]
+    if {"datasets", "input"} <= set(used):
+        problems.append(ConfigError("`--datasets` and `--input` exclude each other"))
+    if problems:
+        raise ConfigError.collect(problems)
+    return _LINES if lines else _INDEXED
+
+
+def _flag(name: str) -> str:
+    return f"`--{name.replace('_', '-')}`"
+
+
+def _split_lines(wanted: SplitSection) -> JsonSplitReport:
+    from lmcore.data.tools.split_json import split_json
+
+    assert wanted.output_dir is not None
+    report = split_json(
+        wanted.input_files, wanted.output_dir, shares=wanted.test_percent, seed=wanted.seed
+    )
+    if not wanted.json:
+        lines, files = counted(report.lines, "line"), counted(len(report.files), "file")
+        print(f"{lines} of {files} in {report.seconds:.1f} s")
+        for part in report.parts:
+            print(f"  {part.path:<30} {counted(part.lines, 'line')}")
+    return report
+
+
+def _split_indexed(wanted: SplitSection) -> IndexedSplitReport:
+    from lmcore.data.blend.file_list import without_ending
+    from lmcore.data.tools.merge import chosen_datasets
+    from lmcore.data.tools.split_indexed import split_indexed
+
+    assert wanted.output_prefix is not None
+    assert wanted.samples is not None
+    prefixes = chosen_datasets(wanted.datasets, wanted.input)
+    report = split_indexed(prefixes, without_ending(wanted.output_prefix), samples=wanted.samples)
+    if not wanted.json:
+        documents = counted(report.documents, "document")
+        print(f"{documents} of {counted(report.datasets, 'data set')} in {report.seconds:.1f} s")
+        for file in report.files:
+            documents = counted(file.documents, "document")
+            print(f"  {file.prefix:<30} {documents}, {size_text(file.bytes)}")
+    return report

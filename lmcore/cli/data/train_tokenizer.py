@@ -1,0 +1,161 @@
+"""`lmcore data train-tokenizer`: make a vocabulary from text."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from lmcore.cli.termination import clean_termination
+from lmcore.cli.text.progress import ProgressLine
+from lmcore.cli.text.terminal import counts_text, size_text
+from lmcore.config.option import REQUIRED, option
+from lmcore.config.options.command_line import parse_section
+from lmcore.errors import counted
+
+if TYPE_CHECKING:
+    from lmcore.data.tokenizer_training.command import TrainingReport
+    from lmcore.data.tokenizer_training.text import TextSample
+
+__all__ = ["TrainTokenizerSection", "run"]
+
+_EPILOG = """\
+The files go where no file is yet; the same text gives the same files.
+
+  lmcore data train-tokenizer --input 'tr/*.jsonl.gz' --output-dir turkish \\
+      --tokenizer-type GPT2BPETokenizer --vocab-size 32000
+  lmcore data train-tokenizer --input 'tr/*.txt' --output-dir turkish-llama \\
+      --tokenizer-type Llama2Tokenizer --vocab-size 32000"""
+
+
+@dataclass(frozen=True)
+class TrainTokenizerSection:
+    """Make the vocabulary of a tokenizer from text."""
+
+    input: tuple[str, ...] = option(
+        REQUIRED,
+        "Files, quoted patterns or directories of text in any format that `lmcore data prepare` "
+        "reads; - reads standard input.",
+        metavar="FILE",
+    )
+    output_dir: str = option(
+        REQUIRED, "Directory that gets the tokenizer's files; it must be new.", metavar="DIR"
+    )
+    tokenizer_type: str = option(
+        "GPT2BPETokenizer",
+        "GPT2BPETokenizer, BertWordPieceLowerCase, BertWordPieceCase, SentencePieceTokenizer (as "
+        "T5's), GPTSentencePieceTokenizer, Llama2Tokenizer, or HFTokenizer (a tokenizer.json).",
+        metavar="TYPE",
+    )
+    vocab_size: int = option(32000, "Tokens of the vocabulary.", minimum=1, maximum=10_000_000)
+    special_tokens: tuple[str, ...] = option(
+        (), "Special tokens besides those that the type has.", metavar="TOKEN"
+    )
+    min_frequency: int | None = option(
+        None, "How often two pieces must stand together to be joined; default: 2.", minimum=1
+    )
+    model_type: str | None = option(
+        None,
+        "Model of a SentencePiece tokenizer; default: bpe for Llama2Tokenizer, else unigram.",
+        choices=("unigram", "bpe"),
+    )
+    character_coverage: float | None = option(
+        None,
+        "Share of the text's characters that get tokens of their own; default: 0.9995.",
+        above=0,
+        maximum=1,
+    )
+    json_keys: tuple[str, ...] = option(
+        ("text",), "Keys or columns whose text is taken.", metavar="KEY"
+    )
+    input_format: str = option(
+        "auto", "Format of the input, if its name and content do not tell.", metavar="FORMAT"
+    )
+    sample_mib: int | None = option(
+        None,
+        "Text to train on, in MiB; of more, lines spread over all of it are taken; default: 1024, "
+        "for SentencePiece models 128.",
+        minimum=1,
+    )
+    on_error: str = option(
+        "stop", "What a bad document does; skipped ones are counted.", choices=("stop", "skip")
+    )
+    json: bool = option(False, "Print the summary as JSON.")
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore data train-tokenizer` and return the exit status."""
+    wanted = parse_section(
+        TrainTokenizerSection, argv, command="lmcore data train-tokenizer", epilog=_EPILOG
+    )
+    from lmcore.data.tokenizer_training.command import TrainingRequest, train_tokenizer
+    from lmcore.data.tokenizer_training.text import ReadProgress
+    from lmcore.data.tokenizer_training.trainers import Recipe
+
+    on_error: Literal["stop", "skip"] = "skip" if wanted.on_error == "skip" else "stop"
+    request = TrainingRequest(
+        inputs=wanted.input,
+        output_dir=wanted.output_dir,
+        tokenizer_type=wanted.tokenizer_type,
+        recipe=Recipe(
+            wanted.vocab_size,
+            wanted.special_tokens,
+            wanted.min_frequency,
+            wanted.model_type,
+            wanted.character_coverage,
+        ),
+        json_keys=wanted.json_keys,
+        sample_bytes=None if wanted.sample_mib is None else wanted.sample_mib << 20,
+        on_error=on_error,
+        input_format=wanted.input_format,
+    )
+    with ProgressLine(ReadProgress.line, log_seconds=10) as line, clean_termination():
+        report = train_tokenizer(request, reading=line, training=_tell_of_training)
+    print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report, wanted))
+    return 0
+
+
+def _tell_of_training(sample: TextSample) -> None:
+    text = (
+        f"training on {size_text(sample.kept_bytes)} of {counted(sample.documents, 'document')} ..."
+    )
+    print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+
+
+def _summary(report: TrainingReport, wanted: TrainTokenizerSection) -> str:
+    flags = " ".join(
+        f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+        for name, value in report.tokenizer.items()
+        if name != "type"
+    )
+    lines = [f"{report.tokenizer['type']} of {report.vocab_size:,} tokens in {wanted.output_dir}"]
+    if report.vocab_size < wanted.vocab_size:
+        lines.append(f"  fewer than the {wanted.vocab_size:,} asked for: the text has no more")
+    read = f"read {counted(report.documents, 'document')}, {size_text(report.bytes)} of text"
+    trained = f"trained on {size_text(report.trained_bytes)} in {report.train_seconds:.1f} s"
+    lines += [
+        f"  {report.bytes_per_token:.2f} bytes of the text for each token",
+        f"{read}, in {report.read_seconds:.1f} s; {trained}",
+    ]
+    if report.skipped:
+        lines.append(f"documents skipped: {counts_text(report.skipped)}")
+    kind = f"--tokenizer-type {report.tokenizer['type']}"
+    return "\n".join(
+        [*lines, "", f"next: lmcore data prepare {_read_again(wanted, report)} {kind} {flags}"]
+    )
+
+
+def _read_again(wanted: TrainTokenizerSection, report: TrainingReport) -> str:
+    """Return the flags by which `lmcore data prepare` takes the same text to a data set."""
+    words = ["--input", *wanted.input]
+    if wanted.input_format != "auto":
+        words += ["--input-format", wanted.input_format]
+    if wanted.json_keys != ("text",):
+        words += ["--json-keys", *wanted.json_keys]
+    words += ["--output-prefix", Path(wanted.output_dir).absolute().name]
+    if report.eod is not None:
+        words.append("--append-eod")
+    return shlex.join(words)

@@ -1,0 +1,117 @@
+"""`lmcore data weights`: weigh data sets by their tokens, for a data file list."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmcore.config.option import option
+from lmcore.config.options.command_line import parse_section
+from lmcore.errors import ConfigError, counted
+
+if TYPE_CHECKING:
+    from lmcore.data.blend.weights import DatasetTokens
+
+__all__ = ["WeightsSection", "run"]
+
+_EPILOG = """\
+A corpus is the name of a file up to its first `-`. Its share of a run is its tokens times its
+epochs; the shares of its files are as their tokens. The epochs file has lines of `corpus epochs`.
+
+  lmcore data weights --input /data/tokens --epochs epochs.txt --output train.list"""
+
+
+@dataclass(frozen=True)
+class WeightsSection:
+    """Weigh data sets by their tokens, for a data file list."""
+
+    datasets: tuple[str, ...] = option(
+        (), "Paths of data sets; only their .idx is needed.", metavar="PREFIX"
+    )
+    input: tuple[str, ...] = option((), "Directories whose data sets are all taken.", metavar="DIR")
+    metadata: str | None = option(
+        None,
+        "JSON list of data_prefix and total_num_tokens, in place of data sets.",
+        metavar="FILE",
+    )
+    epochs: str | None = option(
+        None, "File of corpora and how often each is to be seen; without it, once.", metavar="FILE"
+    )
+    rebase: tuple[str, ...] = option(
+        (),
+        "Directory in which the data was and the one in which it is, or several such pairs.",
+        metavar="DIR",
+    )
+    metadata_output: str | None = option(
+        None, "Where the token counts are written, as --metadata reads them.", metavar="FILE"
+    )
+    output: str | None = option(
+        None, "Where the list is written; without it, to standard output.", metavar="FILE"
+    )
+    json: bool = option(False, "Print the list as JSON.")
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore data weights` and return the exit status."""
+    wanted = parse_section(WeightsSection, argv, command="lmcore data weights", epilog=_EPILOG)
+    _check(wanted)
+    from lmcore.data.blend.file_list import format_data_file_list
+    from lmcore.data.blend.weights import Move, format_token_counts, read_epochs, rebase, weigh
+
+    epochs = None if wanted.epochs is None else read_epochs(wanted.epochs)
+    pairs = zip(wanted.rebase[::2], wanted.rebase[1::2], strict=True)
+    counts = rebase(_counts(wanted), [Move(old, new) for old, new in pairs])
+    files = weigh(counts, epochs)
+    listed = format_data_file_list(files)
+    if wanted.metadata_output is not None:
+        _write(wanted.metadata_output, format_token_counts(counts))
+    if wanted.output is not None:
+        _write(wanted.output, listed)
+        corpora = len({file.corpus for file in files})
+        tokens = sum(one.total_num_tokens for one in counts)
+        print(
+            f"{wanted.output}: {counted(len(files), 'data set')} of "
+            f"{corpora:,} {'corpus' if corpora == 1 else 'corpora'}, {counted(tokens, 'token')}",
+            file=sys.stderr,
+        )
+    if wanted.json:
+        print(json.dumps([asdict(file) for file in files], indent=2))
+    elif wanted.output is None:
+        print(listed, end="")
+    return 0
+
+
+def _check(wanted: WeightsSection) -> None:
+    given = bool(wanted.datasets or wanted.input)
+    if given == (wanted.metadata is not None):
+        raise ConfigError(
+            "`--metadata` excludes `--datasets` and `--input`"
+            if given
+            else "`--datasets`, `--input` or `--metadata` is required"
+        )
+    if len(wanted.rebase) % 2:
+        raise ConfigError(
+            f"`--rebase` has {len(wanted.rebase)} directories",
+            why="they come in pairs: the old one and the new one",
+        )
+
+
+def _counts(wanted: WeightsSection) -> list[DatasetTokens]:
+    from lmcore.data.blend.weights import count_tokens, read_token_counts
+    from lmcore.data.tools.merge import find_datasets
+
+    if wanted.metadata is not None:
+        return read_token_counts(wanted.metadata)
+    found = [prefix for directory in wanted.input for prefix in find_datasets(directory)]
+    return count_tokens([*wanted.datasets, *found])
+
+
+def _write(path: str, text: str) -> None:
+    from lmcore.checkpoint.durable_file import write_atomically
+    from lmcore.data.indexed.files import disk_errors
+
+    with disk_errors(Path(path)):
+        write_atomically(Path(path), text.encode())

@@ -1,0 +1,86 @@
+"""What `lmcore doctor` checks of lmcore itself: packages, native code, disk, and the choice."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+from lmcore.accelerator.probe import Check, CheckStatus
+from lmcore.errors import DeviceError
+from lmcore.plugin import PluginSet, select
+
+__all__ = ["core_checks"]
+
+_SMALL_DISK = 5 * 10**9
+_FULL_DISK = 10**8
+
+
+def core_checks(plugins: PluginSet) -> list[Check]:
+    """Return the checks of lmcore itself: interpreter, packages, native code, disk, device."""
+    return [_python(), *_packages(), _native_code(), _disk(Path.cwd()), _device(plugins)]
+
+
+def _python() -> Check:
+    # An older interpreter cannot even import this file, so there is nothing to compare.
+    return Check("python", CheckStatus.OK, f"{platform.python_version()} ({sys.executable})")
+
+
+def _packages() -> list[Check]:
+    """Check every required package against the range that lmcore's own metadata gives."""
+    from packaging.requirements import Requirement
+    from packaging.version import Version
+
+    try:
+        wanted = [Requirement(line) for line in importlib.metadata.requires("lmcore") or ()]
+    except importlib.metadata.PackageNotFoundError:
+        detail = "lmcore is run from its sources; the ranges of its packages are unknown"
+        return [Check("packages", CheckStatus.SKIPPED, detail)]
+    checks, fitting = [], []
+    for one in wanted:
+        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
+            continue
+        fix = f"pip install '{one.name}{one.specifier}'"
+        try:
+            found = importlib.metadata.version(one.name)
+        except importlib.metadata.PackageNotFoundError:
+            checks.append(Check(one.name, CheckStatus.FAILED, "not installed", fix))
+            continue
+        if one.specifier.contains(Version(found).base_version, prereleases=True):
+            fitting.append(f"{one.name} {found}")
+        else:
+            detail = f"{found} is installed, {one.specifier} is needed"
+            checks.append(Check(one.name, CheckStatus.FAILED, detail, fix))
+    return [Check("packages", CheckStatus.OK, ", ".join(fitting)), *checks]
+
+
+def _native_code() -> Check:
+    from lmcore.data import native
+
+    if native.available:
+        return Check("native code", CheckStatus.OK, native.reason)
+    fix = "install a C++ compiler (g++), then install lmcore again from its folder"
+    return Check("native code", CheckStatus.WARNING, native.reason, fix)
+
+
+def _disk(folder: Path) -> Check:
+    free = shutil.disk_usage(folder).free
+    detail = f"{free / 1e9:.1f} GB free for runs in {folder}"
+    if free >= _SMALL_DISK:
+        return Check("disk", CheckStatus.OK, detail)
+    status = CheckStatus.FAILED if free < _FULL_DISK else CheckStatus.WARNING
+    return Check("disk", status, detail, "free some space, or save elsewhere with `--save DIR`")
+
+
+def _device(plugins: PluginSet) -> Check:
+    try:
+        chosen = select(plugins, env=os.environ)
+    except DeviceError as error:
+        found = f"{error.what} ({error.why})" if error.why else error.what
+        return Check("device", CheckStatus.FAILED, " ".join(found.split()), error.hint)
+    return Check(
+        "device", CheckStatus.OK, f"a run uses `{chosen.probe.device_type}`: {chosen.reason}"
+    )

@@ -1,0 +1,1 @@
+"""Commands about plugins: `lmcore plugins`, and `lmcore plugin check|new|versions`."""

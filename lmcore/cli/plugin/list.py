@@ -1,0 +1,215 @@
+"""`lmcore plugins`: what is installed, what each plugin sees, and which device a run would use.
+
+Loads no torch and cannot be taken down by a plugin: what failed is a row like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmcore.cli.plugin.versions import installed_versions, wanted_versions
+from lmcore.cli.text.terminal import output_width, wrapped
+from lmcore.config.option import option
+from lmcore.config.options.command_line import parse_section
+from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.errors import DeviceError, LmcoreError
+from lmcore.plugin import PluginRecord, PluginSet, PluginState, Selection, discover, select
+from lmcore.plugin.known_packages import device_packages
+
+__all__ = ["SUMMARY", "run"]
+
+SUMMARY = "List the installed accelerators, and why one is not used."
+
+_EPILOG = """\
+Environment: LMCORE_DEVICE chooses as --device does; LMCORE_PLUGINS lists the plugins to load beside
+the CPU's (empty: the CPU alone), LMCORE_PLUGIN_OFF those to leave out."""
+
+_STYLES = {
+    "present": "green",
+    "absent": "dim",
+    "broken": "bold red",
+    "refused": "bold red",
+    "failed": "bold red",
+    "off": "dim",
+    "usable": "green",
+}
+
+
+@dataclass(frozen=True)
+class PluginsSection:
+    """List the installed accelerators, and why one is not used."""
+
+    device: str | None = option(
+        None, "Show what a run with this `--device` would use.", metavar="TYPE"
+    )
+    plugin_off: tuple[str, ...] = plugin_off_option()
+    verbose: bool = option(False, "Show facts, and the tracebacks of plugins that failed.")
+    json: bool = option(False, "Print JSON.")
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore plugins` and return 0: a bad plugin is a finding, not a failure."""
+    wanted = parse_section(PluginsSection, argv, command="lmcore plugins", epilog=_EPILOG)
+    plugins = discover(off=wanted.plugin_off)
+    selection: Selection | None = None
+    refusal: DeviceError | None = None
+    try:
+        selection = select(plugins, requested=wanted.device, env=os.environ)
+    except DeviceError as error:
+        refusal = error
+    if wanted.json:
+        print(json.dumps(_as_dict(plugins, selection, refusal), indent=2))
+    else:
+        _print_text(plugins, selection, refusal, verbose=wanted.verbose)
+    return 0
+
+
+def _as_dict(
+    plugins: PluginSet, selection: Selection | None, refusal: LmcoreError | None
+) -> dict[str, Any]:
+    from lmcore.accelerator import API_VERSION
+
+    return {
+        "api": API_VERSION,
+        "plugins": [_record_as_dict(one, selection) for one in plugins],
+        "not_installed": _not_installed(plugins),
+        "selection": json.loads(selection.to_json()) if selection else None,
+        "error": {"what": refusal.what, "why": refusal.why, "hint": refusal.hint}
+        if refusal
+        else None,
+    }
+
+
+def _record_as_dict(record: PluginRecord, selection: Selection | None) -> dict[str, Any]:
+    info, probe = record.info, record.probe
+    return {
+        "name": record.name,
+        "entry_point": record.entry_point,
+        "version": record.version,
+        "distribution": record.distribution,
+        "state": str(record.state),
+        "reason": _reason(record, selection),
+        "traceback": record.traceback or None,
+        "summary": info.summary if info else None,
+        "api": str(info.api) if info else None,
+        "torch": str(info.torch) if info else None,
+        "provides": list(info.provides) if info else [],
+        "device": probe.device_type if probe else None,
+        "device_state": str(probe.state) if probe else None,
+        "count": probe.count if probe else 0,
+        "priority": probe.priority if probe else None,
+        "evidence": list(probe.evidence) if probe else [],
+        "fix": probe.fix if probe else None,
+        "facts": dict(probe.facts) if probe else {},
+        "selected": bool(selection and selection.plugin == record.name and not record.troubled),
+    }
+
+
+def _reason(record: PluginRecord, selection: Selection | None) -> str:
+    """Return why the plugin is or is not used, in one line."""
+    if record.state is not PluginState.USABLE:
+        return record.reason
+    if selection is not None and selection.plugin == record.name:
+        return f"used: {selection.reason}"
+    if record.probe is None:
+        return "brings no device; what it adds serves every device"
+    if selection is None and record.probe.state == "present":
+        return "ready: its device is present"
+    return f"not used: its device is {record.probe.state}" + (
+        f", and `{selection.plugin}` goes before it"
+        if selection is not None and record.probe.state == "present"
+        else ""
+    )
+
+
+def _print_text(
+    plugins: PluginSet,
+    selection: Selection | None,
+    refusal: LmcoreError | None,
+    *,
+    verbose: bool,
+) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    width = output_width()
+    head = ("plugin", "device", "package", "version")
+    rows = [_cells(one) for one in plugins]
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(4)]
+    console.print(Text(_row("  ", head, widths) + "state", style="dim"))
+    for record, cells in zip(plugins, rows, strict=True):
+        used = selection is not None and selection.plugin == record.name
+        line = Text(_row("* " if used else "  ", cells, widths))
+        line.stylize("bold", 2, 2 + widths[0])
+        state = str(record.probe.state if record.probe else record.state)
+        line.append(state, style=_STYLES[state])
+        console.print(line)
+        for text, style in _details(record, selection, verbose=verbose):
+            console.print(Text(wrapped(text, width, first="    ", rest="      "), style=style))
+        if verbose and record.traceback:
+            console.print(Text(textwrap.indent(record.traceback.rstrip(), "    "), style="dim"))
+    packages = _not_installed(plugins)
+    if packages:
+        told = ", ".join(f"`{device}` (`{package}`)" for device, package in packages.items())
+        console.print(Text(f"\n{wrapped(f'not installed: {told}', width)}", style="dim"))
+    if selection:
+        count = selection.probe.count
+        many = f", {count} devices" if count > 1 else ""
+        told = f"A run uses `{selection.probe.device_type}`{many}: {selection.reason}."
+        console.print(Text(f"\n{wrapped(told, width)}"))
+    if refusal:
+        console.print("\nA run cannot start without a choice of yours:", style="bold red")
+        console.print(refusal.render(), markup=False)
+
+
+def _row(mark: str, cells: Sequence[str], widths: Sequence[int]) -> str:
+    return mark + "".join(
+        f"{cell.ljust(width)}  " for cell, width in zip(cells, widths, strict=True)
+    )
+
+
+def _cells(record: PluginRecord) -> tuple[str, str, str, str]:
+    device = record.probe.device_type if record.probe else "-"
+    if record.probe and record.probe.count > 1:
+        device += f" x{record.probe.count}"
+    return record.name, device, record.distribution, record.version
+
+
+def _details(
+    record: PluginRecord, selection: Selection | None, *, verbose: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield the lines below a plugin's row with the style of each."""
+    yield _reason(record, selection), ""
+    if record.probe:
+        for line in record.probe.evidence:
+            yield f"found: {line}", "dim"
+    if record.info:
+        yield f"wants: {wanted_versions(record)}", "dim"
+    versions = installed_versions(record)
+    if versions:
+        yield f"versions: {versions}", "dim"
+    if record.probe and record.probe.fix:
+        yield f"fix: {record.probe.fix}", "yellow"
+    elif record.troubled:
+        yield f"fix: mend, update or uninstall `{record.distribution}`", "yellow"
+    if verbose and record.probe:
+        for key, value in record.probe.facts.items():
+            yield f"{key}: {json.dumps(value)}", "dim"
+
+
+def _not_installed(plugins: PluginSet) -> dict[str, str]:
+    """Return the device packages that lmcore knows and that are not here, by device."""
+    from packaging.utils import canonicalize_name
+
+    here = {canonicalize_name(one.distribution) for one in plugins}
+    return {
+        device: package
+        for device, package in device_packages().items()
+        if canonicalize_name(package) not in here
+    }

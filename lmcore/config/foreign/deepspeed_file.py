@@ -1,0 +1,344 @@
+"""DeepSpeed's JSON file, `--deepspeed-config`: what of it are settings of ours.
+
+A value that is a setting here (batch sizes, precision, ZeRO stage ...) becomes one, as from a YAML
+file; where the user gives it here as well the two must agree.  "auto" leaves a value to the
+settings here.  What DeepSpeed alone knows passes through
+(`lmcore.config.foreign.deepspeed_config`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmcore.config.foreign.deepspeed_keys import IDLE, KNOWN, REFUSED
+from lmcore.config.option import Option
+from lmcore.errors import ConfigError, LmcoreError, nearest
+
+__all__ = ["AUTO", "DeepSpeedFile", "Found", "read_deepspeed_file", "value_at"]
+
+AUTO = "auto"
+"""What a file writes for a value that it leaves to the program."""
+
+_MAX_BYTES = 1 << 20
+_MAX_SCALE_POWER = 127
+
+_DIRECT = {
+    "train_batch_size": "global_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_clipping": "clip_grad",
+    "zero_optimization.stage": "zero_stage",
+    "optimizer.params.lr": "lr",
+    "optimizer.params.eps": "adam_eps",
+    "optimizer.params.weight_decay": "weight_decay",
+    "optimizer.params.momentum": "sgd_momentum",
+}
+"""Values by their path in the file, and the settings of the same meaning."""
+
+_SCALE = {
+    "fp16.min_loss_scale": "min_loss_scale",
+    "fp16.loss_scale_window": "loss_scale_window",
+    "fp16.hysteresis": "hysteresis",
+}
+_HALVES = {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
+"""Sections that turn a precision on, and its name here."""
+_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A setting that a file has.
+
+    Attributes:
+        value: As the file has it, or what that means here.
+        shown: How the file says it, for messages: "ds.json: fp16.hysteresis: 2".
+    """
+
+    value: Any
+    shown: str
+
+    @property
+    def where(self) -> str:
+        """The file and the path in it."""
+        return self.shown.rpartition(":")[0]
+
+
+class DeepSpeedFile:
+    """The file at a path; `read` comes before all else."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.content: dict[str, Any] = {}
+
+    def read(self) -> None:
+        """Read it.
+
+        Raises:
+            ConfigError: See `read_deepspeed_file`.
+        """
+        self.content = read_deepspeed_file(self.path)
+
+    def layer(
+        self,
+        options: Mapping[str, Option],
+        given: Mapping[str, tuple[Any, str]],
+        problems: list[LmcoreError],
+    ) -> dict[str, tuple[Any, str]]:
+        """Return the settings that it has: by option, the value and where it stands.
+
+        Args:
+            options: All options of a run.
+            given: What the user gave elsewhere, by option: the value, and how it was written.
+            problems: Gets what is wrong, and each setting whose two values differ.
+        """
+        taken: dict[str, tuple[Any, str]] = {}
+        for name, one in _settings(self.path, self.content).items():
+            try:
+                value = options[name].convert(one.value, where=f"`{one.shown}`")
+            except ConfigError as problem:
+                problems.append(problem)
+                continue
+            if name in given and given[name][0] not in {None, value}:
+                problems.append(self._contradiction(given[name][1], one))
+            taken[name] = value, one.where
+        off = _disabled(self.content, given.get("precision", (None, ""))[0])
+        if off:
+            shown = f"{self.path}: {off}.enabled: false"
+            problems.append(self._contradiction(given["precision"][1], Found(off, shown)))
+        return taken
+
+    def _contradiction(self, given: str, one: Found) -> ConfigError:
+        return ConfigError(
+            f"`{given}` and `{one.shown}` contradict each other",
+            why="a run has one value of each setting, here and in DeepSpeed's file",
+            hint=f'keep one of them; "auto" in `{self.path}` takes the value from here',
+        )
+
+    def problems(self) -> list[LmcoreError]:
+        """Return what it asks for that cannot be done here."""
+        return [*_problems(self.path, self.content)]
+
+    def notices(self) -> list[str]:
+        """Return a line for everything in it that is not obeyed."""
+        return [*_notices(self.path, self.content)]
+
+    @property
+    def accumulation_steps(self) -> int | None:
+        """Micro-batches of a step, where it says how many."""
+        value = value_at(self.content, "gradient_accumulation_steps")
+        return value if _whole(value) and value > 0 else None
+
+
+def read_deepspeed_file(path: str) -> dict[str, Any]:
+    """Return the object in the file at *path*.
+
+    Raises:
+        ConfigError: It cannot be read, is no JSON object, or says something twice.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            content = stream.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read DeepSpeed's file `{path}`",
+            why=error.strerror or str(error),
+            hint="check the path of `--deepspeed-config`",
+        ) from error
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"`{path}` is no file of DeepSpeed's", why="it is larger than 1 MiB")
+    try:
+        found = json.loads(
+            content.decode("utf-8-sig"), object_pairs_hook=_once, parse_constant=_no_constant
+        )
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"`{path}` is not JSON",
+            why=str(error),
+            hint="DeepSpeed's file is one JSON object, such as "
+            '{"zero_optimization": {"stage": 2}}',
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"`{path}` holds no JSON object", why="DeepSpeed's settings are one")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"`{twice}` is there twice")
+    return found
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is no number in JSON")
+
+
+def value_at(content: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted *path*; None where there is none, and where it is "auto"."""
+    found: Any = content
+    for name in path.split("."):
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(name)
+    return None if found == AUTO else found
+
+
+def _settings(path: str, content: Mapping[str, Any]) -> dict[str, Found]:
+    """Return the settings of a file by option."""
+    found: dict[str, Found] = {}
+
+    def take(name: str, where: str, value: Any) -> None:
+        if value is not None and value != AUTO:
+            found[name] = Found(value, f"{path}: {where}: {json.dumps(value_at(content, where))}")
+
+    for where, name in _DIRECT.items():
+        take(name, where, value_at(content, where))
+    betas = value_at(content, "optimizer.params.betas")
+    if _is_pair(betas):
+        take("adam_beta1", "optimizer.params.betas", betas[0])
+        take("adam_beta2", "optimizer.params.betas", betas[1])
+    kind = str(value_at(content, "optimizer.type")).lower()
+    take("optimizer", "optimizer.type", _OPTIMIZERS.get(kind))
+    for section, precision in _HALVES.items():
+        if _enabled(content, section):
+            take("precision", f"{section}.enabled", precision)
+    if _enabled(content, "fp16"):
+        _take_scale(content, take)
+    take("cpu_offload", *_offload(content))
+    return found
+
+
+def _take_scale(content: Mapping[str, Any], take: Callable[[str, str, Any], None]) -> None:
+    fixed = value_at(content, "fp16.loss_scale")
+    take("loss_scale", "fp16.loss_scale", fixed)
+    if fixed:  # DeepSpeed reads the rest where the scale is not fixed
+        return
+    power = value_at(content, "fp16.initial_scale_power")
+    if _is_power(power):
+        take("initial_loss_scale", "fp16.initial_scale_power", 2.0**power)
+    for where, name in _SCALE.items():
+        take(name, where, value_at(content, where))
+
+
+def _enabled(content: Mapping[str, Any], section: str) -> bool:
+    return value_at(content, f"{section}.enabled") is True
+
+
+def _disabled(content: Mapping[str, Any], precision: str | None) -> str:
+    """Return the section that turns *precision* off; empty where none does."""
+    sections = (name for name, half in _HALVES.items() if half == precision)
+    return next((one for one in sections if value_at(content, f"{one}.enabled") is False), "")
+
+
+def _offload(content: Mapping[str, Any]) -> tuple[str, bool | None]:
+    """Return where the file says so, and whether the optimizer's state is on the host."""
+    where = "zero_optimization.offload_optimizer.device"
+    device = value_at(content, where)
+    if device in {"cpu", "none"}:
+        return where, device == "cpu"
+    older = value_at(content, "zero_optimization.cpu_offload")
+    return "zero_optimization.cpu_offload", older if isinstance(older, bool) else None
+
+
+def _problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
+    for name in content:
+        if name in REFUSED and content[name] not in (None, {}, AUTO):
+            yield ConfigError(
+                f"`{path}: {name}` does not go with lmcore",
+                why=REFUSED[name],
+                hint=f"delete `{name}` from the file",
+            )
+    for name in ("fp16", "bf16", "bfloat16", "zero_optimization", "optimizer", "data_types"):
+        if name in content and not isinstance(content[name], Mapping):
+            yield ConfigError(
+                f"`{path}: {name}` is not a JSON object",
+                why=f"found {json.dumps(content[name])[:80]}",
+            )
+    halves = [name for name in _HALVES if _enabled(content, name)]
+    if "fp16" in halves and len(halves) > 1:
+        yield ConfigError(
+            f"`{path}` enables `fp16` and `{halves[1]}`",
+            why="a run has one precision",
+            hint="disable one of them",
+        )
+    yield from _optimizer_problems(path, content)
+    yield from _number_problems(path, content)
+    for part in ("offload_optimizer", "offload_param"):
+        if value_at(content, f"zero_optimization.{part}.device") == "nvme":
+            yield ConfigError(
+                f"`{path}: zero_optimization.{part}.device` is `nvme`",
+                why="states that are swapped to files cannot be saved and loaded here",
+                hint="use `cpu`",
+            )
+    if value_at(content, "zero_optimization.compute_grad_norm") is False:
+        yield ConfigError(
+            f"`{path}: zero_optimization.compute_grad_norm` is false",
+            why="by the norm of the gradients a run sees that a step must be skipped",
+            hint="delete it from the file",
+        )
+
+
+def _number_problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
+    """What becomes no setting by itself is checked here."""
+    power = value_at(content, "fp16.initial_scale_power")
+    if _enabled(content, "fp16") and power is not None and not _is_power(power):
+        yield ConfigError(
+            f"`{path}: fp16.initial_scale_power: {json.dumps(power)[:40]}` is out of range",
+            why=f"the loss scale begins with two to that power, 0 to {_MAX_SCALE_POWER}",
+        )
+    steps = value_at(content, "gradient_accumulation_steps")
+    if steps is not None and not (_whole(steps) and steps > 0):
+        yield ConfigError(
+            f"`{path}: gradient_accumulation_steps: {json.dumps(steps)[:40]}` is no number of "
+            "micro-batches"
+        )
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
+def _is_power(value: Any) -> bool:
+    return _whole(value) and 0 <= value <= _MAX_SCALE_POWER
+
+
+def _optimizer_problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
+    kind = value_at(content, "optimizer.type")
+    if kind is not None and str(kind).lower() not in _OPTIMIZERS:
+        yield ConfigError(
+            f"`{path}: optimizer.type: {json.dumps(kind)[:60]}` is not an optimizer of this engine",
+            why="the update is lmcore's own; of DeepSpeed's names it knows Adam, AdamW and SGD",
+            hint='use "AdamW", or delete `optimizer` from the file',
+        )
+    if value_at(content, "optimizer.params.adam_w_mode") is False:
+        yield ConfigError(
+            f"`{path}: optimizer.params.adam_w_mode` is false",
+            why="the weight decay of `--optimizer adam` is decoupled",
+            hint="delete it from the file",
+        )
+    betas = value_at(content, "optimizer.params.betas")
+    if betas is not None and not _is_pair(betas):
+        yield ConfigError(f"`{path}: optimizer.params.betas` is not a list of two numbers")
+
+
+def _notices(path: str, content: Mapping[str, Any]) -> Iterator[str]:
+    for name in content:
+        if name in IDLE:
+            yield f"{path}: `{name}` changes nothing: {IDLE[name]}"
+        elif name not in KNOWN and name not in REFUSED:
+            close = nearest(name, KNOWN)
+            meant = f"; did you mean `{close}`?" if close else ""
+            yield f"{path}: `{name}` is no setting that is known of DeepSpeed{meant}"
+    if _enabled(content, "fp16"):
+        for name in ("auto_cast", "consecutive_hysteresis"):
+            if value_at(content, f"fp16.{name}"):
+                yield f"{path}: `fp16.{name}` changes nothing: the loss scale is lmcore's own"
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""Validation rules over the sections of a configuration, one file for each subject."""

@@ -1,0 +1,1 @@
+"""Blends: the sources of a run, their weights, and one dataset mixed from several."""

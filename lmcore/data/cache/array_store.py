@@ -1,0 +1,115 @@
+"""Arrays in `.npy` files that are complete or absent, and mapped to memory without being read.
+
+`STEM-NAME.npy` hold the arrays; `STEM.json` names them with size and CRC-32, comes last, and makes
+the set complete.  Reading a checksum takes as long as reading the file.  So each file gets a time
+of change that lies in the past and stands in the `.json`: while a file still has it, nobody has
+written to it since; otherwise, as after a copy, the checksum decides.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.data.indexed.files import disk_errors, replace_file
+from lmcore.log import warn_once
+
+__all__ = ["Arrays", "load_arrays", "store_arrays"]
+
+_log = logging.getLogger(__name__)
+
+Arrays = dict[str, npt.NDArray[np.integer]]
+
+_CHUNK = 1 << 24
+_BACKDATED_NS = 10 * 10**9  # more than any file system rounds times by
+
+
+def store_arrays(stem: Path, arrays: Mapping[str, npt.NDArray[np.integer]]) -> None:
+    """Write *arrays* so that `load_arrays` finds all of them or none.
+
+    Raises:
+        DataError: They cannot be written; nothing incomplete is left.
+    """
+    described = {}
+    ending = f".{os.getpid()}.tmp"
+    temporaries = []
+    try:
+        for name, values in arrays.items():
+            target = Path(f"{stem}-{name}.npy")
+            temporaries.append(Path(f"{target}{ending}"))
+            with disk_errors(target):
+                described[name] = {"file": target.name, **_write(temporaries[-1], values)}
+                temporaries[-1].replace(target)
+        target = Path(f"{stem}.json")
+        temporaries.append(Path(f"{target}{ending}"))
+        with disk_errors(target):
+            temporaries[-1].write_text(json.dumps({"arrays": described}, indent=1) + "\n")
+            replace_file(temporaries[-1], target)  # brings the other names to the disk, too
+    finally:
+        for path in temporaries:
+            path.unlink(missing_ok=True)
+
+
+def load_arrays(stem: Path) -> Arrays | None:
+    """Map the arrays to memory, read-only; return None where they are not there or not whole.
+
+    Files that do not fit their description are told in a warning.
+    """
+    description = Path(f"{stem}.json")
+    try:
+        described = json.loads(description.read_text())["arrays"]
+        return {name: _load(stem.parent, facts) for name, facts in described.items()}
+    except FileNotFoundError as error:
+        if description.exists():
+            warn_once(
+                _log, "`%s`: `%s` is gone; building the index anew", description, error.filename
+            )
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        warn_once(
+            _log, "the cached index `%s` is damaged (%s); building it anew", description, error
+        )
+        return None
+
+
+def _write(path: Path, values: npt.NDArray[np.integer]) -> dict[str, int]:
+    with path.open("wb") as file:
+        np.save(file, values, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+    checksum = _checksum(path)
+    before = path.stat()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns - _BACKDATED_NS))
+    written = path.stat()
+    return {"bytes": written.st_size, "crc32": checksum, "mtime_ns": written.st_mtime_ns}
+
+
+def _load(directory: Path, described: Mapping[str, Any]) -> npt.NDArray[np.integer]:
+    path = directory / Path(str(described["file"])).name
+    found = path.stat()
+    if found.st_size != described["bytes"]:
+        raise ValueError(f"`{path.name}` has {found.st_size} bytes")
+    if found.st_mtime_ns != described["mtime_ns"]:
+        if _checksum(path) != described["crc32"]:
+            raise ValueError(f"`{path.name}` has another checksum")
+        with suppress(OSError):  # not ours to touch: the next start computes it again
+            os.utime(path, ns=(found.st_atime_ns, int(described["mtime_ns"])))
+    values = np.load(path, mmap_mode="r", allow_pickle=False)
+    return np.asarray(values)
+
+
+def _checksum(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return crc

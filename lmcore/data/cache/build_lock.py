@@ -1,0 +1,220 @@
+"""Lets one of several processes build a file while the others wait, without any collective.
+
+The builder holds a lock file and touches it every second.  Who waits looks for the finished file
+and at the lock: a builder on the same machine is dead when its process is gone, one elsewhere when
+the lock has not been touched for a minute.  A run whose ranks wait like this cannot run into the
+time-out of a process group, however long the build takes.
+
+The lock only saves work.  Files appear whole and are equal whoever builds them, so that two
+builders at once do no harm.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from lmcore.data.indexed.files import disk_errors
+from lmcore.errors import DataError
+
+__all__ = ["build_or_wait"]
+
+_log = logging.getLogger(__name__)
+
+_BEAT_SECONDS = 1.0
+_SILENT_SECONDS = 60.0
+"""How long the lock of a live builder may stay untouched; file systems pass times on late."""
+_FIRST_POLL, _LONGEST_POLL = 0.02, 1.0
+_FIRST_WORD, _WORDS = 1.0, 30.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """Who holds a lock."""
+
+    machine: str
+    host: str
+    pid: int
+    started: float
+
+    @classmethod
+    def this_process(cls) -> _Owner:
+        pid = os.getpid()
+        started = psutil.Process(pid).create_time()
+        return cls(_machine(), socket.gethostname(), pid, started)
+
+    @classmethod
+    def read(cls, lock: Path) -> _Owner | None:
+        try:
+            values = json.loads(lock.read_text(encoding="utf-8"))
+            return cls(
+                str(values["machine"]),
+                str(values["host"]),
+                int(values["pid"]),
+                float(values["started"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def is_gone(self) -> bool:
+        """Return whether the process ran on this machine and is no more."""
+        if self.machine != _machine():
+            return False
+        try:
+            # Another start means another process that was given the same number.
+            return abs(psutil.Process(self.pid).create_time() - self.started) > 1
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.Error:
+            return False
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+class _Watch:
+    """Follows a lock file from outside."""
+
+    def __init__(self, lock: Path) -> None:
+        self._lock = lock
+        self._seen: tuple[int, int] | None = None
+        self._since = time.monotonic()
+        self.owner: _Owner | None = None
+
+    def look(self) -> bool:
+        """Return whether somebody holds the lock; removes one whose owner is dead."""
+        now = time.monotonic()
+        try:
+            found = self._lock.stat()
+        except OSError:
+            self._seen, self._since, self.owner = None, now, None
+            return False
+        touched = (found.st_ino, found.st_mtime_ns)
+        if touched != self._seen:
+            self._seen, self._since = touched, now
+            self.owner = _Owner.read(self._lock)
+        silent = now - self._since
+        if self.owner is not None and self.owner.is_gone():
+            self._remove(f"{self.owner} is gone")
+        elif silent > _SILENT_SECONDS:
+            self._remove(f"{self.owner or 'its owner'} has been silent for {silent:.0f} s")
+        else:
+            return True
+        return False
+
+    def _remove(self, reason: str) -> None:
+        _log.warning("`%s`: %s; the build starts over", self._lock, reason)
+        with suppress(OSError):
+            self._lock.unlink(missing_ok=True)
+        self._seen, self.owner = None, None
+
+
+def build_or_wait(
+    lock: Path,
+    find: Callable[[], T | None],
+    build: Callable[[], None],
+    *,
+    what: str,
+    patience: float = 600.0,
+) -> T:
+    """Return what *find* finds; let one process build it, the others wait.
+
+    Args:
+        lock: The lock file, in the directory that the build writes to.  Processes that see
+            different directories, as those of two hosts without a shared disk, each elect a
+            builder of their own.
+        find: Returns the finished thing, or None; called again and again, so cheap when there is
+            nothing.
+        build: Makes the thing so that *find* finds it.
+        what: What is built, for messages.
+        patience: Seconds without a result and without a live builder elsewhere.
+
+    Raises:
+        DataError: Nobody built it, or the lock cannot be written.
+    """
+    watch = _Watch(lock)
+    start = alive = time.monotonic()
+    next_word, pause = start + _FIRST_WORD, _FIRST_POLL
+    while True:
+        with _held(lock) as mine:
+            if mine:
+                found = find()
+                if found is None:
+                    build()
+        found = find()
+        if found is not None:
+            return found
+        now = time.monotonic()
+        if watch.look():
+            alive = now
+        if now - alive > patience:
+            raise DataError(
+                f"{what} has not appeared after {patience:.0f} s",
+                why=f"no other process holds `{lock}`, and what this one built is not found again",
+                hint="see whether files stay in this directory as they were written",
+            )
+        if now >= next_word:
+            _log.info(
+                "waiting for %s, built by %s: %.0f s",
+                what,
+                watch.owner or "another process",
+                now - start,
+            )
+            next_word = now + _WORDS
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_POLL)
+
+
+@contextmanager
+def _held(lock: Path) -> Iterator[bool]:
+    """Hold *lock* if it is free, and touch it meanwhile; yield whether it is held."""
+    try:
+        with disk_errors(lock):
+            handle = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    except DataError as error:
+        if not isinstance(error.__cause__, FileExistsError):
+            raise
+        yield False
+        return
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(_BEAT_SECONDS):
+            with suppress(OSError):
+                os.utime(lock)
+
+    thread = threading.Thread(target=beat, name="lmcore-build-lock", daemon=True)
+    try:
+        with disk_errors(lock), os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(vars(_Owner.this_process()), file)
+        thread.start()
+        yield True
+    finally:
+        done.set()
+        if thread.is_alive():
+            thread.join()
+        with suppress(OSError):
+            lock.unlink(missing_ok=True)
+
+
+def _machine() -> str:
+    """Return what tells this machine's processes from others': a number means one only here."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+    with suppress(OSError):
+        parts.append(str(Path("/proc/self/ns/pid").stat().st_ino))
+    return "/".join(parts)

@@ -1,0 +1,157 @@
+"""Indexed datasets: a `.bin` of tokens and an `.idx` that finds sequences in it, mapped to memory.
+
+Reads Megatron's formats byte for byte, whichever a file is in; `indexed_writer` writes them,
+`index_file` reads the `.idx`.  What `lazy` and `cached` meant, to read from the disk on demand or
+everything at once, is left to the system's page cache.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.data.blend.file_list import without_ending
+from lmcore.data.indexed.idx_reader import SHORT_FILE, TOKEN_DTYPES, map_file, read_index
+from lmcore.errors import DataError
+
+__all__ = ["IndexedDataset", "token_dtype"]
+
+_UINT16_LIMIT = 65_500
+
+Tokens = npt.NDArray[np.integer]
+
+
+def token_dtype(vocab_size: int) -> np.dtype[np.integer]:
+    """Return uint16 for vocabularies under 65,500 ids, int32 above; Megatron's rule."""
+    return TOKEN_DTYPES[8] if vocab_size < _UINT16_LIMIT else TOKEN_DTYPES[4]
+
+
+class IndexedDataset:
+    """Sequences of tokens in `PREFIX.bin`, found through `PREFIX.idx`.
+
+    Args:
+        prefix: The files' path without `.bin` or `.idx`.
+        verify: Compare every pointer with the sizes (reads the whole `.idx`); the files' sizes
+            and the ends of the arrays are always checked.
+
+    Attributes:
+        index: What the `.idx` says.
+        dtype: Type of a stored token.
+        sizes: Tokens of each sequence, int32.
+        document_indices: The first sequence of each document, and the number of sequences.
+        modes: The mode of each sequence where the data is multimodal, int8; else None.
+        tokens: Number of tokens.
+
+    Raises:
+        DataError: Missing, truncated or inconsistent files; says what was expected and found.
+    """
+
+    def __init__(self, prefix: str | Path, *, verify: bool = True) -> None:
+        self.prefix = str(prefix)
+        self.idx_path, self.bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+        _require_files(self.prefix, self.idx_path, self.bin_path)
+        self.index = read_index(self.idx_path, verify=verify)
+        self.dtype = self.index.dtype
+        self.sizes: npt.NDArray[np.int32] = self.index.sizes.astype(np.int32, copy=False)
+        self.document_indices, self.modes = self.index.document_indices, self.index.modes
+        self.tokens = self.index.tokens
+        self._starts = self.index.starts
+        self._unit = self.index.unit
+        self._check_bin()
+        self._tokens: Tokens = (
+            map_file(self.bin_path, self.dtype) if self.tokens else np.empty(0, dtype=self.dtype)
+        )
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return len(self.sizes)
+
+    @property
+    def document_count(self) -> int:
+        """Number of documents."""
+        return self.index.document_count
+
+    def sequence_range(self, documents: tuple[int, int]) -> tuple[int, int]:
+        """Return the first sequence of a range of documents, and the one after the last."""
+        first, last = documents
+        if not 0 <= first <= last <= self.document_count:
+            raise ValueError(f"documents {documents} of {self.document_count}")
+        return int(self.document_indices[first]), int(self.document_indices[last])
+
+    @property
+    def stored(self) -> Tokens:
+        """All tokens as they lie in the `.bin`, a read-only view into the file."""
+        return self._tokens
+
+    def get(self, i: int, offset: int = 0, length: int | None = None) -> Tokens:
+        """Return tokens of sequence *i* as a read-only view into the file.
+
+        Args:
+            i: Which sequence, from 0.
+            offset: First token wanted.
+            length: How many; None for all that follow.
+
+        Raises:
+            IndexError: No such sequence, or tokens beyond its end.
+        """
+        if not 0 <= i < len(self.sizes):
+            raise IndexError(f"sequence {i} of {len(self.sizes)}")
+        size = int(self.sizes[i])
+        wanted = size - offset if length is None else length
+        if offset < 0 or wanted < 0 or offset + wanted > size:
+            raise IndexError(f"tokens {offset} to {offset + wanted} of a sequence of {size}")
+        start = int(self._starts[i]) // self._unit + offset
+        return self._tokens[start : start + wanted]
+
+    def document(self, i: int) -> Tokens:
+        """Return all tokens of document *i* as a read-only view into the file.
+
+        Raises:
+            IndexError: No such document.
+        """
+        if not 0 <= i < self.document_count:
+            raise IndexError(f"document {i} of {self.document_count}")
+        first, last = self.sequence_range((i, i + 1))
+        return self._tokens[self.index.start_of(first) : self.index.start_of(last)]
+
+    def _check_bin(self) -> None:
+        found, expected = self.bin_path.stat().st_size, self.index.bin_bytes
+        if found != expected:
+            raise DataError(
+                f"`{self.bin_path}` does not fit its index",
+                why=f"`{self.idx_path}` counts {self.tokens} tokens of {self.dtype.itemsize} "
+                f"bytes: expected {expected} bytes, found {found}",
+                hint=SHORT_FILE if found < expected else _LONG,
+            )
+
+
+_LONG = (
+    "a tool that appends an end-of-document token without counting it writes such files; "
+    "prepare the data anew, or try `lmcore data repair`"
+)
+
+
+def _require_files(prefix: str, idx_path: Path, bin_path: Path) -> None:
+    for path in (idx_path, bin_path):
+        if path.is_file():
+            continue
+        raise DataError(f"no such file: `{path}`", hint=_missing_hint(prefix))
+
+
+def _missing_hint(prefix: str) -> str:
+    bare = without_ending(prefix)
+    if bare != prefix and Path(f"{bare}.idx").is_file():
+        return f"give the prefix without its ending: `{bare}`"
+    if Path(f"{prefix}.bin").is_file():
+        return f"`lmcore data repair {prefix}` finds an index of another name, or makes one"
+    if Path(f"{prefix}.idx").is_file():
+        return "copy the tokens beside their index; without them nothing can be read"
+    directory, name = Path(prefix).parent, Path(prefix).name
+    if directory.is_dir():
+        near = sorted(p.stem for p in directory.iterdir() if p.suffix == ".idx")
+        close = [stem for stem in near if stem.startswith(name)]
+        if close:
+            return f"did you mean `{directory / close[0]}`?"
+    return "a dataset is two files, PREFIX.bin and PREFIX.idx; `lmcore data prepare` writes them"

@@ -1,0 +1,101 @@
+"""An index made from the tokens alone, where a token ends each document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.data.indexed.idx_writer import NumberSpool
+from lmcore.errors import DataError
+
+__all__ = ["RebuiltIndex"]
+
+_PIECE_TOKENS = 1 << 22
+_LARGEST_SIZE = int(np.iinfo(np.int32).max)
+
+Integers = npt.NDArray[np.integer]
+
+
+class RebuiltIndex:
+    """The content of an index in which each document ends with a token and is one sequence.
+
+    Args:
+        bin_path: The tokens.
+        dtype: Type of a stored token.
+        eod: The id that ends a document.
+        directory: Where a temporary file may be.
+
+    Attributes:
+        unended: Tokens after the last end; they are a document too.
+
+    Raises:
+        DataError: The file is not of whole tokens, or the id does not occur in it.
+    """
+
+    multimodal = False
+
+    def __init__(
+        self, bin_path: Path, dtype: np.dtype[np.integer], eod: int, directory: Path
+    ) -> None:
+        self._sizes = NumberSpool(directory, "i")
+        self.unended = 0
+        self._read(bin_path, dtype, eod)
+        self.sequences = self.documents = len(self._sizes)
+
+    def close(self) -> None:
+        """Remove the temporary file; may be called again."""
+        self._sizes.close()
+
+    def sizes(self) -> Iterator[Integers]:
+        """Yield the tokens of each sequence, in pieces."""
+        return self._sizes.chunks()
+
+    def document_ends(self) -> Iterator[Integers]:
+        """Yield for each document the number of sequences in it and before it."""
+        for at in range(0, self.documents, _PIECE_TOKENS):
+            yield np.arange(at, min(at + _PIECE_TOKENS, self.documents)) + 1
+
+    def modes(self) -> Iterator[Integers]:
+        """Yield nothing."""
+        return iter(())
+
+    def _read(self, bin_path: Path, dtype: np.dtype[np.integer], eod: int) -> None:
+        size = bin_path.stat().st_size
+        if size % dtype.itemsize:
+            raise DataError(
+                f"`{bin_path}` does not hold whole tokens of {dtype}",
+                why=f"it has {size} bytes, a token has {dtype.itemsize}",
+                hint="it is cut short, or the type is another; `--dtype` names it",
+            )
+        start = at = 0
+        with bin_path.open("rb") as file:
+            while (tokens := np.fromfile(file, dtype=dtype, count=_PIECE_TOKENS)).size:
+                ends = np.flatnonzero(tokens == eod) + at + 1
+                if ends.size:
+                    self._add(np.diff(ends, prepend=start), bin_path)
+                    start = int(ends[-1])
+                at += tokens.size
+        if not len(self._sizes):
+            self.close()
+            raise DataError(
+                f"token {eod} does not occur in `{bin_path}`",
+                why=f"in none of {at} tokens of {dtype}",
+                hint="documents may have been written without it, and then where they end cannot "
+                "be known; or `--eod` or `--dtype` is another",
+            )
+        self.unended = at - start
+        if self.unended:
+            self._add(np.array([self.unended]), bin_path)
+
+    def _add(self, sizes: Integers, bin_path: Path) -> None:
+        if int(sizes.max()) > _LARGEST_SIZE:
+            self.close()
+            raise DataError(
+                f"`{bin_path}`: a document of {sizes.max()} tokens",
+                why=f"the format counts up to {_LARGEST_SIZE}",
+                hint="`--eod` or `--dtype` is another",
+            )
+        self._sizes.extend(sizes)

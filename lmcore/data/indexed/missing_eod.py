@@ -1,0 +1,120 @@
+"""Datasets whose documents end with a token that the index does not count.
+
+Some tools append an end-of-document token to the `.bin` and leave it out of the sizes, so that
+every document after the first is read from a wrong place.  Where the token that is too many after
+each document is the same everywhere, the right sizes can be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.data.indexed.idx_reader import Index, map_file
+from lmcore.data.indexed.token_scan import document_bounds
+
+__all__ = ["CountedEnds", "UncountedEnd", "find_uncounted_end"]
+
+Integers = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class UncountedEnd:
+    """A token that stands uncounted after documents.
+
+    Attributes:
+        token: Its id.
+        after_empty: Whether it stands after documents without tokens too.
+        count: How many times.
+    """
+
+    token: int
+    after_empty: bool
+    count: int
+
+
+def find_uncounted_end(index: Index, bin_path: Path, eod: int | None = None) -> UncountedEnd | None:
+    """Return the token that each document is followed by and that the index does not count.
+
+    Args:
+        index: The index, sound in itself.
+        bin_path: The tokens; there are more of them than the index counts.
+        eod: The token wanted; None for any, if there are several documents to tell it from.
+
+    Returns:
+        None where the tokens that are too many are not explained so.
+    """
+    size = bin_path.stat().st_size
+    excess = size // index.dtype.itemsize - index.tokens
+    if size % index.dtype.itemsize or excess < 1:
+        return None
+    tokens = map_file(bin_path, index.dtype)
+    filled = sum(int(np.count_nonzero(np.diff(bounds))) for bounds in document_bounds(index))
+    for after_empty, count in ((True, index.document_count), (False, filled)):
+        if count == excess and not (after_empty and _without_sequences(index)):
+            token = _common_end(index, tokens, after_empty=after_empty)
+            if token is not None and (eod == token or (eod is None and count > 1)):
+                return UncountedEnd(token, after_empty, count)
+    return None
+
+
+def _without_sequences(index: Index) -> bool:
+    """Return whether a document has no sequence that could take the token."""
+    bounds = index.document_indices
+    step = 1 << 20
+    return any(
+        bool((np.diff(bounds[at : at + step + 1]) == 0).any()) for at in range(0, len(bounds), step)
+    )
+
+
+def _common_end(index: Index, tokens: Integers, *, after_empty: bool) -> int | None:
+    """Return the token that follows all documents, if it is one."""
+    found: int | None = None
+    before = 0
+    for bounds in document_bounds(index):
+        ends = bounds[1:] if after_empty else bounds[1:][np.diff(bounds) > 0]
+        followers = tokens[ends + before + np.arange(len(ends))]
+        before += len(ends)
+        if not len(followers):
+            continue
+        found = int(followers[0]) if found is None else found
+        if bool((followers != found).any()):
+            return None
+    return found
+
+
+class CountedEnds:
+    """The content of the right index: the last sequence of each document is one longer."""
+
+    def __init__(self, index: Index, end: UncountedEnd) -> None:
+        self._index, self._after_empty = index, end.after_empty
+        self.sequences = len(index.sizes)
+        self.documents = index.document_count
+        self.tokens = index.tokens + end.count
+        self.multimodal = index.modes is not None
+
+    def sizes(self) -> Iterator[Integers]:
+        """Yield the tokens of each sequence, in pieces."""
+        at = 0
+        for bounds in document_bounds(self._index):
+            firsts = self._index.document_indices[at : at + len(bounds)]
+            at += len(bounds) - 1
+            base = int(firsts[0])
+            sizes = self._index.sizes[base : int(firsts[-1])].astype(np.int64)
+            last = firsts[1:] - 1 - base
+            takes = np.diff(firsts) > 0 if self._after_empty else np.diff(bounds) > 0
+            sizes[last[takes]] += 1
+            yield sizes
+
+    def document_ends(self) -> Iterator[Integers]:
+        """Yield for each document the number of sequences in it and before it."""
+        yield self._index.document_indices[1:]
+
+    def modes(self) -> Iterator[Integers]:
+        """Yield the mode of each sequence."""
+        if self._index.modes is not None:
+            yield self._index.modes

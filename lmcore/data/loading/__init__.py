@@ -1,0 +1,1 @@
+"""Batches for training: loader and prefetch to the device."""

@@ -1,0 +1,1 @@
+"""`lmcore data prepare`: text to an indexed dataset, in parallel, resumable."""

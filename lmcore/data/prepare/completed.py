@@ -1,0 +1,87 @@
+"""What a finished preparation was made from: `PREFIX.prepared.json`, by which `--resume` knows it.
+
+A job that is started again when its data set is complete ends at once, instead of beginning anew.
+The record is left by runs that may be resumed, and holds only as long as the files are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lmcore.data.indexed.files import replacing
+from lmcore.data.indexed.metadata import metadata_path
+from lmcore.data.prepare.request import KeyReport, PrepareReport, PrepareRequest
+from lmcore.data.prepare.resume_state import Identity, changed_files, changed_settings
+
+__all__ = ["finished_before", "forget", "record_finished"]
+
+_log = logging.getLogger(__name__)
+_VERSION = 1
+_MAX_BYTES = 1 << 28  # a corpus of a million files
+
+
+def _path(request: PrepareRequest) -> Path:
+    return Path(f"{request.prefix}.prepared.json")
+
+
+def forget(request: PrepareRequest) -> None:
+    """Remove the record of an older data set, before its files are replaced."""
+    _path(request).unlink(missing_ok=True)
+
+
+def record_finished(request: PrepareRequest, identity: Identity, report: PrepareReport) -> None:
+    """Write the record, when all files have their names.
+
+    Raises:
+        DataError: The disk refuses.
+    """
+    content = {
+        "version": _VERSION,
+        "identity": identity,
+        "files": _files(request),
+        "report": asdict(report),
+    }
+    with replacing(_path(request)) as file:
+        file.write(json.dumps(content, ensure_ascii=False).encode())
+
+
+def finished_before(request: PrepareRequest, identity: Identity) -> PrepareReport | None:
+    """Return the report of the run that already made what is asked for; None: there was none.
+
+    One that was made otherwise is told of in a warning: the run replaces it at its end.
+    """
+    try:
+        with _path(request).open("rb") as file:
+            content = json.loads(file.read(_MAX_BYTES))
+        if content["version"] != _VERSION or content["files"] != _files(request):
+            return None
+        recorded, report = content["identity"], _report_of(content["report"])
+        changes = changed_settings(recorded, identity)
+        changes += changed_files(recorded["files"], identity["files"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None  # not what this version writes: as if it were not there
+    if changes:
+        _log.warning("`%s` is replaced at the end; %s", request.prefix, "; ".join(changes[:3]))
+        return None
+    _log.warning(
+        "`%s` is complete, from this input and with these settings: nothing was done",
+        request.prefix,
+    )
+    return report
+
+
+def _files(request: PrepareRequest) -> list[list[Any]]:
+    """Return name, size and time of change of each file of the data sets."""
+    paths = []
+    for prefix in map(request.key_prefix, request.json_keys):
+        paths += [Path(f"{prefix}.bin"), Path(f"{prefix}.idx"), Path(metadata_path(prefix))]
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+
+
+def _report_of(values: dict[str, Any]) -> PrepareReport:
+    outputs = tuple(KeyReport(**output) for output in values["outputs"])
+    return PrepareReport(**{**values, "files": tuple(values["files"]), "outputs": outputs})

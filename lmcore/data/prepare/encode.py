@@ -1,0 +1,183 @@
+"""From documents to tokens: the part of `lmcore data prepare` that runs in worker processes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.data.input.batch import Batch, LineBatch
+from lmcore.data.input.compression import BOM
+from lmcore.data.input.document import byte_order_mark, text_of
+from lmcore.data.input.problem import BadDocument, Problem
+from lmcore.data.prepare.encode_types import Encoded, EncodePlan, KeyTokens
+from lmcore.data.prepare.native_block import join_block
+from lmcore.data.tokenizer import Tokenizer
+from lmcore.data.tokenizer.native import EncodesBlocks
+from lmcore.errors import LmcoreError
+
+__all__ = ["EncodePlan", "Encoded", "KeyTokens", "encode_batch"]
+
+_SKIP = "or leave such lines out with `--on-error skip`"
+_MEND_TEXT = (
+    "`lmcore data clean fix` mends such texts, `--on-error skip` leaves out what cannot be encoded"
+)
+
+
+def encode_batch(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> Encoded:
+    """Encode the documents of *batch*; bad ones are counted, the first one is described.
+
+    Blank lines are passed over.  A document without tokens is counted as empty and not kept.
+    """
+    whole = plan.splitter is None
+    if whole and isinstance(batch, LineBatch) and isinstance(tokenizer, EncodesBlocks):
+        block = tokenizer.encode_block(batch.block, plan.keys, plan.end, plan.dtype)
+        if block is not None:
+            return join_block(
+                batch, block, plan, lambda lines: _encode_documents(lines, tokenizer, plan)
+            )
+    return _encode_documents(batch, tokenizer, plan)
+
+
+def _encode_documents(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> Encoded:
+    """Encode one document after another, in Python: what `encode_batch` must give."""
+    found = list(batch.problems)
+    if isinstance(batch, LineBatch):
+        rows, numbers = _parsed(batch, plan, found)
+    else:
+        rows, numbers = list(zip(*batch.columns, strict=True)), list(batch.numbers)
+    rows = _encodable(rows, numbers, tokenizer, batch, found)
+    columns = zip(*rows, strict=True) if rows else ((),) * len(plan.keys)
+    return Encoded(
+        keys=tuple(_encode_key(list(texts), tokenizer, plan) for texts in columns),
+        documents=len(rows),
+        json_bytes=batch.size,
+        skipped=Counter(problem.reason for problem in found),
+        problem=min(found, key=lambda problem: problem.line, default=None),
+    )
+
+
+def _parsed(
+    batch: LineBatch, plan: EncodePlan, found: list[Problem]
+) -> tuple[list[tuple[str, ...]], list[int]]:
+    """Return the texts of the lines' keys, and the lines' numbers."""
+    rows: list[tuple[str, ...]] = []
+    numbers: list[int] = []
+    for number, line in enumerate(batch.lines, start=batch.first_line):
+        if line.isspace():
+            continue
+        try:
+            rows.append(_texts(line, plan.keys))
+            numbers.append(number)
+        except BadDocument as bad:
+            found.append(bad.at(batch.source, number))
+            if plan.stop:
+                break
+    return rows, numbers
+
+
+def _texts(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the text of each key; raise `BadDocument` for a line that does not have them."""
+    try:
+        record = json.loads(line.rstrip(b"\r\n").decode())
+    except UnicodeDecodeError as error:
+        detail = f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
+        raise BadDocument("not UTF-8", detail, f"convert the file to UTF-8, {_SKIP}") from None
+    except RecursionError:
+        raise BadDocument("broken JSON", "it is nested too deeply") from None
+    except ValueError as error:
+        if line.startswith(BOM):
+            raise byte_order_mark() from None
+        hint = _ONE_LINE if line.strip() in (b"{", b"[") else _other_format(line)
+        raise BadDocument("broken JSON", _json_error(error), hint) from None
+    if not isinstance(record, dict):
+        kind = _JSON_NAMES.get(type(record), "a number")
+        hint = _ONE_LINE if isinstance(record, list) else None
+        raise BadDocument("broken JSON", f"a document is a JSON object, this line is {kind}", hint)
+    return tuple(text_of(record, key, "--json-keys") for key in keys)
+
+
+_JSON_NAMES = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+_ONE_LINE = (
+    "one JSON object a line is wanted; `--input-format json` reads arrays, and objects over "
+    "several lines"
+)
+
+
+def _other_format(line: bytes) -> str | None:
+    """Return a hint where a line does not look like JSON at all."""
+    if line.lstrip()[:1] in (b"{", b"[", b""):
+        return None
+    return (
+        f"say what the input is by `--input-format`: text, csv, tsv ...; or mend the line, {_SKIP}"
+    )
+
+
+def _json_error(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.removesuffix(' at')} at column {error.colno}"
+    return str(error)
+
+
+def _encodable(
+    rows: list[tuple[str, ...]],
+    numbers: list[int],
+    tokenizer: Tokenizer,
+    batch: Batch,
+    found: list[Problem],
+) -> list[tuple[str, ...]]:
+    """Leave out rows that the tokenizer refuses; the common case costs one pass over the text."""
+    kept = []
+    unit = "line" if isinstance(batch, LineBatch) else batch.unit
+    for row, number in zip(rows, numbers, strict=True):
+        try:
+            for text in row:
+                text.encode()
+                if not tokenizer.encodes_any_text:
+                    tokenizer.encode(text)
+        except (UnicodeEncodeError, LmcoreError) as error:
+            hint = _MEND_TEXT if isinstance(error, UnicodeEncodeError) else None
+            bad = BadDocument("not encodable", _reason(error), hint)
+            found.append(bad.at(batch.source, number, unit))
+        else:
+            kept.append(row)
+    return kept
+
+
+def _reason(error: UnicodeEncodeError | LmcoreError) -> str:
+    if isinstance(error, LmcoreError):
+        return error.what
+    return f"the lone surrogate U+{ord(error.object[error.start]):04X} is no character"
+
+
+def _encode_key(texts: list[str], tokenizer: Tokenizer, plan: EncodePlan) -> KeyTokens:
+    if plan.splitter is not None:
+        from lmcore.data.prepare.sentence.encode import encode_sentences
+
+        found = encode_sentences(texts, tokenizer, plan.splitter, plan.end)
+        return replace(found, tokens=_narrowed(found.tokens, plan.dtype))
+    encoded = [ids for ids in tokenizer.encode_batch(texts) if len(ids)]
+    empty = len(texts) - len(encoded)
+    pieces: list[npt.NDArray[np.integer]] = []
+    end = None if plan.end is None else np.array([plan.end], dtype=np.int32)
+    for ids in encoded:
+        pieces.append(ids)
+        if end is not None:
+            pieces.append(end)
+    lengths = np.array([len(ids) for ids in encoded], dtype=np.int32)
+    if end is not None:
+        lengths += 1  # the end counts: a size without it moves every document after this one
+    joined = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
+    return KeyTokens(_narrowed(joined, plan.dtype), lengths, empty)
+
+
+def _narrowed(
+    tokens: npt.NDArray[np.integer], dtype: np.dtype[np.integer]
+) -> npt.NDArray[np.integer]:
+    """Return *tokens* as *dtype*, or unchanged where they do not fit: the writer refuses them."""
+    limits = np.iinfo(dtype)
+    fits = not tokens.size or (int(tokens.min()) >= 0 and int(tokens.max()) <= limits.max)
+    return tokens.astype(dtype) if fits else tokens

@@ -1,0 +1,180 @@
+"""Texts kept as text: documents that are read from the disk one by one, through an offset index.
+
+`PREFIX.text` holds all documents one after another in UTF-8, `PREFIX.offsets` where each begins:
+int64, little-endian, counted in bytes, and the end of the last.  `PREFIX.text.json` comes last and
+makes the two complete.  No more is needed to read them: whatever the text was made from may be
+gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from lmcore.data.indexed.files import disk_errors, replace_file
+from lmcore.errors import DataError
+
+__all__ = ["LazyText", "write_lazy_text"]
+
+_FORMAT = 1
+_OFFSET = np.dtype("<i8")
+_CHECKED = 1 << 22
+_HINT = "remove it, so that it is made anew from its source"
+
+
+class LazyText:
+    """Documents of a text by number, none of them in memory.
+
+    Args:
+        prefix: As given to `write_lazy_text`.
+
+    Attributes:
+        source: What the text was made from, as its writer described it.
+
+    Raises:
+        DataError: There is none, or its files are damaged.
+    """
+
+    def __init__(self, prefix: str | Path) -> None:
+        self.prefix = str(prefix)
+        text, offsets, description = _paths(prefix)
+        try:
+            described = json.loads(description.read_text(encoding="utf-8"))
+            version, documents = int(described["format"]), int(described["documents"])
+            size, self.source = int(described["bytes"]), str(described["source"])
+            found = (text.stat().st_size, offsets.stat().st_size)
+        except OSError as error:
+            raise DataError(
+                f"no text at `{prefix}`", why=f"`{error.filename}`: {error.strerror}"
+            ) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"cannot read `{description}`", why=repr(error), hint=_HINT) from None
+        expected = (size, (documents + 1) * _OFFSET.itemsize)
+        if version != _FORMAT or found != expected or documents < 0:
+            raise DataError(
+                f"the text at `{prefix}` is damaged",
+                why=f"format {version}, files of {found} bytes; expected {_FORMAT}, {expected}",
+                hint=_HINT,
+            )
+        self._offsets = np.asarray(np.memmap(offsets, dtype=_OFFSET, mode="r"))
+        self._text = (
+            np.asarray(np.memmap(text, dtype="u1", mode="r")) if size else np.empty(0, "u1")
+        )
+        self._check_offsets(size)
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return len(self._offsets) - 1
+
+    def __getitem__(self, i: int) -> str:
+        """Return document *i*.
+
+        Raises:
+            IndexError: No such document.
+            DataError: Its bytes are not UTF-8: the file was altered.
+        """
+        if not 0 <= i < len(self):
+            raise IndexError(f"document {i} of {len(self)}")
+        try:
+            return str(self._text[self._offsets[i] : self._offsets[i + 1]].tobytes(), "utf-8")
+        except UnicodeDecodeError:
+            raise DataError(
+                f"document {i} of the text at `{self.prefix}` is not UTF-8",
+                why="the file was altered after it was written",
+                hint=_HINT,
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the documents in order."""
+        return (self[i] for i in range(len(self)))
+
+    def _check_offsets(self, size: int) -> None:
+        ends = (int(self._offsets[0]), int(self._offsets[-1]))
+        rising = all(
+            bool((np.diff(self._offsets[at : at + _CHECKED + 1]) >= 0).all())
+            for at in range(0, len(self), _CHECKED)
+        )
+        if ends != (0, size) or not rising:
+            raise DataError(
+                f"the text at `{self.prefix}` is damaged",
+                why=f"its offsets do not rise from 0 to {size}",
+                hint=_HINT,
+            )
+
+
+def write_lazy_text(documents: Iterable[str], prefix: str | Path, *, source: str) -> LazyText:
+    """Write documents so that `LazyText` reads them; they appear whole or not at all.
+
+    Args:
+        documents: Taken one by one.
+        prefix: First part of the files' names.
+        source: Describes what they were made from, to see whether that has changed.
+
+    Raises:
+        DataError: The disk refuses.
+    """
+    with _Writer(prefix) as writer:
+        for document in documents:
+            writer.add(document)
+        writer.finish(source)
+    return LazyText(prefix)
+
+
+class _Writer:
+    """Two files under temporary names; a context manager that leaves nothing unfinished."""
+
+    def __init__(self, prefix: str | Path) -> None:
+        self._targets = _paths(prefix)
+        self._temporaries = [Path(f"{path}.{os.getpid()}.tmp") for path in self._targets]
+        self._documents = self._bytes = 0
+        with disk_errors(self._targets[0]):
+            self._targets[0].parent.mkdir(parents=True, exist_ok=True)
+            self._targets[2].unlink(missing_ok=True)
+            self._text = self._temporaries[0].open("wb")
+            self._offsets = self._temporaries[1].open("wb")
+            self._offsets.write(np.zeros(1, _OFFSET).tobytes())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._text.close()
+        self._offsets.close()
+        for path in self._temporaries:
+            path.unlink(missing_ok=True)
+
+    def add(self, document: str) -> None:
+        """Append a document."""
+        raw = document.encode()
+        self._documents += 1
+        self._bytes += len(raw)
+        with disk_errors(self._targets[0]):
+            self._text.write(raw)
+            self._offsets.write(np.array([self._bytes], _OFFSET).tobytes())
+
+    def finish(self, source: str) -> None:
+        """Give the files their names, the description last."""
+        described = {
+            "format": _FORMAT,
+            "documents": self._documents,
+            "bytes": self._bytes,
+            "source": source,
+        }
+        with disk_errors(self._targets[0]):
+            for file in (self._text, self._offsets):
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+            self._temporaries[2].write_text(json.dumps(described) + "\n", encoding="utf-8")
+            for temporary, target in zip(self._temporaries, self._targets, strict=True):
+                replace_file(temporary, target)
+
+
+def _paths(prefix: str | Path) -> tuple[Path, Path, Path]:
+    """Return the paths of text, offsets and description."""
+    return Path(f"{prefix}.text"), Path(f"{prefix}.offsets"), Path(f"{prefix}.text.json")

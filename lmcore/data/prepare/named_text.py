@@ -1,0 +1,236 @@
+"""Texts that have a name: lmcore's own, and those that plugins bring; `--corpus NAME`.
+
+A text is prepared into the run directory, where the next start finds it, unless text or tokenizer
+have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmcore.data.cache.build_lock import build_or_wait
+from lmcore.data.prepare.lazy_text import LazyText, write_lazy_text
+from lmcore.errors import ConfigError, DataError, suggestion
+from lmcore.plugin.registrations import Registrations, plugin_corpora
+
+if TYPE_CHECKING:
+    from lmcore.data.tokenizer.base import Tokenizer
+    from lmcore.plugin import PluginRecord, PluginSet
+
+__all__ = ["BUNDLED", "NamedText", "bundled_text", "find_text", "named_texts", "prepare_named_text"]
+
+BUNDLED = "shakespeare"
+"""Name of the text in `lmcore/data/bundled`."""
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 1 << 20
+_SETTLED_SECONDS = 3.0
+"""A file changed more recently may change once more without its times showing it."""
+
+
+@dataclass(frozen=True)
+class NamedText:
+    """A text to train on.
+
+    Attributes:
+        name: What `--corpus` calls it.
+        path: UTF-8 text, compressed or not.
+        summary: One line about it.
+        plugin: The plugin that brings it; None: it is lmcore's own.
+    """
+
+    name: str
+    path: Path
+    summary: str
+    plugin: PluginRecord | None = None
+
+    @property
+    def plugin_name(self) -> str | None:
+        """The plugin's name, if it is a plugin's."""
+        return self.plugin.name if self.plugin else None
+
+    @property
+    def shown(self) -> str:
+        """The text in messages."""
+        owner = f" of plugin {self.plugin.label}" if self.plugin else ""
+        return f"corpus `{self.name}`{owner}"
+
+
+def bundled_text() -> NamedText:
+    """Return the text that comes with lmcore."""
+    path = Path(str(resources.files("lmcore.data") / "bundled" / f"{BUNDLED}.txt"))
+    return NamedText(BUNDLED, path, "Scenes from Shakespeare's plays; the text by default.")
+
+
+def named_texts(plugins: PluginSet) -> Registrations[NamedText]:
+    """Return every text by its name, lmcore's own first."""
+    own = bundled_text()
+    found = plugin_corpora(plugins, {own.name: "lmcore"})
+    texts = {own.name: own} | {
+        name: NamedText(name, one.path, one.summary, found.plugins[name])
+        for name, one in found.items()
+    }
+    return Registrations(texts, found.plugins, found.failures)
+
+
+def find_text(
+    name: str,
+    texts: Mapping[str, NamedText],
+    *,
+    flag: str = "--corpus",
+    may_be_gone: bool = False,
+) -> NamedText:
+    """Return the text that *flag* names, whose file is there unless it *may_be_gone*.
+
+    Raises:
+        ConfigError: There is none of this name.
+        DataError: Its file is missing.
+    """
+    text = texts.get(name)
+    if text is None:
+        raise ConfigError(
+            f"`{flag} {name}`: there is no text of this name",
+            why=texts.why_missing() if isinstance(texts, Registrations) else None,
+            hint=f"{suggestion(name, texts)}; plugins bring more "
+            "(docs/how-to/extend-without-a-device.md), and `lmcore data corpora` lists them; "
+            "for a text of yours, use `lmcore data prepare` and `--data-path`",
+        )
+    if not text.path.is_file() and not may_be_gone:
+        raise DataError(
+            f"{text.shown} has no file", why=f"`{text.path}` is not there", hint=_hint(text)
+        )
+    return text
+
+
+def prepare_named_text(
+    text: NamedText, tokenizer: Tokenizer, directory: Path, *, keep_text: Path | None = None
+) -> str:
+    """Tokenize *text* into *directory*, if it does not stand there already.
+
+    Of several processes that see the directory one does it, the others wait.
+
+    Args:
+        text: What to prepare.
+        tokenizer: Makes the ids.
+        directory: Where the data set is kept.
+        keep_text: Where the text is kept as well (`LazyText`), so that its source is needed once,
+            and later starts, with whatever tokenizer, do without; None: nowhere.
+
+    Returns:
+        The prefix of the indexed data set.
+
+    Raises:
+        DataError: The file cannot be read, is empty, or is not UTF-8; or the tokenizer cannot
+            encode it.
+    """
+    try:
+        prepared = _Prepared(text, tokenizer, directory, keep_text)
+        prepared.prefix.parent.mkdir(parents=True, exist_ok=True)
+        return build_or_wait(
+            Path(f"{prepared.prefix}.lock"), prepared.find, prepared.make, what=text.shown
+        )
+    except (DataError, OSError) as error:
+        if isinstance(error, DataError):
+            cause = f"{error.what}: {error.why}" if error.why else error.what
+        else:
+            cause = f"{error.strerror}: `{error.filename}`"
+        raise DataError(
+            f"{text.shown} cannot be prepared in `{directory}`",
+            why=cause,
+            hint=(isinstance(error, DataError) and error.hint) or _hint(text),
+        ) from error
+
+
+class _Prepared:
+    """A text as a data set in a directory: found, or made."""
+
+    def __init__(
+        self, text: NamedText, tokenizer: Tokenizer, directory: Path, keep_text: Path | None
+    ) -> None:
+        from lmcore.data.prepare.run import document_prefix
+
+        self.text, self.tokenizer = text, tokenizer
+        self.kept = None if keep_text is None else keep_text / text.name
+        self.output = directory / text.name
+        self.prefix = Path(document_prefix(str(directory / text.name), "text"))
+        self.record = Path(f"{directory / text.name}.sha256")
+        self.digest = self._source()
+
+    def find(self) -> str | None:
+        """Return the prefix, if the data set is there, of this text and this tokenizer."""
+        from lmcore.data.indexed.metadata import read_metadata
+
+        try:
+            same_text = self.record.read_text(encoding="ascii").split()[:1] == [self.digest]
+        except (OSError, ValueError):
+            return None
+        made_with = read_metadata(self.prefix) if same_text else None
+        if made_with is None or made_with.fingerprint != self.tokenizer.fingerprint():
+            return None
+        return str(self.prefix)
+
+    def make(self) -> None:
+        """Make it anew."""
+        from lmcore.data.prepare.plain_text import documents_from_text, prepare_documents
+
+        self.record.unlink(missing_ok=True)
+        path = self.text.path
+        with closing(documents_from_text(path)) as documents:
+            found: Iterable[str] = documents
+            if self.kept is not None:
+                found = self._lazy(self.kept) or write_lazy_text(
+                    documents, self.kept, source=self.digest
+                )
+            prepare_documents(found, self.tokenizer, self.output, source=str(path))
+        self.record.write_text(f"{self.digest} {self._state()}\n", encoding="ascii")
+
+    def _lazy(self, kept: Path) -> LazyText | None:
+        """Return the text that is kept, if it is that of the source."""
+        if not Path(f"{kept}.text.json").is_file():
+            return None
+        lazy = LazyText(kept)
+        return lazy if lazy.source == self.digest else None
+
+    def _source(self) -> str:
+        """Return the digest of the source; that of the text that is kept where there is none."""
+        if not self.text.path.is_file() and self.kept is not None:
+            kept = LazyText(self.kept)
+            logger.info("%s: its source is gone, the text that was kept serves", self.text.shown)
+            return kept.source
+        try:
+            digest, state = self.record.read_text(encoding="ascii").split()
+        except (OSError, ValueError):
+            return _digest(self.text.path)
+        return digest if state == self._state() else _digest(self.text.path)
+
+    def _state(self) -> str:
+        """Return what changes with the file; nothing of it is known of one changed just now."""
+        try:
+            found = self.text.path.stat()
+        except OSError:
+            return "gone"
+        if time.time() - found.st_mtime < _SETTLED_SECONDS:
+            return f"new-{time.time_ns()}"
+        return f"{found.st_size}-{found.st_ino}-{found.st_mtime_ns}-{found.st_ctime_ns}"
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _hint(text: NamedText) -> str:
+    owner = text.plugin.distribution if text.plugin else "lmcore"
+    return f"reinstall `{owner}`, or train on another text: `lmcore data corpora` lists them"

@@ -1,0 +1,200 @@
+"""One key's dataset while it grows: three plain files that can be cut back to any shard.
+
+    0.bin          the tokens, as they will stand in `PREFIX_KEY_document.bin`
+    0.sizes        int32, the tokens of each sequence
+    0.documents    int32, the sequences of each document
+
+The index is written from these when all is there, so that memory does not grow with the corpus.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from lmcore.data.indexed.files import commit_pair, disk_errors, require_range
+from lmcore.data.indexed.idx_reader import Format
+from lmcore.data.indexed.idx_writer import write_index
+from lmcore.data.prepare.encode_types import KeyTokens
+from lmcore.errors import DataError
+
+__all__ = ["KeyCounts", "KeyOutput"]
+
+_CHUNK = 1 << 20
+Integers = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class KeyCounts:
+    """What is in the files of a key."""
+
+    tokens: int = 0
+    sequences: int = 0
+    documents: int = 0
+    empty: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+
+class KeyOutput:
+    """The growing dataset of one key.
+
+    Args:
+        folder: Where its files lie.
+        number: First part of their names.
+        prefix: The dataset's path without ending, for messages and at last for the files.
+        dtype: Type of a stored token.
+        counts: What of files that are there is to be kept; the rest is cut off.
+
+    Raises:
+        DataError: The disk refuses, or the files have less than *counts* says.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        prefix: str,
+        dtype: np.dtype[np.integer],
+        counts: KeyCounts,
+    ) -> None:
+        self.prefix, self.dtype, self.counts = prefix, dtype, counts
+        self.idx_path, self.bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+        self._idx = folder / f"{number}.idx"
+        self._paths = [folder / f"{number}.{ending}" for ending in ("bin", "sizes", "documents")]
+        self._files: list[BinaryIO] = []
+        for path, size in zip(self._paths, self._sizes_on_disk(), strict=True):
+            with disk_errors(path):
+                self._files.append(_opened(path, size))
+
+    def _sizes_on_disk(self) -> tuple[int, int, int]:
+        count = self.counts
+        return count.tokens * self.dtype.itemsize, count.sequences * 4, count.documents * 4
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences."""
+        return self.counts.sequences
+
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return self.counts.documents
+
+    @property
+    def multimodal(self) -> bool:
+        """Whether each sequence has a mode: never."""
+        return False
+
+    def add(self, key: KeyTokens) -> None:
+        """Append the documents of a batch.
+
+        Raises:
+            DataError: The disk is full, or a token or length does not fit the format.
+        """
+        tokens = self._fitting(key.tokens)
+        lengths = key.lengths.astype("<i4", copy=False)
+        per_document = key.per_document
+        if per_document is None:
+            per_document = np.ones(len(lengths), dtype="<i4")
+        with disk_errors(self._paths[0]):
+            for file, values in zip(self._files, (tokens, lengths, per_document), strict=True):
+                file.write(np.ascontiguousarray(values).data)
+        count = self.counts
+        self.counts = KeyCounts(
+            count.tokens + len(tokens),
+            count.sequences + len(lengths),
+            count.documents + len(per_document),
+            count.empty + key.empty,
+        )
+
+    def _fitting(self, tokens: Integers) -> Integers:
+        if tokens.dtype != self.dtype:
+            require_range(tokens, self.dtype, self.bin_path)
+        return tokens.astype(self.dtype.newbyteorder("<"), copy=False)
+
+    def sync(self) -> None:
+        """Bring everything to the disk."""
+        with disk_errors(self._paths[0]):
+            for file in self._files:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def abandon(self, counts: KeyCounts) -> None:
+        """Close the files, and drop what came after *counts*."""
+        self.close()
+        self.counts = counts
+        for path, size in zip(self._paths, self._sizes_on_disk(), strict=True):
+            with suppress(FileNotFoundError):  # it has its final name already
+                os.truncate(path, size)
+        self._idx.unlink(missing_ok=True)
+
+    def finish(self, format_: Format) -> None:
+        """Write the index, and bring all to the disk."""
+        with disk_errors(self._paths[0]):
+            for file in self._files:
+                file.flush()
+            os.fsync(self._files[0].fileno())
+        with disk_errors(self._idx), self._idx.open("wb") as file:
+            write_index(file, self, self.dtype, format_)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def commit(self) -> None:
+        """Give the finished files their names."""
+        commit_pair((self._paths[0], self._idx), self.bin_path, self.idx_path)
+
+    def close(self) -> None:
+        """Close the files; they stay where they are."""
+        for file in self._files:
+            try:
+                file.close()
+            except OSError:  # closing flushes, which fails again on a full disk
+                continue
+
+    def sizes(self) -> Iterator[Integers]:
+        """Yield the tokens of each sequence, in pieces."""
+        yield from _numbers(self._paths[1])
+
+    def document_ends(self) -> Iterator[Integers]:
+        """Yield for each document the number of sequences in it and before it, in pieces."""
+        before = 0
+        for counts in _numbers(self._paths[2]):
+            ends = before + np.cumsum(counts, dtype=np.int64)
+            yield ends
+            before = int(ends[-1])
+
+    def modes(self) -> Iterator[Integers]:
+        """Yield nothing."""
+        return iter(())
+
+
+def _opened(path: Path, size: int) -> BinaryIO:
+    """Open a file at its end, cut to *size* bytes."""
+    file = path.open("r+b" if size else "w+b", buffering=_CHUNK)
+    there = file.seek(0, os.SEEK_END)
+    if there < size:
+        file.close()
+        raise DataError(
+            f"`{path}` has {there} bytes, and {size} were complete",
+            why="the unfinished output was altered",
+            hint="start again without `--resume`, after removing the directory",
+        )
+    file.truncate(size)
+    file.seek(size)
+    return file
+
+
+def _numbers(path: Path) -> Iterator[Integers]:
+    with path.open("rb") as file:
+        while content := file.read(_CHUNK * 4):
+            yield np.frombuffer(content, dtype="<i4")

@@ -1,0 +1,69 @@
+"""What stands in the way of a preparation: the request by itself, and its files.
+
+Nothing of the input is read here but what tells a file's format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lmcore.data.input.compression import STDIN
+from lmcore.data.input.files import InputFile, find_inputs
+from lmcore.data.input.fitting import unfitting
+from lmcore.data.prepare.request import PrepareRequest, problems_of
+from lmcore.errors import ConfigError, LmcoreError
+
+__all__ = ["looked_at", "problems_before"]
+
+
+def problems_before(request: PrepareRequest) -> list[LmcoreError]:
+    """Return everything that stands in the way of a request, before anything is read."""
+    return looked_at(request)[1]
+
+
+def looked_at(request: PrepareRequest) -> tuple[list[InputFile], list[LmcoreError]]:
+    """Return the files of a request, and everything that stands in its way."""
+    problems = problems_of(request)
+    files: list[InputFile] = []
+    missing: list[LmcoreError] = []
+    for given in request.inputs or ("",):
+        try:
+            files.extend(find_inputs([given] if given else [], request.input_format))
+        except LmcoreError as error:
+            missing.append(error)
+    problems += missing or unfitting(request.reading, files)
+    problems += _given_twice(files)
+    unsteady = [file.path for file in files if not Path(file.path).is_file()]
+    if request.resume and unsteady:
+        problems.append(
+            ConfigError(
+                f"`--resume` cannot read `{unsteady[0]}` a second time",
+                why="it is standard input" if unsteady[0] == STDIN else "it is no file",
+            )
+        )
+    return files, problems
+
+
+def _given_twice(files: Sequence[InputFile]) -> list[LmcoreError]:
+    """Return a problem for the first file that is there before, by the same name or another."""
+    seen: dict[tuple[int, int], str] = {}
+    for file in files:
+        path = Path(file.path)
+        if file.path == STDIN or not path.is_file():
+            continue
+        place = (path.stat().st_dev, path.stat().st_ino)
+        earlier = seen.get(place)
+        seen[place] = file.path
+        if earlier is not None:
+            return [
+                ConfigError(
+                    f"`{file.path}` is given twice"
+                    if file.path == earlier
+                    else f"`{file.path}` and `{earlier}` are the same file",
+                    why="its documents would be there twice",
+                    hint="look at the patterns of `--input`; to train on it more often give its "
+                    "data set a larger weight",
+                )
+            ]
+    return []

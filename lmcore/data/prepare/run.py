@@ -1,0 +1,392 @@
+"""`lmcore data prepare`: documents to indexed datasets, one for each key.
+
+Read in batches, encoded in order by threads or processes, written shard by shard; only when all
+is encoded do the files of all keys get their names.  The bytes written depend on input,
+tokenizer and settings alone, not on the workers, nor on where a run was interrupted and resumed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lmcore.data.indexed.dataset import token_dtype
+from lmcore.data.indexed.metadata import DatasetMetadata, remove_metadata, write_metadata
+from lmcore.data.indexed.writer import IndexedDatasetWriter
+from lmcore.data.input.batch import Batch
+from lmcore.data.input.compression import STDIN
+from lmcore.data.input.files import InputFile
+from lmcore.data.input.problem import Problem
+from lmcore.data.input.read import read_input
+from lmcore.data.prepare.completed import finished_before, forget, record_finished
+from lmcore.data.prepare.encode import encode_batch
+from lmcore.data.prepare.encode_types import Encoded, EncodePlan
+from lmcore.data.prepare.partial_output import ShardedOutput, state_path
+from lmcore.data.prepare.preflight import looked_at, problems_before
+from lmcore.data.prepare.request import (
+    KeyReport,
+    PrepareReport,
+    PrepareRequest,
+    Progress,
+    ProgressCallback,
+    document_prefix,
+)
+from lmcore.data.prepare.resume_state import Identity, PrepareState, identity_of, read_state
+from lmcore.data.tokenizer import Tokenizer
+from lmcore.data.worker_pool import BatchWork, work_ordered
+from lmcore.errors import ConfigError, DataError, RunError, counted
+
+__all__ = [
+    "KeyReport",
+    "PrepareReport",
+    "PrepareRequest",
+    "Progress",
+    "ProgressCallback",
+    "document_prefix",
+    "join",
+    "prepare",
+    "problems_before",
+    "publish",
+]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A request that was checked, its files, and what all of its input is known by."""
+
+    request: PrepareRequest
+    files: Sequence[InputFile]
+    dtype: np.dtype[np.integer]
+    identity: Identity
+
+
+def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -> PrepareReport:
+    """Tokenize documents into `PREFIX_KEY_document.{bin,idx,meta.json}`, or `..._sentence`.
+
+    Args:
+        request: What to prepare.
+        progress: Called every `log_interval` documents, and once at the end.
+
+    Raises:
+        DataError: Input that is missing, damaged or (unless it is to be skipped) has a bad
+            document; no documents; a full disk.  No file is left but shards that are complete,
+            and older datasets stay.
+        ConfigError: A request that cannot be met, with all that is wrong with it.
+        RunError: A worker process died.
+
+    With `resume`, a run that made the same before is reported again, and nothing is done.
+    """
+    job = _checked(request)
+    done = _done_before(job)
+    if done is not None:
+        return done
+    prefixes = [request.key_prefix(key) for key in request.json_keys]
+    output = ShardedOutput(request.prefix, prefixes, job.dtype, job.identity, resume=request.resume)
+    totals = _Totals(job, output, progress)
+    try:
+        _encode_all(job, totals)
+        totals.require_tokens()
+        output.finish(request.dataset_impl)
+        forget(request)
+        for key in output.keys:
+            remove_metadata(key.prefix)
+            key.commit()
+            metadata = _metadata(
+                request, key.sequences, key.documents, key.counts.tokens, job.dtype
+            )
+            write_metadata(key.prefix, metadata)
+    except BaseException as error:
+        output.abandon(error)
+        raise
+    output.remove()
+    report = totals.report()
+    if request.partition is not None:
+        from lmcore.data.prepare.partition import write_record
+
+        write_record(request, job.identity, report)
+    if request.resume:
+        record_finished(request, job.identity, report)
+    return report
+
+
+def _done_before(job: _Job) -> PrepareReport | None:
+    """Return the report of a run that is to be resumed and has come to its end already."""
+    request = job.request
+    if not request.resume or read_state(state_path(request.prefix)) is not None:
+        return None
+    return finished_before(request, job.identity)
+
+
+def join(request: PrepareRequest) -> PrepareReport:
+    """Put the shares that several hosts prepared together, as if one had prepared all.
+
+    Raises:
+        ConfigError: Shares that are missing or do not fit, all of them.
+        DataError: A share is damaged, or the disk refuses.
+    """
+    from lmcore.data.prepare.partition import join_partitions
+
+    job = _checked(request)
+    return join_partitions(request, job.identity)
+
+
+def publish(
+    writers: Sequence[IndexedDatasetWriter], tokenizer: Tokenizer, *, append_eod: bool
+) -> None:
+    """Give all files their names, after all of them are complete on the disk."""
+    for writer in writers:
+        writer.finish()
+    for writer in writers:
+        remove_metadata(writer.prefix)
+        writer.commit()
+        write_metadata(
+            writer.prefix,
+            DatasetMetadata.of(
+                tokenizer,
+                append_eod=append_eod,
+                documents=writer.documents,
+                sequences=writer.sequences,
+                tokens=writer.tokens,
+                dtype=writer.dtype.name,
+            ),
+        )
+
+
+def _metadata(
+    request: PrepareRequest,
+    sequences: int,
+    documents: int,
+    tokens: int,
+    dtype: np.dtype[np.integer],
+) -> DatasetMetadata:
+    return DatasetMetadata.of(
+        request.tokenizer,
+        append_eod=request.append_eod,
+        documents=documents,
+        sequences=sequences,
+        tokens=tokens,
+        dtype=dtype.name,
+    )
+
+
+def _checked(request: PrepareRequest) -> _Job:
+    """Look for everything that stands in the way, and raise it at once."""
+    files, problems = looked_at(request)
+    if problems:
+        raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
+    dtype = np.dtype(token_dtype(request.tokenizer.vocab_size))
+    identity = identity_of(request, files, dtype)
+    share: Sequence[InputFile] = files
+    if request.partition is not None:
+        from lmcore.data.prepare.partition import share_of
+
+        share = share_of(files, request.partition, request.partitions)
+    return _Job(request, share, dtype, identity)
+
+
+def _encode_all(job: _Job, totals: _Totals) -> None:
+    request = job.request
+    plan = EncodePlan(
+        keys=request.json_keys,
+        end=request.tokenizer.eod if request.append_eod else None,
+        dtype=job.dtype,
+        stop=request.on_error == "stop",
+        splitter=request.splitter,
+    )
+    source = _Source(job, totals.output.state)
+    tokenizer = request.tokenizer
+    work = BatchWork(
+        functools.partial(encode_batch, tokenizer=tokenizer, plan=plan),
+        carried=f"the tokenizer `{tokenizer.name}`",
+        done="encoded",
+    )
+    results = work_ordered(
+        source.batches(),
+        work,
+        workers=request.num_workers,
+        threads=request.threads,
+    )
+    with closing(results):
+        try:
+            for encoded in results:
+                totals.add(encoded, source.places.popleft())
+        except RunError as error:
+            shard = totals.output.state.shards + 1
+            raise RunError(
+                f"{error.what}, in shard {shard}", why=error.why, hint=error.hint
+            ) from None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a batch ends: `batches` of `file` are done with it, `position` bytes of it read."""
+
+    file: int
+    batches: int
+    position: int
+
+
+class _Source:
+    """The batches that are not done yet, and the place of each that is under way."""
+
+    def __init__(self, job: _Job, state: PrepareState) -> None:
+        self._job, self._state = job, state
+        self.places: deque[_Place] = deque()
+
+    def batches(self) -> Generator[Batch, None, None]:
+        options = self._job.request.options
+        for number, file in enumerate(self._job.files):
+            if number < self._state.file:
+                continue
+            done = self._state.batches if number == self._state.file else 0
+            with closing(read_input([file], options)) as batches:
+                for count, batch in enumerate(itertools.islice(batches, done, None), done + 1):
+                    self.places.append(_Place(number, count, batch.position))
+                    yield batch
+
+
+class _Totals:
+    """Writes what comes in, and counts."""
+
+    def __init__(self, job: _Job, output: ShardedOutput, progress: ProgressCallback | None) -> None:
+        self._job, self.output, self._progress = job, output, progress
+        self._request = job.request
+        self._began = time.perf_counter()
+        state = output.state
+        self._seconds_before = state.seconds
+        self._documents, self._json_bytes = state.documents, state.json_bytes
+        self._shard_start = state.json_bytes
+        self._reported = self._documents
+        self._skipped: Counter[str] = Counter(state.skipped)
+        self._pace = _Pace(job.files)
+        self._steady = all(Path(file.path).is_file() for file in job.files)
+
+    def add(self, encoded: Encoded, place: _Place) -> None:
+        if encoded.problem is not None:
+            if self._request.on_error == "stop":
+                raise encoded.problem.error()
+            self._warn(encoded.problem)
+        self.output.add(encoded.keys)
+        self._documents += encoded.documents
+        self._json_bytes += encoded.json_bytes
+        self._skipped.update(encoded.skipped)
+        if self._documents - self._reported >= self._request.log_interval:
+            self._show(place)
+        if self._steady and self._json_bytes - self._shard_start >= self._request.shard_bytes:
+            self._complete_shard(place)
+
+    def _complete_shard(self, place: _Place) -> None:
+        self._shard_start = self._json_bytes
+        self.output.complete_shard(
+            PrepareState(
+                shards=self.output.state.shards + 1,
+                file=place.file,
+                batches=place.batches,
+                documents=self._documents,
+                json_bytes=self._json_bytes,
+                seconds=self._seconds(),
+                skipped=dict(self._skipped),
+                keys=(),
+            )
+        )
+
+    def _warn(self, problem: Problem) -> None:
+        if problem.reason not in self._skipped:  # the first of its kind; the report counts all
+            _log.warning("skipped %s: %s (%s)", problem.where, problem.reason, problem.detail)
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._began
+
+    def _show(self, place: _Place | None) -> None:
+        self._reported = self._documents
+        if self._progress is not None:
+            fraction, left = self._pace.at(place)
+            told = (self._documents, self._json_bytes, self._seconds(), fraction, left)
+            self._progress(Progress(*told))
+
+    def require_tokens(self) -> None:
+        """Raise `DataError` where a key's dataset would be empty; a host's share may be."""
+        if self._request.partition is not None:
+            return
+        files = [file.path for file in self._job.files]
+        named = ", ".join(f"`{file}`" for file in files[:3]) + (" ..." if len(files) > 3 else "")
+        lost = ", ".join(f"{count:,} {reason}" for reason, count in self._skipped.items())
+        if not self._documents:
+            raise DataError(
+                f"no documents in {named}",
+                why=f"left out: {lost}" if lost else "the input is empty",
+                hint="`--on-error stop` names the first" if lost else "check `--input`",
+            )
+        documents = counted(self._documents, "document")
+        for key, output in zip(self._request.json_keys, self.output.keys, strict=True):
+            if not output.counts.tokens:
+                raise DataError(
+                    f"no text under the key `{key}` in {named}",
+                    why=f"left out: {lost}; it is empty in what is left, {documents}"
+                    if lost
+                    else f"it is empty in all there is: {documents}",
+                    hint="`--on-error stop` names the first that was left out"
+                    if lost
+                    else "check `--json-keys`",
+                )
+
+    def report(self) -> PrepareReport:
+        self._show(None)
+        return PrepareReport(
+            files=tuple(file.path for file in self._job.files),
+            documents=self._documents,
+            json_bytes=self._json_bytes,
+            seconds=self._seconds(),
+            skipped=dict(self._skipped),
+            outputs=tuple(
+                KeyReport(
+                    key=key,
+                    prefix=output.prefix,
+                    documents=output.counts.documents,
+                    tokens=output.counts.tokens,
+                    empty=output.counts.empty,
+                    bytes=output.counts.tokens * output.dtype.itemsize,
+                    dtype=output.dtype.name,
+                )
+                for key, output in zip(self._request.json_keys, self.output.keys, strict=True)
+            ),
+        )
+
+
+class _Pace:
+    """How much of the input is read, by bytes on the disk, and when the rest will be."""
+
+    def __init__(self, files: Sequence[InputFile]) -> None:
+        self._began = time.perf_counter()
+        self._first: float | None = None
+        sizes = [Path(file.path).stat().st_size if file.path != STDIN else 0 for file in files]
+        self._known = all(Path(file.path).is_file() for file in files) and any(sizes)
+        self._before = [0, *itertools.accumulate(sizes)]
+
+    def at(self, place: _Place | None) -> tuple[float | None, float | None]:
+        """Return the fraction read and the seconds left; None where nobody knows."""
+        if not self._known:
+            return None, None
+        if place is None:
+            return 1.0, 0.0
+        read = self._before[place.file] + place.position
+        fraction = min(1.0, read / self._before[-1])
+        if self._first is None:  # a run that resumes begins in the middle
+            self._first = fraction
+            self._began = time.perf_counter()
+            return fraction, None
+        done = fraction - self._first
+        if done <= 0:
+            return fraction, None
+        return fraction, (time.perf_counter() - self._began) * (1 - fraction) / done

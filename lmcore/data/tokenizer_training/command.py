@@ -1,0 +1,205 @@
+"""`lmcore data train-tokenizer`: a vocabulary from text, ready for `--tokenizer-type`.
+
+Reads a sample of bounded size, trains, builds the tokenizer from the files that were written and
+tries it.  The output directory appears when all of that went well, and not before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
+from lmcore.data.indexed.files import disk_errors
+from lmcore.data.tokenizer import Tokenizer, tokenizer_from
+from lmcore.data.tokenizer_training.text import ReadProgress, TextSample, read_sample
+from lmcore.data.tokenizer_training.trainers import KINDS, Kind, Recipe, require_room
+from lmcore.errors import ConfigError, suggestion
+
+__all__ = ["TrainingReport", "TrainingRequest", "train_tokenizer"]
+
+_TRIED_LINES = 10_000
+_SPECIAL = re.compile(r"<\S+>|\[\S+\]")
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What to train.
+
+    Attributes:
+        inputs: Files, patterns, directories, or `-` for standard input.
+        output_dir: Where the files go; it must not exist, or be empty.
+        tokenizer_type: A key of `lmcore.data.tokenizer_training.trainers.KINDS`.
+        recipe: Size of the vocabulary, and how it is found.
+        json_keys: Keys or columns whose text is taken.
+        sample_bytes: Text to train on, at most; None: by the type.
+        on_error: What a document that cannot be used does.
+        input_format: One of `lmcore.data.input.files.FORMATS`, or `auto`.
+    """
+
+    inputs: tuple[str, ...]
+    output_dir: str
+    tokenizer_type: str
+    recipe: Recipe
+    json_keys: tuple[str, ...] = ("text",)
+    sample_bytes: int | None = None
+    on_error: Literal["stop", "skip"] = "stop"
+    input_format: str = "auto"
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """What was trained.
+
+    Attributes:
+        tokenizer: What builds it: `TokenizerSettings.describe()`.
+        vocab_size: Ids of the tokenizer; a type may add some to those that were trained.
+        eod: The id that ends a document.
+        documents: Documents read.
+        bytes: Of their text.
+        trained_bytes: Of the text that was trained on.
+        bytes_per_token: Of lines of that text.
+        skipped: Documents left out, by reason.
+        read_seconds: Time that reading took.
+        train_seconds: Time that training took.
+    """
+
+    tokenizer: Mapping[str, str | int | None]
+    vocab_size: int
+    eod: int | None
+    documents: int
+    bytes: int
+    trained_bytes: int
+    bytes_per_token: float
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    read_seconds: float = 0.0
+    train_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return dataclasses.asdict(self)
+
+
+def train_tokenizer(
+    request: TrainingRequest,
+    *,
+    reading: Callable[[ReadProgress], None] | None = None,
+    training: Callable[[TextSample], None] | None = None,
+) -> TrainingReport:
+    """Train a tokenizer and write its files.
+
+    Args:
+        request: What to train, on what.
+        reading: Called while text is read.
+        training: Called when all is read and training begins.
+
+    Raises:
+        ConfigError: An unknown type, an option that it does not take, or a directory in use.
+        DataError: Input that cannot be used, too little text, or a full disk.
+    """
+    kind = _kind(request)
+    directory = Path(request.output_dir)
+    _require_free(directory)
+    started = time.monotonic()
+    limit = kind.sample_bytes if request.sample_bytes is None else request.sample_bytes
+    sample = read_sample(
+        request.inputs,
+        keys=request.json_keys,
+        limit=limit,
+        on_error=request.on_error,
+        input_format=request.input_format,
+        progress=reading,
+    )
+    read = time.monotonic()
+    if training is not None:
+        training(sample)
+    whole = directory.absolute()  # `.` has a name, too
+    temporary = whole.with_name(f".{whole.name}.tmp-{os.getpid()}")
+    try:
+        with disk_errors(directory):
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+            kind.train(sample.lines, request.recipe, temporary)
+            _sync(temporary)
+        tried = _tried(tokenizer_from(_settings(request, kind, temporary)), sample.lines)
+        with disk_errors(directory):
+            temporary.rename(directory)  # over an empty directory, too
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    built = tokenizer_from(_settings(request, kind, directory))
+    return TrainingReport(
+        tokenizer=_settings(request, kind, directory).describe(),
+        vocab_size=built.vocab_size,
+        eod=built.eod,
+        documents=sample.documents,
+        bytes=sample.bytes,
+        trained_bytes=sample.kept_bytes,
+        bytes_per_token=round(tried, 3),
+        skipped=dict(sample.skipped),
+        read_seconds=round(read - started, 3),
+        train_seconds=round(time.monotonic() - read, 3),
+    )
+
+
+def _kind(request: TrainingRequest) -> Kind:
+    kind = KINDS.get(request.tokenizer_type)
+    if kind is None:
+        ours = request.tokenizer_type in BUILT_IN_TYPES  # no slip of the keys
+        raise ConfigError(
+            f"`--tokenizer-type {request.tokenizer_type}` cannot be trained",
+            why="only its files can be read, or it has none" if ours else None,
+            hint=f"these can: {', '.join(f'`{name}`' for name in sorted(KINDS))}"
+            if ours
+            else suggestion(request.tokenizer_type, KINDS),
+        )
+    for name in ("special_tokens", "min_frequency", "model_type", "character_coverage"):
+        if getattr(request.recipe, name) and name not in kind.takes:
+            flags = ", ".join(f"`--{one.replace('_', '-')}`" for one in kind.takes)
+            raise ConfigError(
+                f"`--{name.replace('_', '-')}` does not go with `--tokenizer-type "
+                f"{request.tokenizer_type}`",
+                why=f"it is trained with {flags}",
+            )
+    for token in request.recipe.special_tokens:
+        if not _SPECIAL.fullmatch(token):
+            raise ConfigError(
+                f"`--special-tokens {token}`: not a special token",
+                why="it must be told from the pieces of words",
+                hint="write it in angle or square brackets without spaces, such as `<|user|>`",
+            )
+    require_room(kind, request.recipe)
+    return kind
+
+
+def _require_free(directory: Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(
+            f"`--output-dir {directory}` is there already",
+            why="a tokenizer that data was prepared with must not change",
+            hint="name a new directory",
+        )
+
+
+def _settings(request: TrainingRequest, kind: Kind, directory: Path) -> TokenizerSettings:
+    paths: dict[str, Any] = {option: str(directory / name) for option, name in kind.files.items()}
+    return TokenizerSettings(request.tokenizer_type, **paths)
+
+
+def _tried(tokenizer: Tokenizer, lines: Sequence[str]) -> float:
+    """Return the bytes for each token of some of the lines, spread over all."""
+    some = lines[:: max(1, len(lines) // _TRIED_LINES)]
+    tokens = sum(len(ids) for ids in tokenizer.encode_batch(some))
+    return sum(len(line.encode()) for line in some) / max(tokens, 1)
+
+
+def _sync(directory: Path) -> None:
+    for path in directory.iterdir():
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())

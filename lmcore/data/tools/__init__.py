@@ -1,0 +1,1 @@
+"""Tools for prepared data: inspect, merge, repair and split."""

@@ -1,0 +1,274 @@
+"""`lmcore data merge`: indexed datasets one after another, as if prepared in one go."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from lmcore.data.blend.file_list import without_ending
+from lmcore.data.indexed.copy import DocumentRange, DocumentRanges, write_ranges
+from lmcore.data.indexed.dataset import IndexedDataset
+from lmcore.data.indexed.files import IndexedFiles
+from lmcore.data.indexed.idx_reader import Format
+from lmcore.data.indexed.metadata import (
+    DatasetMetadata,
+    metadata_path,
+    read_metadata,
+    remove_metadata,
+    write_metadata,
+)
+from lmcore.errors import DataError
+
+__all__ = [
+    "MergeReport",
+    "Source",
+    "chosen_datasets",
+    "find_datasets",
+    "merge",
+    "open_sources",
+    "with_counts",
+]
+
+_log = logging.getLogger(__name__)
+
+_COUNTS = {"documents", "sequences", "tokens", "dtype"}
+# The tokenizer's files may lie elsewhere for each part; its fingerprint says whether it is one.
+_MAY_DIFFER = {*_COUNTS, "tokenizer", "lmcore_version"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset that documents are taken from: checked, and closed again."""
+
+    documents: DocumentRange
+    dtype: str
+    format: Format
+    metadata: DatasetMetadata | None
+
+    @property
+    def prefix(self) -> str:
+        """The dataset's path without ending."""
+        return self.documents.prefix
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What was merged."""
+
+    prefix: str
+    datasets: int
+    documents: int
+    sequences: int
+    tokens: int
+    dtype: str
+    dataset_impl: Format
+    bytes: int
+    seconds: float
+    metadata: bool
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+
+def find_datasets(directory: str | Path) -> list[str]:
+    """Return the prefixes of all datasets in a directory, sorted by name.
+
+    Raises:
+        DataError: It is none, or has no dataset in it.
+    """
+    try:
+        found = sorted(
+            str(path.with_suffix("")) for path in Path(directory).iterdir() if path.suffix == ".idx"
+        )
+    except OSError as error:
+        raise DataError(f"cannot read `{directory}`", why=error.strerror or str(error)) from error
+    if not found:
+        raise DataError(f"no data set in `{directory}`", why="no file there ends with `.idx`")
+    return found
+
+
+def chosen_datasets(paths: Sequence[str], directory: str | None) -> list[str]:
+    """Return the prefixes that paths name, with or without endings, or those in a directory.
+
+    Raises:
+        DataError: See `find_datasets`.
+    """
+    return list(map(without_ending, paths)) if directory is None else find_datasets(directory)
+
+
+def merge(prefixes: Sequence[str], output_prefix: str) -> MergeReport:
+    """Write the documents of several datasets to one, in their order.
+
+    The bytes are those that preparing all of the input at once would have written.
+
+    Args:
+        prefixes: The datasets' paths without ending.
+        output_prefix: Likewise, of the new one; older files of that name are replaced.
+
+    Raises:
+        DataError: A dataset is missing, damaged, given twice, of another format, token type or
+            vocabulary than the first one; or the disk refuses.  Nothing is left of the output.
+    """
+    start = time.perf_counter()
+    sources = open_sources(prefixes, output_prefix)
+    content = DocumentRanges([source.documents for source in sources])
+    first = sources[0]
+    with closing(IndexedFiles(output_prefix)) as files:
+        write_ranges(files, content.ranges)
+        files.finish(content, first.dtype, first.format)
+        remove_metadata(output_prefix)
+        files.commit()
+    metadata = with_counts(sources, content)
+    if metadata is not None:
+        write_metadata(output_prefix, metadata)
+    return MergeReport(
+        prefix=output_prefix,
+        datasets=len(sources),
+        documents=content.documents,
+        sequences=content.sequences,
+        tokens=content.tokens,
+        dtype=first.dtype,
+        dataset_impl=first.format,
+        bytes=sum(path.stat().st_size for path in (files.bin_path, files.idx_path)),
+        seconds=time.perf_counter() - start,
+        metadata=metadata is not None,
+    )
+
+
+def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[Source]:
+    """Check that datasets are sound and belong together, and describe them.
+
+    Raises:
+        DataError: See `merge`.
+    """
+    if not prefixes:
+        raise DataError("no data set is given", hint="name data sets with `--datasets`")
+    sources: list[Source] = []
+    seen: dict[tuple[int, int], str] = {}
+    for prefix in prefixes:
+        dataset = IndexedDataset(prefix)
+        found = dataset.bin_path.stat()
+        earlier = seen.setdefault((found.st_dev, found.st_ino), prefix)
+        if len(seen) == len(sources):
+            raise DataError(
+                f"`{prefix}` is given twice"
+                if prefix == earlier
+                else f"`{prefix}` and `{earlier}` are the same data",
+                why="its documents would be there twice",
+                hint="to train on it more often give it a larger weight",
+            )
+        metadata = read_metadata(prefix)
+        _check_counts(dataset, metadata)
+        source = Source(
+            DocumentRange.of(dataset), dataset.dtype.name, dataset.index.format, metadata
+        )
+        if sources:
+            _check_alike(sources[0], source)
+        sources.append(source)
+    _check_modes(sources)
+    _check_output(output_prefix, seen)
+    _check_vocabularies(sources)
+    return sources
+
+
+def with_counts(sources: Sequence[Source], content: DocumentRanges) -> DatasetMetadata | None:
+    """Return the metadata of what is made from *sources*; None where one of them has none."""
+    first = sources[0].metadata
+    if first is None or any(source.metadata is None for source in sources):
+        return None
+    return replace(
+        first, documents=content.documents, sequences=content.sequences, tokens=content.tokens
+    )
+
+
+def _check_counts(dataset: IndexedDataset, metadata: DatasetMetadata | None) -> None:
+    if metadata is None:
+        return
+    found = (dataset.document_count, len(dataset), dataset.tokens, dataset.dtype.name)
+    told = (metadata.documents, metadata.sequences, metadata.tokens, metadata.dtype)
+    if found != told:
+        raise DataError(
+            f"`{metadata_path(dataset.prefix)}` is not of this data set",
+            why="it says {} documents, {} sequences, {} tokens of {}; ".format(*told)
+            + "there are {}, {}, {} of {}".format(*found),
+            hint="prepare the data anew, or remove the metadata",
+        )
+
+
+def _check_alike(first: Source, other: Source) -> None:
+    for name, one, two in (
+        ("token type", first.dtype, other.dtype),
+        ("format", first.format, other.format),
+    ):
+        if one != two:
+            raise DataError(
+                f"`{first.prefix}` and `{other.prefix}` differ in their {name}",
+                why=f"`{one}` and `{two}`",
+                hint="prepare all of the data with one tokenizer"
+                if name == "token type"
+                else "prepare all of the data with one `--dataset-impl`",
+            )
+
+
+def _check_modes(sources: Sequence[Source]) -> None:
+    kinds = {
+        source.documents.multimodal: source for source in sources if source.documents.sequences
+    }
+    if len(kinds) > 1:
+        raise DataError(
+            f"`{kinds[True].prefix}` is multimodal and `{kinds[False].prefix}` is not",
+            why="either all sequences of a data set have a mode, or none has",
+        )
+
+
+def _check_vocabularies(sources: Sequence[Source]) -> None:
+    """Compare what metadata says, and say it where there is none to compare."""
+    described = [source for source in sources if source.metadata is not None]
+    for source in described[1:]:
+        _check_vocabulary(described[0], source)
+    if not described and len(sources) > 1:
+        _log.warning(
+            "the data sets have no metadata, so that their vocabularies cannot be compared; "
+            "the output gets none"
+        )
+    elif 0 < len(described) < len(sources):
+        missing = next(source for source in sources if source.metadata is None)
+        _log.warning(
+            "`%s` has no metadata, so that its vocabulary cannot be compared; the output gets none",
+            missing.prefix,
+        )
+
+
+def _check_vocabulary(first: Source, other: Source) -> None:
+    one, two = first.metadata, other.metadata
+    assert one is not None
+    assert two is not None
+    for field in fields(DatasetMetadata):
+        mine, theirs = getattr(one, field.name), getattr(two, field.name)
+        if field.name in _MAY_DIFFER or mine == theirs:
+            continue
+        vocabulary = field.name in {"fingerprint", "vocab_size"}
+        raise DataError(
+            f"`{first.prefix}` and `{other.prefix}` "
+            + ("have different vocabularies" if vocabulary else f"differ in `{field.name}`"),
+            why=f"their metadata has the {field.name} `{mine}` and `{theirs}`",
+            hint="prepare all of the data with one tokenizer and the same options",
+        )
+
+
+def _check_output(output_prefix: str, sources: dict[tuple[int, int], str]) -> None:
+    path = Path(f"{output_prefix}.bin")
+    if not path.exists():
+        return
+    found = path.stat()
+    if (found.st_dev, found.st_ino) in sources:
+        raise DataError(
+            f"the output `{output_prefix}` is one of the data sets given",
+            why="it would be replaced",
+            hint="give another `--output-prefix`",
+        )

@@ -1,0 +1,1 @@
+"""Checks of one plugin: its hooks, records, kernels, device and source."""

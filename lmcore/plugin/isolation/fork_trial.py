@@ -1,0 +1,159 @@
+"""Let a copy of this process go first where a plugin's code may crash in native code or hang.
+
+The copy (`fork`) imports and probes the plugins one after the other and tells how it went.  Where
+it is killed, or does not come back in time, the plugin that it was at is at fault; another copy
+goes on with those after it.  So no plugin takes a command down, and whatever its probe does to a
+process (a driver's library loaded, a context made) ends with the copy.
+
+A fork takes a few milliseconds; a fresh interpreter for each plugin would take a second.  On a
+system without `fork` nothing is tried, and the plugin's own exceptions are all that is caught.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, Any, NoReturn
+
+from lmcore.plugin.isolation.crash_report import crash_place, ending, last_line
+
+__all__ = ["Trial", "can_try", "try_each"]
+
+_LOG_BYTES = 65536
+
+Attempt = Callable[[Callable[[str], None]], Mapping[str, Any]]
+"""Does the plugin's part in the copy: is told how to name what it is at, returns JSON values."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How one plugin fared.
+
+    Attributes:
+        answer: What the attempt returned; empty where it did not come to its end.
+        fault: How the copy ended in the middle of it; empty where it did not.
+        phase: What it was at, as the attempt named it.
+        log: The end of what it wrote to standard error, with Python's stack where it crashed.
+    """
+
+    answer: Mapping[str, Any] = field(default_factory=dict)
+    fault: str = ""
+    phase: str = ""
+    log: str = ""
+
+
+def can_try() -> bool:
+    """Say whether this system can make a copy of the process."""
+    return hasattr(os, "fork")
+
+
+def try_each(attempts: Mapping[str, Attempt], *, seconds: float) -> dict[str, Trial]:
+    """Make each attempt in a copy of this process.
+
+    Args:
+        attempts: By name, in the order in which they are made.
+        seconds: For each attempt; the copy is killed after that.
+    """
+    found: dict[str, Trial] = {}
+    rest = list(attempts)
+    while rest:
+        found |= _one_copy({name: attempts[name] for name in rest}, seconds)
+        rest = [name for name in rest if name not in found]
+    return found
+
+
+def _one_copy(attempts: Mapping[str, Attempt], seconds: float) -> dict[str, Trial]:
+    """Return the trials up to the first that ended the copy, or all of them."""
+    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as log:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            _be_the_copy(attempts, writing, log)
+        os.close(writing)
+        with os.fdopen(reading, "rb", buffering=0) as pipe:
+            found, at, phase, late = _listen(pipe, list(attempts), seconds)
+        if late:
+            os.kill(child, signal.SIGKILL)
+        _, raw = os.waitpid(child, 0)
+        if len(found) < len(attempts):
+            text = _tail(log)
+            how = f"no answer within {seconds:g} s" if late else ""
+            how = how or f"the process {ending(os.waitstatus_to_exitcode(raw))}"
+            found[at] = Trial(
+                fault=how + (crash_place(text) or last_line(text)), phase=phase, log=text
+            )
+    return found
+
+
+def _listen(
+    pipe: IO[bytes], names: Sequence[str], seconds: float
+) -> tuple[dict[str, Trial], str, str, bool]:
+    """Return the trials that ended well, then the name and phase it was at, and whether it hung."""
+    found: dict[str, Trial] = {}
+    phase, text = "start", b""
+    deadline = time.monotonic() + seconds
+    while len(found) < len(names):
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return found, names[len(found)], phase, True
+        chunk = pipe.read(65536)
+        if not chunk:
+            return found, names[len(found)], phase, False
+        *lines, text = (text + chunk).split(b"\n")
+        for line in lines:
+            told = json.loads(line)
+            if "phase" in told:
+                phase = told["phase"]
+            else:
+                found[names[len(found)]] = Trial(answer=told["answer"])
+                phase, deadline = "start", time.monotonic() + seconds
+    return found, "", "", False
+
+
+def _be_the_copy(attempts: Mapping[str, Attempt], writing: int, log: IO[bytes]) -> NoReturn:
+    """Make the attempts and end, without any of what this process does when it ends."""
+    status = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for descriptor, source in ((0, nothing), (1, log.fileno()), (2, log.fileno())):
+            os.dup2(source, descriptor)
+        faulthandler.enable(file=log.fileno())
+
+        def tell(**what: Any) -> None:
+            _write(writing, json.dumps(what).encode() + b"\n")
+
+        for attempt in attempts.values():
+            tell(answer=attempt(lambda phase: tell(phase=phase)))
+        status = 0
+    except BaseException:  # noqa: BLE001 - the log tells it, and nothing may run on as the parent
+        import traceback
+
+        with suppress(Exception):
+            os.write(log.fileno(), traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(status)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0, os.SEEK_END)
+    log.seek(max(0, log.tell() - _LOG_BYTES))
+    return log.read().decode(errors="replace")

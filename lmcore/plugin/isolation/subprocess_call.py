@@ -1,0 +1,266 @@
+"""Call a function in a process of its own, with a time limit.
+
+What plugins and drivers do may crash in native code or hang.  Called here, that becomes an
+`Outcome` that says how it ended, and the caller goes on.
+
+    outcome = call_isolated("package.module:function", "argument", timeout=60.0)
+    outcome.value if outcome.complete else outcome.fault
+
+Arguments and results are JSON values.  A function that yields gives a value at a time; those that
+it gave before a crash are kept.  Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmcore.errors import LmcoreError
+from lmcore.plugin.isolation.crash_report import crash_place, ending, last_line
+
+__all__ = ["Call", "Outcome", "call_isolated", "call_together", "in_one_line"]
+
+_POLL_SECONDS = 0.02
+_LOG_BYTES = 65536
+
+_BOOTSTRAP = """\
+import json, sys
+given = json.loads(sys.argv[1])
+sys.path[:] = [*given, *(path for path in sys.path if path not in given)]
+from lmcore.plugin.isolation.subprocess_call import answer
+raise SystemExit(answer(*sys.argv[2:]))
+"""
+"""The child finds modules where its parent does, whatever way that was started."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function to call in a process of its own.
+
+    Attributes:
+        target: "package.module:function".
+        arguments: JSON values.
+        env: The whole environment; default: this process's.
+    """
+
+    target: str
+    arguments: tuple[Any, ...] = ()
+    env: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended.
+
+    Attributes:
+        values: What the function returned or, one by one, yielded.
+        fault: How the process ended otherwise than it should, in one line; empty when all is well.
+        log: The end of what it wrote to standard error.
+        seconds: How long it took.
+    """
+
+    values: tuple[Any, ...]
+    fault: str
+    log: str
+    seconds: float
+
+    @property
+    def complete(self) -> bool:
+        """Whether the function came to its end, and its process too."""
+        return not self.fault
+
+    @property
+    def value(self) -> Any:
+        """What a function that does not yield returned; None where it did not get so far."""
+        return self.values[-1] if self.values else None
+
+
+def call_isolated(
+    target: str, *arguments: Any, timeout: float, env: Mapping[str, str] | None = None
+) -> Outcome:
+    """Call "package.module:function" with JSON *arguments* in a process of its own.
+
+    Args:
+        target: The function.
+        *arguments: JSON values.
+        timeout: Seconds until the process and its children are killed.
+        env: The whole environment; default: this process's.
+    """
+    return call_together([Call(target, arguments, env)], timeout=timeout)[0]
+
+
+def call_together(
+    calls: Sequence[Call], *, timeout: float, grace: float = 5.0
+) -> tuple[Outcome, ...]:
+    """Make several calls at the same time, each in a process of its own.
+
+    Args:
+        calls: The functions.
+        timeout: Seconds until all that still run are killed.
+        grace: Seconds that the others get when one has failed: they may be waiting for it.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="lmcore-isolated-") as folder,
+        _started(calls, Path(folder), timeout) as children,
+    ):
+        begin = time.monotonic()
+        deadline = begin + timeout
+        while running := [one for one in children if one.seconds is None]:
+            now = time.monotonic()
+            for one in running:
+                if one.has_ended():
+                    one.seconds = now - begin
+                    if one.process.poll() != 0:
+                        deadline = min(deadline, now + grace)
+            if now > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        took = time.monotonic() - begin
+        return tuple(one.outcome(took, timeout) for one in children)
+
+
+class _Child:
+    """A started process and the files that it writes."""
+
+    def __init__(self, call: Call, folder: Path, timeout: float) -> None:
+        self.answers = folder / "answers.jsonl"
+        self.log = folder / "stderr"
+        self.seconds: float | None = None
+        command = [sys.executable, "-P", "-c", _BOOTSTRAP, json.dumps(sys.path), call.target]
+        command += [json.dumps(call.arguments), str(self.answers), str(timeout)]
+        with self.log.open("wb") as errors:
+            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                command,
+                env=None if call.env is None else dict(call.env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def has_ended(self) -> bool:
+        """Say whether the process has ended; its children end with it."""
+        if self.process.returncode is not None:
+            return True
+        # Not reaped before its group is killed, so that the group's number is still its own.
+        status = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if status is None:
+            return False
+        self.kill()
+        return True
+
+    def kill(self) -> None:
+        """End the process and its children; nothing happens when that was done already."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def outcome(self, took: float, timeout: float) -> Outcome:
+        """Return how the call ended; one that still runs is killed."""
+        stopped = self.seconds is None
+        self.kill()
+        lines = list(_lines(self.answers))
+        log = _tail(self.log)
+        return Outcome(
+            values=tuple(one["value"] for one in lines if "value" in one),
+            fault=self._fault(lines, log, took, timeout if stopped else None),
+            log=log,
+            seconds=took if self.seconds is None else self.seconds,
+        )
+
+    def _fault(
+        self, lines: Sequence[Mapping[str, Any]], log: str, took: float, timeout: float | None
+    ) -> str:
+        raised = next((one["raised"] for one in lines if "raised" in one), None)
+        if raised is not None:
+            return str(raised)
+        done = any("done" in one for one in lines)
+        after = " after it had answered" if done else ""
+        if timeout is not None:
+            limit = f"no answer within {timeout:g} s" if took >= timeout else "no answer"
+            return f"{limit}{after}; stopped{crash_place(log)}"
+        status = self.process.returncode
+        if done and status == 0:
+            return ""
+        return f"the process {ending(status)}{after}{crash_place(log) or last_line(log)}"
+
+
+@contextlib.contextmanager
+def _started(calls: Sequence[Call], folder: Path, timeout: float) -> Iterator[list[_Child]]:
+    """Start the calls; whatever happens, none of their processes is left."""
+    children: list[_Child] = []
+    try:
+        for number, call in enumerate(calls):
+            own = folder / str(number)
+            own.mkdir()
+            children.append(_Child(call, own, timeout))
+        yield children
+    finally:
+        for one in children:
+            one.kill()
+
+
+def _lines(answers: Path) -> Iterator[dict[str, Any]]:
+    if not answers.is_file():
+        return
+    for line in answers.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):  # cut off where the process was killed
+            yield json.loads(line)
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def answer(target: str, arguments: str, answers: str, timeout: str) -> int:
+    """Call *target* in this process, the child, and write what it gives to the file *answers*."""
+    import faulthandler
+
+    faulthandler.enable()
+    # Before it is killed it tells where it hangs: early enough for one that was slow to start.
+    faulthandler.dump_traceback_later(max(0.5 * float(timeout), float(timeout) - 5.0))
+    with open(answers, "a", encoding="utf-8", buffering=1) as file:  # noqa: PTH123 - kept open
+        try:
+            for value in _call(target, json.loads(arguments)):
+                print(json.dumps({"value": value}), file=file)
+        except Exception as error:  # noqa: BLE001 - the caller decides what it means
+            import traceback
+
+            traceback.print_exc()
+            print(json.dumps({"raised": in_one_line(error)}), file=file)
+            return 1
+        print(json.dumps({"done": True}), file=file)
+    faulthandler.cancel_dump_traceback_later()
+    return 0
+
+
+def _call(target: str, arguments: Sequence[Any]) -> Iterable[Any]:
+    module, _, name = target.partition(":")
+    found = getattr(importlib.import_module(module), name)(*arguments)
+    if isinstance(found, Iterator):
+        return found
+    return [found]
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an exception in one line; what and why of one that is meant for people."""
+    if isinstance(error, LmcoreError):
+        lines = [line.strip() for line in (error.why or "").splitlines()]
+        why = "; ".join(line for line in lines if line)
+        return f"{error.what}: {why}" if why else error.what
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

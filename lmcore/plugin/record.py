@@ -1,0 +1,194 @@
+"""What is known of each installed plugin, and the one way to call its hooks.
+
+A record is made by `lmcore.plugin.discovery`; a plugin that could not be used keeps its record,
+with the reason and the traceback, so that `lmcore plugins` can show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import pluggy
+
+from lmcore.accelerator.probe import PluginInfo, Probe
+from lmcore.errors import ConfigError, LmcoreError, PluginError, suggestion
+
+__all__ = ["PluginRecord", "PluginSet", "PluginState", "describe"]
+
+CPU = "cpu"
+"""torch's name of the host: the one device type that the core knows, as the last resort."""
+
+
+class PluginState(StrEnum):
+    """Whether a plugin takes part."""
+
+    USABLE = "usable"
+    REFUSED = "refused"
+    FAILED = "failed"
+    OFF = "off"
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception in one line, with the first cause of its chain where that is another."""
+    shown = _one_line(error)
+    root = error
+    while (
+        cause := root.__cause__ or (None if root.__suppress_context__ else root.__context__)
+    ) and (cause is not error):
+        root = cause
+    first = _one_line(root)
+    return shown if first in shown else f"{shown} (caused by {first})"
+
+
+def _one_line(error: BaseException) -> str:
+    text = error.what if isinstance(error, LmcoreError) else str(error)
+    lines = " ".join(text.split())
+    return f"{type(error).__name__}: {lines}" if lines else type(error).__name__
+
+
+@dataclass(frozen=True)
+class PluginRecord:
+    """One entry point of the group `lmcore.plugins`, after it was looked at.
+
+    Attributes:
+        name: The plugin's name; the entry point's where the plugin could not say.
+        entry_point: Name of the entry point, as `LMCORE_PLUGINS` lists it.
+        distribution: The package that brings it, as pip knows it.
+        version: That package's version.
+        state: Whether it takes part.
+        reason: Why it does not; empty for a usable one.
+        traceback: What Python printed where it failed.
+        info, probe: What the plugin said; None where it did not get so far, and `probe` for a
+            plugin that brings no device.
+        hooks: The plugin alone under pluggy, so that one call reaches one plugin.
+    """
+
+    name: str
+    entry_point: str
+    distribution: str
+    version: str
+    state: PluginState
+    reason: str = ""
+    traceback: str = ""
+    info: PluginInfo | None = None
+    probe: Probe | None = None
+    hooks: pluggy.PluginManager | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def label(self) -> str:
+        """The plugin with its distribution and version, for messages."""
+        return f"`{self.name}` ({self.distribution} {self.version})"
+
+    @property
+    def troubled(self) -> bool:
+        """Whether the plugin is installed, wanted and out of service."""
+        return self.state in (PluginState.FAILED, PluginState.REFUSED)
+
+    @property
+    def might_bring_device(self) -> bool:
+        """Whether a device may stand behind the plugin; where it cannot be known, True."""
+        return self.hooks is None or self.implements("lmcore_probe")
+
+    def implements(self, hook: str) -> bool:
+        """Say whether the plugin has this hook."""
+        return self.hooks is not None and bool(getattr(self.hooks.hook, hook).get_hookimpls())
+
+    def call(self, hook: str, **arguments: Any) -> Any:
+        """Call one hook of this plugin alone and return what it returned.
+
+        Raises:
+            PluginError: It raised something that is no `LmcoreError`, which passes through.
+        """
+        assert self.hooks is not None
+        assert self.implements(hook)
+        try:
+            results = getattr(self.hooks.hook, hook)(**arguments)
+        except LmcoreError:
+            raise
+        except Exception as cause:
+            raise PluginError(
+                f"plugin {self.label} raised in `{hook}`",
+                why=describe(cause),
+                hint=f"update or remove `{self.distribution}`, or report this to its authors",
+            ) from cause
+        return results[0] if results else None
+
+
+@dataclass(frozen=True)
+class PluginSet:
+    """All installed plugins, in the order of their names."""
+
+    records: tuple[PluginRecord, ...]
+
+    def __iter__(self) -> Iterator[PluginRecord]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def usable(self) -> tuple[PluginRecord, ...]:
+        """Those that take part."""
+        return tuple(one for one in self.records if one.state is PluginState.USABLE)
+
+    @property
+    def troubled(self) -> tuple[PluginRecord, ...]:
+        """Those that should take part and cannot."""
+        return tuple(one for one in self.records if one.troubled)
+
+    def without(self, names: Collection[str], source: str = "--plugin-off") -> PluginSet:
+        """Return the set with some plugins switched off.
+
+        Args:
+            names: Of the plugins, or of their entry points.
+            source: The flag or variable that gave the names, for messages.
+
+        Raises:
+            ConfigError: One of them is not installed, or is the CPU's.
+        """
+        known = {one.entry_point for one in self.records} | {one.name for one in self.records}
+        for name in names:
+            if name == CPU:
+                raise ConfigError(
+                    f"`{source}` cannot leave out the plugin `{CPU}`",
+                    why="it is the one that every installation has, and the last resort",
+                )
+            if name not in known:
+                raise ConfigError(
+                    f"`{source}` names the plugin `{name}`, which is not installed",
+                    hint=suggestion(name, known - {CPU}),
+                )
+        return PluginSet(
+            tuple(
+                replace(one, state=PluginState.OFF, reason=f"`{source}` leaves it out")
+                if one.state is not PluginState.OFF and {one.name, one.entry_point} & set(names)
+                else one
+                for one in self.records
+            )
+        )
+
+    def participants(self, plugin: str) -> Sequence[PluginRecord]:
+        """Return the chosen plugin, then those that bring no device and so serve every one."""
+        chosen = self.usable_record(plugin)
+        extensions = [one for one in self.usable if one.probe is None and one is not chosen]
+        return [chosen, *extensions]
+
+    def usable_record(self, plugin: str) -> PluginRecord:
+        """Return the usable plugin of this name.
+
+        Raises:
+            PluginError: There is none; the message says what became of it.
+        """
+        for one in self.usable:
+            if one.name == plugin:
+                return one
+        found = [one for one in self.records if one.name == plugin]
+        why = "; ".join(f"{one.label} is {one.state}: {one.reason}" for one in found)
+        raise PluginError(
+            f"plugin `{plugin}` cannot be used in this process",
+            why=why or "it is not installed here",
+            hint="compare `lmcore plugins` here with the machine that launched the run",
+        )

@@ -1,0 +1,278 @@
+"""What the plugins add to the command line: options, commands, corpora and tokenizer types.
+
+Every usable plugin is asked alone.  One that fails adds nothing, not even what it registered
+before it failed, and is warned about; whoever then asks for something of its gets its failure as
+the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from lmcore.accelerator.registry import (
+    CommandRegistry,
+    CorpusRegistry,
+    OptionRegistry,
+    PluginCommand,
+    PluginCorpus,
+    TokenizerRegistry,
+)
+from lmcore.config.plugin_section import LeftOut, PluginSections, plugin_options
+from lmcore.errors import LmcoreError, PluginError
+from lmcore.plugin.record import PluginRecord, PluginSet, PluginState, describe
+
+if TYPE_CHECKING:
+    from lmcore.accelerator.tokenizer import Tokenizer, TokenizerFactory
+
+__all__ = [
+    "Registrations",
+    "load_command",
+    "plugin_commands",
+    "plugin_corpora",
+    "plugin_sections",
+    "registered_types",
+]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CORE = "lmcore"
+
+
+@dataclass(frozen=True)
+class Registrations(Mapping[str, T], Generic[T]):
+    """What the plugins registered under one hook, by name.
+
+    Attributes:
+        found: Each registration.
+        plugins: The plugin of each.
+        failures: Why a plugin added nothing, by plugin name: it failed now, or before.
+    """
+
+    found: Mapping[str, T] = field(default_factory=dict)
+    plugins: Mapping[str, PluginRecord] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> T:
+        return self.found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def why_missing(self) -> str | None:
+        """Return the reason that a message about an unknown name adds: whose might be missing."""
+        return (
+            "\n".join(
+                f"plugin `{name}` might bring it, and {reason}"
+                for name, reason in self.failures.items()
+            )
+            or None
+        )
+
+
+class _Registry(Protocol[T]):
+    found: dict[str, T]
+
+
+def plugin_sections(plugins: PluginSet) -> PluginSections:
+    """Return the settings that the usable plugins add; those of the others with the reason."""
+    flags = _core_flags()
+    asked: list[tuple[PluginRecord, OptionRegistry]] = []
+
+    def registry(record: PluginRecord, _: Mapping[str, str]) -> OptionRegistry:
+        for other, one in asked[-1:]:  # what the one before added, if it did not fail
+            for name, section in one.found.items():
+                for option in plugin_options(name, section):
+                    flags.update(dict.fromkeys(option.flags, f"plugin {other.label}"))
+        asked.append((record, OptionRegistry(record.label, record.name, dict(flags))))
+        return asked[-1][1]
+
+    found = _collect(plugins, "lmcore_add_options", registry)
+    left_out = {name: LeftOut(reason) for name, reason in found.failures.items()}
+    for one in plugins:
+        if one.state is PluginState.OFF:
+            left_out[one.name] = LeftOut(f"is off: {one.reason}", wanted=True)
+    return PluginSections(dict(found), left_out)
+
+
+def plugin_commands(
+    plugins: PluginSet, core_commands: Mapping[str, str] | None = None
+) -> Registrations[PluginCommand]:
+    """Return the commands that the usable plugins add.
+
+    Args:
+        plugins: What `discover` found; the plugins need not have been probed.
+        core_commands: Names that cannot be taken, each with its owner for messages.
+    """
+    return _collect(
+        plugins,
+        "lmcore_add_commands",
+        lambda record, taken: CommandRegistry(record.label, {**taken, **(core_commands or {})}),
+    )
+
+
+def plugin_corpora(
+    plugins: PluginSet, core_corpora: Mapping[str, str] | None = None
+) -> Registrations[PluginCorpus]:
+    """Return the texts that the usable plugins bring.
+
+    Args:
+        plugins: What `discover` found.
+        core_corpora: Names that cannot be taken, each with its owner for messages.
+    """
+    return _collect(
+        plugins,
+        "lmcore_add_corpora",
+        lambda record, taken: CorpusRegistry(record.label, {**taken, **(core_corpora or {})}),
+    )
+
+
+def registered_types(
+    plugins: PluginSet, core_types: Mapping[str, str] | None = None
+) -> Registrations[TokenizerFactory]:
+    """Return the tokenizer types of the usable plugins; what a factory makes is checked.
+
+    Args:
+        plugins: What `discover` found.
+        core_types: Names that cannot be taken, each with its owner for messages.
+    """
+    found = _collect(
+        plugins,
+        "lmcore_add_tokenizers",
+        lambda record, taken: TokenizerRegistry(record.label, {**taken, **(core_types or {})}),
+    )
+    checked: dict[str, TokenizerFactory] = {
+        name: _CheckedFactory(name, factory, found.plugins[name]) for name, factory in found.items()
+    }
+    return dataclasses.replace(found, found=checked)
+
+
+def load_command(command: PluginCommand, record: PluginRecord) -> Callable[[list[str]], int]:
+    """Return the function of a plugin's command; what it returns is checked.
+
+    Raises:
+        PluginError: It cannot be loaded; the message names plugin and cause.
+    """
+    module, _, name = command.load.partition(":")
+    what = f"command `{command.name}` of plugin {record.label} cannot be loaded"
+    hint = f"update or remove `{record.distribution}`, or report this to its authors"
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except LmcoreError:
+        raise
+    except (Exception, SystemExit) as cause:
+        why = f"`{command.load}` raised {describe(cause)}"
+        raise PluginError(what, why=why, hint=hint) from cause
+    if not callable(function):
+        raise PluginError(what, why=f"`{command.load}` is {function!r:.200}", hint=hint)
+
+    def run(arguments: list[str]) -> int:
+        status = function(arguments)
+        if isinstance(status, bool) or not isinstance(status, int):
+            raise PluginError(
+                f"command `{command.name}` of plugin {record.label} returned {status!r:.200}",
+                why="a command returns its exit status",
+                hint=hint,
+            )
+        return status
+
+    return run
+
+
+def _collect(
+    plugins: PluginSet,
+    hook: str,
+    new_registry: Callable[[PluginRecord, Mapping[str, str]], _Registry[T]],
+) -> Registrations[T]:
+    """Ask every usable plugin by itself; a failing one adds nothing and is warned about.
+
+    Args:
+        plugins: What `discover` found.
+        hook: The hook, which takes a registry.
+        new_registry: From a plugin and the names that others have taken.
+    """
+    found: dict[str, T] = {}
+    owners: dict[str, PluginRecord] = {}
+    failures = {one.name: f"is {one.state}: {one.reason}" for one in plugins.troubled}
+    for record in plugins.usable:
+        if not record.implements(hook):
+            continue
+        taken = {name: f"plugin {owner.label}" for name, owner in owners.items()}
+        registry = new_registry(record, taken)
+        try:
+            record.call(hook, registry=registry)
+        except LmcoreError as error:
+            cause = f"{error.what}: {error.why}" if error.why else error.what
+            failures[record.name] = f"failed at `{hook}`: {cause}"
+            logger.warning("plugin %s is left out at `%s`: %s", record.label, hook, error)
+            registry.found.clear()
+            continue
+        found |= registry.found
+        owners |= dict.fromkeys(registry.found, record)
+    return Registrations(found, owners, failures)
+
+
+def _core_flags() -> dict[str, str]:
+    """Return the flags that no plugin may take, each with its owner."""
+    from lmcore.config.foreign.megatron import train_flags
+    from lmcore.config.load import PRESET_OPTION
+    from lmcore.config.section import run_options
+
+    flags = dict.fromkeys(train_flags(), "Megatron")
+    for one in (PRESET_OPTION, *run_options().values()):
+        flags |= dict.fromkeys(one.flags, _CORE)
+    return flags
+
+
+@dataclass(frozen=True)
+class _CheckedFactory:
+    """A plugin's tokenizer factory whose failures and products name the plugin."""
+
+    name: str
+    factory: TokenizerFactory
+    record: PluginRecord
+
+    def __call__(self, **options: Any) -> Tokenizer:
+        try:
+            made = self.factory(**options)
+        except LmcoreError:
+            raise
+        except Exception as cause:
+            raise self._error(f"raised {describe(cause)}") from cause
+        problem = _tokenizer_problem(made, self.name)
+        if problem is not None:
+            raise self._error(problem)
+        return made
+
+    def _error(self, why: str) -> PluginError:
+        return PluginError(
+            f"tokenizer type `{self.name}` of plugin {self.record.label} cannot be built",
+            why=f"its factory {why}",
+            hint=f"update or remove `{self.record.distribution}`, or report this to its authors",
+        )
+
+
+def _tokenizer_problem(made: Any, name: str) -> str | None:
+    from lmcore.accelerator.tokenizer import Tokenizer
+
+    if not isinstance(made, Tokenizer):
+        return f"returned {made!r:.200}, not a `lmcore.accelerator.tokenizer.Tokenizer`"
+    if getattr(made, "name", None) != name:
+        return f"made one that calls itself {getattr(made, 'name', None)!r:.100}"
+    size, eod = getattr(made, "vocab_size", None), getattr(made, "eod", "missing")
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        return f"made one whose `vocab_size` is {size!r:.100}"
+    if eod is not None and (
+        isinstance(eod, bool) or not isinstance(eod, int) or not 0 <= eod < size
+    ):
+        return f"made one whose `eod` is {eod!r:.100}, which is no id below {size}"
+    return None

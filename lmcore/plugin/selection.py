@@ -1,0 +1,321 @@
+"""Decide which plugin's device a run uses: once, in the launcher, by rules that never surprise.
+
+In order: what the user names wins; hardware that is there and unusable stops the run; the present
+accelerator of the highest priority; the CPU only where every other plugin says ABSENT.  A plugin
+that could not answer has not said ABSENT.  docs/explanation/plugins.md gives the reasons.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lmcore.accelerator.probe import Probe, ProbeState
+from lmcore.errors import DeviceError, PluginError, suggestion
+from lmcore.plugin.discovery import ALLOW_LIST
+from lmcore.plugin.known_packages import device_packages
+from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState
+
+__all__ = [
+    "HANDED_DOWN",
+    "REQUEST",
+    "Selection",
+    "chosen_plugin",
+    "select",
+    "verify",
+]
+
+REQUEST = "LMCORE_DEVICE"
+"""Environment variable: the device type (or plugin) to use; `--device` goes before it."""
+
+HANDED_DOWN = "LMCORE_SELECTION"
+"""Environment variable: the launcher's `Selection` as JSON, for the workers that it starts."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The decision, as the launcher hands it to every worker.
+
+    Attributes:
+        plugin: Name of the chosen plugin.
+        distribution, version: The package that brings it.
+        probe: What it said of the device.
+        reason: Why it was chosen, one line.
+        notice: One line for the user where the decision might not be what was expected.
+        warnings: Plugins that are installed and out of service, a line each.
+    """
+
+    plugin: str
+    distribution: str
+    version: str
+    probe: Probe
+    reason: str
+    notice: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """Return the decision as one line of JSON, for a worker's environment."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Selection:
+        """Return the decision that `to_json` wrote.
+
+        Raises:
+            PluginError: It is something else.
+        """
+        try:
+            values = json.loads(text)
+            values |= {
+                "probe": Probe.from_dict(values["probe"]),
+                "warnings": tuple(values["warnings"]),
+            }
+            return cls(**values)
+        except (ValueError, KeyError, TypeError) as cause:
+            raise PluginError(
+                f"the launcher's device selection cannot be read: `{text:.80}`",
+                why=f"{type(cause).__name__}: {cause}",
+                hint="launcher and workers need the same version of lmcore",
+            ) from cause
+
+
+def select(
+    plugins: PluginSet, *, requested: str | None = None, env: Mapping[str, str] = os.environ
+) -> Selection:
+    """Choose the plugin whose device the run uses.
+
+    Args:
+        plugins: What `discover` found.
+        requested: What `--device` names: a device type, or a plugin.
+        env: The process environment; `LMCORE_DEVICE` counts where `--device` is not given.
+
+    Raises:
+        DeviceError: The request cannot be met, a device is broken, two have equal right, or no
+            device is known to be absent for sure and the CPU would be a guess.
+    """
+    if requested is not None:
+        return _requested(plugins, requested.strip(), f"--device {requested.strip()}")
+    if env.get(REQUEST, "").strip():
+        named = env[REQUEST].strip()
+        return _requested(plugins, named, f"{REQUEST}={named}")
+    return _detected(plugins)
+
+
+def _requested(plugins: PluginSet, named: str, source: str) -> Selection:
+    probed = [(one, one.probe) for one in plugins.usable if one.probe is not None]
+    matching = [pair for pair in probed if pair[1].device_type == named]
+    matching = matching or [pair for pair in probed if pair[0].name == named]
+    if not matching:
+        raise _unknown(plugins, named, source)
+    present = [pair for pair in matching if pair[1].state is ProbeState.PRESENT]
+    if not present:
+        states = " and ".join(sorted({str(probe.state) for _, probe in matching}))
+        raise DeviceError(
+            f"`{source}`: this device is {states}",
+            why=_evidence(matching),
+            hint=_fix(matching) or _usable_devices(plugins),
+        )
+    record, probe = _highest(present)
+    return _selection(record, probe, f"`{source}` asks for it", plugins)
+
+
+def _detected(plugins: PluginSet) -> Selection:
+    probed = [(one, one.probe) for one in plugins.usable if one.probe is not None]
+    accelerators = [pair for pair in probed if pair[1].device_type != CPU]
+    broken = [pair for pair in accelerators if pair[1].state is ProbeState.BROKEN]
+    if broken:
+        names = "`, `".join(probe.device_type for _, probe in broken)
+        raise DeviceError(
+            f"device `{names}` is there and cannot be used",
+            why=_evidence(broken),
+            hint=_join(_fix(broken), f"to go on without it: {_ways_out(plugins)}"),
+        )
+    present = [pair for pair in accelerators if pair[1].state is ProbeState.PRESENT]
+    if present:
+        record, probe = _highest(present)
+        rivals = [one.name for one, _ in present if one is not record]
+        more = f", of higher priority than `{'`, `'.join(rivals)}`" if rivals else ""
+        return _selection(record, probe, f"its device is present{more}", plugins)
+    silent = [one for one in plugins.troubled if one.might_bring_device]
+    if silent:
+        names = "`, `".join(dict.fromkeys(one.name for one in silent))
+        raise DeviceError(
+            f"plugin `{names}` is installed and cannot say whether its device is here",
+            why="\n".join(_trouble(one) for one in silent),
+            hint=f"mend or uninstall it; to go on without it: {_ways_out(plugins)}",
+        )
+    return _last_resort(plugins, probed, accelerators)
+
+
+def _last_resort(
+    plugins: PluginSet,
+    probed: Sequence[tuple[PluginRecord, Probe]],
+    absent: Sequence[tuple[PluginRecord, Probe]],
+) -> Selection:
+    """Return the CPU, now that every other plugin has said ABSENT."""
+    hosts = [pair for pair in probed if pair[1].device_type == CPU]
+    present = [pair for pair in hosts if pair[1].state is ProbeState.PRESENT]
+    if not present:
+        raise DeviceError(
+            "no device can be used, not even the CPU",
+            why=_evidence(hosts) or "no installed plugin brings one",
+            hint=_fix(hosts) or "reinstall `lmcore`, whose package has the CPU plugin",
+        )
+    record, probe = _highest(present)
+    if absent:
+        said = "; ".join(
+            f"`{one.name}`: {found.evidence[0] if found.evidence else 'absent'}"
+            for one, found in absent
+        )
+        notice = f"no accelerator found, using the CPU ({said})"
+        reason = "every other plugin says that its device is absent"
+    else:
+        notice = "no plugin brings another device: using the CPU"
+        reason = "no other plugin brings a device"
+    return _selection(record, probe, reason, plugins, notice)
+
+
+def chosen_plugin(plugins: PluginSet, record: PluginRecord, reason: str) -> Selection:
+    """Return the decision for one plugin whose device is present, made by nobody's rules.
+
+    `lmcore doctor` tries every device so, the chosen one and the others.
+    """
+    assert record.probe is not None
+    return _selection(record, record.probe, reason, plugins)
+
+
+def _selection(
+    record: PluginRecord, probe: Probe, reason: str, plugins: PluginSet, notice: str | None = None
+) -> Selection:
+    return Selection(
+        plugin=record.name,
+        distribution=record.distribution,
+        version=record.version,
+        probe=probe,
+        reason=reason,
+        notice=notice,
+        warnings=tuple(_trouble(one) for one in plugins.troubled),
+    )
+
+
+def _highest(
+    present: Sequence[tuple[PluginRecord, Probe]],
+) -> tuple[PluginRecord, Probe]:
+    top = max(probe.priority for _, probe in present)
+    best = [pair for pair in present if pair[1].priority == top]
+    if len(best) == 1:
+        return best[0]
+    names = [record.name for record, _ in best]
+    types = {probe.device_type for _, probe in best}
+    if len(types) == len(best):
+        choose = " or ".join(f"`--device {name}`" for name in sorted(types))
+    else:
+        choose = " or ".join(f"`{ALLOW_LIST}={name}`" for name in names)
+    raise DeviceError(
+        f"plugins `{'`, `'.join(names)}` each have a device here, at equal priority {top}",
+        why=_evidence(best),
+        hint=f"choose with {choose}",
+    )
+
+
+def _unknown(plugins: PluginSet, named: str, source: str) -> DeviceError:
+    """Return the error for a device that no usable plugin brings, and say who might."""
+    explained = [
+        f"plugin {one.label} brings it and is {one.state}: {one.reason}"
+        for one in plugins.records
+        if one.state is not PluginState.USABLE
+        and (named in (one.name, one.entry_point) or (one.info and named in one.info.provides))
+    ]
+    known = {one.probe.device_type for one in plugins.usable if one.probe is not None}
+    return DeviceError(
+        f"`{source}`: no usable plugin brings this device",
+        why="\n".join(explained) or None,
+        hint=_join(suggestion(named, known), "" if explained else _install(named, known)),
+    )
+
+
+def _install(named: str, known: Collection[str]) -> str:
+    """Return which package might bring the device *named*; *known* ones are here already."""
+    packages = {name: one for name, one in device_packages().items() if name not in known}
+    # From where lmcore came: what a public index has under a name need not be the plugin.
+    if named in packages:
+        return (
+            f"`{named}` comes with the package `{packages[named]}`: run `pip install "
+            f'"lmcore[{named}]"`, with the index or folder that lmcore came from'
+        )
+    others = [f"`{name}` (`{package}`)" for name, package in sorted(packages.items())]
+    return _join(
+        f"not installed: {', '.join(others)}" if others else "",
+        f"if a plugin such as `lmcore-{named}` brings it, install that from where lmcore came",
+    )
+
+
+def _trouble(record: PluginRecord) -> str:
+    return f"plugin {record.label} is {record.state}: {record.reason}"
+
+
+def _evidence(pairs: Iterable[tuple[PluginRecord, Probe]]) -> str:
+    lines = []
+    for record, probe in pairs:
+        found = "; ".join(probe.evidence) or "it gives no evidence"
+        lines.append(f"plugin {record.label} says {probe.state}: {found}")
+    return "\n".join(lines)
+
+
+def _fix(pairs: Iterable[tuple[PluginRecord, Probe]]) -> str:
+    return "; ".join(dict.fromkeys(probe.fix for _, probe in pairs if probe.fix))
+
+
+def _ways_out(plugins: PluginSet) -> str:
+    """Return the flags by which a run can start here all the same."""
+    types = {
+        one.probe.device_type
+        for one in plugins.usable
+        if one.probe is not None and one.probe.state is ProbeState.PRESENT
+    }
+    return (
+        " or ".join(f"`--device {name}`" for name in sorted(types)) or "no other device is usable"
+    )
+
+
+def _usable_devices(plugins: PluginSet) -> str:
+    return f"what can be used here: {_ways_out(plugins)}"
+
+
+def _join(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def verify(selection: Selection, plugins: PluginSet) -> None:
+    """Check in a worker that the launcher's choice holds here.
+
+    Args:
+        selection: The launcher's decision.
+        plugins: What `discover` found in this process.
+
+    Raises:
+        DeviceError: This process sees another plugin, another version, or no usable device.
+        PluginError: The plugin is not usable here.
+    """
+    record = plugins.usable_record(selection.plugin)
+    here = record.probe
+    agrees = (
+        here is not None
+        and here.state is ProbeState.PRESENT
+        and here.device_type == selection.probe.device_type
+        and (record.distribution, record.version) == (selection.distribution, selection.version)
+    )
+    if not agrees:
+        there = [f"launcher: `{selection.plugin}` ({selection.distribution} {selection.version})"]
+        there += [f"launcher: {line}" for line in selection.probe.evidence]
+        there.append(f"here: {record.label} {here.state if here else 'brings no device'}")
+        there += [f"here: {line}" for line in (here.evidence if here else ())]
+        raise DeviceError(
+            f"this process would not choose device `{selection.probe.device_type}` as its launcher "
+            "did",
+            why="\n".join(there),
+            hint="run `lmcore plugins` on both machines and make them alike",
+        )

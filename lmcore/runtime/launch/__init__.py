@@ -1,0 +1,1 @@
+"""Worker processes of one host: launcher, fork server, and what schedulers say about ranks."""

@@ -1,0 +1,293 @@
+"""Starts the processes of a run on this host, and ends them together.
+
+Rank 0 has the terminal; what the others write to standard error comes through line by line, with
+their rank.  The first process that fails ends the run: its error is shown first and whole, what
+the others say because of it is folded.  Signals are passed on once.  Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Self
+
+from lmcore.errors import RunError
+from lmcore.runtime.launch.fork import ForkedProcess, can_fork, fork
+from lmcore.runtime.launch.rank import RankInfo
+from lmcore.runtime.launch.worker_protocol import Launched, Report, report_of
+from lmcore.runtime.process.store import named_ranks
+
+__all__ = ["launch"]
+
+_HOST = "127.0.0.1"
+_POLL_SECONDS = 0.02
+_GRACE_SECONDS = 6.0
+"""How long the others may take to end by themselves after one has failed."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_INTERRUPTED = 130
+
+
+@dataclass
+class _Worker:
+    """One process; `ended` is when it was first seen to have ended."""
+
+    rank: int
+    process: subprocess.Popen[bytes] | ForkedProcess
+    report_file: Path
+    ended: float | None = None
+    report: Report | None = None
+    readers: list[threading.Thread] = field(default_factory=list)
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        return self.process.poll()
+
+    def read_errors(self) -> None:
+        """Pass on what it writes to standard error, until that ends."""
+        if self.process.stderr is not None:
+            arguments = (self.rank, self.process.stderr)
+            thread = threading.Thread(target=_pass_on, args=arguments, daemon=True)
+            thread.start()
+            self.readers.append(thread)
+
+    def close(self) -> None:
+        """Close this side of its standard input and error."""
+        for stream in (self.process.stdin, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def launch(
+    command: Sequence[str],
+    num_processes: int,
+    env: Mapping[str, str],
+    *,
+    function: Callable[[], int] | None = None,
+    load: Callable[[], None] = lambda: None,
+) -> int:
+    """Run *command* in *num_processes* processes, as the ranks of one run; return its exit status.
+
+    Args:
+        command: Program and arguments, the same for all.
+        num_processes: How many, at least one.
+        env: Their environment; the variables of a launcher are added.
+        function: Does what *command* does and returns its exit status, for processes that are
+            copies of this one; None: none are.
+        load: Called before copies are made, to import once what they need: torch, of which
+            nothing may be used.
+
+    Returns:
+        0 when all succeed, else the status of the process that failed first; 130 after Ctrl-C.
+
+    Raises:
+        RunError: A process could not be started.
+    """
+    if function is not None and not _copies_can_be_made(load):
+        function = None
+    with (
+        tempfile.TemporaryDirectory(prefix="lmcore-launch-") as folder,
+        socket.create_server((_HOST, 0)) as server,
+        _Crew(command, function, num_processes, env, Path(folder), server) as crew,
+    ):
+        return crew.wait()
+
+
+def _copies_can_be_made(load: Callable[[], None]) -> bool:
+    """Return whether processes may be copies of this one, which then has loaded what they need."""
+    if "torch" in sys.modules or not can_fork():  # nobody knows what has been done with it
+        return False
+    load()
+    return can_fork()
+
+
+class _Crew:
+    """The processes of a run; a context manager that leaves none behind."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        function: Callable[[], int] | None,
+        num_processes: int,
+        env: Mapping[str, str],
+        folder: Path,
+        server: socket.socket,
+    ) -> None:
+        self.command, self.function = command, function
+        self.env, self.folder, self.server = env, folder, server
+        self.size = num_processes
+        self.workers: list[_Worker] = []
+        self.received: signal.Signals | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            for rank in range(self.size):
+                self.workers.append(self._start(rank))
+            for one in self.workers:  # not before: a copy has no threads but its own
+                one.read_errors()
+        except BaseException as cause:
+            self._kill()
+            if not isinstance(cause, OSError):
+                raise
+            raise RunError(
+                f"process {len(self.workers) + 1} of {self.size} cannot be started",
+                why=cause.strerror or str(cause),
+                hint="start fewer with `--nproc-per-node`",
+            ) from cause
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+
+    def _start(self, rank: int) -> _Worker:
+        place = RankInfo(rank, rank, self.size, self.size)
+        report_file = self.folder / f"{rank}.json"
+        fd = self.server.fileno() if rank == 0 else None
+        address = {"MASTER_ADDR": _HOST, "MASTER_PORT": str(self.server.getsockname()[1])}
+        own = Launched(str(report_file), fd).to_env()
+        env = {**self.env, **place.to_env(), **address, **own}
+        if self.function is not None:
+
+            def close() -> None:
+                for one in self.workers:
+                    one.close()
+                if fd is None:
+                    self.server.close()
+
+            forked = fork(self.function, env, shown=rank == 0, close=close)
+            return _Worker(rank, forked, report_file)
+        process = subprocess.Popen(  # noqa: S603  # this very program
+            self.command,
+            env=env,
+            stdin=subprocess.PIPE,  # its end tells the worker that the launcher is gone
+            stdout=None if rank == 0 else subprocess.DEVNULL,
+            stderr=None if rank == 0 else subprocess.PIPE,
+            pass_fds=[] if fd is None else [fd],
+            process_group=0,  # a terminal's Ctrl-C comes here alone, and is passed on once
+        )
+        return _Worker(rank, process, report_file)
+
+    def wait(self) -> int:
+        """Wait for all processes; end the others when one fails.  Return the run's status."""
+        deadline: float | None = None
+        with self._signals_passed_on():
+            while not self._all_ended():
+                if deadline is None and any(one.status for one in self.workers):
+                    deadline = time.monotonic() + _GRACE_SECONDS
+                if deadline is not None and time.monotonic() > deadline:
+                    break
+                time.sleep(_POLL_SECONDS)
+        told = [one for one in self.workers if one.ended is not None]
+        self._kill()
+        for worker in self.workers:
+            worker.report = report_of(worker.report_file)
+        return self._status(told)
+
+    def _all_ended(self) -> bool:
+        for one in self.workers:
+            if one.ended is None and one.status is not None:
+                one.ended = time.time()
+        return all(one.ended is not None for one in self.workers)
+
+    @contextlib.contextmanager
+    def _signals_passed_on(self) -> Iterator[None]:
+        def pass_on(number: int, _frame: object) -> None:
+            self.received = signal.Signals(number)
+            for one in self.workers:
+                if one.status is None:
+                    one.process.send_signal(number)
+
+        before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _kill(self) -> None:
+        for one in self.workers:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(one.process.pid, signal.SIGKILL)  # with the processes that it started
+            one.process.wait()
+            for reader in one.readers:
+                reader.join(timeout=1.0)
+            one.close()
+
+    def _status(self, ended: Sequence[_Worker]) -> int:
+        """Show what failed, and return the exit status."""
+        failed = [one for one in ended if one.status]
+        if not failed:
+            return 0
+        if self.received is signal.SIGINT and all(_interrupted(one) for one in failed):
+            sys.stderr.write("interrupted\n")
+            return _INTERRUPTED
+        first = min(failed, key=_precedence)
+        sys.stderr.write(_told(first, self.workers) + "\n")
+        return first.report.status if first.report else 1
+
+
+def _precedence(worker: _Worker) -> tuple[int, float]:
+    """Order failures: causes before their effects, earlier before later."""
+    if worker.report is None:  # it died; whatever the others met may come of that
+        return 0, worker.ended or 0.0
+    return 1 + worker.report.secondary, worker.report.at
+
+
+def _interrupted(worker: _Worker) -> bool:
+    return worker.status in {_INTERRUPTED, -signal.SIGINT}
+
+
+def _told(first: _Worker, workers: Sequence[_Worker]) -> str:
+    """Return the first failure whole, and how the other processes ended, in a line each group."""
+    size = len(workers)
+    shown = first.report.text if first.report else _ending(first, size)
+    groups: dict[str, list[int]] = {}
+    for one in workers:
+        if one is not first:
+            groups.setdefault(_in_short(one, shown), []).append(one.rank)
+    lines = [shown, "", f"from rank {first.rank} of {size}"]
+    lines += [f"  {named_ranks(ranks)}: {text}" for text, ranks in groups.items()]
+    return "\n".join(lines)
+
+
+def _ending(worker: _Worker, size: int) -> str:
+    status = worker.status or 0
+    if status >= 0:
+        what = f"rank {worker.rank} of {size} ended with exit status {status} and said nothing"
+        return RunError(what, why="its last lines are above").render()
+    name = signal.Signals(-status).name
+    why = "its last lines are above"
+    if -status == signal.SIGKILL:
+        why = "the system ends processes so when memory runs out, and people with `kill -9`"
+    return RunError(f"rank {worker.rank} of {size} was ended by {name}", why=why).render()
+
+
+def _in_short(worker: _Worker, shown: str) -> str:
+    if worker.report is not None:
+        if worker.report.text == shown:
+            return "the same"
+        first_line = worker.report.text.splitlines()[0].removeprefix("error: ")
+        return "stopped because of it" if worker.report.secondary else first_line
+    if worker.ended is None:
+        return "still running, and ended"
+    status = worker.status or 0
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+def _pass_on(rank: int, stream: IO[bytes]) -> None:
+    """Copy a worker's standard error, each line with its rank."""
+    mark = f"[rank {rank}] ".encode()
+    for line in stream:
+        text = line if line.startswith(b"[rank ") else mark + line
+        sys.stderr.buffer.write(text)
+        sys.stderr.buffer.flush()

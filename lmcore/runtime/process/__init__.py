@@ -1,0 +1,1 @@
+"""Communication between processes: store, channels, consistency checks, process groups."""

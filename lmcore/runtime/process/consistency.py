@@ -1,0 +1,234 @@
+"""What must be the same in all processes of a run, compared before it begins.
+
+A run whose ranks use different devices, versions or kernels does not fail: it trains something
+else, slowly or wrongly.  So it stops, on every rank, with what each of them says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from lmcore.errors import DeviceError, LmcoreError, RunError
+from lmcore.plugin import verify
+from lmcore.runtime.process.store import Rendezvous, named_ranks
+
+if TYPE_CHECKING:
+    from lmcore.accelerator.op.table import OpTable
+    from lmcore.plugin import PluginSet, Selection
+
+__all__ = ["agree", "agree_on_device", "agree_on_kernels", "agree_on_versions"]
+
+_MAX_TEXT = 400
+_NOT_USED = "not used"
+_MAX_DIFFERENCES = 5
+
+
+def agree(rendezvous: Rendezvous, what: str, value: Any, *, hint: str | None = None) -> None:
+    """Stop the run on every rank unless all give the same JSON *value*; all ranks must call it.
+
+    Args:
+        rendezvous: The connection of the processes.
+        what: What they agree on, in words: "the version of lmcore".
+        value: This rank's; of mappings only the keys that differ are shown.
+        hint: What to do about a difference.
+
+    Raises:
+        RunError: The values differ: which ranks say what.
+    """
+    values = rendezvous.gather(value, what)
+    lines = _differences(values)
+    if lines:
+        raise RunError(
+            f"the processes of this run differ in {what}",
+            why="\n".join(lines),
+            hint=hint or "run `lmcore doctor` on every host of the run and make them alike",
+        )
+
+
+def agree_on_device(rendezvous: Rendezvous, selection: Selection, plugins: PluginSet) -> None:
+    """Stop the run on every rank unless all use the same device, and each one sees it there.
+
+    Args:
+        rendezvous: The connection of the processes.
+        selection: The launcher's decision, as this process got it.
+        plugins: What `discover` found in this process.
+
+    Raises:
+        DeviceError: The ranks were given, or made, different decisions, or a rank would not have
+            made the launcher's; with the evidence of both.
+    """
+    complaint: dict[str, str | None] | None = None
+    try:
+        verify(selection, plugins)
+    except LmcoreError as error:
+        complaint = {"what": error.what, "why": error.why, "hint": error.hint}
+    said = rendezvous.gather(
+        {
+            "device": selection.probe.device_type,
+            "plugin": f"{selection.plugin} ({selection.distribution} {selection.version})",
+            "evidence": selection.probe.evidence,
+            "complaint": complaint,
+        },
+        "the device that every rank uses",
+    )
+    _stop_if_chosen_differently(said)
+    complaints = [one["complaint"] for one in said]
+    unable = [rank for rank, one in enumerate(complaints) if one is not None]
+    if not unable:
+        return
+    told = []
+    for ranks, one in _folded(complaints):
+        if one is not None:
+            told += [f"{named_ranks(ranks)}: {one['what']}"]
+            told += [f"  {line}" for line in (one["why"] or "").splitlines()]
+    raise DeviceError(
+        f"{named_ranks(unable)} cannot use device `{selection.probe.device_type}`, which the "
+        "launcher chose",
+        why="\n".join(told),
+        hint=complaints[unable[0]]["hint"],
+    )
+
+
+def _stop_if_chosen_differently(said: Sequence[Mapping[str, Any]]) -> None:
+    choices = _folded([{"device": one["device"], "plugin": one["plugin"]} for one in said])
+    if len(choices) == 1:
+        return
+    told = []
+    for ranks, choice in choices:
+        told.append(f"{named_ranks(ranks)}: `{choice['device']}` of plugin {choice['plugin']}")
+        # Hosts differ in serial numbers and free memory; the first rank's evidence is enough.
+        told += [f"  {line}" for line in said[ranks[0]]["evidence"]]
+    raise DeviceError(
+        "the processes of this run use different devices",
+        why="\n".join(told),
+        hint="start all of them with the same `--device`, and make `lmcore plugins` alike on "
+        "every host",
+    )
+
+
+def agree_on_versions(rendezvous: Rendezvous, selection: Selection, plugins: PluginSet) -> None:
+    """Stop the run on every rank unless lmcore, torch and the plugins of the run are the same.
+
+    Raises:
+        RunError: Which ranks have what.
+    """
+    versions = {f"package {name}": _version(name) for name in ("lmcore", "torch")}
+    for one in plugins.participants(selection.plugin):
+        versions[f"plugin {one.name}"] = f"{one.distribution} {one.version}"
+    agree(
+        rendezvous,
+        "the versions of their software",
+        versions,
+        hint="install the same versions on every host of the run",
+    )
+
+
+def agree_on_kernels(rendezvous: Rendezvous, table: OpTable, *, parts: bool = False) -> None:
+    """Stop the run on every rank unless all bound the same kernels; after the model is built.
+
+    Only fingerprints travel where they are equal.
+
+    Args:
+        rendezvous: The connection of the processes.
+        table: This rank's, with what its model bound.
+        parts: Whether ranks have different parts of the model: what one has no use for may differ.
+
+    Raises:
+        RunError: The ops that differ, which ranks run what, and why they run nothing better.
+    """
+    what = "the kernels that their model runs"
+    if len(set(rendezvous.gather(table.fingerprint(), what))) == 1:
+        return
+    differences = _kernel_differences(rendezvous.gather(_kernels(table), what), parts=parts)
+    if not differences:
+        return
+    lines = _cut(differences)
+    raise RunError(
+        f"the processes of this run differ in {what}",
+        why="\n".join(lines),
+        hint="`lmcore ops explain` on each host says why; `--ops` chooses the same for all",
+    )
+
+
+def _kernels(table: OpTable) -> dict[str, tuple[str, str]]:
+    """Return by op and case what was chosen, and why nothing before it."""
+    found = {}
+    for one in table.resolutions:
+        case = [one.context.device_type, one.context.dtype]
+        case += [f"{key} {value}" for key, value in sorted(one.context.attributes.items())]
+        reasons = [f"not `{name}`: {reason}" for name, reason in one.rejected]
+        choice = f"`{one.chosen}` of `{one.plugin}`"
+        found[f"op `{one.op}` ({', '.join(case)})"] = (choice, "; ".join(reasons))
+    return found
+
+
+def _kernel_differences(
+    values: Sequence[Mapping[str, Sequence[str]]], *, parts: bool
+) -> list[list[str]]:
+    """Return the lines of each case in which ranks run different kernels.
+
+    Reasons do not count, as a host's may name its own paths; the first rank's are shown.
+    """
+    found = []
+    for case in dict.fromkeys(case for value in values for case in value):
+        said = [value.get(case, (_NOT_USED, "")) for value in values]
+        groups = _folded([choice for choice, _ in said])
+        kernels = {choice for _, choice in groups} - ({_NOT_USED} if parts else set())
+        if len(kernels) > 1:
+            lines = [f"{case}:"]
+            for ranks, choice in groups:
+                reasons = said[ranks[0]][1]
+                lines.append(_cut_text(f"  {named_ranks(ranks)}: {choice}; {reasons}".rstrip("; ")))
+            found.append(lines)
+    return found
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "run from its sources"
+
+
+def _folded(values: Sequence[Any]) -> list[tuple[list[int], Any]]:
+    """Return each distinct value once, with the ranks that have it."""
+    groups: dict[str, tuple[list[int], Any]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(json.dumps(value, sort_keys=True), ([], value))[0].append(rank)
+    return list(groups.values())
+
+
+def _differences(values: Sequence[Any]) -> list[str]:
+    """Return lines that say which ranks have what; none where all are the same."""
+    groups = _folded(values)
+    if len(groups) == 1:
+        return []
+    if not all(isinstance(value, Mapping) for value in values):
+        return [f"{named_ranks(ranks)}: {_shown(value)}" for ranks, value in groups]
+    found = []
+    for key in dict.fromkeys(key for value in values for key in value):
+        parts = _folded([value.get(key) for value in values])
+        if len(parts) > 1:
+            lines = [f"  {named_ranks(ranks)}: {_shown(part)}" for ranks, part in parts]
+            found.append([f"{key}:", *lines])
+    return _cut(found)
+
+
+def _cut(differences: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of the first differences, and how many more there are."""
+    lines = [line for one in differences[:_MAX_DIFFERENCES] for line in one]
+    more = len(differences) - _MAX_DIFFERENCES
+    return [*lines, f"and {more} more"] if more > 0 else lines
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return _cut_text(value if isinstance(value, str) else json.dumps(value, sort_keys=True))
+
+
+def _cut_text(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."

@@ -1,0 +1,151 @@
+"""The process group of a run: the device's own way to exchange tensors between processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from lmcore.errors import DeviceError, PluginError
+from lmcore.plugin import choose_comm_backend, comm_backends
+from lmcore.runtime.launch.rank import RankInfo
+from lmcore.runtime.process.store import Rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from lmcore.accelerator.communication import CommBackend
+    from lmcore.accelerator.device import Device
+    from lmcore.plugin import PluginSet, Selection
+
+__all__ = ["Processes", "backend_of", "start_processes"]
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a run, connected by torch.distributed's default group.
+
+    Attributes:
+        rank: This process's place.
+        backend: How tensors travel.
+        rendezvous: How small notes travel.
+        timeout: Seconds after which a collective that some rank misses fails.
+    """
+
+    rank: RankInfo
+    backend: CommBackend
+    rendezvous: Rendezvous
+    timeout: float
+
+    def gather(self, value: Any, about: str = "an exchange") -> list[Any]:
+        """Return every rank's small JSON *value*, in the order of ranks; see `Rendezvous`."""
+        return self.rendezvous.gather(value, about)
+
+    def barrier(self, about: str = "a barrier") -> None:
+        """Wait until every rank has come here; work queued on devices is not waited for."""
+        self.rendezvous.barrier(about)
+
+    def new_group(self, ranks: Sequence[int]) -> ProcessGroup | None:
+        """Return a group of some *ranks*, with the run's timeout; None on ranks outside it.
+
+        All ranks must call it, in the same order.  torch would give the group a timeout of its
+        own, half an hour, whatever that of the default group is.
+        """
+        from torch import distributed
+
+        group = distributed.new_group(list(ranks), timeout=timedelta(seconds=self.timeout))
+        return group if self.rank.rank in ranks else None
+
+
+def backend_of(
+    plugins: PluginSet, selection: Selection, device: Device, wanted: str | None = None
+) -> CommBackend:
+    """Return the device's communication backend: the best, or the one of the name *wanted*.
+
+    Raises:
+        DeviceError: There is none, or not that one.
+    """
+    offered = comm_backends(plugins, selection, device)
+    return choose_comm_backend([one for one in offered if one.device_type == device.type], wanted)
+
+
+@contextlib.contextmanager
+def start_processes(
+    plugins: PluginSet,
+    selection: Selection,
+    device: Device,
+    rendezvous: Rendezvous,
+    *,
+    timeout: float,
+    wanted: str | None = None,
+) -> Iterator[Processes]:
+    """Create torch.distributed's default group for *device*, and destroy it at the end.
+
+    All ranks must call it; once per process.
+
+    Args:
+        plugins: What `discover` found.
+        selection: The launcher's decision.
+        device: This process's device, which becomes the current one first.
+        rendezvous: The connection that `join_processes` made.
+        timeout: Seconds after which a collective fails, in this group and in others made from it.
+        wanted: Name of the backend, where not the best one is wanted.
+
+    Raises:
+        DeviceError: The device has no such communication backend, or it does not work.
+        PluginError: The backend could not be made known to torch.
+        RunError: Another rank stopped.
+    """
+    from torch import distributed
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public all the same
+
+    backend = backend_of(plugins, selection, device, wanted)
+    _register(backend, selection)
+    # Before the group: a backend that finds its device later may take another rank's.
+    device.set_current()
+    rendezvous.barrier(f"all ranks to be ready for `{backend.name}`")
+    try:
+        distributed.init_process_group(
+            backend.name,
+            store=PrefixStore("group", rendezvous.store),
+            rank=rendezvous.rank.rank,
+            world_size=rendezvous.rank.world_size,
+            timeout=timedelta(seconds=timeout),
+            device_id=device.torch_device if backend.needs_device_id else None,
+        )
+    except (RuntimeError, ValueError) as cause:
+        heard = rendezvous.heard_failure()  # that of another rank, which explains this one's
+        if heard:
+            raise heard from cause
+        raise DeviceError(
+            f"rank {rendezvous.rank.rank} cannot connect its device through `{backend.name}`",
+            why=str(cause).partition("\n")[0].strip() or type(cause).__name__,
+            hint="run `lmcore doctor` on every host of the run",
+        ) from cause
+    try:
+        rendezvous.barrier(f"all ranks to be connected through `{backend.name}`")
+        yield Processes(rendezvous.rank, backend, rendezvous, timeout)
+    finally:
+        # The body may have destroyed it, as an engine of another package does.
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def _register(backend: CommBackend, selection: Selection) -> None:
+    """Make the backend known to torch.
+
+    Raises:
+        PluginError: The plugin's function raised.
+    """
+    if backend.register is None:
+        return
+    try:
+        backend.register()
+    except Exception as cause:
+        raise PluginError(
+            f"communication backend `{backend.name}` cannot be made known to torch",
+            why=f"{type(cause).__name__}: {cause}",
+            hint=f"update or remove `{selection.distribution}`, or report this to its authors",
+        ) from cause

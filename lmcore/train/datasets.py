@@ -1,0 +1,349 @@
+"""The data of a run: which tokenizer, which sources, which samples.
+
+Without data sets of its own a run trains on texts that have a name, by default on the one that
+comes with lmcore, so that every command has data.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.config.data_source import (
+    Blend,
+    DataSource,
+    Part,
+    RunSources,
+    data_sources,
+)
+from lmcore.config.split import parse_split
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.data.blend.check import different_tokenizers
+from lmcore.data.blend.cyclic_sampler import CyclicOrder
+from lmcore.data.blend.resume import changed_blend, continued_blend, record_of
+from lmcore.data.blend.sources import (
+    OpenSource,
+    SampleSettings,
+    TrainingSamples,
+    build_samples,
+    expand_file_lists,
+    open_sources,
+)
+from lmcore.data.dataset.document_mask import DocumentMasks
+from lmcore.data.indexed.metadata import read_metadata
+from lmcore.data.indexed.tokenizer import dataset_tokenizer
+from lmcore.data.prepare.named_text import (
+    BUNDLED,
+    NamedText,
+    bundled_text,
+    find_text,
+    prepare_named_text,
+)
+from lmcore.data.tokenizer import tokenizer_from
+from lmcore.errors import ConfigError, LmcoreError
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.config.section import DataSection
+    from lmcore.data.indexed.dataset import IndexedDataset
+    from lmcore.data.indexed.metadata import DatasetMetadata
+    from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
+    from lmcore.train.resume.saved_data import SavedData
+
+__all__ = ["Corpus", "choose_texts", "choose_tokenizer", "open_corpus"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Samples of a run.
+
+    Attributes:
+        train: Training samples.
+        valid: Validation samples, or None when the run does not validate.
+        test: Test samples, or None where there are none.
+        sources: The documents of each part that has any.
+        title: What the sources are, in a few words.
+        masks: What ends with a document inside a sample; None: nothing.
+    """
+
+    train: TrainingSamples | CyclicOrder
+    valid: TrainingSamples | None
+    test: TrainingSamples | None
+    sources: Mapping[Part, tuple[OpenSource, ...]]
+    title: str = ""
+    masks: DocumentMasks | None = None
+    _sets: tuple[IndexedDataset, ...] = field(default=(), repr=False)
+
+    @property
+    def indexed(self) -> IndexedDataset:
+        """The first data set of training."""
+        return self.sources["train"][0].indexed
+
+    @property
+    def documents(self) -> dict[Part, tuple[int, int]]:
+        """First and end document of each part in its first data set."""
+        return {part: found[0].documents for part, found in self.sources.items()}
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all data sets."""
+        return sum(one.tokens for one in self._sets)
+
+    @property
+    def document_count(self) -> int:
+        """Documents of all data sets."""
+        return sum(one.document_count for one in self._sets)
+
+    def record(self, consumed_samples: int) -> dict[str, Any] | None:
+        """Return what a checkpoint keeps of the sources; None for a cyclic order."""
+        if isinstance(self.train, CyclicOrder):
+            return None
+        return record_of(self.train, consumed_samples, self.sources["train"][0].name).to_dict()
+
+
+def choose_texts(settings: DataSection, texts: Mapping[str, NamedText]) -> dict[str, NamedText]:
+    """Return the named texts of a run by their names; none where it reads data sets.
+
+    Args:
+        settings: The `data` section.
+        texts: Those that there are.
+
+    Raises:
+        ConfigError: There is none of a name; all that are not there.
+        DataError: The file of one is missing.
+    """
+    found: dict[str, NamedText] = {}
+    problems: list[LmcoreError] = []
+    for blend in _sources(settings).blends():
+        for name in [one.name for one in blend.sources if one.corpus]:
+            try:
+                found[name] = find_text(
+                    name, texts, flag=blend.flag, may_be_gone=settings.lazy_loader
+                )
+            except LmcoreError as problem:
+                problems.append(problem)
+    if problems:
+        raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
+    return found
+
+
+def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory]) -> Tokenizer:
+    """Return the tokenizer of a run.
+
+    In order: the one that flags name; the one that the data sets were prepared with; bytes, for a
+    text that has a name.
+
+    Args:
+        settings: The `data` section.
+        extra: Types that plugins brought.
+
+    Raises:
+        ConfigError: Nothing says which, or flags and data sets disagree.
+        DataError: The tokenizer's files cannot be used.
+    """
+    blends = expand_file_lists(_sources(settings)).blends()
+    prefixes = dict.fromkeys(o.name for blend in blends for o in blend.sources if not o.corpus)
+    made_with = {prefix: read_metadata(prefix) for prefix in prefixes}
+    if settings.tokenizer_type is not None:
+        named = tokenizer_from(TokenizerSettings.of(settings), extra=extra)
+        others = [
+            _made_with_another(prefix, one, settings.tokenizer_type)
+            for prefix, one in made_with.items()
+            if one is not None and one.fingerprint != named.fingerprint()
+        ]
+        if others:
+            raise ConfigError.collect(others)
+        return named
+    if not prefixes:
+        return tokenizer_from(TokenizerSettings("ByteTokenizer"))
+    known = {prefix: one for prefix, one in made_with.items() if one is not None}
+    if len(known) < len(prefixes):
+        unknown = [prefix for prefix in prefixes if prefix not in known]
+        raise ConfigError(
+            f"nothing says which tokenizer `{unknown[0]}` was prepared with",
+            why="there is no metadata file beside it, as `lmcore data prepare` writes one",
+            hint="add `--tokenizer-type`, with its `--vocab-file` and `--merge-file`",
+        )
+    if problems := different_tokenizers(known):
+        raise ConfigError.collect(problems)
+    prefix, first = next(iter(known.items()))
+    return dataset_tokenizer(first, prefix, extra=extra)
+
+
+def open_corpus(
+    plan: RunPlan,
+    tokenizer: Tokenizer,
+    data_directory: Path,
+    texts: Mapping[str, NamedText] | None = None,
+    saved: SavedData | None = None,
+) -> Corpus:
+    """Open the data sets and build (or find) the indices of their samples.
+
+    Args:
+        plan: The run.
+        tokenizer: For named texts, and for the end-of-document token.
+        data_directory: Where named texts are prepared, if the run uses some; with
+            `--data-cache-path` that is where, so that other runs find them.
+        texts: The named texts, as `choose_texts` returned them; None: only the bundled one.
+        saved: What the checkpoint says of its data, if the run goes on from one.
+
+    Raises:
+        ConfigError: The run's blend is not the checkpoint's; documents are to be told apart, and
+            nothing marks their ends.
+        DataError: A data set is damaged, or a split that is needed is empty.
+    """
+    settings = plan.config.data
+    named = texts if texts is not None else {BUNDLED: bundled_text()}
+    sources = expand_file_lists(_sources(settings))
+    masks = _masks(settings, sources, tokenizer)
+
+    where = kept = data_directory
+    if settings.data_cache_path is not None:
+        kept = Path(settings.data_cache_path) / "texts"
+        where = kept / tokenizer.fingerprint()[:16]
+
+    def prefix_of(source: DataSource) -> str:
+        if not source.corpus:
+            return source.name
+        return prepare_named_text(
+            named[source.name], tokenizer, where, keep_text=kept if settings.lazy_loader else None
+        )
+
+    needed: tuple[Part, ...] = ("train", "valid") if plan.valid_samples > 0 else ("train",)
+    parts = open_sources(sources, settings.split, needed=needed, prefix_of=prefix_of)
+    common = SampleSettings(
+        plan.config.model.seq_length,
+        plan.config.training.seed,
+        settings.data_cache_path,
+        settings.final_epoch_threshold,
+    )
+    wanted: dict[Part, int] = {"valid": plan.valid_samples, "test": _test_samples(plan, parts)}
+    further = {
+        part: build_samples(parts[part], count, common, name=part)
+        for part, count in wanted.items()
+        if count > 0 and part in parts
+    }
+    sets = {id(one.indexed): one.indexed for found in parts.values() for one in found}
+    return Corpus(
+        _training(plan, parts["train"], common, saved),
+        further.get("valid"),
+        further.get("test"),
+        parts,
+        _title(sources, settings),
+        masks,
+        tuple(sets.values()),
+    )
+
+
+def _sources(settings: DataSection) -> RunSources:
+    """Return the run's sources; the bundled text where none is named."""
+    found = data_sources(settings)
+    if found.blends():
+        return found
+    return RunSources(Blend("corpus", (DataSource(BUNDLED, corpus=True),)))
+
+
+def _training(
+    plan: RunPlan,
+    sources: tuple[OpenSource, ...],
+    common: SampleSettings,
+    saved: SavedData | None,
+) -> TrainingSamples | CyclicOrder:
+    wanted = plan.train_samples
+    if plan.config.data.dataloader_type == "cyclic":
+        every = build_samples(sources, wanted, common, name="train", one_pass=True)
+        return CyclicOrder(every, wanted)
+    record = saved.record if saved is not None else None
+    changes = plan.config.checkpoint.change_blend
+    if saved is None or record is None:
+        return build_samples(sources, wanted, common, name="train")
+    try:
+        if record.start:
+            same: TrainingSamples = continued_blend(sources, record, wanted, common)
+        else:
+            same = build_samples(sources, wanted, common, name="train")
+    except ConfigError:
+        if not changes:
+            raise
+    else:
+        if same.order == saved.order or not changes:
+            return same
+    logger.info("the blend changes after %d samples", saved.consumed_samples)
+    return changed_blend(sources, record, saved.consumed_samples, wanted, common)
+
+
+def _masks(
+    settings: DataSection, sources: RunSources, tokenizer: Tokenizer
+) -> DocumentMasks | None:
+    asked = {
+        "reset_position_ids": settings.reset_position_ids,
+        "reset_attention_mask": settings.reset_attention_mask,
+        "eod_mask_loss": settings.eod_mask_loss,
+    }
+    flags = [f"`--{name.replace('_', '-')}`" for name, wanted in asked.items() if wanted]
+    if not flags:
+        return None
+    what = f"{' and '.join(flags)} cannot tell where documents end"
+    if tokenizer.eod is None:
+        why = f"the tokenizer `{tokenizer.name}` has no end-of-document token"
+        raise ConfigError(what, why=why, hint="leave the flag out, or use another tokenizer")
+    for blend in sources.blends():
+        for one in blend.sources:
+            made_with = None if one.corpus else read_metadata(one.name)
+            if made_with is not None and not made_with.append_eod:
+                raise ConfigError(
+                    what,
+                    why=f"`{one.name}` was prepared without end-of-document tokens",
+                    hint="prepare it with `--append-eod`, or leave the flag out",
+                )
+    return DocumentMasks(tokenizer.eod, **asked)
+
+
+def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -> int:
+    """Return how many samples the test at the end takes; say it where there will be none.
+
+    The default split of the bundled text leaves a document or none: no test is made of that.
+    """
+    settings = plan.config.data
+    own = settings.test_data_path or settings.test_data or settings.test_weighted_split_paths
+    if own:
+        if not plan.test_samples:
+            logger.warning("the test data is not read: `--eval-iters 0` evaluates nothing")
+        return plan.test_samples
+    if not plan.config.training.eval_interval:
+        return 0
+    if plan.sources["split"].kind == "default":
+        return plan.test_samples if data_sources(settings).blends() else 0
+    if plan.test_samples and parse_split(settings.split)[2] > 0 and "test" not in parts:
+        logger.warning(
+            "`--split %s` leaves no test documents: there is no test at the end", settings.split
+        )
+    return plan.test_samples
+
+
+def _title(sources: RunSources, settings: DataSection) -> str:
+    """Return what the training data is, in a few words."""
+    blend = sources.blends()[0]
+    if len(blend.sources) > 1:
+        kind = "texts" if blend.sources[0].corpus else "data sets"
+        return f"{len(blend.sources)} {kind} of {blend.flag}"
+    (one,) = blend.sources
+    if not one.corpus:
+        return one.name
+    named = settings.corpus or settings.train_data
+    return f"corpus {one.name}" if named else "bundled text"
+
+
+def _made_with_another(prefix: str, made_with: DatasetMetadata, asked: str) -> ConfigError:
+    kind = made_with.tokenizer["type"]
+    maker = f"another `{kind}`" if kind == asked else f"`{kind}`"
+    return ConfigError(
+        f"`{prefix}` was not prepared with this tokenizer",
+        why=f"its ids are those of {maker}",
+        hint="leave `--tokenizer-type` out, or prepare the data set again",
+    )

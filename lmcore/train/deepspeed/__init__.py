@@ -1,0 +1,1 @@
+"""DeepSpeed's engine behind the trainer's own interface."""

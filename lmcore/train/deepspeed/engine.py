@@ -1,0 +1,399 @@
+"""`--engine deepspeed`: the step of a run taken by DeepSpeed, which shards by ZeRO.
+
+Loss, optimizer, learning rate and loss scale are lmcore's own, as are the checkpoints: a run may
+go on with the other engine.  DeepSpeed exchanges gradients and weights, keeps the shards, clips,
+and moves state to the host where that is asked for (Rajbhandari et al., 2020; Ren et al., 2021).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lmcore.accelerator.op.records import OpContext
+from lmcore.config.foreign.deepspeed_config import deepspeed_config, zero_stage
+from lmcore.config.foreign.deepspeed_file import read_deepspeed_file
+from lmcore.model.build import build_model
+from lmcore.model.shape import ModelShape
+from lmcore.optim.loss_scale import loss_scale_of
+from lmcore.optim.optimizer import Optimizer
+from lmcore.optim.schedule import LearningRateSchedule
+from lmcore.parallel.data_parallel import LossModule
+from lmcore.parallel.mesh import ParallelMesh
+from lmcore.parallel.world import sum_of_all
+from lmcore.runtime.process.consistency import agree
+from lmcore.runtime.profiler_range import Span, no_span
+from lmcore.train.compilation import compiles_blocks
+from lmcore.train.deepspeed.flat_optimizer import FlatUpdate, StateKind, state_kinds
+from lmcore.train.deepspeed.package import initialize, open_deepspeed
+from lmcore.train.deepspeed.shards import Shards
+from lmcore.train.state import TrainState
+from lmcore.train.step import HINT, NotFiniteError, StepResult, loss_arguments
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.data.loading.loader import Batch
+    from lmcore.parallel.parallel_model import ParallelModel
+    from lmcore.parallel.tensor_layout import TensorLayout
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["DeepSpeedEngine", "DeepSpeedState", "open_deepspeed_engine"]
+
+logger = logging.getLogger(__name__)
+
+_HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@contextlib.contextmanager
+def open_deepspeed_engine(
+    plan: RunPlan, runtime: Runtime, span: Span = no_span
+) -> Iterator[DeepSpeedEngine]:
+    """Build the model of a run for DeepSpeed; all processes must call it.
+
+    Args:
+        plan: The run.
+        runtime: This process.
+        span: Names the parts of a step for a profile.
+
+    Raises:
+        ConfigError: The file of `--deepspeed-config` cannot be read, or DeepSpeed refuses it.
+        DeviceError: DeepSpeed cannot be imported or connected.
+        MissingPackageError: It is not installed.
+        RunError: The processes read different files.
+    """
+    path = plan.config.parallel.deepspeed_config
+    precision = runtime.precision
+    config = deepspeed_config(
+        plan,
+        read_deepspeed_file(path) if path is not None else {},
+        compute=precision.compute,
+        reduce=precision.reduce,
+    )
+    if runtime.processes is not None:
+        agree(
+            runtime.processes.rendezvous,
+            "their DeepSpeed configuration",
+            config,
+            hint="give all processes the same file",
+        )
+    with open_deepspeed(runtime) as package:
+        engine = DeepSpeedEngine(plan, runtime, package, config, span)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+class DeepSpeedEngine:
+    """The step of a run; `begin` comes between loading and the first step.
+
+    Attributes:
+        parallel: The model on the processes of the run.
+        state: All that the run changes.
+        divided: Whether a process alone cannot use the model.
+        records: DeepSpeed's version and configuration, for the run directory.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        runtime: Runtime,
+        package: Any,
+        config: dict[str, Any],
+        span: Span = no_span,
+    ) -> None:
+        """Build the model on the host, where it can be loaded.
+
+        Args:
+            plan: The run.
+            runtime: This process.
+            package: DeepSpeed.
+            config: What it gets.
+            span: Names the parts of a step.
+        """
+        self.span = span
+        self.plan, self.runtime, self.package, self.config = plan, runtime, package, config
+        self.batch_sizes = plan.batch_sizes
+        self.samples_at_once = plan.global_batch_size // plan.num_micro_batches
+        self.device = runtime.device.torch_device
+        self.context = runtime.precision.context
+        self.stage = zero_stage(plan)
+        self.divided = self.stage == 3
+        self.records = {"deepspeed.json": {"version": package.__version__, "config": config}}
+        self._half = _HALVES.get(runtime.precision.compute)
+        self.parallel = DeepSpeedModel(plan, runtime)
+        self._kinds = state_kinds(plan.config.optimizer, self._bind)
+        self._engine: Any = None
+        self._update: FlatUpdate | None = None
+        self._shards: Shards | None = None
+        self._loaded: dict[str, Tensor] = {}
+        self.state = DeepSpeedState(
+            cast("ParallelModel", self.parallel),
+            _ShardedOptimizer(()),
+            LearningRateSchedule.from_plan(plan),
+            loss_scale_of(plan.config.accelerator, runtime.precision),
+            engine=self,
+        )
+
+    def begin(self) -> None:
+        """Hand the model to DeepSpeed with what it holds now; all processes must call it.
+
+        Raises:
+            ConfigError: DeepSpeed refuses its configuration.
+        """
+        root, asked = self.parallel.root, self.plan.config.optimizer
+        parameters = dict(self.parallel.model.named_parameters())
+        exact = {name: one.detach() for name, one in parameters.items()} if self._half else {}
+        # Before weights are sharded: their shapes say which have weight decay.
+        self._update = FlatUpdate(asked, parameters.items(), self._bind)
+        if self.stage == 3:
+            self._shard(root)
+        self._engine = initialize(self.package, root, self._update, self.config, self.runtime)
+        shards = Shards(self.package, self._engine, parameters, self._update)
+        for name, weight in exact.items():
+            shards.set_weight(name, weight)  # of its own DeepSpeed would begin with rounded ones
+        for kind in self._kinds if self._loaded else []:
+            for name in parameters:
+                shards.set_state(name, kind, self._loaded.pop(_state_name(name, kind)))
+        self._shards = shards
+        host = ", offloaded to the host" if self.plan.config.parallel.cpu_offload else ""
+        logger.info(
+            "engine    DeepSpeed %s, ZeRO stage %d%s", self.package.__version__, self.stage, host
+        )
+
+    def _shard(self, root: nn.Module) -> None:
+        """Move weights from the host to the device one by one, each process its part."""
+        if self._half is not None:
+            for one in root.parameters():
+                one.data = one.data.to(self._half)
+        self.package.zero.Init(module=root, config_dict_or_path=self.config, dtype=self._half)
+        # The head's weight is the embedding's or its like, and is used outside of that module.
+        head = self.parallel.model.head_weight
+        self.package.zero.register_external_parameter(root, head)
+
+    def step(
+        self,
+        state: TrainState,
+        batches: Iterator[Batch],
+        requests: Callable[[], tuple[float, ...]] = tuple,
+    ) -> StepResult:
+        """Take one step and count it; see `TrainStep`.
+
+        Raises:
+            NotFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can give
+                way; nothing was updated.
+        """
+        samples = self.batch_sizes.at(state.consumed_samples)
+        own = sum(self._run(batches, samples, state.loss_scale.value))
+        with self.span("reduce"):
+            total, *asked = sum_of_all(self.runtime, own, *requests())
+        loss = total / self.runtime.rank.world_size
+        if not math.isfinite(loss) and self._half is not torch.float16:
+            raise _not_finite(state, f"the loss is {loss}", samples)
+        rate = state.schedule(state.scheduled_samples + samples)
+        with self.span("optimizer"):
+            norm = self._step(rate)
+        skipped = not math.isfinite(norm)
+        if not state.loss_scale.update(overflow=skipped):
+            raise _not_finite(state, f"the gradient norm is {norm}", samples)
+        if skipped:
+            state.skipped_iterations += 1
+        else:
+            state.scheduled_samples += samples
+        state.iteration += 1
+        state.consumed_samples += samples
+        state.consumed_tokens += samples * self.plan.config.model.seq_length
+        return StepResult(
+            loss,
+            None if skipped else norm,
+            state.schedule(state.scheduled_samples),
+            samples,
+            loss_scale=state.loss_scale.value,
+            requests=tuple(asked),
+        )
+
+    def _run(self, batches: Iterator[Batch], samples: int, scale: float) -> Iterator[float]:
+        """Run forward and backward of each micro-batch, and yield its share of the loss."""
+        engine, count = self._engine, samples // self.samples_at_once
+        engine.set_train_batch_size(samples)
+        if hasattr(engine.optimizer, "gradient_accumulation_steps"):
+            engine.optimizer.gradient_accumulation_steps = count
+        if self._half is torch.float16:
+            engine.optimizer.override_loss_scale(scale)
+        losses = []
+        for number in range(1, count + 1):
+            engine.set_gradient_accumulation_boundary(number == count)
+            with self.span("data"):
+                arguments, options = loss_arguments(next(batches), self.device, share=1.0 / count)
+            with self.span("forward"), self.context():
+                loss = engine(*arguments, **options)
+            # Not the output itself: where DeepSpeed has no scale to multiply it by, it would divide
+            # the gradient by the number of micro-batches, which the loss has been already.
+            with self.span("backward"):
+                engine.backward(loss * 1.0, scale_wrt_gas=False)
+            losses.append(loss.detach())
+        yield from (float(one) for one in losses)
+
+    def _step(self, rate: float) -> float:
+        """Let DeepSpeed clip and update; return the gradient norm, infinite where it did not."""
+        assert self._update is not None, "the engine has begun"
+        for group in self._update.param_groups:
+            group["lr"] = rate
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm())
+
+    def tensors(self, *, optimizer: bool) -> dict[str, Tensor]:
+        """Return weights and, if wanted, optimizer state; all processes must call it.
+
+        Before `begin`: the tensors themselves, to be loaded, on the host.  After it: copies, each
+        whole and on the host of one process.
+
+        Raises:
+            NotFiniteError: A weight is NaN or infinite.
+        """
+        if self._shards is None:
+            found = {f"model.{name}": p.detach() for name, p in self.parallel.named_parameters()}
+            if optimizer:
+                self._loaded = self._loaded or self._empty_state()
+                found |= {f"optimizer.{name}": one for name, one in self._loaded.items()}
+            return found
+        return self._gathered(self._kinds if optimizer else [])
+
+    def _gathered(self, kinds: list[StateKind]) -> dict[str, Tensor]:
+        names = [name for name, _ in self.parallel.named_parameters()]
+        assert self._shards is not None, "the engine has begun"
+        found: dict[str, Tensor] = {}
+        wanted: list[tuple[str, str, StateKind | None]] = [("model", one, None) for one in names]
+        wanted += [("optimizer", name, kind) for kind in kinds for name in names]
+        size, rank = self.runtime.rank.world_size, self.runtime.rank.rank
+        for number, (part, name, kind) in enumerate(wanted):
+            one = self._shards.weight(name) if kind is None else self._shards.state(name, kind)
+            if kind is None and not bool(torch.isfinite(one).all()):
+                raise NotFiniteError(
+                    f"weights are not finite after step {self.state.iteration}: `{name}`",
+                    why="the last update moved them too far; they are not saved",
+                    hint=HINT,
+                )
+            if number % size == rank:
+                own = name if kind is None else _state_name(name, kind)
+                found[f"{part}.{own}"] = one.detach().to("cpu", copy=True)
+        return found
+
+    def close(self) -> None:
+        """Let go of DeepSpeed's engine."""
+        if self._engine is not None:
+            self._engine.destroy()
+            self._engine = self._shards = None
+
+    def _empty_state(self) -> dict[str, Tensor]:
+        """Return the optimizer's state on the host, to be loaded."""
+        return {
+            _state_name(name, kind): torch.zeros(
+                one.shape if kind.shaped else (), dtype=kind.dtype, device="cpu"
+            )
+            for kind in self._kinds
+            for name, one in self.parallel.named_parameters()
+        }
+
+    def _bind(self, op: str) -> Callable[..., None]:
+        offload = self.plan.config.parallel.cpu_offload
+        device_type = "cpu" if offload else self.runtime.device.type
+        where = OpContext(device_type, self.runtime.precision.keep)
+        bound: Callable[..., None] = self.runtime.ops.bind(op, where)
+        return bound
+
+
+class DeepSpeedModel:
+    """The model, with what loop, validation and sample want of a `ParallelModel`.
+
+    Attributes:
+        root: The module that DeepSpeed gets.
+        mesh: The run's processes, which all see different samples.
+        shape: Of the model.
+    """
+
+    def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
+        """Build it on the host, its weights drawn unless they are to be loaded."""
+        self.shape = ModelShape.from_plan(plan)
+        self.mesh = ParallelMesh.of(plan.layout, runtime)
+        load = plan.config.checkpoint.load
+        model = build_model(
+            self.shape,
+            runtime,
+            seed=None if load else plan.config.training.seed,
+            compile_blocks=compiles_blocks(plan, runtime.device),
+            masked=plan.config.data.reset_attention_mask,
+            device=torch.device("cpu"),
+        )
+        self.root, self.model = LossModule(model), model
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the parameters as the process holds them now."""
+        return list(self.model.named_parameters())
+
+    def initialize(self, seed: int) -> None:
+        """Give every weight its initial value; before the engine begins."""
+        self.model.initialize(seed)
+
+    def drop_gathered(self) -> None:
+        """Do nothing: what DeepSpeed gathers it gathers anew."""
+
+    def loss(self, *arguments: Tensor, **options: Tensor) -> Tensor:
+        """Return `GPT.loss`."""
+        found: Tensor = self.root(*arguments, **options)
+        return found
+
+    def total_loss(self, total: float) -> float:
+        """Return the loss of all processes from the sum of theirs."""
+        return total / self.mesh.layout.world_size
+
+
+@dataclass
+class DeepSpeedState(TrainState):
+    """The state of a run whose tensors DeepSpeed keeps.
+
+    Attributes:
+        engine: Gathers them.
+    """
+
+    engine: DeepSpeedEngine = field(kw_only=True)
+
+    @contextlib.contextmanager
+    def weights_for_use(self) -> Iterator[None]:
+        """Do nothing: the weights in training are those to use."""
+        yield
+
+    def tensors(self, *, optimizer: bool = True) -> dict[str, Tensor]:
+        """Return whole tensors by checkpoint name; see `DeepSpeedEngine.tensors`."""
+        return self.engine.tensors(optimizer=optimizer)
+
+    def layouts(self, tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:  # noqa: ARG002
+        """Return nothing: those that are not named are whole."""
+        return {}
+
+
+class _ShardedOptimizer(Optimizer):
+    """Stands for the optimizer that DeepSpeed calls."""
+
+    def step(self, lr: float) -> None:
+        raise AssertionError(f"DeepSpeed takes the step, at rate {lr}")
+
+
+def _state_name(parameter: str, kind: StateKind) -> str:
+    return f"{kind.name}.{parameter}"
+
+
+def _not_finite(state: TrainState, what: str, samples: int) -> NotFiniteError:
+    first = state.consumed_samples
+    why = "nothing was updated in this step"
+    if state.loss_scale.limit:
+        why = f"{state.loss_scale.limit}; {why}"
+    where = f"step {state.iteration + 1}, samples {first} to {first + samples - 1}"
+    return NotFiniteError(f"{what} at {where}", why=why, hint=HINT)

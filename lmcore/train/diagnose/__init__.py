@@ -1,0 +1,1 @@
+"""Explanations of failed steps: out of memory and non-finite values."""

@@ -1,0 +1,165 @@
+"""Which flags make a run take less memory, in the order in which they are worth trying.
+
+Each one goes with the rest of the run's settings, and says what it costs or saves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lmcore.config.model_math import query_groups
+from lmcore.config.optimizers import OPTIMIZERS
+from lmcore.config.rules.deepspeed import DEEPSPEED_OPTIMIZERS
+from lmcore.train.diagnose.memory_breakdown import MemoryUse, in_units
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["host_remedies", "remedies"]
+
+_LAST_STAGE = 3
+_SHARDED_BY_SCHEDULE = {"zero-bubble": 2, "zero-bubble-v": 0}
+"""The last stage of ZeRO that goes with a pipeline's schedule, where that is not 3."""
+_MUCH = 0.1
+"""Share of the device's memory from which on others' use, or holes, are worth a line."""
+
+
+def remedies(
+    plan: RunPlan, runtime: Runtime, use: MemoryUse, *, building: bool = False
+) -> list[str]:
+    """Return what to change, a line each; what helps most stands first.
+
+    Args:
+        plan: The run.
+        runtime: This process.
+        use: What its memory is used for.
+        building: Whether the memory ended before there were any activations.
+    """
+    activations, kept = list(_activations(plan, runtime)), list(_kept(plan, runtime, use))
+    if building or not use.fits_without_activations:
+        lines = kept
+    elif use.activations_lead:
+        lines = [*activations, *kept]
+    else:
+        lines = [*kept, *activations]
+    return [*_of_others(use), *lines, *_last(plan)]
+
+
+def _of_others(use: MemoryUse) -> Iterator[str]:
+    if use.stats is None or not use.stats.total:
+        return
+    if use.others is not None and use.others > _MUCH * use.stats.total:
+        yield f"other processes have {in_units(use.others)}: end them, or choose another device"
+    holes = use.stats.reserved - use.stats.allocated
+    told = "expandable_segments" in os.environ.get("PYTORCH_ALLOC_CONF", "")
+    if use.others is not None and holes > _MUCH * use.stats.total and not told:
+        yield (
+            f"{in_units(holes)} are kept in pieces that are too small: "
+            "`PYTORCH_ALLOC_CONF=expandable_segments:True`, where the device can"
+        )
+
+
+def _activations(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
+    """Yield what makes activations smaller."""
+    micro, layout = plan.config.training.micro_batch_size, plan.layout
+    if micro > 1:
+        half = next(size for size in range(micro // 2, 0, -1) if micro % size == 0)
+        yield (
+            f"`--micro-batch-size {half} --global-batch-size {plan.global_batch_size}`: "
+            f"activations {micro // half} times smaller, the same steps"
+        )
+    yield from _recompute(plan, runtime)
+    if layout.tensor > 1 and not layout.sequence and _sequence_divides(plan):
+        yield f"`--sequence-parallel`: what is between the layers is divided by {layout.tensor}"
+    if layout.pipeline > 1 and layout.schedule == "gpipe":
+        yield "`--pipeline-schedule 1f1b`: as many micro-batches are kept as there are stages"
+    if runtime.precision.compute == "float32" and "bfloat16" in runtime.device.dtypes:
+        yield "`--precision bf16`: activations of half the size"
+
+
+def _sequence_divides(plan: RunPlan) -> bool:
+    own = plan.config.model.seq_length // plan.layout.context
+    return own % plan.layout.tensor == 0
+
+
+def _recompute(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
+    name, placement = runtime.recompute.name, runtime.placement
+    if name in {"none", "selective"}:
+        yield "`--recompute full`: the input of each layer is kept alone; a third more arithmetic"
+    elif name == "full" and placement.method == "block":
+        layers = plan.config.model.num_layers
+        if placement.num_layers < layers:
+            yield f"`--recompute-method uniform`: all {layers} layers are computed again"
+    if name in {"none", "selective", "full"} and runtime.device.pin_memory is not None:
+        yield "`--recompute full-offload`: those inputs wait in the host's memory, too"
+
+
+def _kept(plan: RunPlan, runtime: Runtime, use: MemoryUse) -> Iterator[str]:
+    """Yield what makes weights, gradients and optimizer state smaller."""
+    layout, asked = plan.layout, plan.config.parallel
+    optimizer, native = plan.config.optimizer.optimizer, asked.engine == "native"
+    shards = layout.data * layout.context // layout.replicas
+    if native and shards > 1 and not OPTIMIZERS[optimizer].needs_whole:
+        yield from _zero(plan, use, shards)
+    if not native and (asked.zero_stage or 0) < _LAST_STAGE:
+        yield f"`--zero-stage {_LAST_STAGE}`: weights are divided by {layout.data}, too"
+    alone = layout.tensor == layout.pipeline == layout.context == layout.replicas == 1
+    offloads = alone and optimizer in DEEPSPEED_OPTIMIZERS and runtime.device.type != "cpu"
+    if offloads and not asked.cpu_offload:
+        yield (
+            f"`--engine deepspeed --zero-stage {asked.zero_stage or 2} --cpu-offload` (of "
+            "`lmcore[deepspeed]`): optimizer state in the host's memory; slower"
+        )
+    if optimizer == "adam" and native and layout.tensor == 1 and not layout.zero_stage:
+        yield "`--optimizer adam8bit`: moments of a quarter of the size"
+
+
+def _zero(plan: RunPlan, use: MemoryUse, shards: int) -> Iterator[str]:
+    """Yield the next stages of ZeRO that go with the pipeline's schedule."""
+    layout = plan.layout
+    gradients = use.gradients.size + use.to_come
+    saved = {
+        1: (use.optimizer.size, "optimizer state is"),
+        2: (use.optimizer.size + gradients, "gradients are, too,"),
+        3: (use.optimizer.size + gradients + use.weights.size, "weights are, too,"),
+    }
+    already = saved[layout.zero_stage][0] if layout.zero_stage else 0
+    for stage in range(layout.zero_stage + 1, _LAST_STAGE + 1):
+        if layout.pipeline > 1 and stage > _SHARDED_BY_SCHEDULE.get(layout.schedule, _LAST_STAGE):
+            return
+        size, what = saved[stage]
+        gain = in_units((size - already) * (shards - 1) / shards)
+        yield f"`--zero-stage {stage}`: {what} divided by {shards}, {gain} less"
+
+
+def _last(plan: RunPlan) -> Iterator[str]:
+    """Yield what needs other hardware or another model."""
+    layout, heads = plan.layout, query_groups(plan.config.model)
+    if heads % (2 * layout.tensor) == 0:
+        yield (
+            f"`--tensor-model-parallel-size {2 * layout.tensor}`, with twice as many devices: "
+            "weights and most activations halved"
+        )
+    yield "`--seq-length`, `--num-layers` or `--hidden-size`: a smaller model"
+
+
+def host_remedies(plan: RunPlan, runtime: Runtime) -> list[str]:
+    """Return what to change where it is the host's memory that ended, beside a device's.
+
+    Args:
+        plan: The run.
+        runtime: This process.
+    """
+    found = []
+    if "offload" in runtime.recompute.name:
+        found.append("`--recompute full`: inputs of layers stay on the device")
+    if plan.config.parallel.cpu_offload:
+        found.append("leave `--cpu-offload` out, or use more processes on more hosts")
+    if plan.config.data.num_prefetch > 1:
+        found.append("`--num-prefetch 1`: fewer batches wait on the host")
+    if plan.config.checkpoint.async_save:
+        found.append("`--no-async-save`: no copy of the weights waits on the host")
+    return [*found, "fewer processes on this host, or one with more memory"]

@@ -1,0 +1,1 @@
+"""Output of a run: display, metrics, profiles, samples and the run directory."""

@@ -1,0 +1,142 @@
+"""The live view of a run on a terminal: progress, loss with its curve, speed and time left."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lmcore.train.report.display import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from lmcore.train.report.display import Progress
+    from lmcore.train.report.metrics import StepRow
+
+__all__ = ["LiveDisplay", "sparkline"]
+
+_BARS = "▁▂▃▄▅▆▇█"
+_CURVE_WIDTH = 48
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return *values* as a curve of block characters, averaged into at most *width* of them."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    means = []
+    for index in range(count):
+        part = values[index * len(values) // count : (index + 1) * len(values) // count]
+        means.append(sum(part) / len(part))
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+class _AboveLive(logging.Handler):
+    def __init__(self, display: LiveDisplay) -> None:
+        super().__init__()
+        self.display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.display.say(self.format(record))
+
+
+class LiveDisplay:
+    """Redrawn in place; lines of prose and log records scroll by above it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        """Take over the terminal's last lines with the first step."""
+        self.console = console or Console(stderr=True)
+        self.losses: deque[float] = deque(maxlen=4096)
+        self.validations: list[tuple[int, float, float]] = []
+        self._last: tuple[StepRow, Progress] | None = None
+        self._live: Live | None = None
+        self._handlers: list[tuple[logging.Handler, logging.Handler]] = []
+
+    def say(self, text: str) -> None:
+        """Print a line above the view."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def step(self, row: StepRow, progress: Progress) -> None:
+        """Take in a step; the view is redrawn a few times a second."""
+        if row.loss is not None:
+            self.losses.append(row.loss)
+        self._last = (row, progress)
+        if self._live is None:
+            self._live = Live(
+                console=self.console, get_renderable=self._render, refresh_per_second=6
+            )
+            self._live.start()
+            self._redirect_logging()
+
+    def validation(self, step: int, loss: float, perplexity: float) -> None:
+        """Take in a validation."""
+        self.validations.append((step, loss, perplexity))
+
+    def close(self) -> None:
+        """Leave the last view standing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        root = logging.getLogger("lmcore")
+        for ours, theirs in self._handlers:
+            root.removeHandler(ours)
+            root.addHandler(theirs)
+        self._handlers.clear()
+
+    def _redirect_logging(self) -> None:
+        root = logging.getLogger("lmcore")
+        for handler in list(root.handlers):
+            ours = _AboveLive(self)
+            ours.setFormatter(handler.formatter)
+            for each in handler.filters:
+                ours.addFilter(each)
+            root.removeHandler(handler)
+            root.addHandler(ours)
+            self._handlers.append((ours, handler))
+
+    def _render(self) -> RenderableType:
+        if self._last is None:
+            return Text("")
+        row, progress = self._last
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text(f"step {row.step}/{progress.train_iters}", style="bold"),
+            ProgressBar(total=progress.train_iters, completed=row.step, width=30),
+            f"{100 * row.step // progress.train_iters}%",
+            f"{duration(progress.seconds_left)} left",
+        )
+        body = Table.grid(padding=(0, 2))
+        shown = "not finite" if row.loss is None else f"{row.loss:.4f}"
+        body.add_row("loss", Text(shown, style="bold cyan"), self._curve())
+        if self.validations:
+            step, loss, perplexity = self.validations[-1]
+            body.add_row(
+                "valid",
+                Text(f"{loss:.4f}", style="bold green"),
+                Text(f"after step {step}, perplexity {perplexity:.2f}", style="dim"),
+            )
+        mfu = "" if progress.mean_mfu is None else f", {100 * progress.mean_mfu:.0f}% MFU"
+        speed = f"{progress.mean_tokens_per_second:,.0f}"
+        detail = f"tokens/s, {progress.mean_step_ms:.0f} ms a step{mfu}"
+        body.add_row("speed", Text(speed, style="bold"), Text(detail, style="dim"))
+        norm = "step skipped" if row.grad_norm is None else f"gradient norm {row.grad_norm:.2f}"
+        rate = f"learning rate {row.learning_rate:.2e}, {norm}"
+        body.add_row("", "", Text(rate, style="dim"))
+        if row.skipped_iterations:
+            scale = f"loss scale {row.loss_scale:g}, {row.skipped_iterations} steps skipped so far"
+            body.add_row("", "", Text(scale, style="dim"))
+        return Group(head, body)
+
+    def _curve(self) -> Text:
+        return Text(sparkline(list(self.losses), _CURVE_WIDTH), style="cyan")

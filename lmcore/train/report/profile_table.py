@@ -1,0 +1,78 @@
+"""What a profile comes to, in a few lines: the time of each part of a step, and of the top ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lmcore.runtime.profiler_range import RANGES
+
+__all__ = ["range_lines", "top_ops"]
+
+_TOP = 10
+_LONGEST = 48
+"""Characters of a name; a kernel's may have hundreds."""
+_STEP = "ProfilerStep"
+_MS = 1e3
+"""Microseconds, which torch counts in."""
+
+
+def range_lines(averages: Iterable[Any], steps: int) -> list[str]:
+    """Return milliseconds a step of each named part, on the host and, where known, on the device.
+
+    Args:
+        averages: What `key_averages` of torch's profiler returned.
+        steps: How many were recorded.
+    """
+    host = {one.key: one.cpu_time_total for one in averages if _on_host(one)}
+    device = {
+        one.key: one.device_time_total
+        for one in averages
+        if not _on_host(one) and one.is_user_annotation
+    }
+    lines = []
+    for where, times in (("host", host), ("device", device)):
+        found = [(name, times[name]) for name in RANGES if name in times]
+        if found:
+            parts = ", ".join(f"{name} {time / _MS / steps:.1f}" for name, time in found)
+            lines.append(f"          {where}, ms a step: {parts}")
+    return lines
+
+
+def top_ops(averages: Iterable[Any], count: int = _TOP) -> list[str]:
+    """Return a table of what took most time by itself: of the device's kernels, else the host's.
+
+    Args:
+        averages: See `range_lines`.
+        count: Rows.
+    """
+    device = [one for one in averages if not _on_host(one) and not one.is_user_annotation]
+    if device:
+        times = [(one, one.self_device_time_total) for one in device]
+    else:
+        times = [(one, one.self_cpu_time_total) for one in averages if _is_op(one)]
+    total = sum(time for _, time in times)
+    if not total:
+        return []
+    times.sort(key=lambda pair: -pair[1])
+    title = "kernel on the device" if device else "op on the host"
+    lines = [f"          {title:{_LONGEST}} {'calls':>8} {'ms':>10} {'share':>6}"]
+    for one, time in times[:count]:
+        lines.append(
+            f"          {_short(one.key):{_LONGEST}} {one.count:8d} {time / _MS:10.2f} "
+            f"{time / total:6.1%}"
+        )
+    return lines
+
+
+def _on_host(one: Any) -> bool:
+    return bool(one.device_type.name == "CPU")
+
+
+def _is_op(one: Any) -> bool:
+    named = one.key in RANGES or one.key.startswith(_STEP)
+    return not named and not one.is_user_annotation
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 3]}..."

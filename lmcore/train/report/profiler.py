@@ -1,0 +1,175 @@
+"""`--profile`: a trace of some steps of a run, by torch's profiler.
+
+The loop says where the run stands (`Profile.at`), and the parts of a step are named by
+`Profile.span`, which costs next to nothing while nothing is recorded.  Each process that records
+writes one file, in the format that Chrome, Perfetto and TensorBoard show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from lmcore.runtime.profiler_range import no_span
+from lmcore.train.report.profile_table import range_lines, top_ops
+
+if TYPE_CHECKING:
+    from lmcore.config.section import ProfileSection
+
+__all__ = ["Profile", "activities_of"]
+
+logger = logging.getLogger(__name__)
+
+_WARM_UP = 1
+"""Steps before the profile in which the profiler runs already: it is slow at first."""
+
+
+def activities_of(device_type: str) -> list[Any]:
+    """Return what torch's profiler can record here: the host, and the device where torch can.
+
+    Args:
+        device_type: The run's; one that torch has no word of its own for is PrivateUse1.
+    """
+    from torch.profiler import ProfilerActivity, supported_activities
+
+    own = getattr(ProfilerActivity, device_type.upper(), ProfilerActivity.PrivateUse1)
+    wanted = dict.fromkeys((ProfilerActivity.CPU, own))
+    return [one for one in wanted if one in supported_activities()]
+
+
+class Profile:
+    """The profile of a run; a context manager that writes what there is when the run ends."""
+
+    def __init__(
+        self,
+        asked: ProfileSection,
+        directory: Path,
+        *,
+        device_type: str,
+        rank: int = 0,
+        say: Callable[[str], None] = logger.info,
+    ) -> None:
+        """Record nothing yet.
+
+        Args:
+            asked: Which steps, which processes, and what of them.
+            directory: Where the trace is to be; made when it is written.
+            device_type: torch's name of the device.
+            rank: This process.
+            say: Shows a line.
+        """
+        self.asked, self.directory, self._say = asked, directory, say
+        self._device_type, self._rank = device_type, rank
+        self._waiting = asked.profile and rank in asked.profile_ranks
+        self._profiler: Any = None
+        self._first = self._done = 0
+        self._warm_up = 0
+
+    def span(self, name: str) -> AbstractContextManager[Any]:
+        """Return a context that has *name* in the trace; see `lmcore.runtime.profiler_range`."""
+        if self._profiler is None:
+            return no_span(name)
+        from torch.profiler import record_function
+
+        return record_function(name)
+
+    def at(self, done: int, *, ends: bool = False) -> None:
+        """Begin, go on or end.
+
+        Args:
+            done: Steps of the run that have been taken, and saved where they are.
+            ends: Whether no other step follows.
+        """
+        if self._profiler is not None:
+            self._done = done
+            if ends and done < self._first:
+                return  # nothing but the warm-up
+            self._profiler.step()
+            if done >= self.asked.profile_step_end:
+                self._end()
+        elif self._waiting and not ends and done >= self.asked.profile_step_start - _WARM_UP:
+            self._waiting = False
+            self._begin(done)
+
+    def _begin(self, done: int) -> None:
+        from torch.profiler import ProfilerAction, profile
+
+        start, end = self.asked.profile_step_start, self.asked.profile_step_end
+        if done >= end:
+            logger.warning("nothing is profiled: the run goes on after step %d", done)
+            return
+        self._warm_up = max(start - done, 0)
+        self._first, self._done = max(start, done) + 1, done
+        steps = end - done
+
+        def action(number: int) -> ProfilerAction:
+            if number < self._warm_up:
+                return ProfilerAction.WARMUP
+            if number >= steps:
+                return ProfilerAction.NONE
+            last = number == steps - 1
+            return ProfilerAction.RECORD_AND_SAVE if last else ProfilerAction.RECORD
+
+        self._profiler = profile(
+            activities=activities_of(self._device_type),
+            schedule=action,
+            on_trace_ready=self._write,
+            profile_memory=self.asked.profile_memory,
+            record_shapes=self.asked.profile_shapes,
+            with_stack=self.asked.profile_stacks,
+            acc_events=True,  # there is one cycle; without it torch 2.11 warns of those before it
+        )
+        self._profiler.start()
+
+    def _end(self) -> None:
+        profiler, self._profiler = self._profiler, None
+        profiler.stop()
+
+    def _write(self, profiler: Any) -> None:
+        """Write the trace, whole or not at all, and show the most expensive operations."""
+        last = max(self._done, self._first)
+        steps = f"step {last}" if last == self._first else f"steps {self._first} to {last}"
+        name = f"steps_{self._first}-{last}.rank{self._rank}.pt.trace.json.gz"
+        path = self.directory / name
+        temporary = path.with_name(f".tmp-{os.getpid()}-{name}")  # the end of the name says how
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(temporary))
+            temporary.replace(path)
+        except OSError as cause:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            logger.warning("the profile cannot be written: %s: %s", path, cause.strerror)
+            return
+        self._say(f"profile   {steps}: {path}")
+        averages = profiler.key_averages()
+        for line in (*range_lines(averages, last - self._first + 1), *top_ops(averages)):
+            self._say(line)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Write what was recorded of a profile that has not come to its end."""
+        if self._profiler is None:
+            if self._waiting and kind is None:
+                logger.warning(
+                    "nothing is profiled: the run ended before step %d",
+                    self.asked.profile_step_start + 1,
+                )
+            return
+        if self._done < self._first:
+            logger.warning("nothing is profiled: the run ended before step %d", self._first)
+        self._end()

@@ -1,0 +1,66 @@
+"""What the checkpoint of `--load` says of the run's data, before the data is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmcore.checkpoint import find_checkpoint, read_manifest
+from lmcore.data.blend.dataset import BlendRecord
+from lmcore.errors import CheckpointError, ConfigError
+from lmcore.train.resume.saved_meta import check_saved_run
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+
+__all__ = ["SavedData", "saved_data"]
+
+
+@dataclass(frozen=True)
+class SavedData:
+    """A checkpoint's data.
+
+    Attributes:
+        order: Fingerprint of the order of the training samples.
+        consumed_samples: Samples that the run had consumed.
+        record: Its sources; None for a cyclic order, and in checkpoints of older versions.
+    """
+
+    order: str
+    consumed_samples: int
+    record: BlendRecord | None
+
+
+def saved_data(plan: RunPlan) -> SavedData | None:
+    """Return what the checkpoint that the run goes on from says of its data.
+
+    None where the run begins anew: no `--load`, nothing there (`restore` tells whether that is an
+    error), `--finetune`, or `--override-data-order`.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged.
+        ConfigError: `--change-blend`, and the checkpoint has no record of its sources.
+    """
+    asked = plan.config.checkpoint
+    if asked.load is None or asked.finetune or asked.override_data_order:
+        return None
+    try:
+        checkpoint = find_checkpoint(Path(asked.load))
+    except CheckpointError:
+        return None
+    manifest = read_manifest(checkpoint)
+    check_saved_run(checkpoint, manifest)
+    meta = manifest.meta
+    record = meta.get("data")
+    if record is None and asked.change_blend:
+        raise ConfigError(
+            f"`--change-blend`: `{checkpoint}` does not say what was read of which source",
+            why="it is of a cyclic order, or of an older version",
+            hint="`--override-data-order` goes on without keeping count",
+        )
+    return SavedData(
+        meta["data_order"],
+        meta["counters"]["consumed_samples"],
+        None if record is None else BlendRecord.from_dict(record),
+    )

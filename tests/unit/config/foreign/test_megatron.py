@@ -1,0 +1,160 @@
+"""Megatron's flags: each is an option of ours or stands in exactly one table."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from lmcore.config.foreign.megatron import FIXED, RENAMED, UNSUPPORTED, prepare_flags, train_flags
+from lmcore.config.load import load_config
+from lmcore.config.model_math import parameter_count
+from lmcore.config.options.flags import parse_flags
+from lmcore.config.rules.all import problems_of
+from lmcore.config.section import run_options
+from lmcore.errors import ConfigError
+
+# Every flag in the documents of the five systems and in the list of what they can do.
+FLAGS = (Path(__file__).parents[3] / "golden/megatron_flags.txt").read_text().split()
+
+
+def own_flags() -> set[str]:
+    options = run_options().values()
+    return {one.flag for one in options} | {
+        f"--no-{one.flag[2:]}" for one in options if one.type is bool
+    }
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_every_documented_flag_has_one_place(flag: str) -> None:
+    """A flag is ours, renamed, fixed or unsupported, and never two of these."""
+    name = flag.replace("_", "-")
+    places = [
+        place
+        for place, names in {
+            "own": own_flags(),
+            "renamed": RENAMED,
+            "fixed": FIXED,
+            "unsupported": UNSUPPORTED,
+        }.items()
+        if name in names
+    ]
+    assert len(places) == 1
+
+
+def test_tables_are_disjoint() -> None:
+    """No flag stands in two tables, or is an option of ours as well."""
+    names = [*own_flags(), *RENAMED, *FIXED, *UNSUPPORTED]
+    assert len(set(names)) == len(names)
+    assert not [name for name in names if "_" in name]
+
+
+@pytest.mark.parametrize("flag", RENAMED)
+def test_renamed_flags_lead_to_an_option(flag: str) -> None:
+    """What a renamed flag becomes is a flag of today."""
+    assert RENAMED[flag].today.split()[0] in own_flags()
+
+
+@pytest.mark.parametrize("flag", UNSUPPORTED)
+def test_unsupported_flags_have_a_hint(flag: str) -> None:
+    """A flag that is refused says what to do instead."""
+    with pytest.raises(ConfigError, match="is not supported") as caught:
+        load_config([flag, "1"])
+    assert caught.value.hint
+    assert caught.value.others == ()
+
+
+@pytest.mark.parametrize("flag", FIXED)
+def test_fixed_flags_change_nothing(flag: str) -> None:
+    """A flag whose effect happens anyway is accepted, with a notice, and sets nothing."""
+    same = FIXED[flag]
+    value = list(same.only[:1]) if same.only else []
+    loaded = load_config([flag, *value])
+    assert loaded.config == load_config([]).config
+    (notice,) = loaded.notices
+    assert notice == f"`{' '.join([flag, *value])}` changes nothing: {same.note}"
+    if same.only:
+        with pytest.raises(ConfigError, match="is not supported"):
+            load_config([flag, "other"])
+
+
+@pytest.mark.parametrize(
+    "line,option,value",
+    [
+        ("--batch-size 4", "micro_batch_size", 4),
+        ("--warmup .01", "lr_warmup_fraction", 0.01),
+        ("--vocab v.json", "vocab_file", "v.json"),
+        ("--fine-tune", "finetune", True),
+        ("--use-checkpoint-opt_params_scheduler", "use_checkpoint_opt_param_scheduler", True),
+        ("--bf16", "precision", "bf16"),
+        ("--fp16", "precision", "fp16"),
+        ("--rampup-batch-size 16 16 5859375", "rampup_batch_size", (16, 16, 5859375)),
+        ("--loss-scale-window 500", "loss_scale_window", 500),
+        ("--initial-loss-scale 65536", "initial_loss_scale", 65536.0),
+        ("--norm-epsilon 1e-6", "layernorm_epsilon", 1e-6),
+        ("--checkpoint-activations", "recompute", "full"),
+        ("--recompute-activations", "recompute", "selective"),
+        ("--recompute-granularity full", "recompute", "full"),
+        ("--activations-checkpoint-method uniform", "recompute", "full"),
+        ("--no-load-optim", "load_optim", False),
+        ("--no-save-rng", "save_rng", False),
+        ("--use-rotary-position-embeddings", "position_embedding_type", "rope"),
+        ("--no-position-embedding", "position_embedding_type", "none"),
+        ("--rope-theta 500000", "rotary_base", 500_000),
+        ("--disable-bias-linear", "add_bias_linear", False),
+        ("--num-key-value-heads 8", "num_query_groups", 8),
+        ("--num-key-value-heads 8", "group_query_attention", True),
+        ("--normalization rmsnorm", "normalization", "RMSNorm"),
+    ],
+)
+def test_old_names_set_options(line: str, option: str, value: object) -> None:
+    """Each renamed flag sets today's option."""
+    assert load_config(line.split()).value(option) == value
+
+
+def test_published_command() -> None:
+    """A published command of a 3.6B run is read; all that cannot be done is named."""
+    line = """--model-parallel-size 1 --num-layers 30 --hidden-size 3072 --num-attention-heads 32
+        --batch-size 8 --seq-length 2048 --max-position-embeddings 1024 --train-iters 1000
+        --resume-dataloader --train-data c4/en --lazy-loader --tokenizer-type GPT2BPETokenizer
+        --cache-dir cache --split 949,50,1 --distributed-backend ccl --lr 0.00015 --no-load-optim
+        --lr-decay-style cosine --weight-decay 1e-2 --clip-grad 1.0 --warmup .01
+        --checkpoint-activations --deepspeed-activation-checkpointing --bf16"""
+    with pytest.raises(ConfigError) as caught:
+        load_config(line.split(), check=partial(problems_of, world_size=1))
+    assert "`--seq-length 2048` exceeds `--max-position-embeddings 1024`" in caught.value.what
+    assert [one.what for one in caught.value.others] == [
+        "`--tokenizer-type GPT2BPETokenizer` needs `--vocab-file`",
+        "`--tokenizer-type GPT2BPETokenizer` needs `--merge-file`",
+    ]
+    assert load_config(line.split()).config.data.train_data == ("c4/en",)
+
+
+def test_published_llama() -> None:
+    """The flags of a published Llama 2 7B give its parameters."""
+    line = """--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 11008
+        --num-key-value-heads 32 --seq-length 4096 --max-position-embeddings 4096 --swiglu
+        --normalization rmsnorm --use-rotary-position-embeddings --disable-bias-linear
+        --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
+        --no-query-key-layer-scaling --bf16"""
+    loaded = load_config(line.split(), check=partial(problems_of, world_size=1))
+    assert parameter_count(loaded.config.model, 32000) == 6_738_415_616
+
+
+def test_tables_of_data_preparation() -> None:
+    """`lmcore data prepare` knows the names of the preparing scripts."""
+    assert prepare_flags()["--json-key"].today == "--json-keys"
+    assert set(prepare_flags()) <= set(train_flags()) | {"--vocab"}
+
+
+def test_flags_of_the_preparing_scripts_that_change_nothing() -> None:
+    """`--chunk-size` and `--keep-sequential-samples` are accepted, with a line that says why."""
+    parsed = parse_flags(
+        ["--chunk-size", "25", "--keep-sequential-samples"], {}, foreign=prepare_flags()
+    )
+    assert not parsed.problems
+    assert [notice.partition(":")[0] for notice in parsed.notices] == [
+        "`--chunk-size 25` changes nothing",
+        "`--keep-sequential-samples` changes nothing",
+    ]

@@ -1,0 +1,212 @@
+"""Flags from options: the grammar, and every problem reported at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from lmcore.config.option import REQUIRED, option, options_of
+from lmcore.config.options.command_line import (
+    ForeignFlag,
+    ParsedFlags,
+    Positional,
+    Translation,
+    parse_flags,
+    parse_section,
+    wants_help,
+)
+from lmcore.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Do a thing.
+
+    More about it.
+    """
+
+    prefix: str = option(REQUIRED, "Where.")
+    lr: float = option(0.1, "Rate.", above=-10)
+    top_p: float = option(0.0, "Share.")
+    items: tuple[str, ...] = option((), "Items.")
+    text: str | None = option(None, "Text.", short="t")
+    fast: bool = option(False, "Fast.")
+    save_optim: bool = option(True, "Save.")
+
+
+OPTIONS = {one.name: one for one in options_of(Sample)}
+FILES = Positional("files", maximum=None)
+
+
+def parse(line: str, *, positionals: tuple[Positional, ...] = (FILES,)) -> ParsedFlags:
+    return parse_flags(line.split(), OPTIONS, positionals=positionals, foreign=FOREIGN)
+
+
+def _old(values: tuple[str, ...]) -> Translation:
+    return Translation(("--lr", *values), notice="`--rate` is old")
+
+
+FOREIGN = {
+    "--rate": ForeignFlag("+", _old, "--lr"),
+    "--gone": ForeignFlag("*", lambda _: Translation(problem=ConfigError("`--gone` is gone"))),
+    "--same": ForeignFlag("0", lambda _: Translation(notice="changes nothing")),
+}
+
+
+@pytest.mark.parametrize(
+    "line,values",
+    [
+        ("--lr 1e-3", {"lr": 1e-3}),
+        ("--lr=1e-3", {"lr": 1e-3}),
+        ("--lr -1.5", {"lr": -1.5}),
+        ("--lr -.5", {"lr": -0.5}),
+        ("--top_p 0.9", {"top_p": 0.9}),
+        ("--top-p=0.9", {"top_p": 0.9}),
+        ("--items a b c", {"items": ("a", "b", "c")}),
+        ("--items a --items b", {"items": ("a", "b")}),
+        ("--items=a --items=b", {"items": ("a", "b")}),
+        ("--items - -5", {"items": ("-", "-5")}),
+        ("-t x", {"text": "x"}),
+        ("-t=x", {"text": "x"}),
+        ("--text -x", {"text": "-x"}),
+        ("--text=--lr", {"text": "--lr"}),
+        ("--text=", {"text": ""}),
+        ("--fast", {"fast": True}),
+        ("--fast true", {"fast": True}),
+        ("--fast=false", {"fast": False}),
+        ("--no-fast", {"fast": False}),
+        ("--no_save_optim", {"save_optim": False}),
+        ("--lr 1 --lr 1.0", {"lr": 1.0}),
+        ("--rate 2", {"lr": 2.0}),
+        ("--rate=2 --same", {"lr": 2.0}),
+    ],
+)
+def test_grammar(line: str, values: dict[str, object]) -> None:
+    """Every way to write a flag yields its value."""
+    parsed = parse(line)
+    assert parsed.problems == ()
+    assert dict(parsed.values) == values
+    assert parsed.positionals == {"files": ()}
+
+
+@pytest.mark.parametrize(
+    "line,words",
+    [
+        ("a.yaml --lr 1", ("a.yaml",)),
+        ("--lr 1 a.yaml b.yaml", ("a.yaml", "b.yaml")),
+        ("--fast a.yaml", ("a.yaml",)),
+        ("--items x -- --lr", ("--lr",)),
+        ("-- -h", ("-h",)),
+        ("-", ("-",)),
+        ("-3", ("-3",)),
+    ],
+)
+def test_words_without_a_flag(line: str, words: tuple[str, ...]) -> None:
+    """Words that belong to no flag are positional; `--` ends the flags."""
+    parsed = parse(line)
+    assert parsed.problems == ()
+    assert parsed.positionals["files"] == words
+
+
+@pytest.mark.parametrize(
+    "line,messages",
+    [
+        ("--lrr 1", ["unknown flag `--lrr` did you mean `--lr`?"]),
+        ("--sav-optim", ["unknown flag `--sav-optim` did you mean `--save-optim`?"]),
+        ("--rat 3", ["unknown flag `--rat` did you mean `--rate`, today `--lr`?"]),
+        ("--save", ["unknown flag `--save` "]),
+        ("-z", ["unknown flag `-z` `--help` lists the flags"]),
+        ("--qqqqq a b c", ["unknown flag `--qqqqq` `--help` lists the flags"]),
+        ("--lr", ["`--lr` needs a value"]),
+        ("--lr --fast", ["`--lr` needs a value"]),
+        ("--items", ["`--items` needs a value"]),
+        ("--lr 1 --lr 2", ["`--lr` is given more than once, with different values"]),
+        ("--fast --no-fast", ["`--fast` is given more than once, with different values"]),
+        ("--no-fast=1", ["`--no-fast=1`: a `--no-` flag takes no value"]),
+        ("--lr abc", ["`--lr abc`: not a valid value"]),
+        ("--gone 1 2", ["`--gone` is gone"]),
+        ("--same=1", ["`--same=1`: `--same` takes no value"]),
+        ("--rate", ["`--rate` needs a value"]),
+        ("--rate abc", ["`--rate abc`: not a valid value"]),
+        ("--lrr 1 --lr --top-p x", ["unknown flag", "`--lr` needs", "`--top-p x`"]),
+    ],
+)
+def test_problems(line: str, messages: list[str]) -> None:
+    """Each thing wrong is one problem, in reading order, and none hides another."""
+    found = [f"{one.what} {one.hint or ''}" for one in parse(line).problems]
+    assert len(found) == len(messages), found
+    for text, start in zip(found, messages, strict=True):
+        assert text.startswith(start)
+
+
+def test_abbreviations_are_unknown() -> None:
+    """`--ite` is not `--items`: a later option could change what an abbreviation means."""
+    (problem,) = parse("--ite a").problems
+    assert problem.what == "unknown flag `--ite`"
+
+
+def test_texts_keep_what_was_typed() -> None:
+    """Messages and sources can show the flag as its user wrote it, an old name too."""
+    parsed = parse("--rate 2 --items a --items b --no-fast")
+    assert dict(parsed.texts) == {
+        "lr": "--rate 2",
+        "items": "--items a --items b",
+        "fast": "--no-fast",
+    }
+    assert parsed.notices == ("`--rate` is old",)
+
+
+def test_positional_counts() -> None:
+    """Missing and surplus words are problems; later minima are served before optional words."""
+    two = (Positional("first", maximum=None), Positional("last", minimum=1))
+    assert parse("a b c", positionals=two).positionals == {"first": ("a", "b"), "last": ("c",)}
+    assert [one.what for one in parse("", positionals=two).problems] == ["missing argument `last`"]
+    one = (Positional("only"),)
+    assert [p.what for p in parse("a b", positionals=one).problems] == ["unexpected argument `b`"]
+
+
+def test_unknown_flag_does_not_blame_positionals() -> None:
+    """An unknown flag may have taken the positional word, so that only the flag is reported."""
+    needed = (Positional("prefix", minimum=1),)
+    (problem,) = parse("--forse yes", positionals=needed).problems
+    assert problem.what == "unknown flag `--forse`"
+
+
+def test_parse_section() -> None:
+    """A small command's dataclass is filled from flags and positional words."""
+    sample = parse_section(
+        Sample, ["--lr", "2", "out"], command="lmcore thing", positionals=["prefix"]
+    )
+    assert sample == Sample(prefix="out", lr=2.0)
+
+
+def test_parse_section_reports_all() -> None:
+    """Missing and wrong values of a small command come in one error."""
+    with pytest.raises(ConfigError) as caught:
+        parse_section(Sample, ["--lr", "x", "--top-p", "y"], command="lmcore thing")
+    problems = [caught.value, *caught.value.others]
+    assert [one.what for one in problems] == [
+        "`--lr x`: not a valid value",
+        "`--top-p y`: not a valid value",
+        "`--prefix` is required",
+    ]
+
+
+def test_parse_section_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` prints the summary, the usage and every option, and exits with 0."""
+    with pytest.raises(SystemExit) as caught:
+        parse_section(Sample, ["--lr", "x", "-h"], command="lmcore thing", positionals=["prefix"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Do a thing.\n\nusage: lmcore thing PREFIX [--flags]\n")
+    for one in OPTIONS.values():
+        shown = one.name.upper() if one.name == "prefix" else one.flag[2:]
+        assert shown in text
+
+
+def test_wants_help() -> None:
+    """Help is asked for before `--`, not after it."""
+    assert wants_help(["--lr", "1", "--help"])
+    assert wants_help(["-h"])
+    assert not wants_help(["--", "--help"])

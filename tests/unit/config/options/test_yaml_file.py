@@ -1,0 +1,119 @@
+"""YAML files: lines kept, scalars as written, text that reads back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmcore.config.options.yaml_file import Entry, read_file, written_value
+from lmcore.errors import LmcoreError
+
+
+def read(tmp_path: Path, text: str | bytes) -> tuple[list[Entry], list[str]]:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    problems: list[LmcoreError] = []
+    entries = read_file(str(path), problems)
+    entries = [one for one in entries if one.key or one.section != "a"]
+    return entries, [f"{one.what} | {one.why}".replace(f"{tmp_path}/", "") for one in problems]
+
+
+def test_entries_have_lines(tmp_path: Path) -> None:
+    """Sections, keys, scalars and lists come with their line; dashes in keys are underscores."""
+    text = "preset: x\n# note\ntraining:\n  train-iters: 5\ndata: {data_path: [a, 'b c']}\nmodel:\n"
+    entries, problems = read(tmp_path, text)
+    assert problems == []
+    assert entries == [
+        Entry("", "preset", "x", 1),
+        Entry("training", "", None, 3),
+        Entry("training", "train_iters", "5", 4),
+        Entry("data", "", None, 5),
+        Entry("data", "data_path", ["a", "b c"], 5),
+        Entry("", "model", None, 6),
+    ]
+
+
+@pytest.mark.parametrize(
+    "scalar", ["1e-4", "yes", "no", "on", "1_000", "0o14", "2024-01-01", "1:30"]
+)
+def test_scalars_stay_as_written(tmp_path: Path, scalar: str) -> None:
+    """YAML 1.1 would make a date, a switch or a text of these; the option decides instead."""
+    entries, _ = read(tmp_path, f"a:\n  b: {scalar}\n")
+    assert entries == [Entry("a", "b", scalar, 2)]
+
+
+@pytest.mark.parametrize("scalar", ["", "~", "null", "Null"])
+def test_null(tmp_path: Path, scalar: str) -> None:
+    """An empty value is None."""
+    entries, _ = read(tmp_path, f"a:\n  b: {scalar}\n")
+    assert entries == [Entry("a", "b", None, 2)]
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("a: [1\n", "run.yaml:2: not YAML | "),
+        ("a:\n  b: 1\n c: 2\n", "run.yaml:3: not YAML | "),
+        ("a: 1\n---\nb: 2\n", "run.yaml:2: not YAML | but found another document"),
+        ("- a\n", "`run.yaml` does not hold sections | the top level is not a mapping"),
+        ("a:\n  b: 1\n  b: 2\n", "run.yaml:3: `b` is given twice | first on line 2"),
+        ("a:\n  b: {c: 1}\n", "run.yaml:2: `b` takes a value or a list of values | "),
+        ("a:\n  b: [[1]]\n", "run.yaml:2: `b` takes a value or a list of values | "),
+        ("a: &x\n  b: *x\n", "run.yaml:2: `b` takes a value or a list of values | "),
+        ("a:\n  ? [1]\n  : 2\n", "run.yaml:2: a key must be a name | "),
+        (b"a: \xff\n", "`run.yaml` is not UTF-8 text | byte 3 cannot be decoded"),
+        ("a: \x07\n", "run.yaml: not YAML | "),
+    ],
+)
+def test_problems_name_the_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+    """Whatever is wrong with a file is one problem, with its line where there is one."""
+    entries, problems = read(tmp_path, text)
+    assert len(problems) == 1
+    assert problems[0].startswith(message)
+    assert all(
+        entry.value is None for entry in entries if entry.key == "b" and "twice" not in message
+    )
+
+
+def test_missing_file_and_directory(tmp_path: Path) -> None:
+    """A file that cannot be read says why."""
+    problems: list[LmcoreError] = []
+    assert read_file(str(tmp_path / "absent.yaml"), problems) == []
+    assert read_file(str(tmp_path), problems) == []
+    assert [one.why for one in problems] == ["No such file or directory", "Is a directory"]
+
+
+def test_empty_file_and_byte_order_mark(tmp_path: Path) -> None:
+    """An empty file sets nothing, and a byte-order mark is no part of the first key."""
+    assert read(tmp_path, "# nothing\n") == ([], [])
+    assert read(tmp_path, b"\xef\xbb\xbfa:\n  b: 1\n")[0] == [Entry("a", "b", "1", 2)]
+
+
+def test_no_code_is_run(tmp_path: Path) -> None:
+    """A tag that would make an object elsewhere is read as its text."""
+    entries, problems = read(tmp_path, "a:\n  b: !!python/name:os.system x\n")
+    assert problems == []
+    assert entries[0].value == "x"
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(st.one_of(text, st.lists(text, max_size=3)))
+def test_text_reads_back(tmp_path_factory: pytest.TempPathFactory, value: str | list[str]) -> None:
+    """Any text, and any list of texts, survives being written and read."""
+    folder = tmp_path_factory.mktemp("yaml")
+    entries, problems = read(folder, f"a:\n  b: {written_value(value)}  # note\n")
+    assert problems == []
+    assert entries == [Entry("a", "b", value, 2)]
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(), st.booleans())
+def test_numbers_read_back(number: float, whole: int, switch: bool) -> None:
+    """Numbers are written so that nothing is lost, switches in YAML's words."""
+    assert float(written_value(number)) == number
+    assert int(written_value(whole)) == whole
+    assert written_value(switch) == ("true" if switch else "false")

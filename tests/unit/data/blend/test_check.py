@@ -1,0 +1,87 @@
+"""What is wrong with a run's data sets before they are opened: lists and tokenizers, at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmcore.config.load import load_config
+from lmcore.data.blend.check import source_problems
+from lmcore.data.indexed.metadata import DatasetMetadata, metadata_path, write_metadata
+from lmcore.data.indexed.writer import IndexedDatasetWriter
+from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data sets `a`, `b` of bytes, `n` of numbers, and `foreign` without metadata."""
+    monkeypatch.chdir(tmp_path)
+    numbers = build_tokenizer("NullTokenizer", vocab_size=9)
+    for name, tokenizer in (("a", ByteTokenizer()), ("b", ByteTokenizer()), ("n", numbers)):
+        _write(name, tokenizer)
+    _write("foreign", ByteTokenizer())
+    metadata_path("foreign").unlink()
+
+
+def _write(name: str, tokenizer: Tokenizer) -> None:
+    with IndexedDatasetWriter(name, "uint16") as writer:
+        writer.add_document([1, 2])
+    metadata = DatasetMetadata.of(
+        tokenizer, append_eod=False, documents=1, sequences=1, tokens=2, dtype="uint16"
+    )
+    write_metadata(name, metadata)
+
+
+def found(line: str) -> list[str]:
+    return [one.what for one in source_problems(load_config(line.split()).config.data)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--data-path a b foreign",
+        "--data-path 1 a 0 b",
+        "--data-path a nowhere",
+        "--train-data shakespeare",
+        "--data-file-list nowhere",
+        "",
+    ],
+)
+def test_sound_or_told_by_others(line: str) -> None:
+    """What the rules of the configuration find is not found once more."""
+    assert found(line) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--data-path 0 a 1 b 1 n", "--train-data-path a --valid-data-path n", "--data-path a.bin n"],
+)
+def test_different_tokenizers(line: str) -> None:
+    """Data sets of two tokenizers are told apart, whatever else is wrong with them."""
+    assert found(line) == ["`a` and `n` were not prepared with the same tokenizer"]
+
+
+def test_every_data_set_is_named() -> None:
+    """With the tokenizer that made it."""
+    (problem,) = source_problems(load_config(["--data-path", "a", "n", "b"]).config.data)
+    assert "`ByteTokenizer`" in str(problem.why)
+    assert "made `a`, `b`; `NullTokenizer`" in str(problem.why)
+
+
+def test_list() -> None:
+    """Bad lines of a list come together with tokenizers that differ and metadata that is none."""
+    metadata_path("b").write_text("{}", encoding="utf-8")
+    Path("list").write_text("1 a\n0 n\n1 b\n1 nowhere\n", encoding="utf-8")
+    assert found("--data-file-list list") == [
+        "`list` line 2: the weight `0` is not above 0",
+        "`--data-file-list list`: 1 of 4 data sets is not there",
+        "`b.meta.json` has no `tokenizer`",
+        "`a` and `n` were not prepared with the same tokenizer",
+    ]
+
+
+def test_list_that_cannot_be_read() -> None:
+    """It is a problem among others."""
+    Path("list").write_bytes(b"\xff")
+    assert found("--data-file-list list") == ["`list` is no data file list"]

@@ -1,0 +1,90 @@
+"""Weights, sizes and orders of a blend."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmcore.data import native
+from lmcore.data.blend import index_cache as blend_cache
+from lmcore.data.blend.index import (
+    build_blend_index,
+    build_exhaustive_index,
+    normalized,
+    source_sizes,
+)
+from lmcore.data.blend.index_cache import blend_index
+
+
+def test_published_vector():
+    """The reference's ten choices."""
+    assert build_blend_index([0.2, 0.3, 0.5], 10)[0].tolist() == [2, 1, 0, 2, 1, 2, 0, 2, 1, 2]
+
+
+def test_sizes_of_the_sources():
+    """Shares are rounded up, and half a percent more is built of each, rounded up again."""
+    assert source_sizes([0.5, 0.5], 1000) == (1000, [503, 503])
+    assert source_sizes([1 / 3, 2 / 3], 10) == (11, [5, 8])
+    assert source_sizes([1.0], 7) == (7, [8])
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
+def test_weights_sum_to_one(weights):
+    """Whatever the weights, their shares of the whole are kept."""
+    shares = normalized(weights)
+    assert abs(sum(shares) - 1) < 1e-9
+    assert shares == pytest.approx([weight / sum(weights) for weight in weights])
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=8))
+def test_every_sample_once(lengths):
+    """Used up, each source has given each of its samples once, in order, and near its share."""
+    dataset, sample = build_exhaustive_index(lengths)
+    total = sum(lengths)
+    for source, length in enumerate(lengths):
+        assert sample[dataset == source].tolist() == list(range(length))
+        taken = np.cumsum(dataset == source)
+        share = length / total * np.arange(1, total + 1)
+        assert np.abs(taken - share).max() <= len(lengths)
+
+
+def test_small_blends_are_built_in_memory(tmp_path):
+    """No file is worth a blend of few samples."""
+    found = blend_index([0.5, 0.5], 100, tmp_path / "cache", "train")
+    assert len(found[0]) == 100
+    assert not (tmp_path / "cache").exists()
+
+
+def test_large_blends_are_built_once(tmp_path, monkeypatch, caplog):
+    """The second process maps what the first has written; a place for no files is told."""
+    monkeypatch.setattr(blend_cache, "_SMALL", 10)
+    weights, where = [0.25, 0.75], tmp_path / "cache"
+    expected = build_blend_index(weights, 100)
+    first = blend_index(weights, 100, where, "train")
+    monkeypatch.setattr(blend_cache, "build_blend_index", None)
+    again = blend_index(weights, 100, where, "train")
+    monkeypatch.undo()
+    monkeypatch.setattr(blend_cache, "_SMALL", 10)
+    for one in (first, again):
+        assert one[0].tolist() == expected[0].tolist()
+        assert one[1].tolist() == expected[1].tolist()
+    assert not again[1].flags.writeable
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        memory = blend_index([0.5, 0.5], 50, tmp_path / "file/cache", "train")
+    assert len(memory[0]) == 50
+    assert "is kept in memory" in caplog.text
+
+
+@pytest.mark.skipif(native.builders is None, reason="no native builders here")
+def test_the_cached_index_is_the_key_s(tmp_path, monkeypatch):
+    """Other weights or another size are another file."""
+    monkeypatch.setattr(blend_cache, "_SMALL", 10)
+    for weights, size in (([0.25, 0.75], 100), ([0.5, 0.5], 100), ([0.5, 0.5], 101)):
+        found = blend_index(weights, size, tmp_path, "train")
+        assert found[0].tolist() == build_blend_index(weights, size)[0].tolist()
+    assert len(list(tmp_path.glob("*.json"))) == 3

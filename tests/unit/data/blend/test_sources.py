@@ -1,0 +1,334 @@
+"""Data sets of a run: opened, divided, blended, and changed in the middle."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmcore.config.data_source import Blend, DataSource, RunSources
+from lmcore.data.blend.dataset import BlendedDataset, BlendRecord, SourceStream
+from lmcore.data.blend.index import build_blend_index, source_sizes
+from lmcore.data.blend.resume import changed_blend, continued_blend, record_of
+from lmcore.data.blend.sources import (
+    OpenSource,
+    SampleSettings,
+    build_samples,
+    expand_file_lists,
+    open_sources,
+    weigh,
+)
+from lmcore.data.dataset.gpt import GPTDataset
+from lmcore.data.indexed.writer import IndexedDatasetWriter
+from lmcore.errors import CheckpointError, ConfigError, DataError
+
+LENGTH = 8
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Samples of eight tokens."""
+    return SampleSettings(LENGTH, 1234, tmp_path / "cache", 0.8)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes documents of five tokens; the first token of each tells data set and document."""
+
+    def make(name: str, documents: int, tokens: int = 5) -> str:
+        prefix = str(tmp_path / name)
+        base = 1000 * (1 + "abcdefg".index(name[0]))
+        with IndexedDatasetWriter(prefix, "uint16") as writer:
+            for number in range(documents):
+                writer.add_document([base + number] * tokens)
+        return prefix
+
+    return make
+
+
+def sources_of(*named, split="100,0,0"):
+    """Open (prefix, weight) pairs for training."""
+    blend = Blend("data_path", tuple(DataSource(*one) for one in named))
+    parts = open_sources(RunSources(blend), split, needed=("train",), prefix_of=lambda o: o.name)
+    return parts["train"]
+
+
+def origin(sample) -> set[int]:
+    return set((sample // 1000).tolist())
+
+
+def shares(samples, positions) -> Counter:
+    """Count the data sets that samples come from."""
+    found = Counter()
+    for i in positions:
+        (one,) = origin(samples[i])
+        found[one] += 1
+    return found
+
+
+def test_weights_are_kept(write, settings):
+    """Of any stretch of samples each source has its share."""
+    sources = sources_of((write("a", 40), 3.0), (write("b", 90), 1.0))
+    samples = build_samples(sources, 400, settings, name="train")
+    assert isinstance(samples, BlendedDataset)
+    for start in (0, 100, 300):
+        found = shares(samples, range(start, start + 100))
+        assert abs(found[1] - 75) <= 1
+        assert abs(found[2] - 25) <= 1
+
+
+def test_one_source_stands_alone(write, settings):
+    """A single data set without weight is no blend, and gives as many samples as are asked for."""
+    (one,) = sources_of((write("a", 40),))
+    samples = build_samples([one], 30, settings, name="train")
+    assert isinstance(samples, GPTDataset)
+    assert len(samples) == 30
+    whole = build_samples([one], 1000, settings, name="train", one_pass=True)
+    assert len(whole) == (40 * 5 - 1) // LENGTH == 24
+
+
+def test_sources_without_weights_are_read_once(write, settings):
+    """By their sizes, no sample twice; further epochs, where needed, in the same proportion."""
+    sources = sources_of((write("a", 40),), (write("b", 120),))
+    lengths = [24, 74]
+    once = build_samples(sources, 60, settings, name="train")
+    assert len(once) == 60
+    assert once.weights == pytest.approx([24 / 98, 74 / 98])
+    whole = build_samples(sources, 60, settings, name="train", one_pass=True)
+    assert len(whole) == 98
+    places = [whole.locate(i) for i in range(98)]
+    assert sorted(places) == [(s, i) for s, n in enumerate(lengths) for i in range(n)]
+    more = build_samples(sources, 300, settings, name="train")
+    assert len(more) >= 300
+    found = shares(more, range(300))
+    assert abs(found[1] / 300 - 24 / 98) < 0.01
+
+
+def test_more_than_the_surplus(write, settings):
+    """Where the greedy rule takes more of a source than was built of it, more is built."""
+    names = [f"{letter}{number}" for letter in "abcdefg" for number in range(5)]
+    shares_of_each = (np.random.default_rng(0).random(len(names)) ** 3 + 1e-3).tolist()
+    sources = sources_of(
+        *((write(name, 2), weight) for name, weight in zip(names, shares_of_each, strict=True))
+    )
+    _, weights = weigh(sources, LENGTH)
+    size, wanted = source_sizes(weights, 38)
+    taken = np.bincount(build_blend_index(weights, size)[0], minlength=len(names))
+    assert (taken > wanted).any()
+    samples = build_samples(sources, 38, settings, name="train")
+    assert [len(samples[i]) for i in range(len(samples))] == [LENGTH + 1] * size
+    assert samples.consumed(size) == taken.tolist()
+
+
+def test_small_source_is_left_out_of_a_blend_by_size(write, settings, caplog):
+    """A source of less than one sample is named; alone it is an error."""
+    small, large = sources_of((write("a", 1),), (write("b", 50),))
+    with caplog.at_level(logging.WARNING):
+        kept, weights = weigh([small, large], LENGTH)
+    assert (kept, weights) == ([large], [1.0])
+    assert f"`{small.name}`: less than one sample of 9 tokens" in caplog.text
+    with pytest.raises(DataError, match="no source holds one sample"):
+        weigh([small], LENGTH)
+
+
+def test_split_divides_every_source(write, caplog):
+    """Each source gives its share to each part; one that has none for a part is named."""
+    a, b = write("a", 100), write("b", 10)
+    blend = Blend("data_path", (DataSource(a, 0.5), DataSource(b, 0.5)))
+
+    def opened(split, needed=("train", "valid")):
+        return open_sources(RunSources(blend), split, needed=needed, prefix_of=lambda o: o.name)
+
+    parts = opened("80,10,10")
+    assert [one.documents for one in parts["train"]] == [(0, 80), (0, 8)]
+    assert [one.documents for one in parts["valid"]] == [(80, 90), (8, 9)]
+    assert [one.documents for one in parts["test"]] == [(90, 100), (9, 10)]
+    with caplog.at_level(logging.WARNING):
+        parts = opened("949,50,1")
+    assert [one.name for one in parts["valid"]] == [a]
+    assert f"leaves no validation documents of `{b}` (10 documents)" in caplog.text
+    with pytest.raises(DataError, match="`--split 9999,1,0` leaves no validation documents"):
+        opened("9999,1,0")
+    assert "valid" not in opened("9999,1,0", needed=("train",))
+
+
+def test_tiny_corpus_has_no_validation_documents(write):
+    """Ten documents at 949,50,1: said, with the bounds."""
+    blend = Blend("data_path", (DataSource(write("a", 10)),))
+    with pytest.raises(DataError) as caught:
+        open_sources(
+            RunSources(blend),
+            "949,50,1",
+            needed=("train", "valid"),
+            prefix_of=lambda one: one.name,
+        )
+    assert "10 documents are divided at [0, 10, 10, 10]" in str(caught.value.why)
+
+
+def test_ranges_of_documents(write):
+    """Bounds are rounded shares of the documents; an empty range is an error."""
+    a, b = write("a", 15), write("b", 3)
+
+    def opened(*ranges):
+        found = tuple(DataSource(name, 1.0, span) for name, span in ranges)
+        sources = RunSources(None, {"train": Blend("train_weighted_split_paths", found)})
+        parts = open_sources(sources, "", needed=("train",), prefix_of=lambda one: one.name)
+        return [one.documents for one in parts["train"]]
+
+    assert opened((a, (0, 0.5)), (b, (0.5, 1))) == [(0, 8), (2, 3)]
+    assert opened((a, (0, 0.3)), (b, (0, 0.1))) == [(0, 4)]
+    with pytest.raises(DataError, match="leaves no training documents"):
+        opened((b, (0, 0.1)))
+
+
+def test_data_file_list(write, tmp_path):
+    """A list's data sets and weights; all that are missing are named at once."""
+    a, b = write("a", 30), write("b", 30)
+    path = tmp_path / "list.txt"
+    path.write_text(f"0.25 {a}.bin web\n0.75 {b} books\n")
+    found = expand_file_lists(RunSources(Blend("data_file_list", (), file_list=str(path))))
+    assert found.divided.sources == (DataSource(a, 0.25), DataSource(b, 0.75))
+    path.write_text(f"1 {a} web\n1 nowhere x\n1 elsewhere y\n")
+    with pytest.raises(ConfigError, match="2 of 3 data sets are not there") as caught:
+        expand_file_lists(RunSources(Blend("data_file_list", (), file_list=str(path))))
+    assert "`nowhere.idx`, `elsewhere.idx`" in str(caught.value.why)
+
+
+def test_all_that_is_wrong_with_a_list(write, tmp_path):
+    """Lines that are none, bad weights, data sets named twice or not there come together."""
+    a, path = write("a", 3), tmp_path / "list.txt"
+    path.write_text(f"1 {a}\n0 nowhere\nx b\n1 {a}.bin\n1\n")
+    with pytest.raises(ConfigError) as caught:
+        expand_file_lists(RunSources(Blend("data_file_list", (), file_list=str(path))))
+    assert [one.what for one in (caught.value, *caught.value.others)] == [
+        f"`{path}` line 2: the weight `0` is not above 0",
+        f"`{path}` line 3: `x` is not a weight",
+        f"`{path}` line 5 has 1 column",
+        f"`--data-file-list {path}` names `{a}` twice",
+        f"`--data-file-list {path}`: 1 of 3 data sets is not there",
+    ]
+    assert caught.value.exit_status == 2
+
+
+def identities(samples, positions) -> list[tuple[int, bytes]]:
+    """Return what tells samples apart: their source and tokens."""
+    return [(min(origin(samples[i])), samples[i].tobytes()) for i in positions]
+
+
+def unique(write, name):
+    """A data set of which no two samples are alike."""
+    prefix = write(name, 0)
+    base = 1000 * (1 + "abcdefg".index(name[0]))
+    with IndexedDatasetWriter(prefix, "uint16") as writer:
+        for number in range(200):
+            rng = np.random.default_rng(number)
+            writer.add_document(base + rng.integers(0, 999, 40))
+    return prefix
+
+
+def test_new_weights_in_mid_run_repeat_nothing(write, settings):
+    """After two changes, one of which drops a source for a while, no source has repeated itself."""
+    a, b, c = (unique(write, name) for name in "abc")
+    total = 900  # of each source there are 999 samples in an epoch
+    first = build_samples(sources_of((a, 0.7), (b, 0.3)), total, settings, name="train")
+    seen = identities(first, range(300))
+    record = BlendRecord.from_dict(record_of(first, 300, a).to_dict())
+    assert [one.consumed for one in record.sources] == [210, 90]
+    second = changed_blend(sources_of((b, 0.5), (c, 0.5)), record, 300, total, settings)
+    seen += identities(second, range(300, 500))
+    record = BlendRecord.from_dict(second.record(500).to_dict())
+    assert {one.name: one.consumed for one in record.sources} == {a: 210, b: 190, c: 100}
+    third = changed_blend(sources_of((a, 0.9), (b, 0.1)), record, 500, total, settings)
+    seen += identities(third, range(500, total))
+    assert len(seen) == len(set(seen)) == total
+    assert Counter(one for one, _ in seen[500:]) == {1: 360, 2: 40}
+    with pytest.raises(IndexError):
+        third[499]
+
+
+def test_a_changed_blend_goes_on_as_if_unbroken(write, settings):
+    """A restart in the middle of the second blend sees what an unbroken run would have seen."""
+    a, b = unique(write, "a"), unique(write, "b")
+    first = build_samples(sources_of((a, 1.0)), 400, settings, name="train")
+    changed = changed_blend(
+        sources_of((a, 0.5), (b, 0.5)), record_of(first, 100, a), 100, 400, settings
+    )
+    record = BlendRecord.from_dict(changed.record(217).to_dict())
+    resumed = continued_blend(sources_of((a, 0.5), (b, 0.5)), record, 400, settings)
+    assert resumed.order == changed.order
+    for i in range(100, 400):
+        assert resumed[i].tolist() == changed[i].tolist()
+    with pytest.raises(ConfigError, match="not the checkpoint's") as caught:
+        continued_blend(sources_of((a, 0.4), (b, 0.6)), record, 400, settings)
+    assert f"0.5 `{a}`, 0.5 `{b}`" in str(caught.value.why)
+
+
+def test_a_source_goes_on_after_its_last_sample(write, settings):
+    """Where a source has too few samples left, an epoch shuffled anew follows the last one."""
+    a, b = write("a", 40), write("b", 40)
+    first = build_samples(sources_of((a, None)), 24, settings, name="train")
+    changed = changed_blend(
+        sources_of((a, 0.9), (b, 0.1)), record_of(first, 20, a), 20, 200, settings
+    )
+    assert changed.sources[0].requested[0] == 24
+    assert len(changed.sources[0].requested) == 2
+    assert shares(changed, range(20, 200))[1] == 162
+
+
+def test_a_source_that_changed_is_refused(write, settings):
+    """The same name with other documents, or other settings of the order, repeat samples."""
+    a = write("a", 40)
+    first = build_samples(sources_of((a, 1.0)), 24, settings, name="train")
+    record = record_of(first, 8, a)
+    other = SampleSettings(LENGTH, 99, settings.cache_dir, 0.8)
+    with pytest.raises(ConfigError, match="not in the checkpoint's order"):
+        changed_blend(sources_of((a, 2.0)), record, 8, 24, other)
+    for suffix in (".bin", ".idx"):
+        Path(a + suffix).unlink()
+    write("a", 41)
+    with pytest.raises(ConfigError, match="is not what the checkpoint's run read under this name"):
+        changed_blend(sources_of((a, 2.0)), record, 8, 24, settings)
+
+
+def test_a_source_that_moved_goes_on(write, settings, tmp_path):
+    """Documents are known by their content, not by where they lie."""
+    a, b = unique(write, "a"), unique(write, "b")
+    first = build_samples(sources_of((a, 0.5), (b, 0.5)), 100, settings, name="train")
+    record = record_of(first, 50, a)
+    for suffix in (".bin", ".idx"):
+        Path(a + suffix).rename(tmp_path / f"moved{suffix}")
+    moved = str(tmp_path / "moved")
+    changed = changed_blend(sources_of((moved, 0.2), (b, 0.8)), record, 50, 100, settings)
+    assert changed.taken == (25, 25)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"start": 0, "weights": [1.0], "sources": []},
+        {"start": 0, "weights": [1.0], "sources": [{"name": "a"}]},
+        {"start": "x", "weights": [], "sources": []},
+        {"start": 0, "weights": 3, "sources": []},
+    ],
+)
+def test_damaged_record(values):
+    """What a checkpoint says is checked before it is used."""
+    with pytest.raises(CheckpointError):
+        BlendRecord.from_dict(values)
+
+
+def test_order_does_not_follow_the_length(write, settings):
+    """A longer run within the same epochs has the same order; other weights another."""
+    sources = sources_of((unique(write, "a"), 0.5), (unique(write, "b"), 0.5))
+    short, longer = (build_samples(sources, n, settings, name="train") for n in (100, 150))
+    assert short.order == longer.order
+    one, other = (
+        OpenSource(s.name, s.indexed, s.documents, w)
+        for s, w in zip(sources, (0.4, 0.6), strict=True)
+    )
+    assert build_samples([one, other], 100, settings, name="train").order != short.order
+    assert isinstance(short.sources[0], SourceStream)

@@ -1,0 +1,54 @@
+"""Splits: Megatron's bounds, and parts that stay empty."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmcore.data.blend.train_split import split_documents, split_ranges
+from lmcore.errors import ConfigError, DataError
+
+
+@pytest.mark.parametrize(
+    "documents, split, bounds",
+    [
+        (79_000, "949,50,1", [0, 74971, 78921, 79000]),
+        (10, "949,50,1", [0, 10, 10, 10]),
+        (10, "949/50/1", [0, 10, 10, 10]),
+        (1000, "100,0,0", [0, 1000, 1000, 1000]),
+        (1000, "100", [0, 1000, 1000, 1000]),
+        (100, "90,10", [0, 90, 100, 100]),
+        (0, "969,30,1", [0, 0, 0, 0]),
+    ],
+)
+def test_bounds(documents, split, bounds):
+    """Shares give Megatron's bounds; missing ones are 0."""
+    assert split_documents(documents, split) == bounds
+
+
+@given(documents=st.integers(0, 5000), shares=st.tuples(*[st.integers(0, 1000)] * 3))
+def test_bounds_are_a_partition(documents, shares):
+    """Bounds rise from 0 to the number of documents, whatever the shares."""
+    split = f"{shares[0] + 1},{shares[1]},{shares[2]}"
+    bounds = split_documents(documents, split)
+    assert bounds == sorted(bounds)
+    assert (bounds[0], bounds[-1]) == (0, documents)
+
+
+@pytest.mark.parametrize("split", ["", "a,b", "1,2,3,4", "0,0,0", "1,-1,0", "nan,1,1", "inf"])
+def test_malformed_split_is_refused(split):
+    """What is no split is refused with the text that was given."""
+    with pytest.raises(ConfigError) as caught:
+        split_documents(10, split)
+    assert f"`{split}`" in caught.value.what
+
+
+def test_empty_part_is_refused_only_where_it_is_needed():
+    """Ten documents leave none for validation: an error that says so, unless nothing validates."""
+    with pytest.raises(DataError) as caught:
+        split_ranges(10, "949,50,1", needed=("train", "valid"))
+    assert caught.value.what == "`--split 949,50,1` leaves no validation documents"
+    assert "10 documents" in caught.value.why
+    assert "--eval-iters 0" in caught.value.hint
+    assert split_ranges(10, "949,50,1", needed=("train",))["train"] == (0, 10)

@@ -1,0 +1,85 @@
+"""Sets of arrays on disk: whole or not there, mapped without being read."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import numpy as np
+import pytest
+
+from lmcore.data.cache import array_store as array_files
+from lmcore.data.cache.array_store import load_arrays, store_arrays
+from lmcore.errors import DataError
+
+ARRAYS = {"a": np.arange(1000, dtype=np.int32).reshape(-1, 2), "b": np.arange(7, dtype=np.uint64)}
+
+
+def test_what_was_stored_is_mapped(tmp_path):
+    """Arrays come back as they were, read-only; nothing else is left in the directory."""
+    store_arrays(tmp_path / "x", ARRAYS)
+    loaded = load_arrays(tmp_path / "x")
+    for name, values in ARRAYS.items():
+        assert (loaded[name] == values).all()
+        assert (loaded[name].dtype, loaded[name].shape) == (values.dtype, values.shape)
+        assert not loaded[name].flags.writeable
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x-a.npy", "x-b.npy", "x.json"]
+
+
+def test_nothing_there_is_none_without_a_word(tmp_path, caplog):
+    """A set that was never stored is no reason for a warning."""
+    assert load_arrays(tmp_path / "x") is None
+    assert not caplog.text
+
+
+def test_files_untouched_since_are_not_read(tmp_path, monkeypatch):
+    """The checksum is not computed for files that still have the time they were given."""
+    store_arrays(tmp_path / "x", ARRAYS)
+    monkeypatch.setattr(array_files, "_checksum", None)
+    assert load_arrays(tmp_path / "x") is not None
+
+
+def test_a_copy_is_read_once(tmp_path, monkeypatch):
+    """Files with another time are held to their checksum, and given their time when they pass."""
+    store_arrays(tmp_path / "x", ARRAYS)
+    for path in tmp_path.glob("*.npy"):
+        os.utime(path)
+    assert load_arrays(tmp_path / "x") is not None
+    monkeypatch.setattr(array_files, "_checksum", None)
+    assert load_arrays(tmp_path / "x") is not None
+
+
+def test_a_byte_changed_right_after_is_found(tmp_path, caplog):
+    """However soon a file is changed, its time no longer is the one on record."""
+    for i in range(20):
+        stem = tmp_path / f"x{i}"
+        store_arrays(stem, ARRAYS)
+        path = tmp_path / f"x{i}-a.npy"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        with caplog.at_level(logging.WARNING):
+            assert load_arrays(stem) is None
+        assert "another checksum" in caplog.text
+
+
+def test_a_name_does_not_lead_elsewhere(tmp_path):
+    """A description that names a file in another directory finds none."""
+    store_arrays(tmp_path / "x", ARRAYS)
+    (tmp_path / "sub").mkdir()
+    text = (tmp_path / "x.json").read_text()
+    (tmp_path / "sub/x.json").write_text(text.replace('"x-a.npy"', '"../x-a.npy"'))
+    assert load_arrays(tmp_path / "sub/x") is None
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    """When writing fails in the midst no temporary file stays, and the set is not there."""
+
+    def fail(file, values, **_):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", fail)
+    with pytest.raises(DataError, match="cannot write"):
+        store_arrays(tmp_path / "x", ARRAYS)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,168 @@
+"""Processes that wait for one of them to build, and what happens when that one dies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from lmcore.data.cache import build_lock
+from lmcore.data.cache.build_lock import build_or_wait
+from lmcore.errors import DataError
+
+
+def owner(**changes) -> str:
+    """What a live builder on this machine writes into a lock."""
+    pid = os.getpid()
+    facts = {
+        "machine": build_lock._machine(),
+        "host": socket.gethostname(),
+        "pid": pid,
+        "started": psutil.Process(pid).create_time(),
+    }
+    return json.dumps({**facts, **changes})
+
+
+class Clock:
+    """Stands in for `time` in `build_lock`: a sleep only moves it on, and calls *does*."""
+
+    def __init__(self, monkeypatch, does=lambda now: None):
+        self.now, self._does = 0.0, does
+        monkeypatch.setattr(build_lock, "time", self)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self._does(self.now)
+
+
+def find_in(path):
+    return lambda: path.read_text() if path.exists() else None
+
+
+def wait(tmp_path, **changes):
+    target = tmp_path / "made"
+    arguments = {"what": "the thing", "patience": 5.0, **changes}
+    return build_or_wait(
+        tmp_path / "lock", find_in(target), lambda: target.write_text("built"), **arguments
+    )
+
+
+def test_who_comes_first_builds_and_leaves_no_lock(tmp_path):
+    """With nobody else around the thing is built, and the lock is gone."""
+    assert wait(tmp_path) == "built"
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_failed_build_frees_the_lock(tmp_path):
+    """The builder's error reaches its caller, and the next process may try."""
+
+    def fail():
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        build_or_wait(tmp_path / "lock", lambda: None, fail, what="x")
+    assert wait(tmp_path) == "built"
+
+
+def test_who_waits_takes_what_a_live_builder_makes(tmp_path, monkeypatch, caplog):
+    """While the lock's owner lives nobody else builds; the wait is logged after a second."""
+    (tmp_path / "lock").write_text(owner())
+    Clock(monkeypatch, lambda now: now > 1.3 and (tmp_path / "made").write_text("theirs"))
+    with caplog.at_level(logging.INFO):
+        assert wait(tmp_path, patience=0.1) == "theirs"
+    assert f"waiting for the thing, built by process {os.getpid()}" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["gone", "number given again"])
+def test_a_dead_owner_on_this_machine_is_noticed_at_once(tmp_path, monkeypatch, caplog, how):
+    """A process that is no more, or another one of its number, does not hold a lock."""
+    if how == "gone":
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        process.wait()
+        text = owner(pid=process.pid)
+    else:
+        text = owner(started=time.time() - 10**6)
+    (tmp_path / "lock").write_text(text)
+    clock = Clock(monkeypatch)
+    assert wait(tmp_path) == "built"
+    assert clock.now < 0.1
+    assert "is gone" in caplog.text
+
+
+@pytest.mark.parametrize("text", [None, "", "not json", '{"machine": 1}'])
+def test_a_silent_owner_elsewhere_is_given_up(tmp_path, monkeypatch, caplog, text):
+    """A lock of another machine, or one that says nothing, counts while it is touched."""
+    lock = tmp_path / "lock"
+    lock.write_text(owner(machine="elsewhere") if text is None else text)
+
+    def touch(now):
+        if now < 100:
+            os.utime(lock, ns=(0, int(now * 1e9)))
+
+    clock = Clock(monkeypatch, touch)
+    assert wait(tmp_path) == "built"
+    assert 160 < clock.now < 165, "silence is counted from the last touch"
+    assert "has been silent" in caplog.text
+
+
+def test_the_builder_touches_its_lock(tmp_path, monkeypatch):
+    """While a build goes on the time of its lock advances."""
+    monkeypatch.setattr(build_lock, "_BEAT_SECONDS", 0.05)
+    lock = tmp_path / "lock"
+    seen = set()
+
+    def build():
+        end = time.monotonic() + 30
+        while len(seen) < 3 and time.monotonic() < end:
+            seen.add(lock.stat().st_mtime_ns)
+            time.sleep(0.01)
+        (tmp_path / "made").write_text("built")
+
+    build_or_wait(lock, find_in(tmp_path / "made"), build, what="x")
+    assert len(seen) == 3
+
+
+def test_patience_ends_without_a_result(tmp_path):
+    """What is built and not found again, by nobody, is an error in the end, and leaves no lock."""
+    with pytest.raises(DataError, match="the thing has not appeared") as caught:
+        build_or_wait(tmp_path / "lock", lambda: None, lambda: None, what="the thing", patience=0.2)
+    assert str(tmp_path / "lock") in caught.value.why
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_an_error(tmp_path):
+    """A lock that cannot be made for another reason than being there is told."""
+    with pytest.raises(DataError, match="cannot write"):
+        build_or_wait(tmp_path / "no" / "lock", lambda: None, lambda: None, what="x")
+
+
+def test_a_killed_builder_is_succeeded(tmp_path):
+    """A builder that is killed in the midst leaves the work to the one that waits."""
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from lmcore.data.cache.build_lock import build_or_wait\n"
+        "def build(): print('building', flush=True); time.sleep(60)\n"
+        "build_or_wait(Path(sys.argv[1]), lambda: None, build, what='x')\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"building\n"
+    timer = threading.Timer(0.5, process.kill)
+    timer.start()
+    reaper = threading.Thread(target=process.wait)
+    reaper.start()
+    assert wait(tmp_path) == "built"
+    reaper.join()
+    process.stdout.close()

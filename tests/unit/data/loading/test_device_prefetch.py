@@ -1,0 +1,184 @@
+"""Micro-batches on the way to a device: queued ahead, in order with the computation."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lmcore.data.loading.device_prefetch import on_device
+from lmcore.data.loading.loader import Batch, BatchLoader
+from lmcore.errors import DataError
+
+
+class Counting:
+    """Sample i is i, i + 1, ...; a mark breaks one."""
+
+    def __init__(self, count: int = 20, broken: int | None = None) -> None:
+        self.count, self.broken = count, broken
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> Any:
+        if i == self.broken:
+            raise DataError("sample 3 is damaged")
+        return np.arange(i, i + 5, dtype=np.int64)
+
+
+class Device:
+    """A device that writes down what is queued; its memory is the host's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **lacking: None) -> None:
+        self.log: list[str] = []
+        self.torch_device = torch.device("cpu")
+        self.done = False
+        abilities = {"new_stream": self.stream, "new_event": self.event, "pin_memory": Tensor.clone}
+        self.__dict__ |= abilities | lacking
+        computing = SimpleNamespace(name="main", wait_event=lambda one: self.note("wait", one))
+        monkeypatch.setattr("torch.accelerator.current_stream", lambda where: computing)
+        monkeypatch.setattr(
+            Tensor, "record_stream", lambda tensor, stream: self.note("keep", stream)
+        )
+        real = Batch.to
+
+        def to(batch: Batch, where: torch.device) -> Batch:
+            self.log.append(f"copy {int(batch.tokens_BS[0, 0])}")
+            return real(batch, where)
+
+        monkeypatch.setattr(Batch, "to", to)
+
+    def require(self, ability: str) -> Any:
+        return getattr(self, ability)
+
+    def note(self, what: str, about: Any) -> None:
+        self.log.append(f"{what} {about.name}")
+
+    def stream(self) -> Any:
+        class Stream:
+            name = "side"
+
+            def __enter__(stream) -> None:  # noqa: N805
+                self.log.append("side on")
+
+            def __exit__(stream, *raised: object) -> None:  # noqa: N805
+                self.log.append("side off")
+
+        return Stream()
+
+    def event(self) -> Any:
+        number = sum(line.startswith("record") for line in self.log)
+        name = f"event {number}"
+        return SimpleNamespace(
+            name=name,
+            record=lambda stream: self.log.append(f"record {name} on {stream.name}"),
+            query=lambda: self.done,
+        )
+
+
+def full(loader: BatchLoader) -> None:
+    """Wait until the loader has all that it may hold."""
+    end = time.monotonic() + 60
+    while not loader._ready.full() and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def test_each_is_copied_while_the_one_before_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy is queued beside the computation, which waits for the copy of its own batch alone."""
+    device: Any = Device(monkeypatch)
+    with BatchLoader(Counting(), micro_batch_size=2, prefetch=2) as loader:
+        batches = on_device(loader, device)
+        full(loader)
+        first = next(batches)
+        assert first.tokens_BS[:, 0].tolist() == [0, 1]
+        assert device.log == [
+            *("side on", "copy 0", "side off", "record event 0 on side"),
+            *("wait event 0", "keep main", "keep main", "keep main"),
+            *("side on", "copy 2", "side off", "record event 1 on side"),
+        ]
+        device.log.clear()
+        full(loader)
+        assert next(batches).tokens_BS[:, 0].tolist() == [2, 3]
+        assert device.log[:4] == ["wait event 1", "keep main", "keep main", "keep main"]
+        assert device.log[4:6] == ["side on", "copy 4"]
+
+
+def test_all_batches_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the loader's, none left out or repeated, with the time that it waited."""
+    device: Any = Device(monkeypatch)
+    with BatchLoader(Counting(), micro_batch_size=3) as loader:
+        batches = on_device(loader, device)
+        assert batches is not loader
+        found = [batch.tokens_BS[:, 0].tolist() for batch in batches]
+        assert batches.wait_seconds == loader.wait_seconds
+    assert found == [[i, i + 1, i + 2] for i in range(0, 18, 3)]
+
+
+def test_host_memory_stays_until_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a copy reads from is let go of when the copy is done."""
+    device: Any = Device(monkeypatch)
+    with BatchLoader(Counting(), micro_batch_size=2) as loader:
+        batches: Any = on_device(loader, device)
+        for _ in range(3):
+            next(batches)
+        assert len(batches._left) >= 3
+        device.done = True
+        next(batches)
+        full(loader)
+        next(batches)
+        assert len(batches._left) <= 1
+
+
+def test_an_error_comes_with_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches before a damaged sample are given out; then it is raised, as often as asked."""
+    device: Any = Device(monkeypatch)
+    with BatchLoader(Counting(broken=5), micro_batch_size=2) as loader:
+        batches = on_device(loader, device)
+        loader._thread.join()
+        assert [next(batches).tokens_BS[0, 0].item() for _ in range(2)] == [0, 2]
+        for _ in range(2):
+            with pytest.raises(DataError, match="damaged"):
+                next(batches)
+
+
+@pytest.mark.parametrize("ability", ["new_stream", "new_event", "pin_memory"])
+def test_a_device_without_queues(monkeypatch: pytest.MonkeyPatch, ability: str) -> None:
+    """Where the device lacks an ability the loader itself is used."""
+    device: Any = Device(monkeypatch, **{ability: None})
+    with BatchLoader(Counting(), micro_batch_size=2) as loader:
+        assert on_device(loader, device) is loader
+
+
+def test_next_if_ready() -> None:
+    """A loader gives a batch at once or none, and counts those that are left."""
+    with BatchLoader(Counting(4), micro_batch_size=2, prefetch=1) as loader:
+        full(loader)
+        batch = loader.next_if_ready()
+        assert batch is not None
+        assert len(loader) == 1
+        assert next(loader).tokens_BS[0, 0] == 2
+        assert loader.next_if_ready() is None
+
+
+def test_begin_runs_in_the_thread() -> None:
+    """What is to be called first in the loader's thread is, and its error is the loader's."""
+    import threading
+
+    seen: list[str] = []
+    with BatchLoader(
+        Counting(), micro_batch_size=2, begin=lambda: seen.append(threading.current_thread().name)
+    ) as loader:
+        next(loader)
+    assert seen == ["lmcore-data"]
+
+    def fail() -> None:
+        raise DataError("no device")
+
+    loader = BatchLoader(Counting(), micro_batch_size=2, begin=fail)
+    with loader, pytest.raises(DataError, match="no device"):
+        next(loader)

@@ -1,0 +1,166 @@
+"""Calls in processes of their own: what comes back, and how a bad end is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from lmcore.plugin.isolation.subprocess_call import Call, call_isolated, call_together
+
+SOURCE = """
+import ctypes, os, signal, subprocess, sys, time
+from lmcore.errors import DeviceError
+
+def double(number):
+    print("noise")
+    return 2 * number
+
+def several():
+    yield "one"
+    yield {"two": 2}
+
+def crash():
+    yield "before"
+    ctypes.string_at(0)
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def leave(status):
+    sys.stderr.write("some reason\\n")
+    sys.stderr.flush()
+    os._exit(status)
+
+def exit_():
+    raise SystemExit(4)
+
+def fail():
+    raise OSError("no pulse")
+
+def refuse():
+    raise DeviceError("no device", why="it\\nhides", hint="look")
+
+def no_json():
+    return object()
+
+def hang():
+    yield "before"
+    time.sleep(1000)
+
+def crash_at_exit():
+    import atexit
+    atexit.register(lambda: ctypes.string_at(0))
+    return "answered"
+
+def environment(name):
+    return os.environ.get(name)
+
+def leave_child(path):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    return child.pid
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "subject.py").write_text(textwrap.dedent(SOURCE), encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+
+def test_a_value_comes_back():
+    """JSON values go in and out; what is printed does not matter."""
+    outcome = call_isolated("subject:double", 21, timeout=30)
+    assert (outcome.complete, outcome.value, outcome.fault) == (True, 42, "")
+    assert 0 < outcome.seconds < 30
+
+
+def test_yielded_values_come_back_in_order():
+    """A generator gives its values one by one."""
+    assert call_isolated("subject:several", timeout=30).values == ("one", {"two": 2})
+
+
+@pytest.mark.parametrize(
+    "function, arguments, fault",
+    [
+        ("kill", (), "the process was killed by SIGKILL"),
+        ("leave", (7,), "the process ended with status 7; last line: some reason"),
+        ("leave", (0,), "the process ended with status 0; last line: some reason"),
+        ("exit_", (), "the process ended with status 4"),
+        ("fail", (), "OSError: no pulse"),
+        ("refuse", (), "no device: it; hides"),
+        ("no_json", (), "TypeError: Object of type object is not JSON serializable"),
+        ("nonesuch", (), "AttributeError: module 'subject' has no attribute 'nonesuch'"),
+    ],
+)
+def test_a_bad_end_is_told_in_a_line(function, arguments, fault):
+    """Signals, statuses and exceptions each have their words."""
+    outcome = call_isolated(f"subject:{function}", *arguments, timeout=30)
+    assert outcome.fault == fault
+    assert not outcome.complete
+    assert outcome.value is None
+
+
+def test_a_crash_keeps_what_came_before_and_says_where():
+    """The values given before a native crash are there, and the function that crashed."""
+    outcome = call_isolated("subject:crash", timeout=30)
+    assert outcome.values == ("before",)
+    assert outcome.fault.startswith("the process was killed by SIGSEGV; it was in `string_at`")
+
+
+def test_a_crash_after_the_answer_is_a_fault_too():
+    """The value is kept, and the crash at the process's end is told."""
+    outcome = call_isolated("subject:crash_at_exit", timeout=30)
+    assert outcome.value == "answered"
+    assert "killed by SIGSEGV after it had answered" in outcome.fault
+
+
+def test_a_hang_is_stopped_and_says_where():
+    """The time limit holds, and the function that hangs is named."""
+    begin = time.monotonic()
+    outcome = call_isolated("subject:hang", timeout=2)
+    assert time.monotonic() - begin < 10
+    assert outcome.values == ("before",)
+    assert outcome.fault.startswith("no answer within 2 s; stopped; it was in `hang` (subject.py")
+
+
+def test_a_child_of_the_process_ends_with_it(tmp_path):
+    """What the function started and left does not survive it."""
+    pid = call_isolated("subject:leave_child", str(tmp_path), timeout=30).value
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and _runs(pid):
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_the_environment_is_the_callers_choice():
+    """A call has the environment that it is given, or this process's."""
+    given = {**os.environ, "COLOUR": "green"}
+    assert call_isolated("subject:environment", "COLOUR", timeout=30, env=given).value == "green"
+    assert call_isolated("subject:environment", "COLOUR", timeout=30).value is None
+
+
+def test_when_one_fails_the_others_get_a_moment():
+    """A call that waits for a failed one is stopped after the grace time, not the whole limit."""
+    begin = time.monotonic()
+    first, second, third = call_together(
+        [Call("subject:double", (1,)), Call("subject:leave", (3,)), Call("subject:hang")],
+        timeout=60,
+        grace=0.5,
+    )
+    assert time.monotonic() - begin < 20
+    assert first.value == 2
+    assert "status 3" in second.fault
+    assert third.fault == "no answer; stopped"

@@ -1,0 +1,490 @@
+"""What plugins add to the command line: options, commands, corpora, tokenizer types."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lmcore.accelerator import PluginInfo
+from lmcore.accelerator.registry import PluginCommand
+from lmcore.accelerator.tokenizer import Tokenizer
+from lmcore.config.option import REQUIRED, option
+from lmcore.errors import ConfigError, PluginError
+from lmcore.hookspecs import hookimpl
+from lmcore.plugin import PluginState, discover
+from lmcore.plugin.registrations import (
+    load_command,
+    plugin_commands,
+    plugin_corpora,
+    plugin_sections,
+    registered_types,
+)
+
+
+class Point:
+    """An entry point that loads an object made by the test."""
+
+    def __init__(self, name, plugin):
+        self.name = name
+        self.value = f"{name}.plugin"
+        self.plugin = plugin
+        self.dist = types.SimpleNamespace(name=f"lmcore-{name}", version="1.0")
+
+    def load(self):
+        if isinstance(self.plugin, BaseException):
+            raise self.plugin
+        return self.plugin
+
+
+def found(hook, *, env=None, **adds):
+    """Return plugins by name, each of which registers as its function does; an exception fails."""
+    points = []
+    for name, add in adds.items():
+        plugin = types.SimpleNamespace(
+            lmcore_plugin_info=hookimpl(lambda name=name: PluginInfo(name, ">=1,<2"))
+        )
+        plugin.lmcore_plugin_info = hookimpl(_info(name))
+        setattr(plugin, hook, hookimpl(_adder(add)))
+        points.append(Point(name, add if isinstance(add, BaseException) else plugin))
+    return discover(env=env or {}, entry_points=points, probe=False)
+
+
+def _info(name):
+    def lmcore_plugin_info():
+        return PluginInfo(name, ">=1,<2")
+
+    return lmcore_plugin_info
+
+
+def _adder(add):
+    def hook(registry):
+        add(registry)
+
+    return hook
+
+
+def record(plugins, name):
+    return next(one for one in plugins if one.name == name)
+
+
+def refusal(hook, collect, add):
+    """Return what the warning says of a plugin `mine` that registers as *add* does."""
+    result = collect(found(hook, mine=add))
+    assert not getattr(result, "sections", result)
+    failures = getattr(result, "failures", None)
+    return failures["mine"] if failures else result.left_out["mine"].reason
+
+
+# Options
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How deep."""
+
+    depth: int = option(3, "Depth in metres.", minimum=1)
+    dry: bool = option(True, "Stay dry.")
+
+
+def add_depth(registry):
+    registry.add(Depth)
+
+
+def test_a_section_is_known_by_its_plugin():
+    """Its options carry the plugin's name, in flags and among all options."""
+    sections = plugin_sections(found("lmcore_add_options", mine=add_depth, **{"a-b": add_depth}))
+    assert sections.sections == {"mine": Depth, "a-b": Depth}
+    flags = {name: one.flag for name, one in sections.options.items()}
+    assert flags == {
+        "mine_depth": "--mine-depth",
+        "mine_dry": "--mine-dry",
+        "a_b_depth": "--a-b-depth",
+        "a_b_dry": "--a-b-dry",
+    }
+    assert sections.settings({"mine_depth": 7}) == {"mine": Depth(7), "a-b": Depth()}
+
+
+def section_of(kind=int, default=3, /, *, frozen=True, help_="Depth.", name="depth", **more):
+    fields = {"__annotations__": {name: kind}, name: option(default, help_, **more)}
+    return dataclass(frozen=frozen)(type("Made", (), fields))
+
+
+@dataclass(frozen=True)
+class Plain:
+    """No option."""
+
+    depth: int = 3
+
+
+@dataclass(frozen=True)
+class Empty:
+    """No field."""
+
+
+@pytest.mark.parametrize(
+    "section, why",
+    [
+        (3, "a section is a dataclass"),
+        (object, "a section is a dataclass"),
+        (Depth(), "a section is a dataclass"),
+        (Plain, "`depth` is not"),
+        (Empty, "it has none"),
+        (section_of(frozen=False), "a section is frozen"),
+        (section_of(int, "x"), "not a valid value"),
+        (section_of(int, 0, minimum=1), "out of range"),
+        (section_of(str, 5), "not of its type"),
+        (section_of(dict, None), "its types cannot be read"),
+        (section_of("Nothing", None), "its types cannot be read"),
+        (section_of(help_=" "), "`depth` has no help"),
+        (section_of(short="d"), "asks for the flag `-d`"),
+        (section_of(name="Depth"), "`Depth` is not written in small letters"),
+    ],
+)
+def test_a_wrong_section_is_refused(section, why):
+    """The plugin adds no options, and the reason says what of the section is wrong."""
+    reason = refusal("lmcore_add_options", plugin_sections, lambda r: r.add(section))
+    assert why in reason
+    assert "plugin `mine` (lmcore-mine 1.0)" in reason
+
+
+def test_an_option_without_default_is_refused():
+    """A run can always be started without saying anything about a plugin."""
+    section = section_of(int, REQUIRED)
+    reason = refusal("lmcore_add_options", plugin_sections, lambda r: r.add(section))
+    assert "`depth` has no default" in reason
+
+
+@pytest.mark.parametrize(
+    "plugin, field, owner",
+    [
+        ("train", "iters", "`--train-iters`, which is taken: it is lmcore's"),
+        ("no", "compile", "`--no-compile`, which is taken: it is lmcore's"),
+        ("wandb", "project", "`--wandb-project`, which is taken: it is Megatron's"),
+        ("model", "depth", "the section `model` is lmcore's own"),
+        ("preset", "depth", "the section `preset` is lmcore's own"),
+        ("My Plugin", "depth", "small letters, digits and dashes"),
+    ],
+)
+def test_a_flag_that_is_taken_is_refused(plugin, field, owner):
+    """Neither the core's flags and sections nor Megatron's can be taken."""
+    plugins = found("lmcore_add_options", **{plugin: lambda r: r.add(section_of(name=field))})
+    assert owner in plugin_sections(plugins).left_out[plugin].reason
+
+
+def test_flags_of_two_plugins_that_meet_are_refused():
+    """Field `b_c` of `a` and field `c` of `a-b` have one flag; the second plugin is left out."""
+    plugins = found(
+        "lmcore_add_options",
+        a=lambda r: r.add(section_of(name="b_c")),
+        **{"a-b": lambda r: r.add(section_of(name="c"))},
+    )
+    sections = plugin_sections(plugins)
+    assert list(sections.sections) == ["a"]
+    assert "`--a-b-c`, which is taken: it is plugin `a`" in sections.left_out["a-b"].reason
+
+
+def test_a_second_section_is_refused():
+    """A plugin has one section; one that fails midway adds nothing."""
+
+    def twice(registry):
+        registry.add(Depth)
+        registry.add(Depth)
+
+    assert "a second section" in refusal("lmcore_add_options", plugin_sections, twice)
+
+
+def test_plugins_that_are_off_or_failed_are_told_apart(caplog):
+    """A section of a plugin that is off is passed over later, a failed one's is an error."""
+    plugins = found(
+        "lmcore_add_options",
+        env={"LMCORE_PLUGINS": "good,bad,worse"},
+        good=add_depth,
+        away=add_depth,
+        bad=lambda r: 1 / 0,
+        worse=ImportError("libx.so"),
+    )
+    sections = plugin_sections(plugins)
+    assert list(sections.sections) == ["good"]
+    wanted = {name: one.wanted for name, one in sections.left_out.items()}
+    assert wanted == {"away": True, "bad": False, "worse": False}
+    assert "ZeroDivisionError" in sections.left_out["bad"].reason
+    assert "libx.so" in sections.left_out["worse"].reason
+    assert "`bad` (lmcore-bad 1.0) is left out at `lmcore_add_options`" in caplog.text
+
+
+def test_a_section_may_refuse_its_values():
+    """What a section says in words is shown so; anything else names the plugin."""
+
+    def picky(error):
+        def check(self):
+            raise error
+
+        made = section_of()
+        made.__post_init__ = check
+        return dataclass(frozen=True)(type("Picky", (made,), {"__post_init__": check}))
+
+    for error, text in ((ConfigError("too deep"), "too deep"), (ValueError("x"), "plugin `mine`")):
+        section = picky(error)
+        plugins = found("lmcore_add_options", mine=lambda r, section=section: r.add(section))
+        with pytest.raises(ConfigError, match=text):
+            plugin_sections(plugins).settings()
+
+
+# Commands
+
+
+def test_commands_of_plugins():
+    """Each command is found by its name, with its plugin."""
+    plugins = found(
+        "lmcore_add_commands", mine=lambda r: r.add("mine-dig", "pkg.mod:dig", "Dig a hole. ")
+    )
+    commands = plugin_commands(plugins)
+    assert dict(commands) == {"mine-dig": PluginCommand("mine-dig", "pkg.mod:dig", "Dig a hole.")}
+    assert commands.plugins["mine-dig"].name == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        (("Dig", "a:b", "Dig."), "registers 'Dig' as a command"),
+        (("-dig", "a:b", "Dig."), "registers '-dig' as a command"),
+        ((3, "a:b", "Dig."), "registers 3 as a command"),
+        (("train", "a:b", "Dig."), "the command `train`, which is taken: it is lmcore's"),
+        (("dig", "a.b", "Dig."), "`package.module:function`"),
+        (("dig", "a b:c", "Dig."), "`package.module:function`"),
+        (("dig", None, "Dig."), "`package.module:function`"),
+        (("dig", "a:b", ""), "a summary is one line"),
+        (("dig", "a:b", "Dig.\nDeep."), "a summary is one line"),
+    ],
+)
+def test_a_wrong_command_is_refused(arguments, why):
+    """Malformed or taken: the plugin adds no commands."""
+    reason = refusal(
+        "lmcore_add_commands",
+        lambda plugins: plugin_commands(plugins, {"train": "lmcore"}),
+        lambda r: r.add(*arguments),
+    )
+    assert why in reason
+
+
+def test_a_command_of_another_plugin_cannot_be_taken():
+    """The first in the order of names keeps it, and of the second nothing is kept."""
+
+    def second(registry):
+        registry.add("fill", "b:fill", "Fill.")
+        registry.add("dig", "b:dig", "Dig.")
+
+    plugins = found("lmcore_add_commands", one=lambda r: r.add("dig", "a:dig", "Dig."), two=second)
+    commands = plugin_commands(plugins)
+    assert {name: one.load for name, one in commands.items()} == {"dig": "a:dig"}
+    assert "it is plugin `one` (lmcore-one 1.0)'s" in commands.failures["two"]
+    assert "`two`" in commands.why_missing()
+
+
+@pytest.fixture
+def digging(monkeypatch):
+    """A module `digging` whose attributes are the targets."""
+    module = types.ModuleType("digging")
+    module.dig = len
+    module.forget = lambda argv: None
+    module.shovel = "iron"
+    monkeypatch.setitem(sys.modules, "digging", module)
+
+
+def loaded(target):
+    plugins = found("lmcore_add_commands", mine=lambda r: r.add("dig", target, "Dig."))
+    commands = plugin_commands(plugins)
+    return load_command(commands["dig"], commands.plugins["dig"])
+
+
+@pytest.mark.usefixtures("digging")
+def test_a_command_is_called_with_its_arguments():
+    """Its exit status is what it returns."""
+    assert loaded("digging:dig")(["a", "b"]) == 2
+
+
+@pytest.mark.usefixtures("digging")
+@pytest.mark.parametrize(
+    "target, why",
+    [
+        ("nowhere.at_all:dig", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("digging:hole", "AttributeError"),
+        ("digging:shovel", "`digging:shovel` is 'iron'"),
+    ],
+)
+def test_a_target_that_cannot_be_loaded_is_an_error(target, why):
+    """The message names command, plugin and cause; the status is 1."""
+    with pytest.raises(PluginError) as caught:
+        loaded(target)
+    assert caught.value.what == (
+        "command `dig` of plugin `mine` (lmcore-mine 1.0) cannot be loaded"
+    )
+    assert why in caught.value.why
+    assert caught.value.exit_status == 1
+
+
+@pytest.mark.usefixtures("digging")
+def test_a_command_without_a_status_is_an_error():
+    """None is not taken for success."""
+    with pytest.raises(PluginError, match="returned None"):
+        loaded("digging:forget")([])
+
+
+# Corpora
+
+
+def test_corpora_of_plugins(tmp_path):
+    """A text is found by its name, its path as a `Path`; the file is not looked at yet."""
+    path = tmp_path / "none.txt"
+    plugins = found("lmcore_add_corpora", mine=lambda r: r.add("holes", str(path), "Of holes."))
+    one = plugin_corpora(plugins)["holes"]
+    assert (one.path, one.summary) == (path, "Of holes.")
+
+
+@pytest.mark.parametrize(
+    "name, path, why",
+    [
+        ("../x", "/x", "registers '../x' as a corpus"),
+        ("a//b", "/x", "registers 'a//b' as a corpus"),
+        ("", "/x", "registers '' as a corpus"),
+        ("holes", "holes.txt", "a path is absolute"),
+        ("holes", 3, "a path is absolute"),
+        ("shakespeare", "/x", "which is taken: it is lmcore's"),
+    ],
+)
+def test_a_wrong_corpus_is_refused(name, path, why):
+    """A name that is no file name, a path that depends on the folder, a name that is taken."""
+    reason = refusal(
+        "lmcore_add_corpora",
+        lambda plugins: plugin_corpora(plugins, {"shakespeare": "lmcore"}),
+        lambda r: r.add(name, path, "Of holes."),
+    )
+    assert why in reason
+
+
+# Tokenizer types
+
+
+class Words(Tokenizer):
+    """One id."""
+
+    name = "Words"
+    vocab_size = 2
+    eod = 1
+
+    def encode(self, text):
+        return [0] * len(text)
+
+    def decode(self, ids):
+        return "x" * len(ids)
+
+    def describe(self):
+        return {"type": self.name}
+
+
+def words(**options):
+    return Words()
+
+
+def build(factory, name="Words"):
+    plugins = found("lmcore_add_tokenizers", mine=lambda r: r.add(name, factory))
+    return registered_types(plugins)[name](vocab_file=None, merge_file=None, vocab_size=None)
+
+
+def test_types_of_plugins():
+    """The factory is called with the options of the command line."""
+    assert isinstance(build(words), Words)
+
+
+@pytest.mark.parametrize(
+    "name, factory, why",
+    [
+        ("ByteTokenizer", words, "which is taken: it is lmcore's"),
+        ("my words", words, "registers 'my words' as a tokenizer type"),
+        ("Words", "words", "a factory is a function"),
+        ("Words", Words, "a factory of other arguments"),
+        ("Words", lambda vocab_file, merge_file: Words(), "a factory of other arguments"),
+    ],
+)
+def test_a_wrong_type_is_refused(name, factory, why):
+    """A name of lmcore's, or a factory that could not be called."""
+    reason = refusal(
+        "lmcore_add_tokenizers",
+        lambda plugins: registered_types(plugins, {"ByteTokenizer": "lmcore"}),
+        lambda r: r.add(name, factory),
+    )
+    assert why in reason
+
+
+def variant(**attributes):
+    return lambda **options: type("Variant", (Words,), attributes)()
+
+
+def fails(**options):
+    raise OSError("no words")
+
+
+@pytest.mark.parametrize(
+    "factory, why",
+    [
+        (fails, "raised OSError: no words"),
+        (lambda **options: object(), "not a `lmcore.accelerator.tokenizer.Tokenizer`"),
+        (variant(name="Letters"), "calls itself 'Letters'"),
+        (variant(vocab_size=0), "`vocab_size` is 0"),
+        (variant(vocab_size=None), "`vocab_size` is None"),
+        (variant(eod=2), "`eod` is 2, which is no id below 2"),
+        (variant(eod="end"), "`eod` is 'end'"),
+    ],
+)
+def test_what_a_factory_makes_is_checked(factory, why):
+    """A factory that raises or makes something else is an error that names the plugin."""
+    with pytest.raises(PluginError) as caught:
+        build(factory)
+    assert "`Words` of plugin `mine` (lmcore-mine 1.0)" in caught.value.what
+    assert why in caught.value.why
+
+
+def test_an_error_in_words_passes():
+    """What a factory says to the user reaches the user as it is."""
+
+    def wants_file(**options):
+        raise ConfigError("`Words` needs `--vocab-file`")
+
+    with pytest.raises(ConfigError, match="needs `--vocab-file`"):
+        build(wants_file)
+
+
+# All
+
+
+@pytest.mark.parametrize(
+    "hook, collect",
+    [
+        ("lmcore_add_options", plugin_sections),
+        ("lmcore_add_commands", plugin_commands),
+        ("lmcore_add_corpora", plugin_corpora),
+        ("lmcore_add_tokenizers", registered_types),
+    ],
+)
+def test_a_plugin_that_raises_takes_nobody_down(hook, collect, caplog):
+    """It is warned about with its cause; a plugin that never loaded is a reason too."""
+    plugins = found(hook, bad=lambda r: 1 / 0, gone=ImportError("libx.so"), good=lambda r: None)
+    with caplog.at_level(logging.WARNING):
+        result = collect(plugins)
+    assert record(plugins, "gone").state is PluginState.FAILED
+    reasons = str(getattr(result, "failures", None) or result.left_out)
+    assert "libx.so" in reasons
+    assert "ZeroDivisionError: division by zero" in reasons
+    assert f"plugin `bad` (lmcore-bad 1.0) is left out at `{hook}`" in caplog.text
+    assert "good" not in caplog.text
+
+
+def test_the_example_paths_are_paths(tmp_path):
+    """A `Path` is taken as well as text."""
+    plugins = found("lmcore_add_corpora", mine=lambda r: r.add("x", Path(tmp_path) / "x", "X."))
+    assert plugin_corpora(plugins)["x"].path == tmp_path / "x"

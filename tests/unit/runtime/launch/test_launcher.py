@@ -1,0 +1,185 @@
+"""The launcher: ranks, what is shown of failures, signals, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lmcore.errors import DataError, OtherRankError, RunError
+from lmcore.runtime.launch.launcher import launch
+from lmcore.runtime.launch.worker_protocol import (
+    LAUNCHED,
+    Launched,
+    Report,
+    launched,
+    report_of,
+    tell,
+)
+
+ENV = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
+
+
+def run(script: str, size: int = 2, **env: str) -> int:
+    """Launch a script that finds `rank`, `os`, `sys` and `time`."""
+    head = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
+    return launch([sys.executable, "-c", head + textwrap.dedent(script)], size, {**ENV, **env})
+
+
+def test_places(tmp_path: Path) -> None:
+    """Each process gets its place, and all the same address; rank 0 has the socket open."""
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT LMCORE_LAUNCHED"
+    script = f"""
+        import json
+        found = {{name: os.environ[name] for name in "{names}".split()}}
+        if rank == 0:
+            import socket
+            fd = json.loads(found["LMCORE_LAUNCHED"])["listening_fd"]
+            found["port"] = socket.socket(fileno=os.dup(fd)).getsockname()[1]
+        open(os.path.join({str(tmp_path)!r}, str(rank)), "w").write(json.dumps(found))
+    """
+    assert run(script, 3) == 0
+    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    assert [one["RANK"] for one in found] == [one["LOCAL_RANK"] for one in found] == ["0", "1", "2"]
+    assert {one["WORLD_SIZE"] + one["LOCAL_WORLD_SIZE"] for one in found} == {"33"}
+    assert len({(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found}) == 1
+    assert str(found[0]["port"]) == found[0]["MASTER_PORT"]
+    assert launched({LAUNCHED: found[1]["LMCORE_LAUNCHED"]}).listening_fd is None
+
+
+def test_output(capfd: pytest.CaptureFixture[str]) -> None:
+    """Rank 0 prints as it is; of the others only standard error is shown, line by line, marked."""
+    assert run("print('out', rank); print('err', rank, file=sys.stderr)") == 0
+    shown = capfd.readouterr()
+    assert shown.out == "out 0\n"
+    assert sorted(shown.err.splitlines()) == ["[rank 1] err 1", "err 0"]
+
+
+def test_the_first_failure_counts(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its error is shown whole; what the others say because of it is one line."""
+    script = """
+        from lmcore.errors import DataError, OtherRankError
+        from lmcore.runtime.launch.worker_protocol import tell
+        if rank == 1:
+            time.sleep(0.3)
+            error = DataError("the corpus is cut off", hint="mend it")
+        else:
+            error = OtherRankError("rank 1 stopped the run", why="it says: the corpus is cut off")
+        raise SystemExit(tell(error, os.environ).status)
+    """
+    assert run(script, 3) == 1
+    assert capfd.readouterr().err == (
+        "error: the corpus is cut off\n\nhint: mend it\n\nfrom rank 1 of 3\n"
+        "  ranks 0, 2: stopped because of it\n"
+    )
+
+
+def test_the_same_failure(capfd: pytest.CaptureFixture[str]) -> None:
+    """What all ranks say alike is said once, with the error's own exit status."""
+    script = """
+        from lmcore.errors import ConfigError
+        from lmcore.runtime.launch.worker_protocol import tell
+        raise SystemExit(tell(ConfigError("no such flag"), os.environ).status)
+    """
+    assert run(script, 3) == 2
+    shown = capfd.readouterr().err
+    assert shown.count("no such flag") == 1
+    assert ": the same" in shown
+
+
+def test_killed(capfd: pytest.CaptureFixture[str]) -> None:
+    """A process that dies is the cause, whatever another one meets because of it."""
+    script = """
+        from lmcore.runtime.launch.worker_protocol import tell
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise SystemExit(tell(RuntimeError("the pipe broke"), os.environ).status)
+    """
+    assert run(script) == 1
+    shown = capfd.readouterr().err
+    assert shown.startswith("error: rank 1 of 2 was ended by SIGKILL\nwhy: the system ends")
+    assert "  rank 0: " in shown
+
+
+def test_the_others_are_ended(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Who waits for a dead process in vain is ended with it, and with its own children."""
+    monkeypatch.setattr("lmcore.runtime.launch.launcher._GRACE_SECONDS", 0.5)
+    script = f"""
+        if rank == 0:
+            import subprocess
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+            time.sleep(600)
+        while not os.path.exists({str(tmp_path / "child")!r}):
+            time.sleep(0.01)
+        sys.exit(3)
+    """
+    begin = time.monotonic()
+    assert run(script) == 1
+    assert time.monotonic() - begin < 20
+    shown = capfd.readouterr().err
+    assert "rank 1 of 2 ended with exit status 3 and said nothing" in shown
+    assert "  rank 0: still running, and ended" in shown
+    child = int((tmp_path / "child").read_text())
+    end = time.monotonic() + 5
+    while Path(f"/proc/{child}").exists() and time.monotonic() < end:
+        if Path(f"/proc/{child}/stat").read_text().split()[2] == "Z":
+            break
+        time.sleep(0.02)
+    else:
+        assert not Path(f"/proc/{child}").exists()
+
+
+def test_signals_are_passed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A signal to the launcher comes to each process once; the launcher waits for them."""
+    script = f"""
+        heard = []
+        signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+        open(os.path.join({str(tmp_path)!r}, str(rank)), "w").close()
+        end = time.monotonic() + 30
+        while not heard and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        print(len(heard), file=sys.stderr)
+        raise SystemExit(130)
+    """
+
+    def interrupt() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    assert run(script) == 130
+    assert sorted(capfd.readouterr().err.splitlines()) == ["1", "[rank 1] 1", "interrupted"]
+
+
+def test_what_cannot_be_started(tmp_path: Path) -> None:
+    """A program that is not there is an error, not a traceback."""
+    with pytest.raises(RunError, match="process 1 of 2 cannot be started") as caught:
+        launch([str(tmp_path / "nothing")], 2, ENV)
+    assert "No such file" in str(caught.value.why)
+
+
+def test_reports(tmp_path: Path) -> None:
+    """A worker's error comes to the launcher as it is; of a bug its traceback."""
+    env = Launched(str(tmp_path / "0.json"), 5).to_env()
+    assert launched(env) == Launched(str(tmp_path / "0.json"), 5)
+    assert launched({}) == Launched()
+    told = tell(OtherRankError("rank 1 stopped the run"), env)
+    assert report_of(tmp_path / "0.json") == told
+    assert (told.secondary, told.status) == (True, 1)
+    assert not Report.of(DataError("cut off")).secondary
+    with pytest.raises(KeyError) as caught:
+        json.loads("{}")["x"]
+    assert Report.of(caught.value).text.startswith("Traceback (most recent call last)")
+    assert report_of(tmp_path / "1.json") is None

@@ -1,0 +1,378 @@
+"""What a run says when memory ends: where, what took it, which flags to change."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lmcore.accelerator.device import MemoryStats
+from lmcore.accelerator.recompute import full_policy, selective_policy
+from lmcore.config.layout import ParallelLayout
+from lmcore.config.load import load_config
+from lmcore.config.resolve import resolve
+from lmcore.data.loading.loader import BatchLoader
+from lmcore.errors import ConfigError, RunError
+from lmcore.optim.optimizer import ParameterGroup
+from lmcore.parallel.parallel_model import ParallelModel
+from lmcore.train.diagnose.memory_breakdown import (
+    Consumer,
+    MemoryUse,
+    activations,
+    in_units,
+    measure,
+)
+from lmcore.train.diagnose.memory_hints import host_remedies, remedies
+from lmcore.train.diagnose.out_of_memory import OutOfMemoryError, out_of_memory_explained
+from lmcore.train.step import TrainStep
+
+GIB = 2**30
+PLENTY = MemoryStats(allocated=70 * GIB, peak_allocated=72 * GIB, reserved=75 * GIB, total=80 * GIB)
+
+
+@pytest.fixture
+def device_of(runtime: Any) -> Callable[..., Any]:
+    """Makes the runtime of a device of some type that counts memory as told."""
+
+    def make(stats: MemoryStats | None = PLENTY, **changes: Any) -> Any:
+        device = SimpleNamespace(
+            type="chip",
+            name="Chip 9",
+            torch_device="chip:0",
+            dtypes={"float32", "bfloat16"},
+            memory_stats=None if stats is None else lambda: stats,
+            pin_memory=None,
+            missing={"memory_stats": "it has no counters"},
+        )
+        return dataclasses.replace(runtime, device=device, **changes)
+
+    return make
+
+
+@pytest.fixture
+def trained(make_plan: Any, make_state: Any, runtime: Any) -> Any:
+    """A plan and its state after a backward pass."""
+    plan = make_plan("--optimizer adam")
+    state = make_state(plan)
+    tokens = torch.zeros(4, 16, dtype=torch.int64)
+    state.parallel.loss(tokens, tokens, torch.ones(4, 16)).backward()
+    return plan, state
+
+
+def use_of(
+    kept: int = 1, rest: int | None = 1, stats: MemoryStats | None = PLENTY, others: int = 0
+) -> MemoryUse:
+    """Return a use with so many GiB of weights and of activations."""
+    one = Consumer("", 0)
+    rest = None if rest is None else rest * GIB
+    return MemoryUse(stats, others, Consumer("weights", kept * GIB), one, one, 0, rest)
+
+
+@pytest.mark.parametrize(
+    "count, words",
+    [(5, "5 bytes"), (2048, "2 KiB"), (3 << 20, "3 MiB"), (int(1.5 * GIB), "1.5 GiB"),
+     (1200 * GIB, "1200 GiB")],
+)  # fmt: skip
+def test_bytes_for_people(count: int, words: str) -> None:
+    """In the largest unit of which there is one."""
+    assert in_units(count) == words
+
+
+@pytest.mark.parametrize("optimizer, moments", [("adam", 2), ("sgd", 1), ("schedulefree", 3)])
+def test_weights_gradients_and_state_are_counted(
+    make_plan: Any, make_state: Any, runtime: Any, optimizer: str, moments: int
+) -> None:
+    """Each tensor counts once, tied and shared ones too; what is left are activations."""
+    plan = make_plan(f"--optimizer {optimizer}")
+    state = make_state(plan)
+    size = 4 * plan.parameter_count
+    before = measure(state, runtime.device)
+    assert (before.weights.size, before.gradients.size, before.to_come) == (size, 0, size)
+    # A count for each parameter may come on top.
+    assert before.optimizer.size >= moments * size
+    assert before.optimizer.size < (moments + 0.05) * size
+    tokens = torch.zeros(4, 16, dtype=torch.int64)
+    state.parallel.loss(tokens, tokens, torch.ones(4, 16)).backward()
+    after = measure(state, runtime.device)
+    assert (after.gradients.size, after.to_come) == (size, 0)
+    assert "`token_embedding.weight` [264, 16] float32" in after.weights.largest
+    assert after.stats is not None
+    assert after.rest is not None
+    assert after.rest <= after.stats.allocated
+    assert after.kept == after.weights.size + after.gradients.size + after.optimizer.size
+
+
+def test_buckets_are_gradients_from_the_start(trained: Any, runtime: Any) -> None:
+    """Copies of a model have room for all gradients before the first backward pass."""
+    plan, state = trained
+    state.parallel.zero_grad()
+    use = measure(state, runtime.device, buckets=True)
+    assert (use.gradients.size, use.to_come) == (4 * plan.parameter_count, 0)
+
+
+def test_without_a_state_all_is_left(runtime: Any) -> None:
+    """While the model is built nothing is counted, and nothing fails."""
+    use = measure(None, runtime.device)
+    assert use.weights.size == use.gradients.size == use.optimizer.size == 0
+    uncounted = dataclasses.replace(
+        runtime.device, memory_stats=None, missing={**runtime.device.missing, "memory_stats": "no"}
+    )
+    assert measure(None, uncounted).rest is None
+
+
+def test_single_activations_follow_from_the_shape(make_plan: Any, runtime: Any) -> None:
+    """Sizes of one process's tensors, by hand."""
+    plan = make_plan("")
+    found = {one.name: (one.shape, one.size) for one in activations(plan, runtime)}
+    assert found == {
+        "scores over the vocabulary": ((4 * 16, 264), 4 * 16 * 264 * 4),
+        "attention scores": ((4, 2, 16, 16), 4 * 2 * 16 * 16 * 4),
+        "feed-forward channels": ((4, 16, 64), 4 * 16 * 64 * 4),
+        "hidden states": ((4, 16, 16), 4 * 16 * 16 * 4),
+    }
+    divided = dataclasses.replace(
+        plan, layout=ParallelLayout(tensor=2, context=2, sequence=True, data=1)
+    )
+    found = {one.name: (one.shape, one.size) for one in activations(divided, runtime)}
+    assert found["scores over the vocabulary"][0] == (4 * 8, 132)
+    assert found["attention scores"][0] == (4, 1, 8, 16)
+    assert found["feed-forward channels"][0] == (4, 8, 32)
+    assert found["hidden states"][0] == (4, 4, 16)
+
+
+ASKED = "CHIP out of memory. Tried to allocate 16.00 KiB. Chip 0 has a total of 80 GiB\nmore"
+
+
+def explained(error: BaseException, plan: Any, runtime: Any, *more: Any) -> OutOfMemoryError:
+    """Return what an error becomes."""
+    with (
+        pytest.raises(OutOfMemoryError) as caught,
+        out_of_memory_explained(plan, runtime, *more),
+    ):
+        raise error
+    return caught.value
+
+
+def test_the_message_tells_all(trained: Any, device_of: Any, tmp_path: Path) -> None:
+    """Totals, consumers, sizes, torch's words, remedies and how to go on."""
+    plan, state = trained
+    (tmp_path / "run/checkpoints/iter_0000002").mkdir(parents=True)
+    state.iteration = 2
+    error = explained(
+        torch.OutOfMemoryError(ASKED), plan, device_of(), state, tmp_path / "run/checkpoints"
+    )
+    assert error.what == "`chip:0` ran out of memory after step 2"
+    lines = (error.why or "").split("\n  ")
+    assert lines[0].startswith("`Chip 9` has 80 GiB: 70 GiB are in use")
+    assert lines[0].endswith("at most 72 GiB were in use; 16 KiB more were asked for")
+    assert lines[1].startswith("activations and all else: 70 GiB, by difference")
+    assert "single tensors of a micro-batch of 4 x 16 tokens" in (error.why or "")
+    assert "the size of the feed-forward channels" in (error.why or "")
+    assert lines[-1] == f"torch says: {ASKED.splitlines()[0]}"
+    hint = error.hint or ""
+    assert "`--micro-batch-size 2 --global-batch-size 4`" in hint
+    assert f"`--load {tmp_path}/run --save {tmp_path}/run`" in hint
+    assert isinstance(error, RunError)
+
+
+def test_a_device_that_does_not_count_is_no_fault(trained: Any, device_of: Any) -> None:
+    """Its reason stands where the figures would."""
+    plan, state = trained
+    error = explained(torch.OutOfMemoryError(""), plan, device_of(None), state)
+    assert "`Chip 9` does not count its memory (it has no counters)" in (error.why or "")
+    assert "torch says" not in (error.why or "")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CHIP error: out of memory",
+        "cannot allocate memory",
+        "CHIPBLAS_STATUS_ALLOC_FAILED when calling",
+        "backend failed with error: 39 (RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+        "backend failed with error: 40 (RESULT_ERROR_OUT_OF_RESOURCES)",
+    ],
+)
+def test_errors_in_words_count_too(trained: Any, device_of: Any, message: str) -> None:
+    """Not all libraries raise torch's own error, and pipelines wrap it in another."""
+    plan, state = trained
+    explained(RuntimeError(message), plan, device_of(), state)
+    wrapped = RuntimeError("[Stage 0] failed to run forward")
+    wrapped.__cause__ = torch.OutOfMemoryError(message)
+    assert message in (explained(wrapped, plan, device_of(), state).why or "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("shapes differ"),
+        RuntimeError("CHIP_ERROR_LAUNCH_OUT_OF_RESOURCES: too many registers"),
+        ConfigError("out of memory"),
+        KeyError("x"),
+    ],
+)
+def test_other_errors_pass(trained: Any, runtime: Any, error: Exception) -> None:
+    """What is not about memory, or was explained already, stays what it is."""
+    plan, state = trained
+    with (
+        pytest.raises(type(error)) as caught,
+        out_of_memory_explained(plan, runtime, state),
+    ):
+        raise error
+    assert caught.value is error
+
+
+def test_the_hosts_memory_is_told_apart(make_plan: Any, device_of: Any, trained: Any) -> None:
+    """Beside a device it has remedies of its own; where the host is the device it has not."""
+    plan, state = trained
+    error = explained(MemoryError(), plan, device_of(), state)
+    assert error.what == "the host ran out of memory after step 0"
+    assert "fewer processes on this host" in (error.hint or "")
+    plan = make_plan("--async-save")
+    offload = dataclasses.replace(full_policy(), name="full-offload")
+    lines = "\n".join(host_remedies(plan, device_of(recompute=offload)))
+    assert "`--recompute full`" in lines
+    assert "`--num-prefetch 1`" in lines
+    assert "`--no-async-save`" in lines
+
+
+def test_the_places_are_told_from_the_stack(
+    make_plan: Any, make_state: Any, make_corpus: Any, runtime: Any, monkeypatch: Any
+) -> None:
+    """Forward, backward and update of a step, and the building of the model."""
+    plan = make_plan("")
+    state = make_state(plan)
+    step = TrainStep(plan, runtime)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    def raised(where: Any, name: str) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, refuse)
+            with (
+                BatchLoader(make_corpus(plan).train, micro_batch_size=4) as batches,
+                pytest.raises(OutOfMemoryError) as caught,
+                out_of_memory_explained(plan, runtime, state),
+            ):
+                step(state, batches)
+        return caught.value.what
+
+    assert raised(ParallelModel, "loss").endswith("in the forward pass of step 1")
+    assert raised(torch.autograd, "_engine_run_backward").endswith("in the backward pass of step 1")
+    assert raised(ParameterGroup, "gradients").endswith("in the update of step 1")
+    assert explained(torch.OutOfMemoryError(), plan, runtime).what.endswith(
+        "while the model was built"
+    )
+
+
+def test_a_model_that_does_not_fit_is_said(trained: Any, device_of: Any) -> None:
+    """Then no smaller activation helps, and none is suggested."""
+    plan, state = trained
+    small = MemoryStats(9, 9, 9, total=1000)
+    here = device_of(small)
+    here.device.type = here.device.torch_device = "cpu"  # where the tensors are
+    error = explained(torch.OutOfMemoryError(), plan, here, state)
+    assert "what stays from step to step takes" in (error.why or "")
+    assert "--micro-batch-size" not in (error.hint or "")
+    assert "--optimizer adam8bit" in (error.hint or "")
+    building = explained(torch.OutOfMemoryError(), plan, device_of(small))
+    assert f"{plan.parameter_count:,} weights in float32 take" in (building.why or "")
+    assert "--recompute" not in (building.hint or "")
+
+
+def test_what_leads_stands_first(make_plan: Any, device_of: Any) -> None:
+    """Smaller activations where there is room for them, else less that stays."""
+    plan = make_plan("")
+    first = remedies(plan, device_of(), use_of(kept=20, rest=50))[0]
+    assert "--micro-batch-size" in first
+    first = remedies(plan, device_of(), use_of(kept=70, rest=9))[0]
+    assert "--engine deepspeed" in first
+    first = remedies(plan, device_of(), use_of(kept=1, rest=None, stats=None))[0]
+    assert "--micro-batch-size" in first
+
+
+def test_others_and_holes_are_told(make_plan: Any, device_of: Any, monkeypatch: Any) -> None:
+    """Both only where they are much of the memory."""
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    plan = make_plan("")
+    holes = MemoryStats(40 * GIB, 40 * GIB, 60 * GIB, 80 * GIB)
+    lines = remedies(plan, device_of(), use_of(stats=holes, others=10 * GIB))
+    assert lines[0].startswith("other processes have 10 GiB")
+    assert lines[1].startswith("20 GiB are kept in pieces")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert "pieces" not in "\n".join(remedies(plan, device_of(), use_of(stats=holes)))
+
+
+@pytest.mark.parametrize(
+    "flags, layout, present, absent",
+    [
+        ("", {}, "`--recompute full`", "--zero-stage 1"),
+        ("--micro-batch-size 1", {}, "--precision bf16", "--micro-batch-size"),
+        ("--micro-batch-size 9", {}, "--micro-batch-size 3 --global-batch-size 9", "x"),
+        ("", {"data": 4}, "`--zero-stage 1`: optimizer state is divided by 4", "x"),
+        ("", {"data": 4, "zero_stage": 2}, "`--zero-stage 3`", "`--zero-stage 2`"),
+        ("", {"data": 4, "zero_stage": 3}, "--tensor-model", "`--zero-stage"),
+        ("", {"data": 4, "replicas": 2}, "divided by 2", "--engine"),
+        ("--optimizer muon", {"data": 4}, "--recompute", "--zero-stage"),
+        ("", {"tensor": 2}, "--sequence-parallel", "adam8bit"),
+        ("", {"tensor": 2, "sequence": True}, "smaller model", "--sequence-parallel"),
+        ("", {"pipeline": 2, "schedule": "gpipe"}, "--pipeline-schedule 1f1b", "--engine"),
+        ("", {"pipeline": 2, "data": 2, "schedule": "zero-bubble"}, "--zero-stage 2",
+         "--zero-stage 3"),
+        ("", {"pipeline": 2, "data": 2, "schedule": "zero-bubble-v"}, "smaller model",
+         "--zero-stage"),
+    ],
+)  # fmt: skip
+def test_remedies_go_with_the_run(
+    make_plan: Any, device_of: Any, flags: str, layout: dict[str, Any], present: str, absent: str
+) -> None:
+    """Each is one that the run's settings allow and do not have yet."""
+    plan = dataclasses.replace(make_plan(flags), layout=ParallelLayout(**layout))
+    lines = "\n".join(remedies(plan, device_of(), use_of()))
+    assert present in lines
+    assert absent not in lines
+
+
+def test_recomputation_is_offered_as_far_as_it_goes(make_plan: Any, device_of: Any) -> None:
+    """From none and selective to full, then to all layers; offload where memory is pinned."""
+    plan, use = make_plan(""), use_of()
+    lines = "\n".join(remedies(plan, device_of(recompute=selective_policy()), use))
+    assert "`--recompute full`" in lines
+    lines = "\n".join(remedies(plan, device_of(recompute=full_policy()), use))
+    assert "--recompute" not in lines
+    block = SimpleNamespace(method="block", num_layers=1)
+    lines = "\n".join(remedies(plan, device_of(recompute=full_policy(), placement=block), use))
+    assert "`--recompute-method uniform`: all 2 layers" in lines
+    pinned = device_of()
+    pinned.device.pin_memory = torch.clone
+    assert "`--recompute full-offload`" in "\n".join(remedies(plan, pinned, use))
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_remedies_are_flags_of_a_valid_run(
+    make_plan: Any, device_of: Any, data_prefix: str, world_size: int
+) -> None:
+    """What is suggested resolves beside the flags that the run has."""
+    base = make_plan("")
+    argv = [
+        word
+        for one in ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
+        for word in (f"--{one.replace('_', '-')}", str(getattr(base.config.model, one)))
+    ]
+    argv += ["--train-iters", "2", "--data-path", data_prefix]
+    plan = resolve(load_config(argv), world_size=world_size, vocab_size=257)
+    tried = 0
+    for line in remedies(plan, device_of(), use_of()):
+        if not line.startswith("`--") or "deepspeed" in line or "`--seq-length`" in line:
+            continue
+        more = line.split("`")[1].split()
+        size = world_size * (2 if "twice as many devices" in line else 1)
+        resolve(load_config([*argv, *more]), world_size=size, vocab_size=257)
+        tried += 1
+    assert tried >= 4

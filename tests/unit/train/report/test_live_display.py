@@ -1,0 +1,133 @@
+"""The live view: what it shows, what scrolls above it, and that it lets go of the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from lmcore import log
+from lmcore.train.report.display import Progress
+from lmcore.train.report.live_display import LiveDisplay, sparkline
+from lmcore.train.report.metrics import StepRow
+
+ROW = StepRow(3, 24, 384, 8, 4.25, 1e-3, 0.75, 1.0, 0, 5000.0, 80.0, 0.1, None)
+PROGRESS = Progress(12, 61.0, 0, 0, 4.5, 81.0, 4900.0, 0.31, ends_line=False)
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+
+
+@pytest.fixture
+def terminal() -> io.StringIO:
+    """What the terminal is sent."""
+    return io.StringIO()
+
+
+@pytest.fixture
+def display(terminal: io.StringIO) -> Iterator[LiveDisplay]:
+    """A live view on that terminal, closed in the end."""
+    console = Console(file=terminal, force_terminal=True, width=100, color_system=None)
+    display = LiveDisplay(console)
+    yield display
+    display.close()
+
+
+def drawn(display: LiveDisplay) -> str:
+    console = Console(width=100, color_system=None, record=True, file=io.StringIO())
+    console.print(display._render())
+    return console.export_text()
+
+
+def test_view(display: LiveDisplay) -> None:
+    """Progress, time left, loss with its curve, validation, speed, rate and norm are there."""
+    for step, loss in enumerate((6.0, 5.0, 4.25), start=1):
+        display.step(dataclasses.replace(ROW, step=step, loss=loss), PROGRESS)
+    display.validation(2, 5.125, 168.2)
+    text = drawn(display)
+    for part in (
+        *("step 3/12", "25%", "1:01 left", "4.2500", "█", "5.1250", "after step 2"),
+        *("4,900", "81 ms a step, 31% MFU", "learning rate 1.00e-03", "gradient norm 0.75"),
+    ):
+        assert part in text, part
+
+
+def test_skipped_steps(display: LiveDisplay) -> None:
+    """A step that was skipped has no norm; how many there were and the scale are shown."""
+    skipped = dataclasses.replace(
+        ROW, loss=None, grad_norm=None, skipped_iterations=2, loss_scale=65536.0
+    )
+    display.step(skipped, dataclasses.replace(PROGRESS, mean_loss=None))
+    text = drawn(display)
+    for part in ("not finite", "step skipped", "loss scale 65536, 2 steps skipped so far"):
+        assert part in text, part
+
+
+def test_no_mfu(display: LiveDisplay) -> None:
+    """Where the device's peak is unknown nothing is said of it."""
+    display.step(ROW, dataclasses.replace(PROGRESS, mean_mfu=None))
+    assert "MFU" not in drawn(display)
+
+
+def test_terminal_is_given_back(display: LiveDisplay, terminal: io.StringIO) -> None:
+    """The cursor is hidden while the view is up and shown again by `close`, also a second one."""
+    display.say("before")
+    assert HIDE not in terminal.getvalue()
+    display.step(ROW, PROGRESS)
+    assert terminal.getvalue().count(HIDE) == 1
+    display.close()
+    display.close()
+    assert terminal.getvalue().rstrip().endswith(SHOW)
+    assert terminal.getvalue().count(SHOW) == 1
+    assert "step 3/12" in terminal.getvalue()
+    display.say("after")
+    assert terminal.getvalue().endswith("after\n")
+
+
+def test_log_records_scroll_by(
+    display: LiveDisplay, terminal: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Log records go above the view while it is up, and to stderr again after it."""
+    log.configure()
+    root = logging.getLogger("lmcore")
+    try:
+        handlers = list(root.handlers)
+        display.step(ROW, PROGRESS)
+        logging.getLogger("lmcore.train.x").warning("[red] disk is [nearly] full")
+        assert "warning: [red] disk is [nearly] full" in terminal.getvalue()
+        assert capsys.readouterr().err == ""
+        display.close()
+        assert root.handlers == handlers
+        logging.getLogger("lmcore.train.x").warning("after")
+        assert "after" not in terminal.getvalue()
+        assert "warning: after" in capsys.readouterr().err
+    finally:
+        for handler in list(root.handlers):
+            root.removeHandler(handler)
+        root.propagate = True
+        root.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    "values, width, curve",
+    [
+        ([], 5, ""),
+        ([1.0], 5, "▁"),
+        ([2.0, 2.0, 2.0], 5, "▁▁▁"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█"),
+        ([7, 0], 8, "█▁"),
+        ([0, 0, 7, 7], 2, "▁█"),
+        ([1, 3, 5, 7, 9], 2, "▁█"),
+    ],
+)
+def test_sparkline(values: list[float], width: int, curve: str) -> None:
+    """Values are averaged into the width and scaled between their extremes."""
+    assert sparkline(values, width) == curve
+
+
+def test_sparkline_is_never_too_wide() -> None:
+    """Any number of values fits."""
+    for count in (47, 48, 49, 97, 4096):
+        assert len(sparkline([float(i % 13) for i in range(count)], 48)) == min(48, count)

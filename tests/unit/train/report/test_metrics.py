@@ -1,0 +1,271 @@
+"""`metrics.jsonl` and TensorBoard events, written, cut short and read back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
+
+from lmcore.config.section import LoggingSection
+from lmcore.errors import RunError
+from lmcore.train.report.metrics import MetricsFile, StepRow, TensorBoard
+
+
+def row(step: int, **changes: Any) -> StepRow:
+    numbers: dict[str, Any] = {
+        "consumed_samples": 8 * step,
+        "consumed_tokens": 128 * step,
+        "global_batch_size": 8,
+        "loss": 5.0 / step,
+        "learning_rate": 1e-3,
+        "grad_norm": 0.5,
+        "loss_scale": 1.0,
+        "skipped_iterations": 0,
+        "tokens_per_second": 1e4,
+        "step_time_ms": 12.5,
+        "data_wait_ms": 0.25,
+        "mfu": None,
+    }
+    return StepRow(step, **(numbers | changes))
+
+
+def steps_in(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_keys() -> None:
+    """A row has the documented keys; those that do not apply are left out."""
+    always = {
+        *("step", "consumed_samples", "consumed_tokens", "loss", "learning_rate", "grad_norm"),
+        *("loss_scale", "tokens_per_second", "step_time_ms", "data_wait_ms"),
+        *("global_batch_size", "skipped_iterations"),
+    }
+    assert set(row(1).to_dict()) == always
+    full = row(1, mfu=0.4, valid_loss=1.0, valid_perplexity=2.7)
+    assert set(full.to_dict()) == always | {"mfu", "valid_loss", "valid_perplexity"}
+    skipped = row(2, loss=None, grad_norm=None)
+    assert (skipped.skipped, row(1).skipped) == (True, False)
+    assert set(skipped.to_dict()) == always - {"loss", "grad_norm"}
+
+
+def test_rows_are_there_at_once(tmp_path: Path) -> None:
+    """Each row can be read as soon as it is written, as exact numbers."""
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path) as metrics:
+        for step in (1, 2, 3):
+            metrics.write(row(step, loss=1 / 3))
+            assert steps_in(path) == list(range(1, step + 1))
+    assert json.loads(path.read_text().splitlines()[-1])["loss"] == 1 / 3
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        '{"step": 6, "loss": 1.2',
+        '{"step": 6, "loss": 1.2}',
+        '{"loss": 1}\n',
+        "\n\n",
+        "null\n",
+        "\udcff\udcfe",
+    ],
+    ids=["clean", "torn", "no line end", "no step", "empty lines", "null", "not UTF-8"],
+)
+def test_resume_drops_what_comes_again(tmp_path: Path, end: str) -> None:
+    """Rows beyond the step resumed from go, and so does a torn last line, wherever it was torn."""
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path) as metrics:
+        for step in range(1, 6):
+            metrics.write(row(step))
+    path.write_bytes(path.read_bytes() + end.encode("utf-8", "surrogateescape"))
+    with MetricsFile(path, after_step=3) as metrics:
+        metrics.write(row(4, loss=0.125))
+    assert steps_in(path) == [1, 2, 3, 4]
+    assert json.loads(path.read_text().splitlines()[-1])["loss"] == 0.125
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_last_row_without_its_line_end(tmp_path: Path) -> None:
+    """A last row that lost only its line end is kept, and the next one gets a line of its own."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}')
+    with MetricsFile(path, after_step=2) as metrics:
+        metrics.write(row(3))
+    assert steps_in(path) == [1, 2, 3]
+
+
+def test_new_run_starts_anew(tmp_path: Path) -> None:
+    """Rows of a run that never saved are dropped by the run that starts in its directory."""
+    path = tmp_path / "metrics.jsonl"
+    for _ in range(2):
+        with MetricsFile(path) as metrics:
+            metrics.write(row(1))
+    assert steps_in(path) == [1]
+
+
+class _FullDisk:
+    """A file that takes some bytes of a row and then no more."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self.file, self.room = file, room
+
+    def write(self, data: memoryview) -> int:
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        taken: int = self.file.write(data[: self.room])
+        self.room -= taken
+        return taken
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize("room", [0, 1, 100])
+def test_full_disk(tmp_path: Path, room: int) -> None:
+    """On a full disk the run stops with a message, and the file ends with the last whole row."""
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path) as metrics:
+        metrics.write(row(1))
+        metrics._file = _FullDisk(metrics._file, room)  # type: ignore[assignment]
+        with pytest.raises(RunError, match="cannot be written") as caught:
+            metrics.write(row(2))
+    assert caught.value.why == "No space left on device"
+    assert "--load" in str(caught.value.hint)
+    assert steps_in(path) == [1]
+
+
+def test_short_writes(tmp_path: Path) -> None:
+    """A row that the system takes in pieces is written in full."""
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path) as metrics:
+        real = metrics._file.write
+        metrics._file = _FullDisk(metrics._file, 10**6)  # type: ignore[assignment]
+        metrics._file.write = lambda data: real(data[:7])  # type: ignore[method-assign]
+        metrics.write(row(1))
+    assert steps_in(path) == [1]
+
+
+def test_unwritable(tmp_path: Path) -> None:
+    """A file that cannot be opened is named."""
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunError, match=r"metrics.jsonl` cannot be written"):
+        MetricsFile(tmp_path / "metrics.jsonl")
+
+
+def events(folder: Path) -> Iterator[Event]:
+    """Read every event of every file, checking lengths and checksums (the record format)."""
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        at = 0
+        while at < len(data):
+            header = data[at : at + 8]
+            (size,) = struct.unpack("<Q", header)
+            assert struct.unpack("<I", data[at + 8 : at + 12])[0] == masked_crc32c(header)
+            body = data[at + 12 : at + 12 + size]
+            crc = data[at + 12 + size : at + 16 + size]
+            assert struct.unpack("<I", crc)[0] == masked_crc32c(body)
+            yield Event.FromString(body)
+            at += 16 + size
+
+
+def scalars(folder: Path) -> dict[tuple[int, str], float]:
+    return {
+        (event.step, value.tag): value.simple_value
+        for event in events(folder)
+        for value in event.summary.value
+    }
+
+
+def test_tensorboard_events(tmp_path: Path) -> None:
+    """Every number of every row is an event under its tag, with its step."""
+    board = TensorBoard(tmp_path / "tb", LoggingSection())
+    for step in (1, 2):
+        board.write(row(step, mfu=0.5))
+    board.write(row(3, valid_loss=2.5, valid_perplexity=12.25))
+    board.close()
+    found = scalars(tmp_path / "tb")
+    assert found[2, "train/loss"] == 2.5
+    assert found[1, "train/learning_rate"] == pytest.approx(1e-3)
+    assert found[1, "train/global_batch_size"] == 8
+    assert found[1, "speed/mfu"] == 0.5
+    assert (3, "speed/mfu") not in found
+    assert found[3, "valid/loss"] == 2.5
+    assert found[3, "valid/perplexity"] == 12.25
+    assert {tag for _, tag in found} == {
+        *("train/loss", "train/grad_norm", "train/learning_rate", "train/loss_scale"),
+        *("speed/tokens_per_second", "speed/step_time_ms", "speed/data_wait_ms", "speed/mfu"),
+        *("valid/loss", "valid/perplexity"),
+        *("train/global_batch_size", "train/skipped_iterations"),
+    }
+
+
+def test_tensorboard_interval(tmp_path: Path) -> None:
+    """Only every n-th step is written, and each one with a validation."""
+    board = TensorBoard(tmp_path / "tb", LoggingSection(tensorboard_log_interval=4))
+    for step in range(1, 10):
+        board.write(row(step, valid_loss=1.0 if step == 6 else None))
+    board.close()
+    assert {step for step, tag in scalars(tmp_path / "tb") if tag == "train/loss"} == {4, 6, 8}
+
+
+def test_tensorboard_is_current(tmp_path: Path) -> None:
+    """The first event, and a full queue, are on disk while the run goes on."""
+    board = TensorBoard(tmp_path / "tb", LoggingSection(tensorboard_queue_size=3))
+    board.write(row(1))
+    assert len(scalars(tmp_path / "tb")) > 0
+    for step in (2, 3, 4):
+        board.write(row(step))
+    assert (4, "train/loss") in scalars(tmp_path / "tb")
+    board.close()
+
+
+def test_tensorboard_keeps_the_first_file(tmp_path: Path) -> None:
+    """A run resumed within a second adds a file and overwrites none."""
+    for step in (1, 2):
+        board = TensorBoard(tmp_path / "tb", LoggingSection())
+        board.write(row(step))
+        board.close()
+    assert {step for step, _ in scalars(tmp_path / "tb")} == {1, 2}
+
+
+def test_tensorboard_without_rows(tmp_path: Path) -> None:
+    """No row, no directory."""
+    TensorBoard(tmp_path / "tb", LoggingSection()).close()
+    assert not (tmp_path / "tb").exists()
+
+
+def test_tensorboard_on_a_full_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events that cannot be written end with one warning; the run goes on."""
+    board = TensorBoard(tmp_path / "tb", LoggingSection(tensorboard_queue_size=1))
+    board.write(row(1))
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(board._writer, "flush", full)
+    with caplog.at_level(logging.WARNING):
+        for step in range(2, 9):
+            board.write(row(step))
+        board.close()
+    (record,) = caplog.records
+    assert "no more TensorBoard events" in record.message
+    assert "No space left on device" in record.message
+
+
+def test_tensorboard_directory_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A directory that cannot be made is warned about once."""
+    (tmp_path / "file").write_text("")
+    board = TensorBoard(tmp_path / "file/tb", LoggingSection())
+    for step in (1, 2):
+        board.write(row(step))
+    board.close()
+    assert len(caplog.records) == 1

@@ -1,0 +1,99 @@
+"""The run directory: whose it is, and files that are whole or absent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmcore.errors import ConfigError, RunError
+from lmcore.train.report.run_directory import RunDirectory
+
+
+def test_default_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `--save` it is `runs/<date>-<name>`, and a second one gets a number."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda text: "20260102-030405")
+    made = [RunDirectory.create(None, "tiny", load=None).path for _ in range(3)]
+    stem = "runs/20260102-030405-tiny"
+    assert [str(path) for path in made] == [stem, f"{stem}-2", f"{stem}-3"]
+    assert all((path / "checkpoints").is_dir() for path in made)
+
+
+def occupied(path: Path) -> Path:
+    (path / "checkpoints/iter_0000005").mkdir(parents=True)
+    return path
+
+
+def test_another_runs_directory(tmp_path: Path) -> None:
+    """A directory with checkpoints belongs to its run: the message says how to continue it."""
+    path = occupied(tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds checkpoints of another run") as caught:
+        RunDirectory.create(str(path), "x", load=None)
+    assert f"`--load {path} --save {path}`" in str(caught.value.hint)
+    other = occupied(tmp_path / "other")
+    with pytest.raises(ConfigError):
+        RunDirectory.create(str(path), "x", load=str(other))
+
+
+@pytest.mark.parametrize("inside", ["", "checkpoints", "checkpoints/iter_0000005"])
+def test_going_on_in_place(tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may continue in its own directory, however `--load` names it."""
+    path = occupied(tmp_path / "run")
+    RunDirectory.create(str(path), "x", load=str(path / inside))
+    monkeypatch.chdir(tmp_path)
+    RunDirectory.create("run/../run/", "x", load=str(Path("run") / inside))
+
+
+def test_empty_directory_is_taken(tmp_path: Path) -> None:
+    """A directory without checkpoints is fine, whatever else is in it."""
+    (tmp_path / "note.txt").write_text("mine")
+    run = RunDirectory.create(str(tmp_path), "x", load=None)
+    run.remove_if_empty()
+    assert (tmp_path / "note.txt").exists()
+    assert run.checkpoints.is_dir()
+
+
+def test_removed_if_empty(tmp_path: Path) -> None:
+    """A run that never began leaves no directory; one that wrote anything keeps it."""
+    run = RunDirectory.create(str(tmp_path / "a/b"), "x", load=None)
+    run.remove_if_empty()
+    assert not run.path.exists()
+    run = RunDirectory.create(str(tmp_path / "a/b"), "x", load=None)
+    run.write_text("config.yaml", "x")
+    run.remove_if_empty()
+    assert run.checkpoints.is_dir()
+
+
+def test_file_in_the_way(tmp_path: Path) -> None:
+    """A path that cannot be a directory is named."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be made") as caught:
+        RunDirectory.create(str(tmp_path / "file/run"), "x", load=None)
+    assert "Not a directory" in str(caught.value.why)
+    assert "--save" in str(caught.value.hint)
+
+
+def test_write_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails leaves the file from before, and no temporary one."""
+    run = RunDirectory.create(str(tmp_path / "run"), "x", load=None)
+    run.write_json("summary.json", {"status": "completed"})
+
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(RunError, match="cannot be written"):
+            run.write_json("summary.json", {"status": "other"})
+    assert json.loads((run.path / "summary.json").read_text()) == {"status": "completed"}
+    assert {one.name for one in run.path.iterdir()} == {"checkpoints", "summary.json"}
+
+
+def test_json_is_strict(tmp_path: Path) -> None:
+    """NaN is no JSON and is never written."""
+    run = RunDirectory.create(str(tmp_path / "run"), "x", load=None)
+    with pytest.raises(ValueError, match="JSON"):
+        run.write_json("summary.json", {"loss": float("nan")})
+    assert not (run.path / "summary.json").exists()

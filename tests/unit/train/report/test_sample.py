@@ -1,0 +1,78 @@
+"""The text at the end of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lmcore.data.tokenizer import build_tokenizer
+from lmcore.model.gpt import GPT
+from lmcore.train.report.sample import take_sample
+
+
+@pytest.fixture
+def sample(make_plan: Any, make_state: Any, make_corpus: Any, runtime: Any, tokenizer: Any) -> Any:
+    """Takes a sample from an untrained model."""
+
+    def take(flags: str, prompt: str | None = None, kind: Any = tokenizer) -> Any:
+        argv = flags.split() + ([] if prompt is None else ["--sample-prompt", prompt])
+        plan = make_plan(" ".join(argv))
+        corpus = make_corpus(plan)
+        return take_sample(make_state(plan).model, corpus, plan, runtime, kind), corpus
+
+    return take
+
+
+def test_prompt_from_validation(sample: Any, tokenizer: Any) -> None:
+    """By default the prompt opens a document that training does not see."""
+    found, corpus = sample("--sample-tokens 5 --split 80,20,0 --eval-iters 1 --eval-interval 4")
+    first = corpus.documents["valid"][0]
+    document = corpus.indexed.get(int(corpus.indexed.document_indices[first]))
+    assert found.prompt == tokenizer.decode(document[:2].tolist())  # an eighth of 16 positions
+    assert found.text
+
+
+def test_own_prompt(sample: Any) -> None:
+    """`--sample-prompt` is used; one longer than the positions loses its beginning."""
+    found, _ = sample("--sample-tokens 3", "ROMEO:")
+    assert found.prompt == "ROMEO:"
+    found, _ = sample("--sample-tokens 3", "abcdefghijklmnopqrstuvwxyz")
+    assert found.prompt == "lmnopqrstuvwxyz"
+
+
+def test_same_seed_same_text(sample: Any) -> None:
+    """The same run gives the same sample."""
+    assert sample("--sample-tokens 6", "A")[0] == sample("--sample-tokens 6", "A")[0]
+
+
+def test_numbers_drawn_meanwhile(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that draws random numbers also in evaluation does not disturb training."""
+    drawn = []
+    logits = GPT.logits
+
+    def drawing(model: GPT, hidden_BSH: torch.Tensor) -> torch.Tensor:
+        drawn.append(torch.rand(1))
+        return logits(model, hidden_BSH)
+
+    monkeypatch.setattr(GPT, "logits", drawing)
+    sample("--sample-tokens 4", "A")
+    after = torch.get_rng_state()
+    monkeypatch.setattr(GPT, "logits", logits)
+    sample("--sample-tokens 4", "A")
+    assert len(drawn) == 4
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_none(sample: Any) -> None:
+    """No sample with `--sample-tokens 0`, with no prompt to start from, or for ids without text."""
+    assert sample("--sample-tokens 0")[0] is None
+    assert sample("--sample-tokens 3 --sample-prompt=")[0] is None
+    null = build_tokenizer("NullTokenizer", vocab_file=None, merge_file=None, vocab_size=256)
+    assert sample("--sample-tokens 3", kind=null)[0] is None
+
+
+def test_one_position(sample: Any) -> None:
+    """A model of one position has no room for a token after the prompt."""
+    assert sample("--sample-tokens 3 --seq-length 1", "ab")[0] is None

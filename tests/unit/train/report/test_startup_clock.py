@@ -1,0 +1,32 @@
+"""Tests of the clock of a run's start."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+
+from lmcore.train.report.startup_clock import PhaseClock
+
+
+def test_first_phase_begins_with_the_process() -> None:
+    """The first phase reaches back to the start of the process."""
+    age = time.time() - psutil.Process().create_time()
+    clock = PhaseClock()
+    clock.mark("launcher")
+    assert clock.seconds["launcher"] == pytest.approx(age, abs=0.5)
+
+
+def test_phases_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A phase lasts from the mark before it; one that comes twice is added up."""
+    now = 100.0
+    monkeypatch.setattr("lmcore.train.report.startup_clock.time.perf_counter", lambda: now)
+    clock = PhaseClock()
+    clock.mark("launcher")
+    for name, seconds in (("data", 2.0), ("model", 0.5), ("data", 1.0)):
+        now += seconds
+        clock.mark(name)
+    assert list(clock.seconds) == ["launcher", "data", "model"]
+    assert clock.seconds["data"] == pytest.approx(3.0)
+    assert clock.seconds["model"] == pytest.approx(0.5)

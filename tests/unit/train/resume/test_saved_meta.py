@@ -1,0 +1,90 @@
+"""What a run wants of a checkpoint's manifest before it goes on from it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmcore.checkpoint import Manifest
+from lmcore.config.layout import ParallelLayout
+from lmcore.errors import CheckpointError
+from lmcore.train.resume.saved_meta import check_saved_run, part_of
+
+META: dict[str, Any] = {
+    "counters": {"iteration": 3, "consumed_samples": 12, "consumed_tokens": 192},
+    "schedule": {
+        "style": "cosine",
+        "highest": 1e-3,
+        "lowest": 0.0,
+        "warmup_samples": 2.5,
+        "decay_samples": 100,
+    },
+    "data_order": "1f",
+    "layout": dataclasses.asdict(ParallelLayout(tensor=2, sequence=True)),
+    "loss_scale": {},
+}
+
+
+def manifest(meta: dict[str, Any]) -> Manifest:
+    return Manifest(1, "1", "2", 3, 1, {}, meta, {}, {})
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """Return the manifest's part with another value at *path*; `...` takes it out."""
+    meta = copy.deepcopy(META)
+    *way, last = path.split(".")
+    place = meta
+    for name in way:
+        place = place[name]
+    place[last] = value
+    if value is ...:
+        del place[last]
+    return meta
+
+
+@pytest.mark.parametrize("path", ["layout", "loss_scale", "layout.schedule"])
+def test_what_older_versions_did_not_save(path: str) -> None:
+    """It may be missing, and what a later version adds to counts does no harm."""
+    check_saved_run(Path("c"), manifest(META))
+    check_saved_run(Path("c"), manifest(changed(path, ...)))
+    check_saved_run(Path("c"), manifest(changed("counters.skipped_iterations", 2)))
+
+
+@pytest.mark.parametrize(
+    "path,value,named",
+    [
+        ("counters", ..., "counters.iteration"),
+        ("counters", [1], "counters.consumed_samples"),
+        ("counters.consumed_samples", ..., "counters.consumed_samples"),
+        ("counters.iteration", "3", "counters.iteration"),
+        ("counters.iteration", -1, "counters.iteration"),
+        ("counters.iteration", True, "counters.iteration"),
+        ("counters.scheduled_samples", 1.5, "counters.scheduled_samples"),
+        ("schedule", ..., "schedule.style"),
+        ("schedule.highest", ..., "schedule.highest"),
+        ("schedule.highest", "1", "schedule.highest"),
+        ("schedule.decay_samples", float("inf"), "schedule.decay_samples"),
+        ("schedule.momentum", 0.5, "schedule.momentum"),
+        ("data_order", ..., "data_order"),
+        ("layout", "tensor 2", "layout"),
+        ("layout.tensor", "2", "layout.tensor"),
+        ("layout.sequence", 1, "layout.sequence"),
+        ("loss_scale", 2.0, "loss_scale"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(path: str, value: Any, named: str) -> None:
+    """A manifest of another program, or a damaged one, is an error that says which part."""
+    with pytest.raises(CheckpointError, match="no run can go on from checkpoint `c`") as caught:
+        check_saved_run(Path("c"), manifest(changed(path, value)))
+    assert f"`meta.{named}`" in str(caught.value.why)
+
+
+def test_a_part_of_nothing_is_empty() -> None:
+    """Whatever stands on the way."""
+    assert part_of({"a": {"b": {"c": 1}}}, "a", "b") == {"c": 1}
+    assert part_of({"a": {"b": 1}}, "a", "b") == {}
+    assert part_of({"a": []}, "a", "b") == {}

@@ -1,0 +1,138 @@
+"""Checkpoints at once or in the background: what waits for what, and where failures come out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmcore.errors import CheckpointError
+from lmcore.train.resume.saver import WRITER_NAME, Saver
+
+HERE = Path("checkpoints")
+
+
+class Disk:
+    """Takes snapshots whose writing a test can hold up and fail."""
+
+    def __init__(self) -> None:
+        self.iteration = 0
+        self.events: list[str] = []
+        self.go = threading.Event()
+        self.error: Exception | None = None
+
+    def take(self) -> Any:
+        """Return a snapshot of the next iteration."""
+        self.iteration += 1
+        self.events.append(f"take {self.iteration}")
+        return Moment(self, self.iteration)
+
+
+class Moment:
+    """A snapshot."""
+
+    def __init__(self, disk: Disk, iteration: int) -> None:
+        self.disk = disk
+        self.directory, self.iteration = HERE, iteration
+
+    def write(self) -> Path:
+        """Wait until it may be written."""
+        assert self.disk.go.wait(10)
+        if self.disk.error is not None:
+            raise self.disk.error
+        self.disk.events.append(f"written {self.iteration}")
+        return HERE / f"iter_{self.iteration:07d}"
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    """A disk; no writer is left behind."""
+    found = Disk()
+    yield found
+    found.go.set()
+    for thread in threading.enumerate():
+        if thread.name == WRITER_NAME:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def later(act: Callable[[], None]) -> threading.Thread:
+    """Do something while the test waits."""
+    thread = threading.Thread(target=lambda: (time.sleep(0.1), act()))
+    thread.start()
+    return thread
+
+
+def test_at_once(disk: Disk) -> None:
+    """In the foreground a checkpoint is written when the call returns."""
+    disk.go.set()
+    with Saver(disk.take, background=False) as saver:
+        assert saver.save() == HERE / "iter_0000001"
+        assert disk.events == ["take 1", "written 1"]
+
+
+def test_in_the_background(disk: Disk) -> None:
+    """The call returns before the checkpoint is written, with the path that it gets."""
+    with Saver(disk.take, background=True) as saver:
+        assert saver.save() == HERE / "iter_0000001"
+        assert disk.events == ["take 1"]
+        saver.check()
+        helper = later(disk.go.set)
+    helper.join()
+    assert disk.events == ["take 1", "written 1"]
+
+
+def test_the_next_one_waits(disk: Disk) -> None:
+    """A second state is not taken before the first one is written: its buffers may be the same."""
+    with Saver(disk.take, background=True) as saver:
+        saver.save()
+        helper = later(disk.go.set)
+        saver.save()
+        saver.wait()
+    helper.join()
+    assert disk.events == ["take 1", "written 1", "take 2", "written 2"]
+
+
+@pytest.mark.parametrize("where", ["check", "save", "wait", "end"])
+def test_a_failure_is_raised(disk: Disk, where: str) -> None:
+    """A write that failed comes out at the next step, save or end, once, as it is."""
+    disk.error = CheckpointError("the disk is full")
+    disk.go.set()
+    saver = Saver(disk.take, background=True)
+    saver.save()
+    (writer,) = [one for one in threading.enumerate() if one.name == WRITER_NAME] or [None]
+    if writer is not None:
+        writer.join()
+    calls = {"check": saver.check, "save": saver.save, "wait": saver.wait}
+    calls["end"] = lambda: saver.__exit__(None, None, None)
+    with pytest.raises(CheckpointError) as caught:
+        calls[where]()
+    assert caught.value is disk.error
+    assert disk.events == ["take 1"]
+    saver.check()
+
+
+def test_an_error_of_the_run_comes_first(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+    """When the run fails, the checkpoint on its way is finished; its own failure is a warning."""
+    disk.go.set()
+    with pytest.raises(KeyError, match="the run"), Saver(disk.take, background=True) as saver:  # noqa: PT012 - what happens inside is the test
+        saver.save()
+        raise KeyError("the run")
+    assert disk.events == ["take 1", "written 1"]
+    disk.error = CheckpointError("the disk is full")
+    with pytest.raises(KeyError, match="the run"), Saver(disk.take, background=True) as saver:  # noqa: PT012 - what happens inside is the test
+        saver.save()
+        raise KeyError("the run")
+    assert "the disk is full" in caplog.text
+
+
+def test_an_interrupt_does_not_wait(disk: Disk) -> None:
+    """Whoever interrupts the run is not made to wait for the disk."""
+    with pytest.raises(KeyboardInterrupt), Saver(disk.take, background=True) as saver:  # noqa: PT012 - what happens inside is the test
+        saver.save()
+        raise KeyboardInterrupt
+    assert disk.events == ["take 1"]

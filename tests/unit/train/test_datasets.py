@@ -1,0 +1,140 @@
+"""Which tokenizer and which data a run gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmcore.config.load import load_config
+from lmcore.data.prepare.named_text import bundled_text
+from lmcore.data.tokenizer import ByteTokenizer
+from lmcore.errors import ConfigError, DataError
+from lmcore.train.datasets import choose_texts, choose_tokenizer, open_corpus
+
+
+def choose(flags: str, extra: Any = None) -> Any:
+    return choose_tokenizer(load_config(flags.split()).config.data, extra or {})
+
+
+def test_bundled_text_is_bytes() -> None:
+    """Without data the tokenizer is bytes."""
+    assert isinstance(choose(""), ByteTokenizer)
+
+
+def test_text_of_a_run(data_prefix: str) -> None:
+    """By default the bundled text, also by its name; none where a data set is named."""
+    own = bundled_text()
+    texts = {own.name: own}
+
+    def texts_of(flags: str) -> Any:
+        return choose_texts(load_config(flags.split()).config.data, texts)
+
+    assert texts_of("") == texts_of("--corpus shakespeare") == {own.name: own}
+    assert texts_of("--train-data shakespeare") == {own.name: own}
+    assert texts_of(f"--data-path {data_prefix}") == {}
+    with pytest.raises(ConfigError, match="`--corpus hamlet`: there is no text of this name"):
+        texts_of("--corpus hamlet")
+    with pytest.raises(ConfigError, match="`--valid-data hamlet`: there is no text"):
+        texts_of("--train-data shakespeare --valid-data hamlet")
+    with pytest.raises(ConfigError) as caught:
+        texts_of("--train-data wikipedia shakespeare c4/en")
+    assert [one.what for one in (caught.value, *caught.value.others)] == [
+        "`--train-data wikipedia`: there is no text of this name",
+        "`--train-data c4/en`: there is no text of this name",
+    ]
+
+
+def test_tokenizer_of_the_data(data_prefix: str) -> None:
+    """Prepared data bring their tokenizer; naming the same one is fine."""
+    assert isinstance(choose(f"--data-path {data_prefix}"), ByteTokenizer)
+    assert isinstance(
+        choose(f"--data-path {data_prefix} --tokenizer-type ByteTokenizer"), ByteTokenizer
+    )
+
+
+def test_another_tokenizer(data_prefix: str) -> None:
+    """A tokenizer that did not make the data is refused."""
+    flags = f"--data-path {data_prefix} --tokenizer-type NullTokenizer --vocab-size 300"
+    with pytest.raises(ConfigError, match="was not prepared with this tokenizer") as caught:
+        choose(flags)
+    assert "`ByteTokenizer`" in str(caught.value.why)
+
+
+def test_data_of_other_programs(tmp_path: Path, data_prefix: str) -> None:
+    """Without metadata a flag must name the tokenizer."""
+    prefix = str(tmp_path / "foreign")
+    for suffix in (".bin", ".idx"):
+        Path(prefix + suffix).write_bytes(Path(data_prefix + suffix).read_bytes())
+    with pytest.raises(ConfigError, match="nothing says which tokenizer"):
+        choose(f"--data-path {prefix}")
+    named = choose(f"--data-path {prefix} --tokenizer-type ByteTokenizer")
+    assert isinstance(named, ByteTokenizer)
+
+
+def test_changed_files(tmp_path: Path, data_prefix: str) -> None:
+    """A tokenizer that is no longer what made the data is refused."""
+    prefix = str(tmp_path / "copy")
+    for suffix in (".bin", ".idx", ".meta.json"):
+        Path(prefix + suffix).write_bytes(Path(data_prefix + suffix).read_bytes())
+    path = Path(prefix + ".meta.json")
+    content = json.loads(path.read_text())
+    place = content if "fingerprint" in content else content["tokenizer"]
+    place["fingerprint"] = "0" * len(str(place["fingerprint"]))
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="have changed"):
+        choose(f"--data-path {prefix}")
+
+
+def test_plugin_tokenizer() -> None:
+    """A type that a plugin brings is built by its factory."""
+    made = []
+
+    def factory(**options: Any) -> ByteTokenizer:
+        made.append(options)
+        return ByteTokenizer()
+
+    assert isinstance(choose("--tokenizer-type Mine", {"Mine": factory}), ByteTokenizer)
+    assert len(made) == 1
+
+
+def test_parts(make_plan: Any, make_corpus: Any) -> None:
+    """Training and validation read documents of their own, as many samples as the plan says."""
+    plan = make_plan("--split 80,20,0 --eval-iters 2 --eval-interval 4")
+    corpus = make_corpus(plan)
+    assert len(corpus.train) == plan.train_samples == 8 * 4
+    assert len(corpus.valid) == plan.valid_samples == 3 * 2 * 4
+    first, last = corpus.documents["train"]
+    assert first == 0
+    assert corpus.documents["valid"][0] == last
+    assert corpus.documents["valid"][1] == corpus.indexed.document_count
+
+
+def test_no_validation(make_plan: Any, make_corpus: Any) -> None:
+    """A run that does not validate needs no validation documents."""
+    corpus = make_corpus(make_plan("--eval-iters 0 --split 100,0,0"))
+    assert corpus.valid is None
+
+
+def test_split_without_validation_documents(make_plan: Any, make_corpus: Any) -> None:
+    """A share too small for one document is an error before training."""
+    with pytest.raises(DataError, match="validation"):
+        make_corpus(make_plan("--eval-iters 1 --eval-interval 2 --split 999999,1,0"))
+
+
+def test_bundled_is_prepared_once(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundled text is prepared into the run directory, and found there by the next start."""
+    from lmcore.config.resolve import resolve
+
+    argv = ["--train-iters", "2", "--eval-iters", "0", "--seq-length", "16"]
+    plan = resolve(load_config(argv), world_size=1, vocab_size=257)
+    first = open_corpus(plan, tokenizer, tmp_path / "data")
+    assert first.indexed.tokens > 1_000_000
+    (made,) = (tmp_path / "data").glob("*.bin")
+    before = made.stat().st_mtime_ns
+    open_corpus(plan, tokenizer, tmp_path / "data")
+    assert made.stat().st_mtime_ns == before

@@ -1,0 +1,107 @@
+"""Why a run ends early."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from lmcore.config.section import TrainingSection
+from lmcore.train.exit_conditions import ExitConditions
+
+
+def test_interval() -> None:
+    """The run ends at each multiple of `--exit-interval`, and says so."""
+    exits = ExitConditions(TrainingSection(exit_interval=5))
+    assert [step for step in range(1, 12) if exits.reason(step)] == [5, 10]
+    assert exits.reason(10) == "step 10 is a multiple of --exit-interval 5"
+    assert ExitConditions(TrainingSection()).reason(5) is None
+
+
+def test_duration() -> None:
+    """The run ends after the first step past `--exit-duration-in-mins`."""
+    now = [100.0]
+    exits = ExitConditions(TrainingSection(exit_duration_in_mins=1.5), clock=lambda: now[0])
+    now[0] = 189.9
+    assert exits.reason(1) is None
+    now[0] = 190.0
+    assert exits.reason(2) == "1.5 minutes have passed (--exit-duration-in-mins)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_first_signal_asks(number: signal.Signals) -> None:
+    """The first SIGTERM or SIGINT only asks the run to end."""
+    with ExitConditions(TrainingSection()) as exits:
+        assert not exits.told_to_stop
+        os.kill(os.getpid(), number)
+        assert exits.told_to_stop
+        assert exits.reason(3) == f"received {number.name}"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let signals count that come right after each other."""
+    monkeypatch.setattr("lmcore.train.exit_conditions._SAME_SIGNAL_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_second_signal_gets_out() -> None:
+    """A second SIGINT is the interpreter's own: KeyboardInterrupt."""
+    with pytest.raises(KeyboardInterrupt), ExitConditions(TrainingSection()):  # noqa: PT012 - two signals
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_passed_on_twice_is_one() -> None:
+    """A terminal and a launcher both pass on what the user sent once; the run ends in order."""
+    with ExitConditions(TrainingSection()) as exits:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert exits.reason(3) == "received SIGINT"
+
+
+def test_all_processes_end_for_one() -> None:
+    """What counts is what was agreed: a signal that came to another process, or the time there."""
+    exits = ExitConditions(TrainingSection(exit_duration_in_mins=1.0))
+    exits.hear((1.0, 0.0, 0.0))
+    assert exits.ending
+    assert exits.reason(2) == "received SIGTERM"
+    exits.hear((0.0, 0.0, 1.0))
+    assert not exits.ending
+    assert exits.reason(2) == "1 minutes have passed (--exit-duration-in-mins)"
+
+
+def test_a_process_alone_waits_for_the_others() -> None:
+    """Before the others know of a signal the run goes on; it is in the next exchange."""
+    with ExitConditions(TrainingSection()) as exits:
+        exits.hear((0.0, 0.0, 0.0))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert exits.told_to_stop
+        assert exits.reason(3) is None
+        assert exits.requests() == (1.0, 0.0, 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_handlers_are_put_back() -> None:
+    """After the run, and after the second signal, the handlers are those from before."""
+    heard: list[int] = []
+
+    def mine(number: int, frame: Any) -> None:
+        heard.append(number)
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with ExitConditions(TrainingSection()):
+            assert signal.getsignal(signal.SIGTERM) is not mine
+        assert signal.getsignal(signal.SIGTERM) is mine
+        with ExitConditions(TrainingSection()) as exits:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard == []
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard == [signal.SIGTERM]
+            assert exits.received is signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,114 @@
+"""The estimate of the curvature against the exact expectation, all labels enumerated."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from lmcore.train.sophia_hessian import curvature_is_due, estimate_curvature
+
+FLAGS = (
+    "--optimizer sophia --sophiag-beta2 0 --sophiag-hessian-interval 4 --num-layers 1 "
+    "--attention-dropout 0 --hidden-dropout 0 --init-method-std 0.3"
+)
+
+
+@pytest.fixture
+def arguments() -> Any:
+    """Four tokens, of which the loss counts three."""
+    tokens = torch.tensor([[5, 9, 2, 200]])
+    counted = torch.tensor([[1.0, 1.0, 0.0, 1.0]])
+    return (tokens, torch.zeros_like(tokens), counted / 3), {}
+
+
+def estimate(state: Any, arguments: Any, runtime: Any) -> None:
+    norm = lambda grads: torch.stack([g.norm() for g in grads]).norm()  # noqa: E731
+    estimate_curvature(state, arguments, contextlib.nullcontext, norm, runtime)
+
+
+def exact(state: Any, arguments: Any) -> dict[str, float]:
+    """Sum over counted tokens and labels of p * g^2 / 3, by parameter, all entries summed."""
+    model, (tokens, _, weights) = state.model, arguments[0]
+    named = dict(model.named_parameters())
+    found = dict.fromkeys(named, 0.0)
+    hidden = model(tokens)
+    scores = torch.log_softmax(model.logits(hidden), dim=-1)
+    for place in weights[0].nonzero().flatten().tolist():
+        for label in range(scores.shape[-1]):
+            one = scores[0, place, label]
+            gradients = torch.autograd.grad(one, list(named.values()), retain_graph=True)
+            for name, gradient in zip(named, gradients, strict=True):
+                found[name] += float(one.detach().exp() * gradient.square().sum()) / 3
+    return found
+
+
+def test_expectation(make_state: Any, make_plan: Any, runtime: Any, arguments: Any) -> None:
+    """The mean of many estimates is the diagonal of the Gauss-Newton matrix, in each parameter."""
+    state = make_state(make_plan(FLAGS))
+    sums: dict[str, float] = {}
+    count = 400
+    for _ in range(count):
+        estimate(state, arguments, runtime)
+        for name, tensor in state.optimizer.state_tensors().items():
+            if name.startswith("hessian."):
+                sums[name] = sums.get(name, 0.0) + float(tensor.sum()) / count
+    wanted = exact(state, arguments)
+    assert len(wanted) == len(sums)
+    for name, value in wanted.items():
+        assert sums[f"hessian.{name}"] == pytest.approx(value, rel=0.2, abs=1e-6), name
+
+
+def test_labels_are_drawn_from_the_prediction(make_state: Any, make_plan: Any) -> None:
+    """Frequencies of sampled targets are the model's probabilities."""
+    state = make_state(make_plan(FLAGS))
+    hidden = state.model(torch.tensor([[5, 9]])).detach()
+    chances = torch.softmax(state.model.logits(hidden), dim=-1)[0, 1]
+    drawn = state.model.sampled_targets(hidden[:, 1:].expand(1, 20_000, -1))
+    assert drawn.shape == (1, 20_000)
+    seen = torch.bincount(drawn[0], minlength=len(chances)) / 20_000
+    error = (chances * (1 - chances) / 20_000).sqrt()
+    assert ((seen - chances).abs() < 5 * error + 1e-4).all()
+    assert seen.max() > 0.01
+
+
+def test_scale_of_the_loss_does_not_count(
+    make_state: Any, make_plan: Any, runtime: Any, arguments: Any
+) -> None:
+    """Gradients that are scaled, as in fp16, give the same curvature."""
+    found = []
+    for scale in (1.0, 1024.0):
+        state = make_state(make_plan(FLAGS))
+        state.loss_scale.value = scale
+        (tokens, targets, weights), options = arguments
+        estimate(state, ((tokens, targets, weights * scale), options), runtime)
+        found.append(state.optimizer.state_tensors())
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-9)
+
+
+def test_overflow_leaves_the_curvature(
+    make_state: Any, make_plan: Any, runtime: Any, arguments: Any
+) -> None:
+    """Gradients that are not finite are not taken in."""
+    state = make_state(make_plan(FLAGS))
+    estimate(state, arguments, runtime)
+    before = {name: t.clone() for name, t in state.optimizer.state_tensors().items()}
+    (tokens, targets, weights), options = arguments
+    estimate(state, ((tokens, targets, weights * math.inf), options), runtime)
+    after = state.optimizer.state_tensors()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_due_by_the_steps_that_updated(make_state: Any, make_plan: Any) -> None:
+    """Skipped steps do not count; optimizers without curvature want none."""
+    state = make_state(make_plan(FLAGS))
+    due = []
+    for state.iteration in range(6):
+        due.append(curvature_is_due(state))
+    state.iteration, state.skipped_iterations = 6, 2
+    assert [*due, curvature_is_due(state)] == [True, False, False, False, True, False, True]
+    assert not curvature_is_due(make_state(make_plan("")))
