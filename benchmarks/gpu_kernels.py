@@ -191,7 +191,8 @@ def contenders(call: Call, *, compiled: bool) -> dict[str, Function]:
     """Return the functions that do a call, by the names in `CONTENDERS`."""
     import torch
 
-    from lmcore.accelerator.op.records import load_target, reference
+    from lmcore.accelerator.op import reference
+    from lmcore.accelerator.op.records import load_target
     from lmcore_triton.offers import op_impls
 
     targets = {impl.op: impl.load for impl in op_impls("")}

@@ -29,8 +29,9 @@ LAYERS = [
     ["optim", "parallel"],
     ["model", "data"],
     ["runtime"],
-    ["plugins"],
-    ["accelerator", "hookspecs"],
+    ["plugin"],
+    ["hookspecs"],
+    ["accelerator"],
     ["config"],
     ["errors", "log"],
 ]
@@ -118,14 +119,14 @@ def test_empty_skeleton_passes(lint: Lint, skeleton: Path) -> None:
         ],
         ("lmcore/config", "torch"),
         ("lmcore/hookspecs", "torch.nn"),
-        ("lmcore/plugins", "torch"),
+        ("lmcore/plugin", "torch"),
         ("lmcore/errors", "torch"),
         ("lmcore/train", "lmcore_cpu"),
         ("lmcore/accelerator", "lmcore_xpu"),
         ("lmcore/model", "triton"),
         ("lmcore_cpu", "lmcore.runtime"),
         ("lmcore_cuda", "lmcore.model"),
-        ("lmcore_xpu", "lmcore.plugins"),
+        ("lmcore_xpu", "lmcore.plugin"),
         ("lmcore_xpu", "lmcore_cpu"),
         ("lmcore_sim", "lmcore.runtime"),
         ("lmcore/checkpoint", "lmcore_sim"),
@@ -146,8 +147,8 @@ def test_planted_import_is_refused(
 
 
 def test_indirect_torch_is_refused(lint: Lint, skeleton: Path) -> None:
-    """`plugins` reaching torch through the accelerator layer breaks the contract."""
-    for name, imported in [("plugins", "lmcore.accelerator.op.records"), ("accelerator", "torch")]:
+    """`plugin` reaching torch through the accelerator layer breaks the contract."""
+    for name, imported in [("plugin", "lmcore.accelerator.op"), ("accelerator", "torch")]:
         module = "op" if name == "accelerator" else "planted"
         (skeleton / "lmcore" / name / f"{module}.py").write_text(f"import {imported}\n")
     status, output = lint(skeleton)
@@ -164,12 +165,24 @@ def test_new_folder_needs_a_layer(lint: Lint, skeleton: Path) -> None:
     assert "lmcore.extra" in output
 
 
-def test_annotation_is_no_dependency(lint: Lint, skeleton: Path) -> None:
-    """What stands under TYPE_CHECKING loads nothing and is allowed."""
-    code = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
+def test_annotation_is_a_dependency(lint: Lint, skeleton: Path) -> None:
+    """An import against the layers is refused if only annotations need it, too."""
+    code = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import lmcore.train\n"
     (skeleton / "lmcore" / "config" / "planted.py").write_text(code, encoding="utf-8")
     status, output = lint(skeleton)
-    assert status == 0, output
+    assert status == 1
+    assert "lmcore.config.planted -> lmcore.train" in output
+
+
+def test_circle_is_refused(lint: Lint, skeleton: Path) -> None:
+    """Two files of a folder may not import each other, not even for annotations."""
+    folder = skeleton / "lmcore" / "data"
+    (folder / "early.py").write_text("import lmcore.data.late\n", encoding="utf-8")
+    code = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import lmcore.data.early\n"
+    (folder / "late.py").write_text(code, encoding="utf-8")
+    status, output = lint(skeleton)
+    assert status == 1
+    assert "No cycles are allowed in lmcore.data" in output
 
 
 def test_repository_keeps_the_contracts(lint: Lint) -> None:

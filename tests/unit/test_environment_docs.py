@@ -43,7 +43,7 @@ def test_the_launchers_variables_are_listed():
     page = page.partition("## What others read")[0]
     names = set(re.findall(r"`([A-Z][A-Za-z_]+_[A-Za-z_]+|RANK)`", page))
     text = "\n".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "lmcore/runtime").glob("*.py")
+        path.read_text(encoding="utf-8") for path in (ROOT / "lmcore/runtime").rglob("*.py")
     )
     ours = r"MASTER_[A-Z]+|TORCHELASTIC_[A-Z_]+"
     theirs = r"OMPI_\w+|PMIX?_\w+|PALS_\w+|MPI_LOCAL\w+|SLURM_\w+|PBS_\w+"

@@ -23,11 +23,11 @@ from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError, counted
 
 if TYPE_CHECKING:
+    from lmcore.data.gpt2_preload import BpeAhead
     from lmcore.data.input.options import InputOptions
     from lmcore.data.prepare.run import PrepareReport, PrepareRequest, Progress
     from lmcore.data.prepare.sentence import SentenceSplitter
     from lmcore.data.tokenizer import Tokenizer
-    from lmcore.data.tokenizer.gpt2_preload import BpeAhead
 
 __all__ = ["PrepareSection", "run"]
 
@@ -144,7 +144,7 @@ def _ahead(wanted: PrepareSection) -> BpeAhead | None:
     """Begin to read what GPT-2's tokenizer needs, before anything that takes time is loaded."""
     if wanted.tokenizer_type != "GPT2BPETokenizer" or not (wanted.vocab_file and wanted.merge_file):
         return None
-    from lmcore.data.tokenizer.gpt2_preload import BpeAhead
+    from lmcore.data.gpt2_preload import BpeAhead
 
     return BpeAhead(wanted.vocab_file, wanted.merge_file)
 

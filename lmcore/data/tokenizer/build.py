@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings, TypeOptions
+from lmcore.data.gpt2_preload import BpeAhead
 from lmcore.data.tokenizer.base import Tokenizer, TokenizerFactory
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.file_tokenizer import SettledTokenizer
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
-from lmcore.data.tokenizer.gpt2_preload import BpeAhead
 from lmcore.data.tokenizer.null import NullTokenizer
 from lmcore.errors import ConfigError, suggestion
 

@@ -23,6 +23,7 @@ from typing import Literal, assert_never
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.data.gpt2_preload import END, MAX_BYTES, BpeAhead, BpeContents
 from lmcore.data.native import reason as native_reason
 from lmcore.data.tokenizer.base import Tokenizer
 from lmcore.data.tokenizer.bpe import python_bpe
@@ -34,7 +35,6 @@ from lmcore.data.tokenizer.bpe_files import (
     require_match,
 )
 from lmcore.data.tokenizer.file_tokenizer import read_bounded
-from lmcore.data.tokenizer.gpt2_preload import END, MAX_BYTES, BpeAhead, BpeContents
 from lmcore.data.tokenizer.native import (
     BlockTokens,
     NativeBPE,

@@ -22,7 +22,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("`tox -e triton` sets TRITON_INTERPRET=1", allow_module_level=True)
 
 from lmcore.accelerator import OP_SPECS
-from lmcore.accelerator.op.records import load_target, reference
+from lmcore.accelerator.op import reference
+from lmcore.accelerator.op.records import load_target
 from lmcore.accelerator.op.signature import signature_problem
 from lmcore.errors import LmcoreError
 from lmcore_triton import linear_cross_entropy as head

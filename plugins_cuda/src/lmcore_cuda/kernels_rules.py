@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from lmcore.accelerator import OpContext
-from lmcore.accelerator.op.packages import Packages, UsablePackages
 from lmcore.accelerator.op import rules as op_rules
+from lmcore.accelerator.op.packages import Packages, UsablePackages
 from lmcore.accelerator.op.rules import Rule
 from lmcore_cuda.packages import PACKAGES
 

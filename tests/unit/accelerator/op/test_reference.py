@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from lmcore.accelerator import OP_SPECS
-from lmcore.accelerator.op.records import load_target, reference
+from lmcore.accelerator.op import reference
+from lmcore.accelerator.op.records import load_target
 
 
 def randn(*shape, seed=0):

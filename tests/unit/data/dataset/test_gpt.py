@@ -19,8 +19,8 @@ from lmcore.data.cache import array_store as array_files
 from lmcore.data.cache import build_lock, index_cache
 from lmcore.data.cache.index_cache import IndexRequest, cache_key, default_cache_dir, load_or_build
 from lmcore.data.dataset.gpt import GPTDataset
-from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed import statistics as facts_module
+from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.statistics import sequence_facts
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.errors import DataError

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from lmcore.data.indexed import idx_writer as index_writing
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.dataset import idx_writer as index_writing
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.idx_writer import NumberSpool, write_index
 from lmcore.data.indexed.writer import FORMATS, IndexedDatasetWriter

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed import statistics as module
+from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.statistics import SequenceFacts, sequence_facts
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 

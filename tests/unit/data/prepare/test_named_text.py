@@ -12,6 +12,8 @@ import pytest
 
 from lmcore.accelerator.registry import CorpusRegistry
 from lmcore.data.indexed.dataset import IndexedDataset
+from lmcore.data.prepare import named_text as corpora
+from lmcore.data.prepare import plain_text
 from lmcore.data.prepare.lazy_text import LazyText
 from lmcore.data.prepare.named_text import (
     BUNDLED,
@@ -22,8 +24,6 @@ from lmcore.data.prepare.named_text import (
     prepare_named_text,
 )
 from lmcore.data.prepare.plain_text import documents_from_text
-from lmcore.data.prepare.run import named_text as corpora
-from lmcore.data.prepare.run import plain_text
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.errors import ConfigError, DataError, PluginError
 from lmcore.plugin import PluginRecord, PluginSet, PluginState

@@ -579,7 +579,8 @@ def test_inspect_describes_and_finds_what_does_not_fit(tmp_path):
 def test_data_without_torch():
     """Tokenizers, datasets and preparation load no torch."""
     modules = (
-        "tokenizer indexed indexed_writer prepare plain_text inspect gpt_dataset split blending"
+        "tokenizer indexed.dataset indexed.writer prepare.run prepare.plain_text tools.inspect "
+        "dataset.gpt blend.train_split blend.index"
     )
     imports = "; ".join(f"import lmcore.data.{name}" for name in modules.split())
     check = f"{imports}; import sys; assert 'torch' not in sys.modules"

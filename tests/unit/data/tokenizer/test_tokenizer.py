@@ -182,7 +182,7 @@ def test_fingerprint_follows_contents_not_places(bpe_files, tmp_path):
 
 def test_missing_library_falls_back_and_says_which_engine_runs(bpe_files, monkeypatch):
     """With neither C++ nor library `auto` runs Python; asking for one that is not here fails."""
-    for module in ("lmcore.data.tokenizer.native", "lmcore.data.tokenizer.gpt2_preload"):
+    for module in ("lmcore.data.tokenizer.native", "lmcore.data.gpt2_preload"):
         monkeypatch.setattr(f"{module}.builders", None)
     with pytest.raises(ConfigError, match="the engine `native` was not built"):
         GPT2BPETokenizer(*map(str, bpe_files), engine="native")

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.data.indexed.dataset import IndexedDataset, token_scan
+from lmcore.data.indexed import token_scan
+from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.metadata import DatasetMetadata, write_metadata
 from lmcore.data.indexed.token_scan import document_bounds, scan_tokens
 from lmcore.data.indexed.writer import IndexedDatasetWriter

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.data.indexed import copy as document_ranges
 from lmcore.data.indexed.copy import copy_bytes
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.dataset import copy as document_ranges
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.metadata import (
     DatasetMetadata,

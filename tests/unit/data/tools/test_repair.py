@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.blend.file_list import corpus_of
-from lmcore.data.indexed.dataset import IndexedDataset, token_scan
-from lmcore.data.indexed.dataset import idx_rebuild as index_rebuild
+from lmcore.data.indexed import idx_rebuild as index_rebuild
+from lmcore.data.indexed import token_scan
+from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.metadata import DatasetMetadata, read_metadata, write_metadata
 from lmcore.data.indexed.writer import IndexedDatasetWriter

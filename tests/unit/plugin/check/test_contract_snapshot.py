@@ -16,7 +16,7 @@ from lmcore import accelerator
 from lmcore.accelerator import API_VERSION, OP_SPECS
 from lmcore.accelerator.op.records import load_target
 from lmcore.errors import ConfigError, PluginError
-from lmcore.plugin import api
+from lmcore.plugin.check import contract_snapshot as api
 from lmcore.plugin.check.contract_diff import ChangeKind, compare, version_problem
 
 CURRENT = api.describe_contract()
@@ -132,7 +132,8 @@ def test_an_op_is_described_as_its_reference_is(spec):
 def test_the_description_loads_no_torch():
     """Commands can read the contract as fast as they start."""
     code = (
-        "import sys; from lmcore.plugin import api; api.describe_contract();"
+        "import sys; from lmcore.plugin.check import contract_snapshot as api; "
+        "api.describe_contract();"
         "api.load_contract(api.API_VERSION); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -20,7 +20,7 @@ from lmcore.accelerator import (
     ProbeState,
     RecomputePolicy,
 )
-from lmcore.plugin import check_records
+from lmcore.plugin.check import records as check_records
 from lmcore.plugin.check.contract_snapshot import describe_contract
 from lmcore.plugin.check.records import (
     check_backends,

@@ -47,7 +47,7 @@ def test_the_contract_may_be_imported(tmp_path, text):
         ("import lmcore.train.loop", "lmcore.train.loop"),
         ("from lmcore.runtime import rank", "lmcore.runtime"),
         ("from lmcore import model", "lmcore.model"),
-        ("def late():\n    from lmcore.plugin import discover", "lmcore.plugins"),
+        ("def late():\n    from lmcore.plugin import discover", "lmcore.plugin"),
         ("from lmcore.configuration import x", "lmcore.configuration"),
     ],
 )

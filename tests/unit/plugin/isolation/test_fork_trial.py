@@ -70,7 +70,7 @@ def test_a_crash_at_import_is_a_failed_plugin_and_the_others_live():
         "import of `bad.plugin`: the process was killed by SIGSEGV"
     )
     assert "it was in `string_at`" in found["bad"].reason
-    assert "test_trial.py" in found["bad"].traceback
+    assert "test_fork_trial.py" in found["bad"].traceback
     assert found["good"].probe.evidence == ("good is here",)
 
 

@@ -121,7 +121,7 @@ def test_more_of_each_op(tmp_path: Path) -> None:
         run(asked, folder)
         (path,) = folder.iterdir()
         text = gzip.decompress(path.read_bytes()).decode()
-        shown[wanted] = [word in text for word in ("Input Dims", "[memory]", "test_profile.py")]
+        shown[wanted] = [word in text for word in ("Input Dims", "[memory]", Path(__file__).name)]
     assert shown == {False: [False] * 3, True: [True] * 3}
 
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.data import gpt2_preload as bpe_ahead
 from lmcore.data import native
+from lmcore.data.gpt2_preload import BpeAhead
 from lmcore.data.tokenizer import GPT2BPETokenizer, gpt2, tokenizer_from
-from lmcore.data.tokenizer import gpt2_preload as bpe_ahead
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
-from lmcore.data.tokenizer.gpt2_preload import BpeAhead
 from lmcore.errors import DataError
 
 
@@ -105,7 +105,7 @@ def test_files_are_read_before_numpy_is_there(files):
     """Neither the thread nor the C++ that it calls loads numpy."""
     code = (
         "import sys\n"
-        "from lmcore.data.tokenizer.gpt2_preload import BpeAhead\n"
+        "from lmcore.data.gpt2_preload import BpeAhead\n"
         f"contents = BpeAhead(*{files!r}).contents(*{files!r})\n"
         "assert contents.native[1:] == (258, 257)\n"
         "assert 'numpy' not in sys.modules\n"
