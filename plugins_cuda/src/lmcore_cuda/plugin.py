@@ -60,7 +60,7 @@ def lmcore_add_options(registry: OptionRegistry) -> None:
 
 @hookimpl
 def lmcore_launch_env(rank_info: Mapping[str, Any]) -> dict[str, str]:
-    """Number the GPUs as the driver does; set the allocator, and NCCL where there are others."""
+    """Return settings of the GPUs' order, the allocator and, for several ranks, NCCL."""
     from lmcore_cuda.launch_env import launch_env
 
     return launch_env(os.environ, int(rank_info.get("world_size", 1)))

@@ -58,7 +58,7 @@ def lmcore_add_options(registry: OptionRegistry) -> None:
 
 @hookimpl
 def lmcore_launch_env(probe: Probe, rank_info: Mapping[str, Any]) -> dict[str, str]:
-    """Number the GPUs as the bus does; tell oneCCL of the process's place and of the network."""
+    """Return settings of the GPUs' order, and of oneCCL: ranks and network."""
     from lmcore_xpu.facts import has_slingshot
     from lmcore_xpu.launch_env import launch_env
 

@@ -1,0 +1,52 @@
+"""The lint of docstrings refuses what it should, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from suite import docstrings
+
+
+def refused(root: Path, source: str) -> list[tuple[int, str]]:
+    """Return line and rule of the lint's findings in a file of *source*."""
+    (root / "lmcore").mkdir()
+    (root / "lmcore" / "planted.py").write_text(source, encoding="utf-8")
+    return [(found.line, found.rule) for found in docstrings.findings(root)]
+
+
+def test_docstrings_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    assert docstrings.main([]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "source, finding",
+    [
+        ('"""What a run says."""', (1, "begins with a pronoun")),
+        ('class A:\n    """Whether it is."""', (2, "begins with a pronoun")),
+        ('class A:\n    x: int\n    """How many."""', (3, "begins with a pronoun")),
+        ('def f():\n    """Where it is."""', (2, "begins with a pronoun")),
+        ('def f():\n    """The size."""', (2, "begins with no verb")),
+        ('def f():\n    """Names of files."""', (2, "begins with no verb")),
+        ('def f():\n    """`x` squared."""', (2, "begins with no verb")),
+        ('"""Names.\n\nThose of a run."""', (3, "says")),
+        ('def f():\n    """Fit.\n\n    Args:\n        size: Of the step.\n    """', (5, "says")),
+        ('def f():\n    """Fit.\n\n    Returns:\n        Whether it fits.\n    """', (5, "says")),
+    ],
+)
+def test_planted_docstring_is_found(tmp_path: Path, source: str, finding: tuple[int, str]) -> None:
+    assert refused(tmp_path, source) == [finding]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Rules of a plan, and the stand-ins of its tests."""',
+        'def f():\n    """Pass `those of` on, and process what is left."""',
+        'class A:\n    @property\n    def f(self):\n        """The size; True if it is known."""',
+        'def f():\n    """Fit.\n\n    Args:\n        size: Size of the step, in samples.\n    """',
+        'x = "of which"\nprint("What is it?")\n"""Which is no docstring."""',
+    ],
+)
+def test_others_pass(tmp_path: Path, source: str) -> None:
+    assert not refused(tmp_path, source)
