@@ -18,7 +18,7 @@ from torch import Tensor, distributed, nn
 
 from lmcore.model.build import build_model
 from lmcore.model.shape import ModelShape
-from lmcore.parallel.collectives import sum_together
+from lmcore.parallel.collectives import all_reduce_coalesced
 from lmcore.parallel.data_parallel import LossModule
 from lmcore.parallel.parallel_model import parallelize
 from lmcore.train.state import TrainState
@@ -83,7 +83,9 @@ def _divided(parts: Parts) -> Step:
     def take() -> float:
         placed.zero_grad()
         losses = backward(placed, [next(batches) for _ in range(count)])
-        sum_together([one.grad for one in partial if one.grad is not None], placed.mesh.tensor)
+        all_reduce_coalesced(
+            [one.grad for one in partial if one.grad is not None], placed.mesh.tensor
+        )
         grads = [one.grad for one in parameters if one.grad is not None]
         square = nn.utils.get_total_norm(grads).square()
         distributed.all_reduce(square)
@@ -121,7 +123,7 @@ def _pipelined(placed: ParallelModel, batches: list[Batch]) -> list[Tensor]:
     schedule.step(return_outputs=False, **target)
     ends = placed.mesh.pipeline_ends
     tied = [one.source.grad for one in placed.parameters if one.name == "token_embedding.weight"]
-    sum_together([one for one in tied if one is not None], ends)
+    all_reduce_coalesced([one for one in tied if one is not None], ends)
     return losses
 
 

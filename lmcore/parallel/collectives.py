@@ -1,7 +1,7 @@
-"""Exchanges within an axis that gradients flow through.
+"""Differentiable collectives over one axis of the mesh, and an all-reduce of many tensors.
 
-Each comes in a pair: what one does forward the other does backward.  Shapes: B batch, S sequence
-of this process, H hidden.
+The backward pass of each is a collective too: all-reduce of `copy_to_group`, reduce-scatter of
+`all_gather`, and the reverse.  Shapes: B batch, S sequence of this rank, H hidden.
 """
 
 from __future__ import annotations
@@ -17,64 +17,93 @@ if TYPE_CHECKING:
 
     from lmcore.parallel.mesh import Axis
 
-__all__ = ["copy_to_all", "gather_parts", "scatter_sum", "sum_over_all", "sum_together"]
+__all__ = ["all_gather", "all_reduce", "all_reduce_coalesced", "copy_to_group", "reduce_scatter"]
 
 
-_COPIED_BYTES = 64 * 2**20
-"""After so much an exchange is full, so that gradients are never all held twice."""
+_COALESCED_BYTES = 64 * 2**20
+"""Size at which a flat buffer is sent, so that never all gradients are held twice."""
 
 # Newer torch deprecates the longer names.
 _gather_into = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
 _scatter_into = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)
 
 
-def copy_to_all(x: Tensor, axis: Axis) -> Tensor:
-    """Return x, which all processes of *axis* share; its gradient is the sum of theirs."""
-    return cast("Tensor", _Copy.apply(x, axis.group))  # type: ignore[no-untyped-call]
+def copy_to_group(x: Tensor, axis: Axis) -> Tensor:
+    """Return x, which is replicated over *axis*; backward all-reduces its gradient.
 
-
-def sum_over_all(x: Tensor, axis: Axis) -> Tensor:
-    """Return the sum of x over *axis*; all get the gradient of the sum."""
-    return cast("Tensor", _Sum.apply(x, axis.group))  # type: ignore[no-untyped-call]
-
-
-def gather_parts(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
-    """Return the parts of all processes of *axis*, in order, along *dim*.
-
-    Each part's gradient is the sum of what all processes have for it.
+    Args:
+        x: Tensor of any shape, the same on all ranks of *axis*.
+        axis: Axis of the mesh.
     """
-    return cast("Tensor", _Gather.apply(x_BSH, axis.group, dim))  # type: ignore[no-untyped-call]
+    return cast("Tensor", _CopyToGroup.apply(x, axis.group))  # type: ignore[no-untyped-call]
 
 
-def scatter_sum(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
-    """Return this process's part along *dim* of the sum of x over *axis*."""
-    return cast("Tensor", _Scatter.apply(x_BSH, axis.group, dim))  # type: ignore[no-untyped-call]
+def all_reduce(x: Tensor, axis: Axis) -> Tensor:
+    """Return the sum of x over *axis*; backward passes the gradient on unchanged.
+
+    Args:
+        x: Tensor of any shape, of the same shape on all ranks of *axis*.
+        axis: Axis of the mesh.
+    """
+    return cast("Tensor", _AllReduce.apply(x, axis.group))  # type: ignore[no-untyped-call]
 
 
-def sum_together(tensors: list[Tensor], axis: Axis, *, share: float = 1.0) -> None:
-    """Replace each tensor by *share* times its sum over *axis*, in few exchanges; no gradients."""
+def all_gather(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
+    """Return the tensors of all ranks of *axis*, concatenated along *dim* in the order of ranks.
+
+    Backward reduce-scatters the gradient.
+
+    Args:
+        x_BSH: This rank's tensor; other shapes are allowed.
+        axis: Axis of the mesh.
+        dim: Dim to concatenate along.
+    """
+    return cast("Tensor", _AllGather.apply(x_BSH, axis.group, dim))  # type: ignore[no-untyped-call]
+
+
+def reduce_scatter(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
+    """Return this rank's slice along *dim* of the sum of x over *axis*; backward all-gathers.
+
+    Args:
+        x_BSH: Tensor to sum; other shapes are allowed.
+        axis: Axis of the mesh.
+        dim: Dim to slice, divisible by the size of *axis*.
+    """
+    return cast("Tensor", _ReduceScatter.apply(x_BSH, axis.group, dim))  # type: ignore[no-untyped-call]
+
+
+def all_reduce_coalesced(tensors: list[Tensor], axis: Axis, *, scale: float = 1.0) -> None:
+    """Replace each tensor in place by *scale* times its sum over *axis*; not differentiable.
+
+    Tensors are copied into flat buffers, so that there are few all-reduces.
+
+    Args:
+        tensors: Tensors of one dtype and device; the same shapes on all ranks of *axis*.
+        axis: Axis of the mesh.
+        scale: Factor that is applied before the sum.
+    """
     if axis.size == 1:
         return
-    for some in _batches(tensors):
-        flat = torch.cat([tensor.flatten() for tensor in some]).mul_(share)
+    for batch in _batches(tensors):
+        flat = torch.cat([tensor.flatten() for tensor in batch]).mul_(scale)
         distributed.all_reduce(flat, group=axis.group)
-        parts = flat.split([tensor.numel() for tensor in some])
-        for tensor, part in zip(some, parts, strict=True):
+        parts = flat.split([tensor.numel() for tensor in batch])
+        for tensor, part in zip(batch, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
 
 
 def _batches(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield *tensors* in their order, as many at a time as may be copied at once."""
-    found: list[Tensor] = []
+    """Yield *tensors* in their order, in batches of about `_COALESCED_BYTES`."""
+    batch: list[Tensor] = []
     size = 0
     for tensor in tensors:
         size += tensor.numel() * tensor.element_size()
-        found.append(tensor)
-        if size >= _COPIED_BYTES:
-            yield found
-            found, size = [], 0
-    if found:
-        yield found
+        batch.append(tensor)
+        if size >= _COALESCED_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -98,7 +127,7 @@ def _reduce_scatter(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
     return part
 
 
-class _Copy(torch.autograd.Function):
+class _CopyToGroup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
@@ -109,7 +138,7 @@ class _Copy(torch.autograd.Function):
         return _all_reduce(grads[0], ctx.group), None
 
 
-class _Sum(torch.autograd.Function):
+class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(_ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         return _all_reduce(x, group)
@@ -119,7 +148,7 @@ class _Sum(torch.autograd.Function):
         return grads[0], None
 
 
-class _Gather(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
         ctx.group, ctx.dim = group, dim
@@ -130,7 +159,7 @@ class _Gather(torch.autograd.Function):
         return _reduce_scatter(grads[0], ctx.group, ctx.dim), None, None
 
 
-class _Scatter(torch.autograd.Function):
+class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
         ctx.group, ctx.dim = group, dim

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.parallel.collectives import gather_parts
+from lmcore.parallel.collectives import all_gather
 
 if TYPE_CHECKING:
     from lmcore.model.gpt import GPT
@@ -56,7 +56,7 @@ class _Attention:
 
     def __call__(self, q_BNSD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, **how: Any) -> Tensor:
         k_BNTD, v_BNTD = (
-            _in_order(gather_parts(x, self.axis, dim=2), self.axis, dim=2) for x in (k_BNSD, v_BNSD)
+            _in_order(all_gather(x, self.axis, dim=2), self.axis, dim=2) for x in (k_BNSD, v_BNSD)
         )
         mask = how.pop("mask", None)
         chunk = q_BNSD.shape[2] // 2
@@ -78,5 +78,5 @@ def _in_order(gathered: Tensor, axis: Axis, dim: int) -> Tensor:
 
 def _document_mask(axis: Axis, documents_BS: Tensor) -> Tensor:
     with torch.no_grad():
-        documents_BT = _in_order(gather_parts(documents_BS, axis), axis, dim=1)
+        documents_BT = _in_order(all_gather(documents_BS, axis), axis, dim=1)
     return documents_BS[:, None, :, None] != documents_BT[:, None, None, :]

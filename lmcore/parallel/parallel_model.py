@@ -20,7 +20,7 @@ from lmcore.model.build import build_model
 from lmcore.model.gpt import initial_weight
 from lmcore.model.shape import ModelPart
 from lmcore.parallel import context_parallel, tensor_parallel
-from lmcore.parallel.collectives import sum_together
+from lmcore.parallel.collectives import all_reduce_coalesced
 from lmcore.parallel.context_parallel import own_places, own_tokens
 from lmcore.parallel.data_parallel import place_copies, place_stages
 from lmcore.parallel.graph_capture import RecordedPass, hold_gradients
@@ -249,11 +249,11 @@ class ParallelModel:
         grads, mesh = [grad for _, grad in found], self.mesh
         if self._pipeline is not None:
             if not mesh.layout.zero_stage:
-                sum_together(grads, mesh.copies, share=1.0 / mesh.copies.size)
+                all_reduce_coalesced(grads, mesh.copies, scale=1.0 / mesh.copies.size)
             if self.shape.tied:
                 tied = [grad for one, grad in found if one.name == _TIED]
-                sum_together(tied, mesh.pipeline_ends)
-        sum_together([grad for one, grad in found if one.partial], mesh.tensor)
+                all_reduce_coalesced(tied, mesh.pipeline_ends)
+        all_reduce_coalesced([grad for one, grad in found if one.partial], mesh.tensor)
         return grads
 
     def total_loss(self, total: float) -> float:

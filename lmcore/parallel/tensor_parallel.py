@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from lmcore.model.gpt import GPT
 from lmcore.model.transformer import Attention, FeedForward
-from lmcore.parallel.collectives import copy_to_all, gather_parts, scatter_sum, sum_over_all
+from lmcore.parallel.collectives import all_gather, all_reduce, copy_to_group, reduce_scatter
 from lmcore.parallel.tensor_layout import TensorLayout
 from lmcore.parallel.vocabulary import VocabularyLoss, embed_divided
 
@@ -84,10 +84,10 @@ def connect(model: GPT, axis: Axis, *, sequence: bool, rng: RngTracker) -> None:
     if axis.size == 1:
         return
     enter: Callable[[Tensor], Tensor] = functools.partial(
-        gather_parts if sequence else copy_to_all, axis=axis
+        all_gather if sequence else copy_to_group, axis=axis
     )
     leave: Callable[[Tensor], Tensor] = functools.partial(
-        scatter_sum if sequence else sum_over_all, axis=axis
+        reduce_scatter if sequence else all_reduce, axis=axis
     )
     for block in model.layers:
         attention, feed_forward = block.attention, block.feed_forward
@@ -102,7 +102,7 @@ def connect(model: GPT, axis: Axis, *, sequence: bool, rng: RngTracker) -> None:
     if model.part.head:
         if sequence:
             norm = model.final_norm
-            norm.op = _before(norm.op, functools.partial(gather_parts, axis=axis))
+            norm.op = _before(norm.op, functools.partial(all_gather, axis=axis))
         model.linear_cross_entropy = VocabularyLoss(axis, gathered=sequence)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore.parallel.collectives import copy_to_all, scatter_sum, sum_over_all
+from lmcore.parallel.collectives import all_reduce, copy_to_group, reduce_scatter
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -43,7 +43,7 @@ def embed_divided(
     elsewhere_BS = (local_BS < 0) | (local_BS >= rows)
     x_BSH = functional.embedding(local_BS.masked_fill(elsewhere_BS, 0), weight_VH)
     x_BSH = x_BSH.masked_fill(elsewhere_BS.unsqueeze(-1), 0.0)
-    return scatter_sum(x_BSH, axis) if scatter else sum_over_all(x_BSH, axis)
+    return reduce_scatter(x_BSH, axis) if scatter else all_reduce(x_BSH, axis)
 
 
 class VocabularyLoss:
@@ -64,7 +64,7 @@ class VocabularyLoss:
     ) -> Tensor:
         """Return the sum of loss_weight times the cross entropy of hidden @ weight.T."""
         if not self.gathered:
-            hidden_TH = copy_to_all(hidden_TH, self.axis)
+            hidden_TH = copy_to_group(hidden_TH, self.axis)
         first = self.axis.rank * weight_VH.shape[0]
         loss = _Loss.apply(hidden_TH, weight_VH, target_T, loss_weight_T, first, self.axis.group)  # type: ignore[no-untyped-call]
         return cast("Tensor", loss)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lmcore.parallel.world import sum_of_all
+from lmcore.parallel.scalar_collectives import all_reduce_scalars
 
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
@@ -55,6 +55,6 @@ def estimate_curvature(
     parallel.run([(without_targets, options)], 1, context)
     parallel.gradients()
     counted = float((weight_BS > 0).sum())
-    square, num_tokens = sum_of_all(runtime, parallel.square(norm), counted)
+    square, num_tokens = all_reduce_scalars(runtime, parallel.square(norm), counted)
     if math.isfinite(square):
         state.optimizer.add_curvature(num_tokens / scale**2)

@@ -17,7 +17,7 @@ from lmcore.optim.loss_scale import FixedLossScale, LossScale, loss_scale_of
 from lmcore.optim.optimizer import Optimizer
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.parallel import tensor_parallel
-from lmcore.parallel.part_sums import PartSums
+from lmcore.parallel.scalar_collectives import ShardSums
 from lmcore.parallel.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class TrainState:
             plan.config.optimizer,
             parallel.named_parameters(),
             bind=lambda op: runtime.ops.bind(op, where),
-            sum_over_shards=PartSums(parallel),
+            sum_over_shards=ShardSums(parallel),
         )
         scale = loss_scale_of(plan.config.accelerator, runtime.precision)
         return cls(parallel, optimizer, LearningRateSchedule.from_plan(plan), scale)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lmcore.accelerator.op.records import OpContext
 from lmcore.optim.clip import clip_by_norm, clip_by_norm_on_device
-from lmcore.parallel.world import device_sum_of_all
+from lmcore.parallel.scalar_collectives import all_reduce_scalars_on_device
 from lmcore.runtime.profiler_range import Span, no_span
 from lmcore.train.async_scalars import LateReader, can_read_late
 from lmcore.train.diagnose.non_finite import (
@@ -257,7 +257,7 @@ class TrainStep:
         with span("reduce"):
             gradients = parallel.gradients()
             own, share = sum(losses) / scale, parallel.square(self.norm, scale=scale)
-            sums = device_sum_of_all(self.runtime, own, share, *requests())
+            sums = all_reduce_scalars_on_device(self.runtime, own, share, *requests())
         return _Backward(samples, losses, gradients, sums)
 
     def _arguments(

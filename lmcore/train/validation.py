@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmcore.data.loading.loader import BatchLoader
-from lmcore.parallel.world import sum_of_all
+from lmcore.parallel.scalar_collectives import all_reduce_scalars
 from lmcore.train.step import HINT, NotFiniteError, mean_loss
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def validate(
             losses, ended = _losses(parallel, batches, runtime, stop)
     finally:
         parallel.model.train()
-    (total,) = sum_of_all(runtime, sum(losses))
+    (total,) = all_reduce_scalars(runtime, sum(losses))
     if not math.isfinite(total):
         each = micro * data_size
         raise _not_finite(losses, first_sample + data_rank * micro, each)
@@ -111,7 +111,7 @@ def _losses(
         # All are asked before each batch: those that divide a model compute it together, and
         # would wait for one that has left.
         bad = bool(losses) and not math.isfinite(losses[-1])
-        if sum_of_all(runtime, float(bad or stop())) != [0.0]:
+        if all_reduce_scalars(runtime, float(bad or stop())) != [0.0]:
             return losses, True
         with runtime.precision.context():
             loss = float(mean_loss(parallel.loss, batch, runtime.device.torch_device))

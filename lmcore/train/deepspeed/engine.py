@@ -27,7 +27,7 @@ from lmcore.optim.optimizer import Optimizer
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.parallel.data_parallel import LossModule
 from lmcore.parallel.mesh import ParallelMesh
-from lmcore.parallel.world import sum_of_all
+from lmcore.parallel.scalar_collectives import all_reduce_scalars
 from lmcore.runtime.process.consistency import agree
 from lmcore.runtime.profiler_range import Span, no_span
 from lmcore.train.compilation import compiles_blocks
@@ -193,7 +193,7 @@ class DeepSpeedEngine:
         samples = self.batch_sizes.at(state.consumed_samples)
         own = sum(self._run(batches, samples, state.loss_scale.value))
         with self.span("reduce"):
-            total, *asked = sum_of_all(self.runtime, own, *requests())
+            total, *asked = all_reduce_scalars(self.runtime, own, *requests())
         loss = total / self.runtime.rank.world_size
         if not math.isfinite(loss) and self._half is not torch.float16:
             raise _not_finite(state, f"the loss is {loss}", samples)

@@ -59,7 +59,7 @@ def test_attention_of_parts(size: int, masked: bool, monkeypatch: pytest.MonkeyP
     others: dict[int, torch.Tensor] = {}  # what the processes together have, by one's part
     monkeypatch.setattr(
         context_parallel,
-        "gather_parts",
+        "all_gather",
         lambda x, axis, dim=1: others[id(x)].index_select(dim, order),
     )
     for axis in axes(size):

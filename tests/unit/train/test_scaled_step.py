@@ -109,7 +109,7 @@ def test_training_goes_on_as_if_the_batch_had_not_been(steps: Any, weights: Any)
 def test_another_process_overflows(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that only another process cannot take is skipped here too."""
     monkeypatch.setattr(
-        "lmcore.train.step.device_sum_of_all",
+        "lmcore.train.step.all_reduce_scalars_on_device",
         lambda _, loss, square, *more: torch.tensor([loss, math.inf, *more]),
     )
     state, (result,) = steps("", 1, DynamicLossScale(64.0))

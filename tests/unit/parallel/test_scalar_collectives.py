@@ -1,7 +1,8 @@
-"""Numbers of whole parameters; layouts of several processes are in `tests/distributed`."""
+"""All-reduces of scalars in one process; several ranks are in `tests/distributed`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,39 @@ from torch import Tensor, distributed, nn
 from lmcore.config.layout import ParallelLayout
 from lmcore.parallel.mesh import Axis
 from lmcore.parallel.parallel_model import LocalParameter
-from lmcore.parallel.part_sums import PartSums
+from lmcore.parallel.scalar_collectives import ShardSums, all_reduce_scalars
 from lmcore.parallel.tensor_layout import TensorLayout
 
+HOST = SimpleNamespace(torch_device=torch.device("cpu"))
 GROUP: Any = "a group"
+
+
+@pytest.fixture(params=[False, True], ids=["one process", "a group"])
+def runtime(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Return a stand-in for a runtime, without and with a process group of one rank."""
+    if not request.param:
+        yield SimpleNamespace(device=HOST, processes=None)
+        return
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield SimpleNamespace(device=HOST, processes=object())
+    distributed.destroy_process_group()
+
+
+def test_numbers_and_tensors_together(runtime: Any) -> None:
+    """Sums come back in the order of the arguments, in one transfer."""
+    found = all_reduce_scalars(runtime, 1.5, torch.tensor(2.25), 0, torch.tensor(float("inf")))
+    assert found == [1.5, 2.25, 0.0, float("inf")]
+    assert all(type(one) is float for one in found)
+
+
+def test_precision(runtime: Any) -> None:
+    """A float64 tensor makes the sums float64, those of plain numbers too."""
+    fine = 1.0 + 2.0**-40
+    assert all_reduce_scalars(runtime, fine, torch.tensor(fine, dtype=torch.float64)) == [
+        fine,
+        fine,
+    ]
+    assert all_reduce_scalars(runtime, torch.tensor(fine, dtype=torch.float32)) == [1.0]
 
 
 def local(name: str, *, holders: int, replicated: bool) -> LocalParameter:
@@ -24,8 +54,8 @@ def local(name: str, *, holders: int, replicated: bool) -> LocalParameter:
     return LocalParameter(name, weight, weight, layout, holders, replicated, partial=False)
 
 
-def test_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts are added, what several hold counts once, and nobody counts another stage's copy."""
+def test_sums_over_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are summed, and a replicated parameter counts once."""
     layout = ParallelLayout(tensor=2, pipeline=2, data=3)
     mesh = SimpleNamespace(
         layout=layout, tensor=Axis(0, 2, (0, 1), GROUP), shards=Axis(0, 1, (0,), None)
@@ -37,13 +67,13 @@ def test_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     names = [one.name for one in parameters]
     model = SimpleNamespace(named_parameters=lambda: [(name, None) for name in ["none", *names]])
-    other = torch.tensor([7.0, 10.0, 8.0 / 2, 100.0])  # of `norm` it gives half, as we do
+    other = torch.tensor([7.0, 10.0, 8.0 / 2, 100.0])  # half of `norm`, as both ranks hold it
 
     def all_reduce(sums: Tensor, group: Any) -> None:
         sums += other
 
     monkeypatch.setattr(distributed, "all_reduce", all_reduce)
-    sums = PartSums(
+    sums = ShardSums(
         parallel := SimpleNamespace(
             mesh=mesh, layout=layout, model=model, parameters=parameters, device=torch.device("cpu")
         )
@@ -52,17 +82,17 @@ def test_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.tolist() == [101.0, 12.0, 8.0]
     assert sums([], torch.zeros(0)).tolist() == []
     parallel.device = torch.device("meta")
-    nothing = PartSums(parallel)([], torch.zeros(0))  # the others' device, though none is here
+    nothing = ShardSums(parallel)([], torch.zeros(0))  # no shard on this rank
     assert nothing.device == parallel.device
 
 
 def test_whole_parameters() -> None:
-    """Where nothing is divided nobody is asked."""
+    """Without shards the values are returned without a collective."""
     alone = Axis(0, 1, (0,), None)
     mesh = SimpleNamespace(layout=ParallelLayout(), tensor=alone, shards=alone)
     model = SimpleNamespace(named_parameters=list)
     values = torch.tensor([3.0])
-    sums = PartSums(
+    sums = ShardSums(
         SimpleNamespace(mesh=mesh, model=model, parameters=[], device=torch.device("cpu"))
     )
     assert sums(["any"], values) is values
