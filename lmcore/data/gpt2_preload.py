@@ -13,7 +13,7 @@ from typing import Any
 
 from lmcore.data.native import builders
 
-__all__ = ["END", "MAX_BYTES", "BpeAhead", "BpeContents"]
+__all__ = ["END", "MAX_BYTES", "BpeContents", "BpePreload"]
 
 END = "<|endoftext|>"
 """How GPT-2's vocabularies spell the end of a document."""
@@ -46,7 +46,7 @@ class BpeContents:
         return cls(vocabulary, merges, native)
 
 
-class BpeAhead:
+class BpePreload:
     """Reads the two files, from now on.
 
     Args:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from lmcore.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lmcore.cli.data.prepare import PrepareSection
+    from lmcore.cli.data.prepare_section import PrepareSection
     from lmcore.config.section.input import InputSection
     from lmcore.data.input.options import InputOptions
     from lmcore.data.prepare.sentence import SentenceOptions

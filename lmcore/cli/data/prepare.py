@@ -7,29 +7,26 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from lmcore.cli.data.input_options import reading_of, sentences_of
+from lmcore.cli.data.prepare_section import PrepareSection
 from lmcore.cli.termination import clean_termination
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.terminal import counts_text, size_text, speed_text
-from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.config.section.accelerator import plugin_off_option
-from lmcore.config.section.input import InputSection
-from lmcore.config.section.tokenizer import TYPES, TokenizerSection
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError, counted
 
 if TYPE_CHECKING:
-    from lmcore.data.gpt2_preload import BpeAhead
+    from lmcore.data.gpt2_preload import BpePreload
     from lmcore.data.input.options import InputOptions
     from lmcore.data.prepare.run import PrepareReport, PrepareRequest, Progress
     from lmcore.data.prepare.sentence import SentenceSplitter
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["PrepareSection", "run"]
+__all__ = ["run"]
 
 _EPILOG = """\
 Writes PREFIX_KEY_document.bin and .idx for each key; give `lmcore train --data-path` that name.
@@ -38,77 +35,6 @@ Megatron's names for these flags are understood.
   lmcore data prepare --input 'web/*.jsonl.gz' --output-prefix web \\
       --tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt \\
       --append-eod"""
-
-
-@dataclass(frozen=True)
-class PrepareSection(TokenizerSection, InputSection):
-    """Tokenize documents into an indexed data set."""
-
-    input: tuple[str, ...] = option(
-        REQUIRED,
-        "Files, directories or quoted patterns, compressed or not; - reads standard input.",
-        metavar="FILE",
-    )
-    output_prefix: str = option(
-        REQUIRED, "First part of the names of the files written.", metavar="PREFIX"
-    )
-    tokenizer_type: str = option(REQUIRED, f"{TYPES}.", metavar="TYPE")
-    vocab_size: int | None = option(
-        None, "Numbers that a NullTokenizer's text may hold.", minimum=1
-    )
-    json_keys: tuple[str, ...] = option(
-        ("text",), "Keys whose text is taken; each gives a data set.", metavar="KEY"
-    )
-    split_sentences: bool = option(
-        False, "Store each sentence as a sequence, in PREFIX_KEY_sentence: for BERT, T5 and ICT."
-    )
-    presplit_sentences: bool = option(False, "The same, for texts with a sentence on each line.")
-    sentence_splitter: str | None = option(
-        None,
-        "What finds the sentences: punkt as in Megatron, with NLTK's tables; sentencex by rules, "
-        "without data; default: punkt.",
-        choices=("punkt", "sentencex"),
-    )
-    lang: str | None = option(
-        None, "Language of the sentences, english or en; default: english.", metavar="NAME"
-    )
-    keep_newlines: bool = option(
-        False, "Leave the white space after a sentence at its end, line ends included."
-    )
-    punkt_model: str | None = option(
-        None, "Directory of Punkt's tables; default: NLTK's data.", metavar="DIR"
-    )
-    append_eod: bool = option(False, "End each document with the end-of-document token.")
-    dataset_impl: str = option(
-        "mmap", "Format of the data set.", choices=("mmap", "cached", "lazy")
-    )
-    workers: int | None = option(
-        None,
-        "Threads that tokenize, or processes for tokenizers that hold Python's lock; default: a "
-        "thread for each processor, or one process.",
-        minimum=1,
-    )
-    on_error: str = option(
-        "stop", "What a bad line does; skipped ones are counted.", choices=("stop", "skip")
-    )
-    resume: bool = option(
-        False, "Continue after the last complete shard of a run that ended early."
-    )
-    shard_mib: int = option(
-        1024, "MiB of input between two points that --resume can continue from.", minimum=1
-    )
-    partitions: int = option(1, "Hosts that share the input, each by files of its own.", minimum=1)
-    partition: int | None = option(
-        None, "Which share this host prepares, from 0; see --partitions.", minimum=0
-    )
-    join_partitions: bool = option(
-        False, "Put the shares of all hosts together, when each is prepared."
-    )
-    log_interval: int = option(
-        1000, "Documents between progress lines, where they are not shown live.", minimum=1
-    )
-    json: bool = option(False, "Print the summary as JSON.")
-    plugin_off: tuple[str, ...] = plugin_off_option()
 
 
 def run(argv: list[str]) -> int:
@@ -124,12 +50,12 @@ def run(argv: list[str]) -> int:
         foreign=prepare_flags(),
         epilog=_EPILOG,
     )
-    ahead = _ahead(wanted)
+    preload = _preload(wanted)
     from lmcore.data.prepare.run import Progress, join, prepare
 
     gc.freeze()  # what is loaded stays: it is not looked through again, not at the end either
     line = ProgressLine(Progress.bar)
-    request = _request(wanted, argv, ahead, live=line.live)
+    request = _request(wanted, argv, preload, live=line.live)
     if wanted.join_partitions:
         with clean_termination():
             report = join(request)
@@ -140,17 +66,17 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _ahead(wanted: PrepareSection) -> BpeAhead | None:
+def _preload(wanted: PrepareSection) -> BpePreload | None:
     """Begin to read what GPT-2's tokenizer needs, before anything that takes time is loaded."""
     if wanted.tokenizer_type != "GPT2BPETokenizer" or not (wanted.vocab_file and wanted.merge_file):
         return None
-    from lmcore.data.gpt2_preload import BpeAhead
+    from lmcore.data.gpt2_preload import BpePreload
 
-    return BpeAhead(wanted.vocab_file, wanted.merge_file)
+    return BpePreload(wanted.vocab_file, wanted.merge_file)
 
 
 def _request(
-    wanted: PrepareSection, argv: list[str], ahead: BpeAhead | None, *, live: bool
+    wanted: PrepareSection, argv: list[str], preload: BpePreload | None, *, live: bool
 ) -> PrepareRequest:
     """Return what is asked for; raise everything that is wrong with it at once."""
     from lmcore.data.prepare.run import problems_before
@@ -161,7 +87,7 @@ def _request(
     tokenizer: Tokenizer = ByteTokenizer()  # stands in while other problems are looked for
     built = True
     try:
-        tokenizer = _tokenizer(wanted, argv, ahead)
+        tokenizer = _tokenizer(wanted, argv, preload)
     except LmcoreError as error:
         problems.append(error)
         built = False
@@ -177,13 +103,13 @@ def _request(
     return request
 
 
-def _tokenizer(wanted: PrepareSection, argv: list[str], ahead: BpeAhead | None) -> Tokenizer:
+def _tokenizer(wanted: PrepareSection, argv: list[str], preload: BpePreload | None) -> Tokenizer:
     from lmcore.data.tokenizer import tokenizer_from
 
     settings = TokenizerSettings.without_model(wanted)
     if wanted.tokenizer_type in BUILT_IN_TYPES and not wanted.plugin_off:
         # Without the plugins, which take a tenth of a second, and bring other types.
-        return tokenizer_from(settings, ahead=ahead)
+        return tokenizer_from(settings, preload=preload)
     from lmcore.cli.selection import find_plugins
     from lmcore.data.tokenizer.registry import registered_types
 

@@ -155,7 +155,7 @@ def _reason(error: UnicodeEncodeError | LmcoreError) -> str:
 
 def _encode_key(texts: list[str], tokenizer: Tokenizer, plan: EncodePlan) -> KeyTokens:
     if plan.splitter is not None:
-        from lmcore.data.prepare.sentence.encode import encode_sentences
+        from lmcore.data.prepare.encode_sentences import encode_sentences
 
         found = encode_sentences(texts, tokenizer, plan.splitter, plan.end)
         return replace(found, tokens=_narrowed(found.tokens, plan.dtype))

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings, TypeOptions
-from lmcore.data.gpt2_preload import BpeAhead
+from lmcore.data.gpt2_preload import BpePreload
 from lmcore.data.tokenizer.base import Tokenizer, TokenizerFactory
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.file_tokenizer import SettledTokenizer
@@ -114,14 +114,14 @@ def tokenizer_from(
     settings: TokenizerSettings,
     *,
     extra: Mapping[str, TokenizerFactory] = _NONE,
-    ahead: BpeAhead | None = None,
+    preload: BpePreload | None = None,
 ) -> Tokenizer:
     """Build the tokenizer of settings.
 
     Args:
         settings: The type and its options.
         extra: The types that plugins registered; a built-in name cannot be replaced.
-        ahead: What began to read the files of a `GPT2BPETokenizer`, if something did.
+        preload: What began to read the files of a `GPT2BPETokenizer`, if something did.
 
     Raises:
         ConfigError: No or an unknown type, an option missing or too many, or a plugin's type with
@@ -136,7 +136,7 @@ def tokenizer_from(
         )
     kind = settings.tokenizer_type
     if kind is not None and kind in BUILT_IN_TYPES:
-        return _built_in(settings, kind, BUILT_IN_TYPES[kind], ahead)
+        return _built_in(settings, kind, BUILT_IN_TYPES[kind], preload)
     if kind is None or kind not in extra:
         from lmcore.plugin.registrations import Registrations
 
@@ -155,7 +155,7 @@ def tokenizer_from(
 
 
 def _built_in(
-    settings: TokenizerSettings, kind: str, options: TypeOptions, ahead: BpeAhead | None
+    settings: TokenizerSettings, kind: str, options: TypeOptions, preload: BpePreload | None
 ) -> Tokenizer:
     if missing := settings.missing(options):
         raise ConfigError(f"`{kind}` needs {' and '.join(missing)}", hint=options.hint)
@@ -163,7 +163,7 @@ def _built_in(
         raise problem
     if kind == GPT2BPETokenizer.name:
         files = str(settings.vocab_file), str(settings.merge_file)
-        return GPT2BPETokenizer(*files, ahead=ahead)
+        return GPT2BPETokenizer(*files, preload=preload)
     if "vocab_size" not in options.allowed:  # it is the size that the model is padded to
         settings = dataclasses.replace(settings, vocab_size=None)
     tokenizer = _BUILD[kind](settings)  # an error names the files as they were given

@@ -23,7 +23,7 @@ from typing import Literal, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.gpt2_preload import END, MAX_BYTES, BpeAhead, BpeContents
+from lmcore.data.gpt2_preload import END, MAX_BYTES, BpeContents, BpePreload
 from lmcore.data.native import reason as native_reason
 from lmcore.data.tokenizer.base import Tokenizer
 from lmcore.data.tokenizer.bpe import python_bpe
@@ -77,7 +77,7 @@ class GPT2BPETokenizer(Tokenizer):
         merge_file: `merges.txt`, the rules in order of priority.
         engine: `native`, `tokenizers`, `python`, or `auto`: the first that is here.  All give
             the same ids.
-        ahead: What began to read the two files, if something did.
+        preload: What began to read the two files, if something did.
 
     Raises:
         DataError: A file that is missing or broken, or two that do not belong together.
@@ -93,14 +93,14 @@ class GPT2BPETokenizer(Tokenizer):
         merge_file: str,
         *,
         engine: Engine = "auto",
-        ahead: BpeAhead | None = None,
+        preload: BpePreload | None = None,
     ) -> None:
         # Absolute: metadata and workers find them from any directory.
         self.vocab_file, self.merge_file = (
             str(Path(file).absolute()) for file in (vocab_file, merge_file)
         )
         self._requested: Engine = engine
-        contents = ahead.contents(vocab_file, merge_file) if ahead is not None else None
+        contents = preload.contents(vocab_file, merge_file) if preload is not None else None
         if contents is None:
             contents = BpeContents.of(
                 read_bounded(vocab_file, MAX_BYTES, flag="--vocab-file"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.cli.data.prepare import PrepareSection
+from lmcore.cli.data.prepare_section import PrepareSection
 from lmcore.cli.generate import GenerateSection
 from lmcore.config.section import DataSection
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings

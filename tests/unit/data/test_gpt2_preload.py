@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.data import gpt2_preload as bpe_ahead
-from lmcore.data import native
-from lmcore.data.gpt2_preload import BpeAhead
+from lmcore.data import gpt2_preload, native
+from lmcore.data.gpt2_preload import BpePreload
 from lmcore.data.tokenizer import GPT2BPETokenizer, gpt2, tokenizer_from
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.errors import DataError
@@ -31,7 +30,7 @@ def files(tmp_path):
 def test_tokenizer_is_the_same(files, engine):
     """Ids, size, end and fingerprint are those of a tokenizer that reads for itself."""
     alone = GPT2BPETokenizer(*files, engine=engine)
-    given = GPT2BPETokenizer(*files, engine=engine, ahead=BpeAhead(*files))
+    given = GPT2BPETokenizer(*files, engine=engine, preload=BpePreload(*files))
     assert given.engine == alone.engine
     assert (given.vocab_size, given.eod) == (alone.vocab_size, alone.eod) == (258, 257)
     assert given.encode("abba cab") == alone.encode("abba cab")
@@ -41,12 +40,12 @@ def test_tokenizer_is_the_same(files, engine):
 
 def test_what_was_read_is_taken(files, tmp_path):
     """The settings' tokenizer has what was read; decoding too looks at nothing else."""
-    ahead = BpeAhead(*files)
-    assert ahead.contents(*files) is not None
+    preload = BpePreload(*files)
+    assert preload.contents(*files) is not None
     for file in files:
         (tmp_path / file).write_text("nothing that can be read")
     settings = TokenizerSettings("GPT2BPETokenizer", *files)
-    tokenizer = tokenizer_from(settings, ahead=ahead)
+    tokenizer = tokenizer_from(settings, preload=preload)
     assert tokenizer.encode("ab") == [256]
     assert tokenizer.decode([256]) == "ab"
     with pytest.raises(DataError, match="is not JSON"):
@@ -55,33 +54,33 @@ def test_what_was_read_is_taken(files, tmp_path):
 
 def test_other_files_are_not(files, tmp_path):
     """What was read of other files is no answer."""
-    ahead = BpeAhead(*files)
-    assert ahead.contents(files[0], str(tmp_path / "merges2.txt")) is None
+    preload = BpePreload(*files)
+    assert preload.contents(files[0], str(tmp_path / "merges2.txt")) is None
 
 
 def test_a_missing_file_is_the_tokenizers_error(files):
     """A file that cannot be read is named as without the thread."""
     given = files[0], files[1] + "x"
-    ahead = BpeAhead(*given)
-    assert ahead.contents(*given) is None
+    preload = BpePreload(*given)
+    assert preload.contents(*given) is None
     with pytest.raises(DataError, match=r"cannot read .*merges.txtx"):
-        GPT2BPETokenizer(*given, ahead=ahead)
+        GPT2BPETokenizer(*given, preload=preload)
 
 
 @pytest.mark.parametrize("number,flag", [(0, "vocab.json"), (1, "merges.txt")])
 @pytest.mark.parametrize("threaded", [False, True])
 def test_a_file_without_end_is_refused(files, tmp_path, monkeypatch, number, flag, threaded):
     """Of a file that is too large no more is read than the limit, with the thread and without."""
-    for module in (bpe_ahead, gpt2):
+    for module in (gpt2_preload, gpt2):
         monkeypatch.setattr(module, "MAX_BYTES", 1 << 14)
     endless = tmp_path / "endless"
     endless.mkdir()
     (endless / flag).symlink_to("/dev/zero")
     given = list(files)
     given[number] = str(endless / flag)
-    ahead = BpeAhead(*given) if threaded else None
+    preload = BpePreload(*given) if threaded else None
     with pytest.raises(DataError, match=rf"{flag}` is no tokenizer") as caught:
-        GPT2BPETokenizer(*given, ahead=ahead)
+        GPT2BPETokenizer(*given, preload=preload)
     assert caught.value.why == "it has more than 16,384 bytes, as none has"
 
 
@@ -97,7 +96,7 @@ def test_broken_files_are_the_tokenizers_error(files, tmp_path):
     """Files that do not belong together are refused as without the thread."""
     (tmp_path / "merges.txt").write_text("#version: 0.2\na c\n")
     with pytest.raises(DataError, match="needs the token `ac`"):
-        GPT2BPETokenizer(*files, ahead=BpeAhead(*files))
+        GPT2BPETokenizer(*files, preload=BpePreload(*files))
 
 
 @pytest.mark.skipif(not native.available, reason="needs lmcore._native")
@@ -105,8 +104,8 @@ def test_files_are_read_before_numpy_is_there(files):
     """Neither the thread nor the C++ that it calls loads numpy."""
     code = (
         "import sys\n"
-        "from lmcore.data.gpt2_preload import BpeAhead\n"
-        f"contents = BpeAhead(*{files!r}).contents(*{files!r})\n"
+        "from lmcore.data.gpt2_preload import BpePreload\n"
+        f"contents = BpePreload(*{files!r}).contents(*{files!r})\n"
         "assert contents.native[1:] == (258, 257)\n"
         "assert 'numpy' not in sys.modules\n"
     )

@@ -12,7 +12,7 @@ import pytest
 
 from lmcore.accelerator.registry import CorpusRegistry
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.prepare import named_text as corpora
+from lmcore.data.prepare import named_text as named_text_module
 from lmcore.data.prepare import plain_text
 from lmcore.data.prepare.lazy_text import LazyText
 from lmcore.data.prepare.named_text import (
@@ -192,10 +192,10 @@ def test_settled_source_is_not_read_again(
     """A file that has not changed since is known by size and times, however large it is."""
     before = text.path.stat().st_mtime - 60
     os.utime(text.path, (before, before))
-    monkeypatch.setattr(corpora, "_SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(named_text_module, "_SETTLED_SECONDS", 0.0)
     first = prepare_named_text(text, ByteTokenizer(), tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(corpora, "_digest", None)
+        patch.setattr(named_text_module, "_digest", None)
         assert prepare_named_text(text, ByteTokenizer(), tmp_path) == first
     size = text.path.stat().st_size
     text.path.write_text("x" * size, encoding="utf-8")
