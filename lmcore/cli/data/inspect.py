@@ -70,7 +70,7 @@ def run(argv: list[str]) -> int:
         positionals=("prefix",),
         epilog=_EPILOG,
     )
-    from lmcore.data.blend.file_list import without_ending
+    from lmcore.config.data_source import without_ending
     from lmcore.data.tools.inspect import inspect, read_documents
 
     prefix = without_ending(wanted.prefix)

@@ -61,7 +61,7 @@ def run(argv: list[str]) -> int:
             hint="name the data sets by `--datasets`, or the directory that they lie in by "
             "`--input`",
         )
-    from lmcore.data.blend.file_list import without_ending
+    from lmcore.config.data_source import without_ending
     from lmcore.data.tools.merge import chosen_datasets, merge
 
     prefixes = chosen_datasets(wanted.datasets, wanted.input)

@@ -119,7 +119,7 @@ def _split_lines(wanted: SplitSection) -> JsonSplitReport:
 
 
 def _split_indexed(wanted: SplitSection) -> IndexedSplitReport:
-    from lmcore.data.blend.file_list import without_ending
+    from lmcore.config.data_source import without_ending
     from lmcore.data.tools.merge import chosen_datasets
     from lmcore.data.tools.split_indexed import split_indexed
 

@@ -21,7 +21,6 @@ __all__ = [
     "parse_data_file_list",
     "read_data_file_list",
     "scan_data_file_list",
-    "without_ending",
 ]
 
 _MAX_BYTES = 1 << 26

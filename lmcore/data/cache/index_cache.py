@@ -16,21 +16,12 @@ import logging
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from lmcore.data.cache.array_store import Arrays, load_arrays, store_arrays
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.data.cache.progress import ProgressCallback, log_progress, reported
-from lmcore.data.dataset.gpt_index import (
-    FINAL_EPOCH_THRESHOLD,
-    GPTIndex,
-    build_gpt_index,
-    plan_epochs,
-)
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import disk_errors
 from lmcore.data.indexed.statistics import SequenceFacts, record_facts, sequence_facts
@@ -40,7 +31,6 @@ from lmcore.log import warn_once
 
 __all__ = [
     "ArraysRequest",
-    "IndexRequest",
     "cache_key",
     "default_cache_dir",
     "load_or_build",
@@ -71,61 +61,6 @@ class ArraysRequest(Protocol):
 
     def build(self, indexed: IndexedDataset, progress: Counter) -> Arrays:
         """Build them."""
-
-
-@dataclass(frozen=True)
-class IndexRequest:
-    """What a GPT index follows from, beside the sizes of the documents."""
-
-    sequence_range: tuple[int, int]
-    num_samples: int
-    sequence_length: int
-    seed: int
-    final_epoch_threshold: float = FINAL_EPOCH_THRESHOLD
-    kind: ClassVar[str] = "sample index"
-
-    def settings(self) -> Mapping[str, object]:
-        """Return all fields."""
-        return asdict(self)
-
-    def work(self, facts: SequenceFacts) -> int:
-        """Return the documents and samples to be gone through."""
-        if not facts.tokens:
-            return 0
-        planned = plan_epochs(
-            facts.tokens,
-            num_samples=self.num_samples,
-            sequence_length=self.sequence_length,
-            final_epoch_threshold=self.final_epoch_threshold,
-        )
-        samples = (planned.epochs * facts.tokens - 1) // self.sequence_length
-        return planned.work(self.sequence_range[1] - self.sequence_range[0], samples)
-
-    def build(self, indexed: IndexedDataset, progress: Counter) -> Arrays:
-        """Build document index, sample index and shuffle index."""
-        index = build_gpt_index(
-            indexed.sizes,
-            self.sequence_range,
-            sequence_length=self.sequence_length,
-            num_samples=self.num_samples,
-            seed=self.seed,
-            final_epoch_threshold=self.final_epoch_threshold,
-            progress=progress,
-        )
-        return {
-            "document_index": index.document_index,
-            "sample_index": index.sample_index,
-            "shuffle_index": index.shuffle_index,
-        }
-
-    @staticmethod
-    def index_of(arrays: Arrays) -> GPTIndex:
-        """Return what `build` gave, or the cache, as the index that it is."""
-        return GPTIndex(
-            arrays["document_index"].view(np.int32),
-            arrays["sample_index"].view(np.int32),
-            arrays["shuffle_index"],
-        )
 
 
 def cache_key(request: ArraysRequest, facts: SequenceFacts) -> str:

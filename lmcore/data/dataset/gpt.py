@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.cache.index_cache import IndexRequest, default_cache_dir, load_or_build
-from lmcore.data.dataset.gpt_index import FINAL_EPOCH_THRESHOLD, plan_epochs
+from lmcore.data.cache.index_cache import default_cache_dir, load_or_build
+from lmcore.data.dataset.gpt_index import FINAL_EPOCH_THRESHOLD, IndexRequest
 from lmcore.data.dataset.gpt_reader import SampleReader
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.fingerprint import source_key
@@ -105,11 +105,6 @@ def _order(key: str, request: IndexRequest, tokens: int) -> str:
     """Return the fingerprint of an order without reading the index."""
     if not tokens or request.num_samples < 1:
         return key  # no index will be built of it
-    epochs = plan_epochs(
-        tokens,
-        num_samples=request.num_samples,
-        sequence_length=request.sequence_length,
-        final_epoch_threshold=request.final_epoch_threshold,
-    )
-    facts = [key, request.sequence_length, request.seed, epochs.epochs, epochs.last_apart]
+    plan = request.plan(tokens)
+    facts = [key, request.sequence_length, request.seed, plan.epochs, plan.last_apart]
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()

@@ -11,13 +11,18 @@ A document of the document index is one *sequence* of the indexed dataset, as in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from lmcore.data import native
+from lmcore.data.cache.array_store import Arrays
 from lmcore.data.dataset.shuffle import shuffle
+from lmcore.data.indexed.dataset import IndexedDataset
+from lmcore.data.indexed.statistics import SequenceFacts
 from lmcore.data.native import Counter
 from lmcore.errors import DataError
 
@@ -25,6 +30,7 @@ __all__ = [
     "FINAL_EPOCH_THRESHOLD",
     "EpochPlan",
     "GPTIndex",
+    "IndexRequest",
     "build_gpt_index",
     "build_sample_index",
     "build_sample_index_python",
@@ -74,10 +80,6 @@ class EpochPlan:
     before_last: int
     last_apart: bool
 
-    def work(self, documents: int, samples: int) -> int:
-        """Return what a build of the index counts up to: two passes over documents, a shuffle."""
-        return 2 * self.epochs * documents + samples
-
 
 def plan_epochs(
     tokens: int,
@@ -116,7 +118,7 @@ def build_gpt_index(
         seed: Of `numpy.random.RandomState`.
         final_epoch_threshold: The last epoch is shuffled apart from the others if less than this
             part of its samples is wanted.
-        progress: Raised up to `EpochPlan.work`.
+        progress: counter, raised up to `IndexRequest.work`.
 
     Raises:
         DataError: No tokens in the range, or an index too large for its type.
@@ -155,6 +157,70 @@ def build_gpt_index(
     )
     shuffled = _shuffle_index(rng, planned.before_last if apart else samples, samples, progress)
     return GPTIndex(documents, sample_index, shuffled)
+
+
+@dataclass(frozen=True)
+class IndexRequest:
+    """Everything that determines a GPT index, besides the sizes of the sequences.
+
+    Attributes:
+        sequence_range: first sequence to use, and the one after the last.
+        num_samples: number of samples wanted.
+        sequence_length: tokens that a sample advances; it has one more.
+        seed: seed of the shuffles.
+        final_epoch_threshold: see `build_gpt_index`.
+        kind: name of the index in messages.
+    """
+
+    sequence_range: tuple[int, int]
+    num_samples: int
+    sequence_length: int
+    seed: int
+    final_epoch_threshold: float = FINAL_EPOCH_THRESHOLD
+    kind: ClassVar[str] = "sample index"
+
+    def settings(self) -> Mapping[str, object]:
+        """Return all fields, for the cache's key."""
+        return asdict(self)
+
+    def plan(self, tokens: int) -> EpochPlan:
+        """Return the epochs that the samples take of sequences with *tokens* tokens in all."""
+        return plan_epochs(
+            tokens,
+            num_samples=self.num_samples,
+            sequence_length=self.sequence_length,
+            final_epoch_threshold=self.final_epoch_threshold,
+        )
+
+    def work(self, facts: SequenceFacts) -> int:
+        """Return the units of work that `build` counts: documents in two passes, and samples."""
+        if not facts.tokens:
+            return 0
+        epochs = self.plan(facts.tokens).epochs
+        samples = (epochs * facts.tokens - 1) // self.sequence_length
+        return 2 * epochs * (self.sequence_range[1] - self.sequence_range[0]) + samples
+
+    def build(self, indexed: IndexedDataset, progress: Counter) -> Arrays:
+        """Build the arrays of a `GPTIndex`, by the names of its attributes."""
+        index = build_gpt_index(
+            indexed.sizes,
+            self.sequence_range,
+            sequence_length=self.sequence_length,
+            num_samples=self.num_samples,
+            seed=self.seed,
+            final_epoch_threshold=self.final_epoch_threshold,
+            progress=progress,
+        )
+        return dict(vars(index))
+
+    @staticmethod
+    def index_of(arrays: Arrays) -> GPTIndex:
+        """Return the arrays that `build` made, or that the cache holds, as a `GPTIndex`."""
+        return GPTIndex(
+            arrays["document_index"].view(np.int32),
+            arrays["sample_index"].view(np.int32),
+            arrays["shuffle_index"],
+        )
 
 
 def build_sample_index(

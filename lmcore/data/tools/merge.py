@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from lmcore.data.blend.file_list import without_ending
+from lmcore.config.data_source import without_ending
 from lmcore.data.indexed.copy import DocumentRange, DocumentRanges, write_ranges
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import IndexedFiles

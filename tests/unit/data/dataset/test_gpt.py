@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from lmcore.data import native
-from lmcore.data.cache import array_store as array_files
-from lmcore.data.cache import build_lock, index_cache
-from lmcore.data.cache.index_cache import IndexRequest, cache_key, default_cache_dir, load_or_build
+from lmcore.data.cache import array_store, build_lock
+from lmcore.data.cache.index_cache import cache_key, default_cache_dir, load_or_build
+from lmcore.data.dataset import gpt_index
 from lmcore.data.dataset.gpt import GPTDataset
-from lmcore.data.indexed import statistics as facts_module
+from lmcore.data.dataset.gpt_index import IndexRequest
+from lmcore.data.indexed import statistics
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.statistics import sequence_facts
 from lmcore.data.indexed.writer import IndexedDatasetWriter
@@ -103,7 +104,7 @@ def test_second_build_reads_and_never_writes(make_dataset, tmp_path, monkeypatch
     indexed = make_dataset(DOCUMENTS)
     first = dataset(indexed, tmp_path)
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "cache").iterdir()}
-    monkeypatch.setattr(index_cache, "build_gpt_index", None)
+    monkeypatch.setattr(gpt_index, "build_gpt_index", None)
     again = dataset(indexed, tmp_path)
     assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "cache").iterdir()} == before
     assert len(before) == 4
@@ -113,13 +114,13 @@ def test_second_build_reads_and_never_writes(make_dataset, tmp_path, monkeypatch
 
 def test_a_warm_cache_is_opened_without_reading_it(make_dataset, tmp_path, monkeypatch):
     """Neither sizes nor arrays are gone through again, so that size does not matter."""
-    monkeypatch.setattr(facts_module, "_SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(statistics, "_SETTLED_SECONDS", -1.0)
     indexed = make_dataset(DOCUMENTS)
     (tmp_path / "cache").mkdir()
     first = dataset(indexed, tmp_path)
-    monkeypatch.setattr(facts_module, "_take", None)
-    monkeypatch.setattr(array_files, "_checksum", None)
-    monkeypatch.setattr(index_cache, "build_gpt_index", None)
+    monkeypatch.setattr(statistics, "_take", None)
+    monkeypatch.setattr(array_store, "_checksum", None)
+    monkeypatch.setattr(gpt_index, "build_gpt_index", None)
     again = dataset(indexed, tmp_path)
     assert (again.key, again.order) == (first.key, first.order)
     assert all((first[i] == again[i]).all() for i in range(5))
@@ -229,7 +230,7 @@ def test_pickled_cache_is_never_loaded(make_dataset, tmp_path):
     values = json.loads(description.read_text())
     values["arrays"]["document_index"] |= {
         "bytes": path.stat().st_size,
-        "crc32": array_files._checksum(path),
+        "crc32": array_store._checksum(path),
         "mtime_ns": path.stat().st_mtime_ns,
     }
     description.write_text(json.dumps(values))
@@ -267,7 +268,7 @@ def test_read_only_cache_is_used_and_never_written(make_dataset, tmp_path, caplo
     cache.chmod(0o555)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(index_cache, "build_gpt_index", None)
+            patch.setattr(gpt_index, "build_gpt_index", None)
             again = dataset(indexed, tmp_path)
         assert not caplog.records
         other = dataset(indexed, tmp_path, seed=7)

@@ -15,11 +15,12 @@ from lmcore.data.blend import index as blending
 from lmcore.data.blend.index import build_blend_index, build_blend_index_python
 from lmcore.data.dataset import gpt_index
 from lmcore.data.dataset.gpt_index import (
+    IndexRequest,
     build_gpt_index,
     build_sample_index,
     build_sample_index_python,
-    plan_epochs,
 )
+from lmcore.data.indexed.statistics import SequenceFacts
 from lmcore.errors import DataError
 
 needs_native = pytest.mark.skipif(not native.available, reason=native.reason)
@@ -159,12 +160,10 @@ def test_threads_cut_the_stream_alike(length):
 def test_progress_ends_at_the_work_planned(either):
     """Building counts exactly the units of work that the plan names."""
     sizes = int32([3, 5, 2, 7, 4])
-    planned = plan_epochs(21, num_samples=50, sequence_length=4)
     progress = np.zeros(1, dtype=np.int64)
-    index = build_gpt_index(
-        sizes, (0, 5), sequence_length=4, num_samples=50, seed=1, progress=progress
-    )
-    assert progress[0] == planned.work(5, index.samples)
+    build_gpt_index(sizes, (0, 5), sequence_length=4, num_samples=50, seed=1, progress=progress)
+    request = IndexRequest((0, 5), num_samples=50, sequence_length=4, seed=1)
+    assert progress[0] == request.work(SequenceFacts(tokens=21, digest=""))
 
 
 @needs_native

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lmcore.data.indexed import idx_writer as index_writing
+from lmcore.data.indexed import idx_writer
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.idx_writer import NumberSpool, write_index
@@ -207,7 +207,7 @@ def test_many_documents_are_spooled(tmp_path, monkeypatch, dataset_impl):
     """The bytes written do not depend on how many numbers fit in memory."""
     documents = [[[i % 7] * (i % 4)] * (i % 3) for i in range(100)]
     write(tmp_path / "memory", documents, dataset_impl=dataset_impl)
-    monkeypatch.setattr(index_writing, "_CHUNK", 7)
+    monkeypatch.setattr(idx_writer, "_CHUNK", 7)
     write(tmp_path / "spooled", documents, dataset_impl=dataset_impl)
     for ending in (".bin", ".idx"):
         one, other = (Path(f"{tmp_path / name}{ending}") for name in ("memory", "spooled"))
@@ -217,7 +217,7 @@ def test_many_documents_are_spooled(tmp_path, monkeypatch, dataset_impl):
 
 def test_spool(tmp_path, monkeypatch):
     """Numbers come back in order, as often as asked, from file and memory."""
-    monkeypatch.setattr(index_writing, "_CHUNK", 4)
+    monkeypatch.setattr(idx_writer, "_CHUNK", 4)
     spool = NumberSpool(tmp_path, "i")
     spool.extend(np.arange(6))
     for i in range(6, 9):
