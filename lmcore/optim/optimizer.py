@@ -120,21 +120,21 @@ class Optimizer(ABC):
         """
 
     @property
-    def curvature_interval(self) -> int | None:
-        """Steps from one call of `add_curvature` to the next, the first step's included.
+    def hessian_interval(self) -> int | None:
+        """Number of steps between calls of `update_hessian`; None if the optimizer has no Hessian.
 
-        None: there are none.
+        The first call comes before the first step.
         """
         return None
 
-    def add_curvature(self, factor: float) -> None:
-        """Estimate the curvature from gradients of the mean loss against sampled labels.
+    def update_hessian(self, factor: float) -> None:
+        """Update the Hessian estimate from gradients of the mean loss against sampled labels.
 
         Args:
-            factor: Of their squares: tokens that the mean is over, all processes together, divided
-                by the square of the loss scale.
+            factor: Factor of the squared gradients: number of tokens in the mean over all ranks,
+                divided by the square of the loss scale.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no estimate of the curvature")
+        raise NotImplementedError(f"{type(self).__name__} has no estimate of the Hessian")
 
     def _moments(self, kind: str) -> list[list[Tensor]]:
         """Create a kind of state of the parameters' shapes, zeros; return it by group."""

@@ -30,42 +30,42 @@ class Sophia(Optimizer):
         rho: float,
         interval: int,
     ) -> None:
-        """Allocate momentum and curvature.
+        """Allocate momentum and Hessian diagonal.
 
         Args:
             groups: What to train.
-            betas: Decay of the momentum and of the curvature.
-            rho: Factor of the curvature; the smaller, the fewer entries are left unclipped.
+            betas: Decay of the momentum and of the Hessian diagonal.
+            rho: Factor of the Hessian diagonal; the smaller, the fewer entries are left unclipped.
             interval: Steps from one estimate to the next.
         """
         super().__init__(groups)
         self.beta1, self.beta2 = betas
         self.rho, self.interval = rho, interval
         self._first = self._moments("exp_avg")
-        self._curvature = self._moments("hessian")
+        self._hessian = self._moments("hessian")
 
     @property
-    def curvature_interval(self) -> int:
-        """Steps from one call of `add_curvature` to the next, the first step's included."""
+    def hessian_interval(self) -> int:
+        """Number of steps between calls of `update_hessian`."""
         return self.interval
 
     @torch.no_grad()
-    def add_curvature(self, factor: float) -> None:
-        """Estimate the curvature from the gradients, those against sampled labels."""
-        for group, curvature in zip(self.groups, self._curvature, strict=True):
+    def update_hessian(self, factor: float) -> None:
+        """Update the estimate from gradients of the loss against sampled labels."""
+        for group, hessian in zip(self.groups, self._hessian, strict=True):
             gradients = group.gradients()
             share = (1 - self.beta2) * factor
-            torch._foreach_mul_(curvature, self.beta2)
-            torch._foreach_addcmul_(curvature, gradients, gradients, value=share)
+            torch._foreach_mul_(hessian, self.beta2)
+            torch._foreach_addcmul_(hessian, gradients, gradients, value=share)
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
-        for group, first, curvature in zip(self.groups, self._first, self._curvature, strict=True):
+        for group, first, hessian in zip(self.groups, self._first, self._hessian, strict=True):
             torch._foreach_lerp_(first, group.gradients(), 1 - self.beta1)
             if group.weight_decay:
                 torch._foreach_mul_(group.parameters, 1 - lr * group.weight_decay)
-            scale = torch._foreach_mul(curvature, self.rho)
+            scale = torch._foreach_mul(hessian, self.rho)
             torch._foreach_clamp_min_(scale, _LEAST)
             moves = torch._foreach_div(first, scale)
             torch._foreach_clamp_min_(moves, -1.0)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, nn
 
 from lmcore.parallel.gradient_buckets import GradientBuckets
-from lmcore.runtime.profiler_range import Span, no_span
+from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
     from lmcore.model.gpt import GPT
@@ -29,12 +29,14 @@ __all__ = ["Accumulating", "Copies", "LossModule", "place_copies", "place_stages
 class Accumulating(Protocol):
     """Gives the context of a micro-batch's forward and backward."""
 
-    def __call__(self, *, last: bool, span: Span = no_span) -> AbstractContextManager[None]:
+    def __call__(
+        self, *, last: bool, profiler_range: ProfilerRange = no_range
+    ) -> AbstractContextManager[None]:
         """Return it.
 
         Args:
             last: Whether this is the last micro-batch of a step.
-            span: Names the time for which the exchange is waited.
+            profiler_range: Names the time for which the exchange is waited.
         """
 
 
@@ -98,7 +100,11 @@ def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulating:
     _shard_layers(root, root.model.layers, mesh)
 
     # torch waits for its exchanges at the end of backward itself.
-    def accumulating(*, last: bool, span: Span = no_span) -> AbstractContextManager[None]:  # noqa: ARG001
+    def accumulating(
+        *,
+        last: bool,
+        profiler_range: ProfilerRange = no_range,  # noqa: ARG001
+    ) -> AbstractContextManager[None]:
         assert isinstance(root, FSDPModule)
         if stage == 1:
             root.set_requires_gradient_sync(last)
@@ -136,5 +142,9 @@ def _shard_layers(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMe
 
 
 # Nobody is waited for.
-def _nothing(*, last: bool, span: Span = no_span) -> AbstractContextManager[None]:  # noqa: ARG001
+def _nothing(
+    *,
+    last: bool,  # noqa: ARG001
+    profiler_range: ProfilerRange = no_range,  # noqa: ARG001
+) -> AbstractContextManager[None]:
     return contextlib.nullcontext()

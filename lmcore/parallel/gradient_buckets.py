@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from lmcore.errors import RunError
-from lmcore.runtime.profiler_range import Span, no_span
+from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
     from lmcore.parallel.mesh import Axis
@@ -69,7 +69,7 @@ class GradientBuckets:
                 parameter.register_post_accumulate_grad_hook(hook)
 
     @contextlib.contextmanager
-    def backward(self, *, last: bool, span: Span = no_span) -> Iterator[None]:
+    def backward(self, *, last: bool, profiler_range: ProfilerRange = no_range) -> Iterator[None]:
         """Wrap forward and backward of a micro-batch; after the last one gradients are means.
 
         Every parameter must get a gradient in the last one.
@@ -82,7 +82,7 @@ class GradientBuckets:
         if not last:
             return
         assert self._next == len(self._buckets), "a parameter got no gradient"
-        with span("reduce"):
+        with profiler_range("reduce"):
             for work in self._works:
                 work.wait()
         self._works.clear()
@@ -97,9 +97,9 @@ class GradientBuckets:
                 if parameter.grad is None:
                     parameter.grad = view.zero_()
 
-    def exchange(self, span: Span = no_span) -> None:
+    def exchange(self, profiler_range: ProfilerRange = no_range) -> None:
         """Make the gradients means now, after micro-batches none of which was the last one."""
-        with span("reduce"):
+        with profiler_range("reduce"):
             for bucket in self._buckets:
                 bucket.flat.mul_(self._share)
                 self._works.append(

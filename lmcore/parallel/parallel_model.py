@@ -28,7 +28,7 @@ from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline import Arguments, Pipeline
 from lmcore.parallel.pipeline_split import own_part
 from lmcore.parallel.tensor_layout import TensorLayout
-from lmcore.runtime.profiler_range import Span, no_span
+from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
@@ -124,7 +124,7 @@ class ParallelModel:
         micro_batches: Iterable[Arguments],
         count: int,
         context: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-        span: Span = no_span,
+        profiler_range: ProfilerRange = no_range,
     ) -> list[Tensor]:
         """Run forward and backward of a step and return the loss of each micro-batch.
 
@@ -132,22 +132,22 @@ class ParallelModel:
             micro_batches: Arguments of `GPT.loss`, by place and by name, on the device.
             count: How many there are.
             context: The precision's, in which a forward pass runs.
-            span: Names forward, backward and the exchange of gradients.
+            profiler_range: Names forward, backward and the exchange of gradients.
 
         Returns:
             Losses; none where the process does not have the last layer.
         """
         if self._pipeline is not None:
             own = (self._own(*arguments, **options) for arguments, options in micro_batches)
-            return self._pipeline.run(own, count, context, span)
+            return self._pipeline.run(own, count, context, profiler_range)
         if self._recorded is not None:
-            return self._run_recorded(self._recorded, micro_batches, context, span)
+            return self._run_recorded(self._recorded, micro_batches, context, profiler_range)
         losses = []
         for number, (arguments, options) in enumerate(micro_batches, start=1):
-            with self._copies.accumulating(last=number == count, span=span):
-                with span("forward"), context():
+            with self._copies.accumulating(last=number == count, profiler_range=profiler_range):
+                with profiler_range("forward"), context():
                     loss = self.loss(*arguments, **options)
-                with span("backward"):
+                with profiler_range("backward"):
                     loss.backward()
             losses.append(loss.detach())
         return losses
@@ -171,15 +171,18 @@ class ParallelModel:
         recorded: RecordedPass,
         micro_batches: Iterable[Arguments],
         context: Callable[[], AbstractContextManager[Any]],
-        span: Span,
+        profiler_range: ProfilerRange,
     ) -> list[Tensor]:
         losses = []
         for arguments in micro_batches:
             # What is recorded cannot be told apart: its backward pass has no name of its own.
-            with self._copies.accumulating(last=False, span=span), span("forward"):
+            with (
+                self._copies.accumulating(last=False, profiler_range=profiler_range),
+                profiler_range("forward"),
+            ):
                 losses.append(recorded(arguments, context))
         if self._copies.buckets is not None:
-            self._copies.buckets.exchange(span)
+            self._copies.buckets.exchange(profiler_range)
         return losses
 
     def loss(

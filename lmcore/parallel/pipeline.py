@@ -20,7 +20,7 @@ from torch import Tensor, distributed, nn
 
 from lmcore.errors import RunError
 from lmcore.parallel.pipeline_split import owner_of, stage_layers, stages_of
-from lmcore.runtime.profiler_range import Span, no_span
+from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
     from lmcore.model.gpt import GPT
@@ -41,7 +41,7 @@ class _Feed:
 
     batches: Sequence[Arguments] = ()
     context: Context = contextlib.nullcontext
-    span: Span = no_span
+    profiler_range: ProfilerRange = no_range
 
 
 class StageModule(nn.Module):
@@ -69,7 +69,7 @@ class StageModule(nn.Module):
         model = self._model[0]
         arguments, options = self._feed.batches[self.taken]
         self.taken += 1
-        with self._feed.span("forward"), self._feed.context():
+        with self._feed.profiler_range("forward"), self._feed.context():
             tokens_BS, positions = arguments[0], options.get("positions_BS")
             x_BSH = model.embed(tokens_BS, positions) if self.first else hidden[0]
             rotation = model.rotation(tokens_BS, positions, x_BSH.dtype)
@@ -132,7 +132,7 @@ class Pipeline:
         micro_batches: Iterable[Arguments],
         count: int,
         context: Context,
-        span: Span = no_span,
+        profiler_range: ProfilerRange = no_range,
     ) -> list[Tensor]:
         """Run forward and backward of a step; return the losses where the last stage is."""
         batches = list(micro_batches)
@@ -140,7 +140,7 @@ class Pipeline:
         losses: list[Tensor] = []
         # Targets come with the micro-batch; the schedule wants something to hand out.
         target = {"target": torch.arange(count), "losses": losses} if self._has_last else {}
-        with self._feeding(batches, context, span):
+        with self._feeding(batches, context, profiler_range):
             schedule.step(return_outputs=False, **target)
         return [loss.detach() for loss in losses]
 
@@ -171,14 +171,23 @@ class Pipeline:
         return self.axis.ranks[owner_of(stage, self.layout)]
 
     @contextlib.contextmanager
-    def _feeding(self, batches: Sequence[Arguments], context: Context, span: Span = no_span) -> Any:
-        self._feed.batches, self._feed.context, self._feed.span = batches, context, span
+    def _feeding(
+        self,
+        batches: Sequence[Arguments],
+        context: Context,
+        profiler_range: ProfilerRange = no_range,
+    ) -> Any:
+        self._feed.batches, self._feed.context, self._feed.profiler_range = (
+            batches,
+            context,
+            profiler_range,
+        )
         for module in self.modules:
             module.taken = 0
         try:
             yield
         finally:
-            self._feed.batches, self._feed.span = (), no_span
+            self._feed.batches, self._feed.profiler_range = (), no_range
 
     def _hidden_shape(self, tokens_BS: Tensor) -> tuple[int, int, int]:
         parts = self.layout.tensor if self.layout.sequence else 1
@@ -247,7 +256,7 @@ class Pipeline:
         """Return a stage's backward pass with the name that it has in a profile."""
 
         def run(*arguments: Any, **options: Any) -> Any:
-            with self._feed.span("backward"):
+            with self._feed.profiler_range("backward"):
                 return call(*arguments, **options)
 
         return run

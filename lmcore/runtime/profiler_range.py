@@ -1,7 +1,7 @@
-"""`Span`: names parts of a step for a profile, at next to no cost where there is none.
+"""Profiler ranges: the named parts of a step in a profile, free of cost without a profiler.
 
-`with span("forward"):` is how it is used.  Whoever may profile a run makes a span and passes it
-down; everybody else passes `no_span`.
+Use: `with profiler_range("forward"):`.  `Profile` makes the range function of a run, which is
+passed down to the code of the step; without a profiler that function is `no_range`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-__all__ = ["RANGES", "Span", "no_span"]
+__all__ = ["RANGES", "ProfilerRange", "no_range"]
 
-Span = Callable[[str], AbstractContextManager[Any]]
-"""Returns a context for one of `RANGES`, which a profile shows under that name."""
+ProfilerRange = Callable[[str], AbstractContextManager[Any]]
+"""A function that returns a context for one of `RANGES`, shown in a profile under its name."""
 
 RANGES = ("data", "forward", "backward", "reduce", "optimizer", "checkpoint")
-"""Parts of a run that have a name in its profile; docs/how-to/profile-a-run.md explains them."""
+"""Named parts of a step; docs/how-to/profile-a-run.md explains them."""
 
-_NOTHING = contextlib.nullcontext()
+_NO_RANGE = contextlib.nullcontext()
 
 
-def no_span(_name: str) -> AbstractContextManager[None]:
+def no_range(_name: str) -> AbstractContextManager[None]:
     """Return a context that does nothing."""
-    return _NOTHING
+    return _NO_RANGE

@@ -1,8 +1,8 @@
-"""Numbers of a step that the device is still to compute: read later, and waited for no sooner.
+"""Asynchronous scalars: numbers of a step, copied to the host while the device keeps computing.
 
-A loss that is read at once has the host wait until the device has caught up with it, and then the
-device wait until the host has queued more.  Here numbers are copied to the host in the device's own
-time, and the host reads them when it has queued the next step.
+Reading a loss at once makes the host wait for the device, and the device then waits until the host
+has queued more work.  Here the copy is queued with the step, and the host reads the numbers after
+it has queued the next step.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ if TYPE_CHECKING:
 
     from lmcore.accelerator.device import Device
 
-__all__ = ["LateNumbers", "LateReader", "can_read_late"]
+__all__ = ["AsyncScalars", "ScalarCopier", "supports_async_scalars"]
 
 
-class LateReader:
-    """Copies numbers to pinned memory, which is used again once they are read."""
+class ScalarCopier:
+    """Queues copies of scalars to pinned memory; buffers are used again after they were read."""
 
     def __init__(self, device: Device) -> None:
-        """Read from *device*, which has events and pinned memory."""
+        """Copy from *device*, which must have events and pinned memory."""
         self._pin = device.require("pin_memory")
         self._new_event = device.require("new_event")
         self._free: list[Tensor] = []
 
-    def send(self, values: Tensor) -> LateNumbers:
-        """Queue the copy of *values*, a row on the device."""
-        host = self._buffer(values)
-        host.copy_(values, non_blocking=True)
-        there = self._new_event()
-        there.record()
-        return LateNumbers(host, there, self._free)
+    def copy(self, values: Tensor) -> AsyncScalars:
+        """Queue the copy of *values*, a 1-D tensor on the device."""
+        buffer = self._buffer(values)
+        buffer.copy_(values, non_blocking=True)
+        copied = self._new_event()
+        copied.record()
+        return AsyncScalars(buffer, copied, self._free)
 
     def _buffer(self, values: Tensor) -> Tensor:
-        for number, one in enumerate(self._free):
-            if one.shape == values.shape and one.dtype == values.dtype:
-                return self._free.pop(number)
-        fresh: Tensor = self._pin(torch.empty(values.shape, dtype=values.dtype, device="cpu"))
-        return fresh
+        for index, buffer in enumerate(self._free):
+            if buffer.shape == values.shape and buffer.dtype == values.dtype:
+                return self._free.pop(index)
+        new: Tensor = self._pin(torch.empty(values.shape, dtype=values.dtype, device="cpu"))
+        return new
 
 
-class LateNumbers:
-    """What `LateReader.send` has sent; to be read once."""
+class AsyncScalars:
+    """Scalars on their way to the host; to be read once."""
 
-    def __init__(self, host: Tensor, there: Any, free: list[Tensor]) -> None:
-        self._host, self._there, self._free = host, there, free
+    def __init__(self, buffer: Tensor, copied: Any, free: list[Tensor]) -> None:
+        self._buffer, self._copied, self._free = buffer, copied, free
 
     def read(self) -> list[float]:
-        """Return the numbers; waits for them, and for nothing that was queued after them."""
-        self._there.synchronize()
-        found: list[float] = self._host.tolist()
-        self._free.append(self._host)
-        return found
+        """Return the numbers; waits for their copy only, not for work that was queued later."""
+        self._copied.synchronize()
+        values: list[float] = self._buffer.tolist()
+        self._free.append(self._buffer)
+        return values
 
 
-def can_read_late(device: Device) -> bool:
-    """Return whether a device works on its own, and its numbers can be read later."""
+def supports_async_scalars(device: Device) -> bool:
+    """Return True if *device* has the events and pinned memory that asynchronous copies need."""
     return device.new_event is not None and device.pin_memory is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.graph_capture import require_graphs
 from lmcore.parallel.parallel_model import parallelize
-from lmcore.runtime.profiler_range import Span, no_span
+from lmcore.runtime.profiler_range import ProfilerRange, no_range
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.state import TrainState
 from lmcore.train.step import StepResult, TrainStep
@@ -60,8 +60,10 @@ class Engine(Protocol):
 class NativeEngine:
     """torch's own blocks; see `Engine`."""
 
-    def __init__(self, plan: RunPlan, runtime: Runtime, span: Span = no_span) -> None:
-        """Build and place the model; all processes must call it; *span* names parts of a step.
+    def __init__(
+        self, plan: RunPlan, runtime: Runtime, profiler_range: ProfilerRange = no_range
+    ) -> None:
+        """Build and place the model; all processes must call it.
 
         Raises:
             DeviceError: A step is to be recorded, and the device cannot do that.
@@ -80,7 +82,7 @@ class NativeEngine:
         if plan.config.training.step_graph:
             parallel.record(device)
         self.state = TrainState.create(parallel, plan, runtime)
-        self.step: Step = TrainStep(plan, runtime, span)
+        self.step: Step = TrainStep(plan, runtime, profiler_range)
         self.records: Mapping[str, Any] = {}
         self.divided = plan.layout.divides_model or plan.layout.context > 1
 
@@ -89,18 +91,20 @@ class NativeEngine:
 
 
 @contextlib.contextmanager
-def open_engine(plan: RunPlan, runtime: Runtime, span: Span = no_span) -> Iterator[Engine]:
+def open_engine(
+    plan: RunPlan, runtime: Runtime, profiler_range: ProfilerRange = no_range
+) -> Iterator[Engine]:
     """Build the model of a run with the engine that it asks for; all processes must call it.
 
     Args:
         plan: The run.
         runtime: This process.
-        span: Names the parts of a step for a profile.
+        profiler_range: Names the parts of a step for a profile.
     """
     if plan.config.parallel.engine == "native":
-        yield NativeEngine(plan, runtime, span)
+        yield NativeEngine(plan, runtime, profiler_range)
         return
     from lmcore.train.deepspeed.engine import open_deepspeed_engine
 
-    with open_deepspeed_engine(plan, runtime, span) as engine:
+    with open_deepspeed_engine(plan, runtime, profiler_range) as engine:
         yield engine

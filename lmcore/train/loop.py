@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lmcore.data.loading.device_prefetch import on_device
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import LmcoreError
-from lmcore.runtime.profiler_range import no_span
+from lmcore.runtime.profiler_range import no_range
 from lmcore.train.garbage_collection import GarbageCollection
 from lmcore.train.report.display import Progress
 from lmcore.train.report.metrics import StepRow
@@ -184,7 +184,7 @@ def train(
 
     Raises:
         CheckpointError: A checkpoint could not be written; in the background, at the next step.
-        NotFiniteError: Loss or gradients are not finite; nothing is saved then.
+        NonFiniteError: Loss or gradients are not finite; nothing is saved then.
     """
     run = _Run(state, corpus, plan, runtime, reporter, exits, saver, profile)
     training = plan.config.training
@@ -284,8 +284,8 @@ class _Run:
             self.reporter.report(row, validation)
 
     def _save(self) -> None:
-        span = no_span if self.profile is None else self.profile.span
-        with span("checkpoint"), self.state.weights_for_use():
+        profiler_range = no_range if self.profile is None else self.profile.profiler_range
+        with profiler_range("checkpoint"), self.state.weights_for_use():
             # The writing too: it may be from the live tensors.
             self.outcome.checkpoint = self.saver.save()
         self.saved_at = self.state.iteration

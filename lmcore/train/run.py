@@ -178,7 +178,7 @@ class _Session:
         )
         with out_of_memory_explained(plan, runtime), contextlib.ExitStack() as stack:
             with runtime.ops.bind_all():
-                engine = stack.enter_context(open_engine(plan, runtime, profile.span))
+                engine = stack.enter_context(open_engine(plan, runtime, profile.profiler_range))
             return self._run(engine, corpus, order, began, profile)
 
     def _run(

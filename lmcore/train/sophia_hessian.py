@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
 
-__all__ = ["curvature_is_due", "estimate_curvature"]
+__all__ = ["estimate_hessian", "hessian_is_due"]
 
 
-def curvature_is_due(state: TrainState) -> bool:
+def hessian_is_due(state: TrainState) -> bool:
     """Return whether the optimizer wants an estimate before the next step."""
-    interval = state.optimizer.curvature_interval
+    interval = state.optimizer.hessian_interval
     return interval is not None and (state.iteration - state.skipped_iterations) % interval == 0
 
 
-def estimate_curvature(
+def estimate_hessian(
     state: TrainState,
     arguments: tuple[tuple[Tensor, ...], dict[str, Tensor]],
     context: Callable[[], AbstractContextManager[Any]],
@@ -57,4 +57,4 @@ def estimate_curvature(
     counted = float((weight_BS > 0).sum())
     square, num_tokens = all_reduce_scalars(runtime, parallel.square(norm), counted)
     if math.isfinite(square):
-        state.optimizer.add_curvature(num_tokens / scale**2)
+        state.optimizer.update_hessian(num_tokens / scale**2)

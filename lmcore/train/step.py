@@ -22,27 +22,27 @@ from torch import Tensor
 from lmcore.accelerator.op.records import OpContext
 from lmcore.optim.clip import clip_by_norm, clip_by_norm_on_device
 from lmcore.parallel.scalar_collectives import all_reduce_scalars_on_device
-from lmcore.runtime.profiler_range import Span, no_span
-from lmcore.train.async_scalars import LateReader, can_read_late
+from lmcore.runtime.profiler_range import ProfilerRange, no_range
+from lmcore.train.async_scalars import ScalarCopier, supports_async_scalars
 from lmcore.train.diagnose.non_finite import (
     HINT,
-    NotFiniteError,
+    NonFiniteError,
     check_weights,
-    not_finite,
-    not_finite_late,
+    non_finite,
+    non_finite_after_update,
 )
-from lmcore.train.sophia_hessian import curvature_is_due, estimate_curvature
+from lmcore.train.sophia_hessian import estimate_hessian, hessian_is_due
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.data.loading.loader import Batch
     from lmcore.runtime.runtime import Runtime
-    from lmcore.train.async_scalars import LateNumbers
+    from lmcore.train.async_scalars import AsyncScalars
     from lmcore.train.state import TrainState
 
 __all__ = [
     "HINT",
-    "NotFiniteError",
+    "NonFiniteError",
     "PendingStep",
     "StepResult",
     "TrainStep",
@@ -141,8 +141,10 @@ class TrainStep:
             numbers of a step before the next one.
     """
 
-    def __init__(self, plan: RunPlan, runtime: Runtime, span: Span = no_span) -> None:
-        """Bind the gradient norm, and keep what every step needs; *span* names its parts."""
+    def __init__(
+        self, plan: RunPlan, runtime: Runtime, profiler_range: ProfilerRange = no_range
+    ) -> None:
+        """Bind the kernel of the gradient norm."""
         self.batch_sizes = plan.batch_sizes
         self.samples_at_once = plan.global_batch_size // plan.num_micro_batches
         self.seq_length = plan.config.model.seq_length
@@ -150,16 +152,16 @@ class TrainStep:
         self.device = runtime.device.torch_device
         self.context = runtime.precision.context
         self.runtime = runtime
-        self.span = span
+        self.profiler_range = profiler_range
         self.norm: Callable[[list[Tensor]], Tensor] = runtime.ops.bind(
             "grad_norm", OpContext(runtime.device.type, runtime.precision.keep)
         )
         self.late = (
             plan.config.training.async_metrics
             and not runtime.precision.loss_scaling
-            and can_read_late(runtime.device)
+            and supports_async_scalars(runtime.device)
         )
-        self._reader = LateReader(runtime.device) if self.late else None
+        self._reader = ScalarCopier(runtime.device) if self.late else None
         # The clipping factor is computed as the host would, where the device can.
         wide = "float64" in runtime.device.dtypes
         self._wide = torch.float64 if wide else torch.float32
@@ -178,7 +180,7 @@ class TrainStep:
             requests: Called when backward is done; what it returns is summed over the processes.
 
         Raises:
-            NotFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can give
+            NonFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can give
                 way; nothing was updated.
         """
         scale = state.loss_scale.value
@@ -187,14 +189,14 @@ class TrainStep:
         loss, norm, asked = _numbers(state, done.sums.tolist())
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         if not state.loss_scale.update(overflow=skipped):
-            raise not_finite(state, done.samples, done.losses, loss, norm)
+            raise non_finite(state, done.samples, done.losses, loss, norm)
         if skipped:
             state.skipped_iterations += 1
         else:
             state.scheduled_samples += done.samples
         rate = state.schedule(state.scheduled_samples)
         if not skipped:
-            with self.span("optimizer"):
+            with self.profiler_range("optimizer"):
                 clip_by_norm(done.gradients, norm, self.clip, loss_scale=scale)
                 state.optimizer.step(rate)
         self._count(state, done.samples)
@@ -226,8 +228,8 @@ class TrainStep:
         assert self._reader is not None, "the device, or the precision, is waited for"
         before = state.counters()
         done = self._backward(state, batches, requests)
-        with self.span("optimizer"):
-            sums = self._reader.send(done.sums)
+        with self.profiler_range("optimizer"):
+            sums = self._reader.copy(done.sums)
             norm = done.sums[1].to(self._wide).sqrt()
             clip_by_norm_on_device(done.gradients, norm, self.clip)
             state.scheduled_samples += done.samples
@@ -243,18 +245,22 @@ class TrainStep:
         requests: Callable[[], tuple[float, ...]],
     ) -> _Backward:
         """Run forward and backward of a step's micro-batches and exchange what they leave."""
-        parallel, scale, span = state.parallel, state.loss_scale.value, self.span
+        parallel, scale, profiler_range = (
+            state.parallel,
+            state.loss_scale.value,
+            self.profiler_range,
+        )
         samples = self.batch_sizes.at(state.consumed_samples)
         count = samples // self.samples_at_once
-        if curvature_is_due(state):
+        if hessian_is_due(state):
             first = next(batches)
             arguments_of_one = loss_arguments(first, self.device, share=scale)
-            estimate_curvature(state, arguments_of_one, self.context, self.norm, self.runtime)
+            estimate_hessian(state, arguments_of_one, self.context, self.norm, self.runtime)
             batches = itertools.chain([first], batches)
         parallel.zero_grad()
         arguments = (self._arguments(batches, scale / count) for _ in range(count))
-        losses = parallel.run(arguments, count, self.context, span)
-        with span("reduce"):
+        losses = parallel.run(arguments, count, self.context, profiler_range)
+        with profiler_range("reduce"):
             gradients = parallel.gradients()
             own, share = sum(losses) / scale, parallel.square(self.norm, scale=scale)
             sums = all_reduce_scalars_on_device(self.runtime, own, share, *requests())
@@ -263,7 +269,7 @@ class TrainStep:
     def _arguments(
         self, batches: Iterator[Batch], share: float
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        with self.span("data"):
+        with self.profiler_range("data"):
             return loss_arguments(next(batches), self.device, share=share)
 
     def _count(self, state: TrainState, samples: int) -> None:
@@ -281,7 +287,7 @@ class PendingStep:
         before: Mapping[str, int],
         samples: int,
         losses: list[Tensor],
-        sums: LateNumbers,
+        sums: AsyncScalars,
         rate: float,
     ) -> None:
         """Keep what the result is made of.
@@ -301,13 +307,13 @@ class PendingStep:
         """Return it; waits until the device has computed it.
 
         Raises:
-            NotFiniteError: Loss or gradient norm is NaN or infinite; the counters are those before
+            NonFiniteError: Loss or gradient norm is NaN or infinite; the counters are those before
                 the step, the weights are lost.
         """
         loss, norm, asked = _numbers(self._state, self._sums.read())
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._state.set_counters(self._before)
-            raise not_finite_late(self._state, self._samples, self._losses, loss, norm)
+            raise non_finite_after_update(self._state, self._samples, self._losses, loss, norm)
         return StepResult(loss, norm, self._rate, self._samples, requests=asked)
 
 

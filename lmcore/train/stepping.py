@@ -76,7 +76,7 @@ class Steps:
         """Take a step, or queue it.
 
         Raises:
-            NotFiniteError: Its loss or gradients are not finite, where they are known at once.
+            NonFiniteError: Its loss or gradients are not finite, where they are known at once.
         """
         waited, began = self._batches.wait_seconds, time.perf_counter()
         call: Any = self._step
@@ -101,7 +101,7 @@ class Steps:
             whole: Wait for all; else a step that was just queued is left for later.
 
         Raises:
-            NotFiniteError: The loss or the gradients of one are not finite.
+            NonFiniteError: The loss or the gradients of one are not finite.
         """
         rows = []
         while self._waiting:

@@ -11,7 +11,7 @@ import torch
 
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.parallel.scalar_collectives import all_reduce_scalars
-from lmcore.train.step import HINT, NotFiniteError, mean_loss
+from lmcore.train.step import HINT, NonFiniteError, mean_loss
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -69,7 +69,7 @@ def validate(
         stop: Asked before each batch; a run that was told to exit validates no further.
 
     Raises:
-        NotFiniteError: The loss of a batch is NaN or infinite.
+        NonFiniteError: The loss of a batch is NaN or infinite.
     """
     micro = plan.config.training.micro_batch_size
     wanted = plan.config.training.eval_iters * plan.global_batch_size
@@ -96,7 +96,7 @@ def validate(
     (total,) = all_reduce_scalars(runtime, sum(losses))
     if not math.isfinite(total):
         each = micro * data_size
-        raise _not_finite(losses, first_sample + data_rank * micro, each)
+        raise _non_finite(losses, first_sample + data_rank * micro, each)
     if ended:
         return None
     return Validation(parallel.total_loss(total) / len(losses), wanted)
@@ -119,11 +119,11 @@ def _losses(
     return losses, False
 
 
-def _not_finite(losses: list[float], first: int, each: int) -> NotFiniteError:
+def _non_finite(losses: list[float], first: int, each: int) -> NonFiniteError:
     """Describe it by this process's *losses*, from sample *first* on, *each* samples apart."""
     why = "the last steps moved the weights too far; they are not saved"
     if not losses or math.isfinite(losses[-1]):
-        return NotFiniteError("the validation loss of another process is not finite", why=why)
+        return NonFiniteError("the validation loss of another process is not finite", why=why)
     sample = first + (len(losses) - 1) * each
     what = f"the validation loss is {losses[-1]} at validation sample {sample}"
-    return NotFiniteError(what, why=why, hint=HINT)
+    return NonFiniteError(what, why=why, hint=HINT)

@@ -28,7 +28,7 @@ from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.engine import open_engine
 from lmcore.train.state import seed_everything
-from lmcore.train.step import NotFiniteError
+from lmcore.train.step import NonFiniteError
 from lmcore.train.validation import validate
 
 
@@ -57,7 +57,7 @@ def run(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
         words = ""
         try:
             validate(parallel, samples, plan, runtime, first_sample=0)
-        except NotFiniteError as error:
+        except NonFiniteError as error:
             words = error.what
         return {"whole": whole.loss, "stopped": stopped is None, "asked": next(asked), "nan": words}
 

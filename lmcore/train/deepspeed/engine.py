@@ -29,13 +29,13 @@ from lmcore.parallel.data_parallel import LossModule
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.scalar_collectives import all_reduce_scalars
 from lmcore.runtime.process.consistency import agree
-from lmcore.runtime.profiler_range import Span, no_span
+from lmcore.runtime.profiler_range import ProfilerRange, no_range
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.deepspeed.flat_optimizer import FlatUpdate, StateKind, state_kinds
 from lmcore.train.deepspeed.package import initialize, open_deepspeed
 from lmcore.train.deepspeed.shards import Shards
 from lmcore.train.state import TrainState
-from lmcore.train.step import HINT, NotFiniteError, StepResult, loss_arguments
+from lmcore.train.step import HINT, NonFiniteError, StepResult, loss_arguments
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -53,14 +53,14 @@ _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @contextlib.contextmanager
 def open_deepspeed_engine(
-    plan: RunPlan, runtime: Runtime, span: Span = no_span
+    plan: RunPlan, runtime: Runtime, profiler_range: ProfilerRange = no_range
 ) -> Iterator[DeepSpeedEngine]:
     """Build the model of a run for DeepSpeed; all processes must call it.
 
     Args:
         plan: The run.
         runtime: This process.
-        span: Names the parts of a step for a profile.
+        profiler_range: Names the parts of a step for a profile.
 
     Raises:
         ConfigError: The file of `--deepspeed-config` cannot be read, or DeepSpeed refuses it.
@@ -84,7 +84,7 @@ def open_deepspeed_engine(
             hint="give all processes the same file",
         )
     with open_deepspeed(runtime) as package:
-        engine = DeepSpeedEngine(plan, runtime, package, config, span)
+        engine = DeepSpeedEngine(plan, runtime, package, config, profiler_range)
         try:
             yield engine
         finally:
@@ -107,7 +107,7 @@ class DeepSpeedEngine:
         runtime: Runtime,
         package: Any,
         config: dict[str, Any],
-        span: Span = no_span,
+        profiler_range: ProfilerRange = no_range,
     ) -> None:
         """Build the model on the host, where it can be loaded.
 
@@ -116,9 +116,9 @@ class DeepSpeedEngine:
             runtime: This process.
             package: DeepSpeed.
             config: What it gets.
-            span: Names the parts of a step.
+            profiler_range: Names the parts of a step.
         """
-        self.span = span
+        self.profiler_range = profiler_range
         self.plan, self.runtime, self.package, self.config = plan, runtime, package, config
         self.batch_sizes = plan.batch_sizes
         self.samples_at_once = plan.global_batch_size // plan.num_micro_batches
@@ -187,22 +187,22 @@ class DeepSpeedEngine:
         """Take one step and count it; see `TrainStep`.
 
         Raises:
-            NotFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can give
+            NonFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can give
                 way; nothing was updated.
         """
         samples = self.batch_sizes.at(state.consumed_samples)
         own = sum(self._run(batches, samples, state.loss_scale.value))
-        with self.span("reduce"):
+        with self.profiler_range("reduce"):
             total, *asked = all_reduce_scalars(self.runtime, own, *requests())
         loss = total / self.runtime.rank.world_size
         if not math.isfinite(loss) and self._half is not torch.float16:
-            raise _not_finite(state, f"the loss is {loss}", samples)
+            raise _non_finite(state, f"the loss is {loss}", samples)
         rate = state.schedule(state.scheduled_samples + samples)
-        with self.span("optimizer"):
+        with self.profiler_range("optimizer"):
             norm = self._step(rate)
         skipped = not math.isfinite(norm)
         if not state.loss_scale.update(overflow=skipped):
-            raise _not_finite(state, f"the gradient norm is {norm}", samples)
+            raise _non_finite(state, f"the gradient norm is {norm}", samples)
         if skipped:
             state.skipped_iterations += 1
         else:
@@ -230,13 +230,13 @@ class DeepSpeedEngine:
         losses = []
         for number in range(1, count + 1):
             engine.set_gradient_accumulation_boundary(number == count)
-            with self.span("data"):
+            with self.profiler_range("data"):
                 arguments, options = loss_arguments(next(batches), self.device, share=1.0 / count)
-            with self.span("forward"), self.context():
+            with self.profiler_range("forward"), self.context():
                 loss = engine(*arguments, **options)
             # Not the output itself: where DeepSpeed has no scale to multiply it by, it would divide
             # the gradient by the number of micro-batches, which the loss has been already.
-            with self.span("backward"):
+            with self.profiler_range("backward"):
                 engine.backward(loss * 1.0, scale_wrt_gas=False)
             losses.append(loss.detach())
         yield from (float(one) for one in losses)
@@ -256,7 +256,7 @@ class DeepSpeedEngine:
         whole and on the host of one process.
 
         Raises:
-            NotFiniteError: A weight is NaN or infinite.
+            NonFiniteError: A weight is NaN or infinite.
         """
         if self._shards is None:
             found = {f"model.{name}": p.detach() for name, p in self.parallel.named_parameters()}
@@ -276,7 +276,7 @@ class DeepSpeedEngine:
         for number, (part, name, kind) in enumerate(wanted):
             one = self._shards.weight(name) if kind is None else self._shards.state(name, kind)
             if kind is None and not bool(torch.isfinite(one).all()):
-                raise NotFiniteError(
+                raise NonFiniteError(
                     f"weights are not finite after step {self.state.iteration}: `{name}`",
                     why="the last update moved them too far; they are not saved",
                     hint=HINT,
@@ -390,10 +390,10 @@ def _state_name(parameter: str, kind: StateKind) -> str:
     return f"{kind.name}.{parameter}"
 
 
-def _not_finite(state: TrainState, what: str, samples: int) -> NotFiniteError:
+def _non_finite(state: TrainState, what: str, samples: int) -> NonFiniteError:
     first = state.consumed_samples
     why = "nothing was updated in this step"
     if state.loss_scale.limit:
         why = f"{state.loss_scale.limit}; {why}"
     where = f"step {state.iteration + 1}, samples {first} to {first + samples - 1}"
-    return NotFiniteError(f"{what} at {where}", why=why, hint=HINT)
+    return NonFiniteError(f"{what} at {where}", why=why, hint=HINT)

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from lmcore.train.state import TrainState
 
-__all__ = ["HINT", "NotFiniteError", "check_weights", "not_finite", "not_finite_late"]
+__all__ = ["HINT", "NonFiniteError", "check_weights", "non_finite", "non_finite_after_update"]
 
 HINT = "lower `--lr`, lengthen the warm-up or set `--clip-grad`; continue from the last save"
 """What to do where numbers are not finite."""
 
 
-class NotFiniteError(RunError):
+class NonFiniteError(RunError):
     """Loss or gradients became NaN or infinite; nothing is saved after that."""
 
 
@@ -28,20 +28,20 @@ def check_weights(state: TrainState) -> None:
     """Refuse weights that an update has made NaN or infinite, before they are saved.
 
     Raises:
-        NotFiniteError: Names some of them.
+        NonFiniteError: Names some of them.
     """
-    bad = _not_finite_weights(state)
+    bad = _non_finite_weights(state)
     if bad:
-        raise NotFiniteError(
+        raise NonFiniteError(
             f"weights are not finite after step {state.iteration}: {_some(bad)}",
             why="the last update moved them too far; they are not saved",
             hint=HINT,
         )
 
 
-def not_finite(
+def non_finite(
     state: TrainState, samples: int, losses: list[Tensor], loss: float, norm: float
-) -> NotFiniteError:
+) -> NonFiniteError:
     """Return the error of a step that was not taken, with what is to blame.
 
     Args:
@@ -57,7 +57,7 @@ def not_finite(
         for name, parameter in state.parallel.named_parameters()
         if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
     ]
-    weights = _not_finite_weights(state)
+    weights = _non_finite_weights(state)
     if not bad and math.isfinite(loss):
         where = what.partition(" at ")[2]
         what = f"the gradient norm of another process is not finite at {where}"
@@ -68,18 +68,18 @@ def not_finite(
         why += f"; gradients that are not finite: {_some(bad)}"
     if state.loss_scale.limit:
         why += f"; {state.loss_scale.limit}"
-    return NotFiniteError(what, why=f"{why}; nothing was updated in this step", hint=HINT)
+    return NonFiniteError(what, why=f"{why}; nothing was updated in this step", hint=HINT)
 
 
-def not_finite_late(
+def non_finite_after_update(
     state: TrainState, samples: int, losses: list[Tensor], loss: float, norm: float
-) -> NotFiniteError:
-    """Return the error of a step that was taken all the same; see `not_finite`.
+) -> NonFiniteError:
+    """Return the error of a step that was taken all the same; see `non_finite`.
 
     Which gradients are to blame is not known any more.
     """
     what, why = _culprit(state, samples, losses, loss, norm)
-    return NotFiniteError(
+    return NonFiniteError(
         what,
         why=f"{why}; it was found after the update, so that nothing was saved since",
         hint=f"{HINT}; with `--no-async-metrics` the message names the parameters",
@@ -104,7 +104,7 @@ def _culprit(
     return f"the gradient norm is {norm} at {where}", why
 
 
-def _not_finite_weights(state: TrainState) -> list[str]:
+def _non_finite_weights(state: TrainState) -> list[str]:
     named = state.parallel.named_parameters()
     return [name for name, weight in named if not bool(torch.isfinite(weight).all())]
 

@@ -1,7 +1,7 @@
 """`--profile`: a trace of some steps of a run, by torch's profiler.
 
-The loop says where the run stands (`Profile.at`), and the parts of a step are named by
-`Profile.span`, which costs next to nothing while nothing is recorded.  Each process that records
+The loop calls `Profile.at` between steps, and the code of a step opens `Profile.profiler_range`
+around its parts, which costs next to nothing while nothing is recorded.  Each process that records
 writes one file, in the format that Chrome, Perfetto and TensorBoard show.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from lmcore.runtime.profiler_range import no_span
+from lmcore.runtime.profiler_range import no_range
 from lmcore.train.report.profile_table import range_lines, top_ops
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ class Profile:
         self._first = self._done = 0
         self._warm_up = 0
 
-    def span(self, name: str) -> AbstractContextManager[Any]:
+    def profiler_range(self, name: str) -> AbstractContextManager[Any]:
         """Return a context that has *name* in the trace; see `lmcore.runtime.profiler_range`."""
         if self._profiler is None:
-            return no_span(name)
+            return no_range(name)
         from torch.profiler import record_function
 
         return record_function(name)

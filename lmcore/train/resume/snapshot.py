@@ -107,7 +107,7 @@ def take_snapshot(
         writers: The processes of the run; None: this is the only one.
 
     Raises:
-        NotFiniteError: A weight is NaN or infinite.
+        NonFiniteError: A weight is NaN or infinite.
         PluginError: The stager did not do its work.
     """
     asked = plan.config.checkpoint

@@ -63,10 +63,10 @@ def make(optimizer: str, named: dict[str, nn.Parameter], **settings: Any) -> Any
 def advance(named: dict[str, nn.Parameter], optimizer: Any, steps: range) -> None:
     """Take steps as a run does, the estimate of the curvature included."""
     for step in steps:
-        if optimizer.curvature_interval and step % optimizer.curvature_interval == 0:
+        if optimizer.hessian_interval and step % optimizer.hessian_interval == 0:
             for name, gradient in gradients(1000 + step).items():
                 named[name].grad = gradient * 0.01
-            optimizer.add_curvature(32)
+            optimizer.update_hessian(32)
         for name, gradient in gradients(step).items():
             named[name].grad = gradient
         optimizer.step(rate(step))

@@ -84,10 +84,10 @@ def test_parts_move_as_the_whole_does(bench: Any, name: str) -> None:
         parts = {key: nn.Parameter(p.detach()[rows].clone()) for key, p in bench.weights().items()}
         optimizer = bench.make(name, parts, **OFTEN)
         for step in range(6):
-            if optimizer.curvature_interval and step % optimizer.curvature_interval == 0:
+            if optimizer.hessian_interval and step % optimizer.hessian_interval == 0:
                 for key, gradient in bench.gradients(1000 + step).items():
                     parts[key].grad = gradient[rows] * 0.01
-                optimizer.add_curvature(32)
+                optimizer.update_hessian(32)
             for key, gradient in bench.gradients(step).items():
                 parts[key].grad = gradient[rows]
             optimizer.step(bench.rate(step))

@@ -31,8 +31,8 @@ def test_matches_the_formula(bench: Any) -> None:
 
 def test_says_how_often_it_wants_an_estimate(bench: Any) -> None:
     """The step asks; the other optimizers want none, and do not take one."""
-    assert bench.make("sophia", {}, sophiag_hessian_interval=3).curvature_interval == 3
+    assert bench.make("sophia", {}, sophiag_hessian_interval=3).hessian_interval == 3
     plain = bench.make("adam", {})
-    assert plain.curvature_interval is None
+    assert plain.hessian_interval is None
     with pytest.raises(NotImplementedError, match="AdamW"):
-        plain.add_curvature(1)
+        plain.update_hessian(1)

@@ -10,7 +10,7 @@ import torch
 
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.optim.loss_scale import DynamicLossScale, FixedLossScale
-from lmcore.train.step import NotFiniteError, TrainStep
+from lmcore.train.step import NonFiniteError, TrainStep
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_another_process_overflows(steps: Any, monkeypatch: pytest.MonkeyPatch) 
     state, (result,) = steps("", 1, DynamicLossScale(64.0))
     assert result.skipped
     assert state.skipped_iterations == 1
-    with pytest.raises(NotFiniteError, match="gradient norm of another process is not finite"):
+    with pytest.raises(NonFiniteError, match="gradient norm of another process is not finite"):
         steps("", 1)
 
 
@@ -135,7 +135,7 @@ def test_a_loss_that_is_not_finite(steps: Any) -> None:
 def test_no_scale_helps(steps: Any) -> None:
     """An overflow at the lowest scale is an error that says so; nothing was updated."""
     scale = DynamicLossScale(4.0, minimum=2.0, hysteresis=1)
-    with pytest.raises(NotFiniteError, match="the gradient norm is inf at step 3") as caught:
+    with pytest.raises(NonFiniteError, match="the gradient norm is inf at step 3") as caught:
         steps("", 4, scale, bad=(2, 3))
     why = str(caught.value.why)
     assert "`final_norm.bias`" in why
@@ -146,7 +146,7 @@ def test_no_scale_helps(steps: Any) -> None:
 def test_a_fixed_scale_gives_up(steps: Any) -> None:
     """So many skipped steps in a row end a run with a fixed scale."""
     steps("", 4, FixedLossScale(8.0, patience=2), bad=(1, 2, 4))
-    with pytest.raises(NotFiniteError) as caught:
+    with pytest.raises(NonFiniteError) as caught:
         steps("", 4, FixedLossScale(8.0, patience=2), bad=(1, 2, 3))
     assert "`--loss-scale 8`" in str(caught.value.why)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.train.sophia_hessian import curvature_is_due, estimate_curvature
+from lmcore.train.sophia_hessian import estimate_hessian, hessian_is_due
 
 FLAGS = (
     "--optimizer sophia --sophiag-beta2 0 --sophiag-hessian-interval 4 --num-layers 1 "
@@ -27,7 +27,7 @@ def arguments() -> Any:
 
 def estimate(state: Any, arguments: Any, runtime: Any) -> None:
     norm = lambda grads: torch.stack([g.norm() for g in grads]).norm()  # noqa: E731
-    estimate_curvature(state, arguments, contextlib.nullcontext, norm, runtime)
+    estimate_hessian(state, arguments, contextlib.nullcontext, norm, runtime)
 
 
 def exact(state: Any, arguments: Any) -> dict[str, float]:
@@ -90,7 +90,7 @@ def test_scale_of_the_loss_does_not_count(
         torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-9)
 
 
-def test_overflow_leaves_the_curvature(
+def test_overflow_leaves_the_hessian(
     make_state: Any, make_plan: Any, runtime: Any, arguments: Any
 ) -> None:
     """Gradients that are not finite are not taken in."""
@@ -108,7 +108,7 @@ def test_due_by_the_steps_that_updated(make_state: Any, make_plan: Any) -> None:
     state = make_state(make_plan(FLAGS))
     due = []
     for state.iteration in range(6):
-        due.append(curvature_is_due(state))
+        due.append(hessian_is_due(state))
     state.iteration, state.skipped_iterations = 6, 2
-    assert [*due, curvature_is_due(state)] == [True, False, False, False, True, False, True]
-    assert not curvature_is_due(make_state(make_plan("")))
+    assert [*due, hessian_is_due(state)] == [True, False, False, False, True, False, True]
+    assert not hessian_is_due(make_state(make_plan("")))

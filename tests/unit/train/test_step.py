@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmcore.data.loading.loader import Batch, BatchLoader
-from lmcore.train.step import NotFiniteError, TrainStep, check_weights, mean_loss
+from lmcore.train.step import NonFiniteError, TrainStep, check_weights, mean_loss
 
 
 def loader(plan: Any, corpus: Any, state: Any) -> BatchLoader:
@@ -145,7 +145,7 @@ def test_infinite_weight(one_step: Any, make_plan: Any, weights: Any) -> None:
             state.model.blocks["1"].feed_forward.up.weight[0, 0] = math.inf
         seen["state"], seen["before"] = state, weights(state)
 
-    with pytest.raises(NotFiniteError) as caught:
+    with pytest.raises(NonFiniteError) as caught:
         one_step("--global-batch-size 8 --micro-batch-size 4", change=spoil)
     error = caught.value
     assert error.exit_status == 1
@@ -164,7 +164,7 @@ def test_infinite_gradient(one_step: Any, monkeypatch: pytest.MonkeyPatch, runti
     def spoil(state: Any) -> None:
         state.model.final_norm.bias.register_hook(lambda grad: grad * math.inf)
 
-    with pytest.raises(NotFiniteError, match="the gradient norm is") as caught:
+    with pytest.raises(NonFiniteError, match="the gradient norm is") as caught:
         one_step("", change=spoil)
     assert "the loss is finite" in str(caught.value.why)
     assert "`final_norm.bias`" in str(caught.value.why)
@@ -183,7 +183,7 @@ def test_later_micro_batch(one_step: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
         state.model.loss = loss
 
-    with pytest.raises(NotFiniteError, match="micro-batch 3 of 4"):
+    with pytest.raises(NonFiniteError, match="micro-batch 3 of 4"):
         one_step("--global-batch-size 8 --micro-batch-size 2", change=spoil)
 
 
@@ -195,7 +195,7 @@ def test_check_weights(make_plan: Any, make_state: Any) -> None:
         for parameter in state.model.parameters():
             parameter.view(-1)[-1] = math.nan
     state.iteration = 7
-    with pytest.raises(NotFiniteError, match=r"after step 7: `token_embedding\.weight`") as caught:
+    with pytest.raises(NonFiniteError, match=r"after step 7: `token_embedding\.weight`") as caught:
         check_weights(state)
     assert " and " in caught.value.what
     assert caught.value.what.endswith("more")

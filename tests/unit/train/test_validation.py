@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmcore.train.step import NotFiniteError
+from lmcore.train.step import NonFiniteError
 from lmcore.train.validation import Validation, perplexity, validate
 
 FLAGS = "--eval-iters 2 --eval-interval 4 --global-batch-size 8 --split 80,20,0"
@@ -87,7 +87,7 @@ def test_not_finite(parts: Any, runtime: Any) -> None:
     plan, state, corpus = parts
     with torch.no_grad():
         state.model.final_norm.weight.fill_(math.nan)
-    with pytest.raises(NotFiniteError, match="validation loss is nan at validation sample 8"):
+    with pytest.raises(NonFiniteError, match="validation loss is nan at validation sample 8"):
         validate(state.parallel, corpus.valid, plan, runtime, first_sample=8)
     assert state.model.training
 

@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from lmcore.config.section import ProfileSection
-from lmcore.runtime.profiler_range import no_span
+from lmcore.runtime.profiler_range import no_range
 from lmcore.train.report.profiler import Profile, activities_of
 
 
@@ -27,7 +27,7 @@ def run(
         for done in range(first, last):
             profile.at(done)
             for name in ("forward", "backward"):
-                with profile.span(name):
+                with profile.profiler_range(name):
                     torch.ones(32, 32) @ torch.full((32, 32), float(done))
         profile.at(last, ends=True)
     return said
@@ -132,7 +132,7 @@ def test_off_costs_nothing(tmp_path: Path) -> None:
     for profile in (off, on):
         with profile:
             profile.at(0)
-            assert profile.span("forward") is no_span("backward")
+            assert profile.profiler_range("forward") is no_range("backward")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -153,7 +153,7 @@ def test_ends_with_an_error(tmp_path: Path) -> None:
         with Profile(asked, tmp_path, device_type="cpu") as profile:
             for done in range(6):
                 profile.at(done)
-                with profile.span("forward"):
+                with profile.profiler_range("forward"):
                     _ = 1 / (3 - done)
 
     with pytest.raises(ZeroDivisionError):

@@ -20,7 +20,7 @@ from lmcore.train.resume import restore as restoring
 from lmcore.train.resume.restore import draws_alike, restore
 from lmcore.train.resume.snapshot import data_order, take_snapshot
 from lmcore.train.state import TrainState
-from lmcore.train.step import NotFiniteError, TrainStep
+from lmcore.train.step import NonFiniteError, TrainStep
 
 BASE = "--lr 1e-2 --lr-decay-iters 20 --hidden-dropout 0.1"
 
@@ -334,7 +334,7 @@ def test_weights_that_are_not_finite(
     with torch.no_grad():
         state.model.final_norm.bias[0] = torch.nan
     state.iteration = 4
-    with pytest.raises(NotFiniteError, match=r"`final_norm\.bias`"):
+    with pytest.raises(NonFiniteError, match=r"`final_norm\.bias`"):
         take_snapshot(
             state,
             make_plan("--keep-last 1"),

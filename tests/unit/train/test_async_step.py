@@ -20,12 +20,12 @@ from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
-from lmcore.train.async_scalars import LateReader
+from lmcore.train.async_scalars import ScalarCopier
 from lmcore.train.exit_conditions import ExitConditions
 from lmcore.train.loop import Reporter, train
 from lmcore.train.report.metrics import MetricsFile
 from lmcore.train.state import TrainState, seed_everything
-from lmcore.train.step import NotFiniteError, PendingStep, TrainStep
+from lmcore.train.step import NonFiniteError, PendingStep, TrainStep
 from lmcore.train.stepping import Steps
 
 
@@ -194,7 +194,7 @@ def test_not_finite(run_steps: Any, late_runtime: Any) -> None:
     state, late = run_steps(flags, late_runtime, lambda step, *rest: step.begin(*rest), 3, spoil)
     assert math.isfinite(late[0].result().loss)
     assert state.iteration == 3
-    with pytest.raises(NotFiniteError, match="the loss is nan at step 2, samples 8 to 15") as one:
+    with pytest.raises(NonFiniteError, match="the loss is nan at step 2, samples 8 to 15") as one:
         late[1].result()
     assert "micro-batch 2 of 4 is the first such" in str(one.value.why)
     assert "`--no-async-metrics`" in str(one.value.hint)
@@ -208,20 +208,20 @@ def test_gradient_not_finite(run_steps: Any, late_runtime: Any) -> None:
         state.model.final_norm.bias.register_hook(lambda grad: grad * math.inf)
 
     _, (late,) = run_steps("", late_runtime, lambda step, *rest: step.begin(*rest), 1, spoil)
-    with pytest.raises(NotFiniteError, match=r"the gradient norm is (inf|nan) at step 1"):
+    with pytest.raises(NonFiniteError, match=r"the gradient norm is (inf|nan) at step 1"):
         late.result()
 
 
 def test_reader_uses_its_memory_again(late_runtime: Any) -> None:
     """Numbers come as they were when they were sent; their memory serves the next ones."""
-    reader = LateReader(late_runtime.device)
+    reader = ScalarCopier(late_runtime.device)
     values = torch.tensor([1.5, 2.0])
-    sent = reader.send(values)
-    other = reader.send(values + 1)
+    sent = reader.copy(values)
+    other = reader.copy(values + 1)
     values.zero_()
     assert (sent.read(), other.read()) == ([1.5, 2.0], [2.5, 3.0])
-    place = sent._host.data_ptr()
-    assert place in {reader.send(values)._host.data_ptr(), reader.send(values)._host.data_ptr()}
+    place = sent._buffer.data_ptr()
+    assert place in {reader.copy(values)._buffer.data_ptr(), reader.copy(values)._buffer.data_ptr()}
 
 
 class Recorder(TrainStep):
@@ -308,7 +308,7 @@ def test_nothing_is_saved_after_nan(run_loop: Any, late_runtime: Any) -> None:
         real, calls = state.model.loss, iter(range(99))
         state.model.loss = lambda *args: real(*args) * (math.nan if next(calls) == 3 else 1.0)
 
-    with pytest.raises(NotFiniteError, match="at step 4"):
+    with pytest.raises(NonFiniteError, match="at step 4"):
         run_loop("--save-interval 4", late_runtime, "late", spoil)
 
 
