@@ -55,7 +55,10 @@ refuses those of the third with the hint shown. Underscores count as dashes."""
 
 # Commands of commands, whose help is shown as well.
 _INNER = {
-    "data": ("prepare", "inspect", "merge", "split", "weights", "repair", "clean", "corpora"),
+    "data": (
+        *("prepare", "inspect", "merge", "split", "weights", "repair", "clean"),
+        *("train-tokenizer", "corpora"),
+    ),
     "config": ("show",),
     "plugin": ("new", "check"),
     "ops": ("list", "explain"),

@@ -1,4 +1,4 @@
-"""Train, evaluate and serve Megatron-family language models on any accelerator.
+"""Pretraining of GPT and Llama language models, with hardware support as plugins.
 
 Imports nothing, so that `lmcore --help` and the launcher start without torch.
 """

@@ -148,7 +148,7 @@ def _run(name: str, arguments: list[str]) -> int:
 
 def _help() -> str:
     lines = [
-        "lmcore trains, evaluates and serves language models on any accelerator.",
+        "lmcore pretrains GPT and Llama language models; hardware support comes as plugins.",
         "",
         "usage: lmcore COMMAND [arguments]",
     ]
