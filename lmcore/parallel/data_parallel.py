@@ -1,8 +1,7 @@
-"""Data parallelism: processes with the same weights that see different samples, or parts of them.
+"""Data parallelism: replicas of the weights that compute gradients of different samples.
 
-Their gradients become means while backward still runs: by `GradientBuckets`, or, where weights,
-gradients and optimizer state are sharded (ZeRO; Rajbhandari et al., 2020), by torch's
-`fully_shard`.
+Gradients are averaged while backward still runs: by `GradientBuckets`, or, if weights, gradients
+and optimizer state are sharded (ZeRO; Rajbhandari et al., 2020), by torch's `fully_shard`.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ if TYPE_CHECKING:
     from lmcore.parallel.mesh import ParallelMesh
     from lmcore.parallel.pipeline import StageModule
 
-__all__ = ["Accumulating", "Copies", "LossModule", "place_copies", "place_stages"]
+__all__ = ["Accumulation", "LossModule", "Replica", "replicate", "shard_stages"]
 
 
-class Accumulating(Protocol):
-    """Gives the context of a micro-batch's forward and backward."""
+class Accumulation(Protocol):
+    """Context of forward and backward of one micro-batch."""
 
     def __call__(
         self, *, last: bool, profiler_range: ProfilerRange = no_range
     ) -> AbstractContextManager[None]:
-        """Return it.
+        """Return the context.
 
         Args:
-            last: Whether this is the last micro-batch of a step.
-            profiler_range: Names the time for which the exchange is waited.
+            last: True for the last micro-batch of a step, after which gradients are averaged.
+            profiler_range: Profiler range for the time spent waiting for the all-reduce.
         """
 
 
 class LossModule(nn.Module):
-    """A model whose forward is its loss, which is what gradients start from."""
+    """A model whose forward pass returns its loss, from which backward starts."""
 
     def __init__(self, model: GPT) -> None:
         """Wrap *model*."""
@@ -49,58 +48,57 @@ class LossModule(nn.Module):
         self.model = model
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        """Return `GPT.loss`."""
+        """Return the model's loss; see `GPT.loss`."""
         return self.model.loss(*arguments, **options)
 
 
 @dataclass(frozen=True)
-class Copies:
-    """A model among its copies.
+class Replica:
+    """This rank's replica of a model.
 
     Attributes:
-        root: Its forward is the model's loss.
-        accumulating: When gradients are exchanged.
-        buckets: Where they lie; None where there are no copies, or where they are exchanged in
-            another way.
+        root: Module whose forward pass returns the loss.
+        accumulation: Context of each micro-batch, which averages gradients at the right time.
+        buckets: Gradient buckets; None with one replica, or if `fully_shard` reduces gradients.
     """
 
     root: nn.Module
-    accumulating: Accumulating
+    accumulation: Accumulation
     buckets: GradientBuckets | None = None
 
 
-def place_copies(model: GPT, mesh: ParallelMesh) -> Copies:
-    """Place a model among its copies.
+def replicate(model: GPT, mesh: ParallelMesh) -> Replica:
+    """Connect a model with its replicas; all ranks must call it.
 
-    After the backward of the last micro-batch of a step gradients are means over `mesh.copies`.
-    All processes must call it; copies must hold the same weights.
+    After the backward pass of the last micro-batch of a step, gradients are means over
+    `mesh.replicas`.  Replicas must hold the same weights.
 
     Args:
-        model: On this process's device; sharded in place where the layout says so.
-        mesh: The run's processes.
+        model: Model on this rank's device; sharded in place if the layout asks for ZeRO.
+        mesh: Mesh of the run.
     """
     root = LossModule(model)
-    if mesh.copies.size == 1:
-        return Copies(root, _nothing)
+    if mesh.replicas.size == 1:
+        return Replica(root, _no_reduction)
     if mesh.layout.zero_stage:
-        return Copies(root, _shard(root, mesh))
-    buckets = GradientBuckets(model.named_parameters(), mesh.copies)
-    return Copies(root, buckets.backward, buckets)
+        return Replica(root, _shard(root, mesh))
+    buckets = GradientBuckets(model.named_parameters(), mesh.replicas)
+    return Replica(root, buckets.backward, buckets)
 
 
-def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulating:
+def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulation:
     """Shard every layer by itself, and the rest together.
 
-    Stage 1 keeps gradients whole until the last micro-batch, stages 2 and 3 shard them at once;
-    stages 1 and 2 keep the weights gathered through a step, stage 3 through a layer.
+    Stage 1 keeps whole gradients until the last micro-batch, stages 2 and 3 shard them at once;
+    stages 1 and 2 keep the weights gathered for a step, stage 3 for a layer.
     """
     from torch.distributed.fsdp import FSDPModule
 
     stage = mesh.layout.zero_stage
     _shard_layers(root, root.model.layers, mesh)
 
-    # torch waits for its exchanges at the end of backward itself.
-    def accumulating(
+    # torch itself waits for its collectives at the end of backward.
+    def accumulation(
         *,
         last: bool,
         profiler_range: ProfilerRange = no_range,  # noqa: ARG001
@@ -114,14 +112,18 @@ def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulating:
             root.set_reshard_after_backward(last)
         return contextlib.nullcontext()
 
-    return accumulating
+    return accumulation
 
 
-def place_stages(stages: Sequence[StageModule], mesh: ParallelMesh) -> None:
-    """Shard the stages of a pipeline in place, as far as the layout says so.
+def shard_stages(stages: Sequence[StageModule], mesh: ParallelMesh) -> None:
+    """Shard the stages of a pipeline in place, if the layout asks for ZeRO.
 
-    torch's schedules exchange gradients at the end of a step, so that stage 2 keeps them whole
+    torch's schedules reduce gradients at the end of a step, so that stage 2 keeps whole gradients
     until then, as stage 1 does.
+
+    Args:
+        stages: Pipeline stages of this rank.
+        mesh: Mesh of the run.
     """
     if mesh.layout.zero_stage:
         for stage in stages:
@@ -131,18 +133,17 @@ def place_stages(stages: Sequence[StageModule], mesh: ParallelMesh) -> None:
 def _shard_layers(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMesh) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    where = mesh.shard_mesh()
+    shard_mesh = mesh.shard_mesh()
     for layer in layers:
-        fully_shard(layer, mesh=where, reshard_after_forward=mesh.layout.zero_stage == 3)
-    fully_shard(root, mesh=where, reshard_after_forward=False)
-    if not mesh.can_average:  # torch sums then, and divides what it gets by the number of copies
+        fully_shard(layer, mesh=shard_mesh, reshard_after_forward=mesh.layout.zero_stage == 3)
+    fully_shard(root, mesh=shard_mesh, reshard_after_forward=False)
+    if not mesh.can_average:  # torch then sums, and divides by the number of replicas
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
 
 
-# Nobody is waited for.
-def _nothing(
+def _no_reduction(
     *,
     last: bool,  # noqa: ARG001
     profiler_range: ProfilerRange = no_range,  # noqa: ARG001

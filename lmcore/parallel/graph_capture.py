@@ -1,7 +1,7 @@
-"""`RecordedPass`: forward and backward of a micro-batch, recorded once and played again.
+"""`GraphedMicroBatch`: forward and backward of a micro-batch, captured as a graph and replayed.
 
-A small model's step consists of many small pieces of work, each of which the host takes longer to
-ask for than the device to do.  Played from a record, all of them are asked for at once.
+A step of a small model consists of many short kernels, each of which takes the host longer to
+launch than the device to run.  A replay launches all of them at once.
 """
 
 from __future__ import annotations
@@ -21,54 +21,55 @@ if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
     from lmcore.parallel.pipeline import Arguments
 
-__all__ = ["RecordedPass", "hold_gradients", "require_graphs"]
+__all__ = ["GraphedMicroBatch", "allocate_gradients", "require_graphs"]
 
-_FIRST = 3
-"""Micro-batches that run as always: they compile, choose kernels and fill caches."""
+_WARM_UP = 3
+"""Micro-batches before the capture: they compile, choose kernels and fill caches."""
 
 
-class RecordedPass:
-    """Computes what *run* computes; gradients are added to the parameters' own, in place.
+class GraphedMicroBatch:
+    """Loss and gradients of a micro-batch; gradients accumulate in the parameters, in place.
 
-    What the recorded work reads and writes are the tensors that it was recorded with: parameters
-    and their gradients must stay where they are.
+    The captured kernels read and write fixed memory: parameters and their gradients must not move.
     """
 
     def __init__(
         self,
-        run: Callable[..., Tensor],
+        loss: Callable[..., Tensor],
         parameters: Sequence[nn.Parameter],
         device: Device,
         *,
-        hold: Callable[[], None],
+        allocate: Callable[[], None],
     ) -> None:
-        """Record nothing yet.
+        """Set up; the capture follows after the warm-up micro-batches.
 
         Args:
-            run: Takes what `GPT.loss` takes, returns the loss, which lies on the device.
-            parameters: Those whose gradients it computes.
-            device: Where.
-            hold: Gives parameters that have no gradient one of zeros, which stays theirs.
+            loss: Function that takes the arguments of `GPT.loss` and returns the loss, on the
+                device.
+            parameters: Parameters that get gradients.
+            device: Device that captures.
+            allocate: Function that gives parameters without a gradient one of zeros, in the memory
+                where it will stay.
 
         Raises:
-            DeviceError: The device cannot record work.
+            DeviceError: The device cannot capture graphs.
         """
-        self._run, self._parameters, self._hold = run, parameters, hold
+        self._loss, self._parameters, self._allocate = loss, parameters, allocate
         self._device = device
         self._new_graph = device.require("new_graph")
         self._new_stream = device.require("new_stream")
-        self._taken = 0
+        self._warm_ups = 0
         self._graph: Any = None
-        self._given: Arguments = ((), {})
-        self._loss = torch.empty(0)
+        self._static_inputs: Arguments = ((), {})
+        self._static_loss = torch.empty(0)
 
     @property
-    def recorded(self) -> bool:
-        """Whether the work is recorded; until then gradients may be dropped and made anew."""
+    def captured(self) -> bool:
+        """True once the graph is captured; from then on gradients must keep their memory."""
         return self._graph is not None
 
     def zero_grad(self) -> None:
-        """Make the gradients zero where they are."""
+        """Set the gradients to zero in place."""
         grads = [one.grad for one in self._parameters if one.grad is not None]
         torch._foreach_zero_(grads)
 
@@ -78,64 +79,64 @@ class RecordedPass:
         """Run forward and backward of a micro-batch and return its loss.
 
         Args:
-            arguments: Of *run*, by place and by name; of the same shapes in every call.
-            context: The precision's, in which a forward pass runs.
+            arguments: Positional and keyword arguments of *loss*, of the same shapes in every call.
+            context: Context of the forward pass, which sets the precision.
 
         Raises:
-            DeviceError: The work cannot be recorded.
+            DeviceError: The capture failed.
         """
-        if self._graph is None and self._taken < _FIRST:
-            self._taken += 1
-            return self._run_and_backward(arguments, context)
+        if self._graph is None and self._warm_ups < _WARM_UP:
+            self._warm_ups += 1
+            return self._forward_backward(arguments, context)
         if self._graph is None:
-            self._record(arguments, context)
+            self._capture(arguments, context)
         else:
-            self._give(arguments)
+            self._copy_inputs(arguments)
         self._graph.replay()
-        return self._loss.clone()
+        return self._static_loss.clone()
 
-    def _run_and_backward(
+    def _forward_backward(
         self, arguments: Arguments, context: Callable[[], AbstractContextManager[Any]]
     ) -> Tensor:
         tensors, options = arguments
         with context():
-            loss = self._run(*tensors, **options)
+            loss = self._loss(*tensors, **options)
         loss.backward()
         return loss.detach()
 
-    def _give(self, arguments: Arguments) -> None:
-        """Put the numbers of a micro-batch where the record reads them."""
-        (tensors, options), (own, own_options) = arguments, self._given
-        assert options.keys() == own_options.keys(), "a micro-batch with other arguments"
-        pairs = [*zip(own, tensors, strict=True)]
-        pairs += [(own_options[name], tensor) for name, tensor in options.items()]
-        for here, tensor in pairs:
-            assert here.shape == tensor.shape, "a micro-batch of another shape"
-            here.copy_(tensor)
+    def _copy_inputs(self, arguments: Arguments) -> None:
+        """Copy a micro-batch into the memory that the graph reads."""
+        (tensors, options), (static, static_options) = arguments, self._static_inputs
+        assert options.keys() == static_options.keys(), "a micro-batch with other arguments"
+        pairs = [*zip(static, tensors, strict=True)]
+        pairs += [(static_options[name], tensor) for name, tensor in options.items()]
+        for target, tensor in pairs:
+            assert target.shape == tensor.shape, "a micro-batch of another shape"
+            target.copy_(tensor)
 
-    def _record(
+    def _capture(
         self, arguments: Arguments, context: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         tensors, options = arguments
-        self._given = (
+        self._static_inputs = (
             tuple(tensor.clone() for tensor in tensors),
             {name: tensor.clone() for name, tensor in options.items()},
         )
-        self._hold()
+        self._allocate()
         graph, stream = self._new_graph(), self._new_stream()
         self._device.synchronize()
         if self._device.empty_cache is not None:
-            self._device.empty_cache()  # a record has memory of its own
+            self._device.empty_cache()  # the graph has a memory pool of its own
         before = torch.accelerator.current_stream()
         stream.wait_stream(before)
         try:
             with stream, _capturing(graph):
-                self._loss = self._run_and_backward(self._given, context)
+                self._static_loss = self._forward_backward(self._static_inputs, context)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as cause:
             raise DeviceError(
-                "forward and backward of a micro-batch cannot be recorded",
+                "forward and backward of a micro-batch cannot be captured as a graph",
                 why=first_line(cause),
                 hint="leave `--step-graph` out",
             ) from cause
@@ -144,35 +145,38 @@ class RecordedPass:
 
 
 def require_graphs(device: Device) -> None:
-    """See that a device can record work.
+    """Raise unless the device can capture graphs.
+
+    Args:
+        device: Device of the run.
 
     Raises:
-        DeviceError: It cannot.
+        DeviceError: The device cannot; the message says why.
     """
     for ability in ("new_graph", "new_stream"):
         if ability in device.missing:
             raise DeviceError(
-                f"device `{device.type}` cannot record a step, as `--step-graph` asks",
+                f"device `{device.type}` cannot capture graphs, which `--step-graph` needs",
                 why=device.missing[ability],
                 hint="leave `--step-graph` out",
             )
 
 
-def hold_gradients(parameters: Sequence[nn.Parameter]) -> None:
+def allocate_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Give parameters that have no gradient one of zeros."""
-    for one in parameters:
-        if one.grad is None:
-            one.grad = torch.zeros_like(one)
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 @contextlib.contextmanager
 def _capturing(graph: Any) -> Iterator[None]:
-    """Record what is queued within the context; a failure there is told, not what follows it."""
+    """Capture the kernels launched within the context; re-raise its first error."""
     graph.capture_begin()
     try:
         yield
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # the record is of no use, as it says
+        with contextlib.suppress(RuntimeError):  # ending a failed capture fails too
             graph.capture_end()
         raise
     graph.capture_end()

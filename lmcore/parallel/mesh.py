@@ -1,7 +1,7 @@
-"""`ParallelMesh`: this process's place on each axis of a run, and who else is on it.
+"""`ParallelMesh`: the process groups of each parallel axis, and this rank's index in them.
 
-Processes are numbered as `ParallelLayout` says.  An axis may join several of the layout's: those
-that hold copies of the same weights, say, differ in data and context.
+Ranks are numbered as `ParallelLayout` says.  An axis of the mesh may join several of the layout's:
+the replicas of a weight, for example, differ in data and context.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PIPELINE, _REPLICA, _SHARD, _CONTEXT, _TENSOR = range(5)
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis as this process sees it.
+    """One axis of the mesh, as seen by this rank.
 
     Attributes:
-        rank: This process's place on it.
-        size: Processes on it.
-        ranks: Their ranks in the run, in order.
-        group: Their process group; None where this process is the only one.
+        rank: Index of this rank on the axis.
+        size: Number of ranks on the axis.
+        ranks: Global ranks on the axis, in order.
+        group: Process group of the axis; None if its size is 1.
     """
 
     rank: int
@@ -43,20 +43,21 @@ class Axis:
 
 
 class ParallelMesh:
-    """The axes of a run; all processes must make it, as all make all groups.
+    """Axes of a run; all ranks must construct it, as all ranks create all process groups.
 
     Attributes:
-        layout: Sizes.
-        rank: This process.
-        tensor: Processes that divide every layer.
-        context: Processes that divide every sequence.
-        pipeline: Processes that divide the layers.
-        copies: Processes with the same weights: gradients are summed over data and context.
-        shards: Processes over which ZeRO shards; those of `context` take part.
-        replicas: Processes that hold the same shards.
-        pipeline_ends: Those of the first and the last stage of a pipeline; any other process, and
-            one that has both, is alone.
-        can_average: Whether an exchange may average; otherwise it sums, and is divided.
+        layout: Size of each axis.
+        rank: Global rank of this process.
+        tensor: Ranks that split every layer.
+        context: Ranks that split every sequence.
+        pipeline: Ranks that split the layers.
+        replicas: Ranks with the same weights; gradients are averaged over data and context.
+        shards: Ranks over which ZeRO shards, those of `context` included.
+        shard_replicas: Ranks that hold the same ZeRO shards.
+        pipeline_ends: Ranks of the first and of the last stage of a pipeline; of size 1 for every
+            other rank, and if one rank has both stages.
+        can_average: True if the communication backend can average; otherwise gradients are summed,
+            then divided.
     """
 
     def __init__(
@@ -68,15 +69,15 @@ class ParallelMesh:
         new_group: Callable[[Sequence[int]], ProcessGroup | None] | None = None,
         can_average: bool = True,
     ) -> None:
-        """Lay the processes out.
+        """Create the process groups of all axes.
 
         Args:
-            layout: Sizes of the axes.
-            rank: This process.
-            device_type: Device type of the tensors that are exchanged.
-            new_group: Makes the group of some ranks, with the run's timeout; None where there is
-                one process.
-            can_average: Whether the communication backend averages.
+            layout: Size of each axis.
+            rank: Global rank of this process.
+            device_type: Device type of the tensors in collectives.
+            new_group: Function that creates the process group of some ranks, with the run's
+                timeout; None if there is one process.
+            can_average: True if the communication backend can average.
         """
         self.layout, self.rank, self.device_type = layout, rank, device_type
         self.can_average = can_average
@@ -88,14 +89,19 @@ class ParallelMesh:
         self.tensor = self._axis(_TENSOR)
         self.context = self._axis(_CONTEXT)
         self.pipeline = self._axis(_PIPELINE)
-        self.copies = self._axis(_REPLICA, _SHARD, _CONTEXT)
-        self.shards = self._axis(_SHARD, _CONTEXT) if sharded else self._alone
-        self.replicas = self._axis(_REPLICA) if sharded else self._alone
+        self.replicas = self._axis(_REPLICA, _SHARD, _CONTEXT)
+        self.shards = self._axis(_SHARD, _CONTEXT) if sharded else self._single
+        self.shard_replicas = self._axis(_REPLICA) if sharded else self._single
         self.pipeline_ends = self._ends()
 
     @classmethod
     def of(cls, layout: ParallelLayout, runtime: Runtime) -> ParallelMesh:
-        """Return the mesh of a run's processes."""
+        """Return the mesh of a run.
+
+        Args:
+            layout: Size of each axis.
+            runtime: Rank, device and communication backend.
+        """
         processes = runtime.processes
         return cls(
             layout,
@@ -107,24 +113,24 @@ class ParallelMesh:
 
     @property
     def data_rank(self) -> int:
-        """Which slice of the samples is this process's."""
-        place = self.place
-        return place[_REPLICA] * self._shape[_SHARD] + place[_SHARD]
+        """Index of this rank's slice of the samples, from 0 to `layout.data` - 1."""
+        coordinates = self.coordinates
+        return coordinates[_REPLICA] * self._shape[_SHARD] + coordinates[_SHARD]
 
     @property
-    def place(self) -> tuple[int, ...]:
-        """Place on each axis of the layout, from slowest to fastest."""
-        return tuple(int(one) for one in np.unravel_index(self.rank, self._shape))
+    def coordinates(self) -> tuple[int, ...]:
+        """Index of this rank on each axis of the layout, from the slowest to the fastest."""
+        return tuple(int(index) for index in np.unravel_index(self.rank, self._shape))
 
     def shard_mesh(self) -> DeviceMesh:
-        """Return torch's mesh of the processes over which ZeRO shards, replicas before shards."""
+        """Return torch's mesh for `fully_shard`: replicas of shards, then shards."""
         from torch.distributed.device_mesh import DeviceMesh
 
-        shards, replicas = self.shards, self.replicas
-        assert shards.group is not None, "there is nobody to share with"
+        shards, replicas = self.shards, self.shard_replicas
+        assert shards.group is not None, "ZeRO needs several ranks"
         if replicas.group is None:
             return DeviceMesh.from_group(shards.group, self.device_type, mesh_dim_names=("shard",))
-        ranks = np.asarray(self.copies.ranks).reshape(replicas.size, shards.size)
+        ranks = np.asarray(self.replicas.ranks).reshape(replicas.size, shards.size)
         return DeviceMesh.from_group(
             [replicas.group, shards.group],
             self.device_type,
@@ -133,32 +139,32 @@ class ParallelMesh:
         )
 
     @property
-    def _alone(self) -> Axis:
+    def _single(self) -> Axis:
         return Axis(0, 1, (self.rank,), None)
 
     def _ends(self) -> Axis:
-        lines = self._lines((_PIPELINE,))
-        if lines.shape[1] == 1 or self.layout.schedule == "zero-bubble-v":
-            return self._alone
-        return self._axis_of(np.stack([lines[:, 0], lines[:, -1]], axis=1))
+        rows = self._rows((_PIPELINE,))
+        if rows.shape[1] == 1 or self.layout.schedule == "zero-bubble-v":
+            return self._single
+        return self._axis_of(np.stack([rows[:, 0], rows[:, -1]], axis=1))
 
-    def _lines(self, dims: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Return [lines, processes on each] of the axis that joins *dims*."""
+    def _rows(self, dims: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """Return the ranks of each group of the axis that joins *dims*, [groups, size]."""
         others = [dim for dim in range(len(self._shape)) if dim not in dims]
         size = int(np.prod([self._shape[dim] for dim in dims]))
         return self._grid.transpose(*others, *dims).reshape(-1, size)
 
     def _axis(self, *dims: int) -> Axis:
-        return self._axis_of(self._lines(dims))
+        return self._axis_of(self._rows(dims))
 
-    def _axis_of(self, lines: npt.NDArray[np.int64]) -> Axis:
-        found = self._alone
-        if lines.shape[1] == 1:
-            return found
-        assert self._new_group is not None, "several processes are connected"
-        for line in lines:  # all processes make all groups, in one order
-            ranks = tuple(int(rank) for rank in line)
+    def _axis_of(self, rows: npt.NDArray[np.int64]) -> Axis:
+        axis = self._single
+        if rows.shape[1] == 1:
+            return axis
+        assert self._new_group is not None, "several ranks need a process group"
+        for row in rows:  # all ranks create all groups, in the same order
+            ranks = tuple(int(rank) for rank in row)
             group = self._new_group(ranks)
             if self.rank in ranks:
-                found = Axis(ranks.index(self.rank), len(ranks), ranks, group)
-        return found
+                axis = Axis(ranks.index(self.rank), len(ranks), ranks, group)
+        return axis

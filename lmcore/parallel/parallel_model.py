@@ -22,8 +22,8 @@ from lmcore.model.shape import ModelPart
 from lmcore.parallel import context_parallel, tensor_parallel
 from lmcore.parallel.collectives import all_reduce_coalesced
 from lmcore.parallel.context_parallel import own_places, own_tokens
-from lmcore.parallel.data_parallel import place_copies, place_stages
-from lmcore.parallel.graph_capture import RecordedPass, hold_gradients
+from lmcore.parallel.data_parallel import replicate, shard_stages
+from lmcore.parallel.graph_capture import GraphedMicroBatch, allocate_gradients
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline import Arguments, Pipeline
 from lmcore.parallel.pipeline_split import own_part
@@ -52,7 +52,7 @@ class LocalParameter:
         tensor: What an optimizer updates; its `grad` is set by `ParallelModel.gradients`.
         source: The module's parameter, of which `tensor` is the local part, or itself.
         layout: Which part of the whole it is.
-        holders: Processes of the run that hold the same part.
+        replica_count: Processes of the run that hold the same part.
         replicated: Whether those that divide a layer all hold it.
         partial: Whether its gradient is to be summed over them: each saw some of the tokens.
     """
@@ -61,7 +61,7 @@ class LocalParameter:
     tensor: nn.Parameter
     source: nn.Parameter
     layout: TensorLayout
-    holders: int
+    replica_count: int
     replicated: bool
     partial: bool
 
@@ -89,20 +89,20 @@ class ParallelModel:
         self.model, self.mesh, self.shape, self.device = model, mesh, shape, device
         self._pipeline = Pipeline(model, mesh, device) if mesh.layout.pipeline > 1 else None
         if self._pipeline is not None:
-            place_stages(self._pipeline.modules, mesh)
+            shard_stages(self._pipeline.modules, mesh)
             roots: list[nn.Module] = list(self._pipeline.modules)
         else:
-            self._copies = place_copies(model, mesh)
-            self.root = self._copies.root
+            self._replica = replicate(model, mesh)
+            self.root = self._replica.root
             roots = [self.root]
         if any(parameter.is_meta for parameter in model.parameters()):
             for root in roots:
                 root.to_empty(device=device)
         self.parameters = tuple(self._local(layouts))
-        self._recorded: RecordedPass | None = None
-        self._by_holders: dict[int, list[nn.Parameter]] = {}
+        self._graphed: GraphedMicroBatch | None = None
+        self._by_replica_count: dict[int, list[nn.Parameter]] = {}
         for one in self.parameters:
-            self._by_holders.setdefault(one.holders, []).append(one.tensor)
+            self._by_replica_count.setdefault(one.replica_count, []).append(one.tensor)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the local parameters that are not empty, by the names of the whole model."""
@@ -140,11 +140,11 @@ class ParallelModel:
         if self._pipeline is not None:
             own = (self._own(*arguments, **options) for arguments, options in micro_batches)
             return self._pipeline.run(own, count, context, profiler_range)
-        if self._recorded is not None:
-            return self._run_recorded(self._recorded, micro_batches, context, profiler_range)
+        if self._graphed is not None:
+            return self._run_graphed(self._graphed, micro_batches, context, profiler_range)
         losses = []
         for number, (arguments, options) in enumerate(micro_batches, start=1):
-            with self._copies.accumulating(last=number == count, profiler_range=profiler_range):
+            with self._replica.accumulation(last=number == count, profiler_range=profiler_range):
                 with profiler_range("forward"), context():
                     loss = self.loss(*arguments, **options)
                 with profiler_range("backward"):
@@ -152,37 +152,39 @@ class ParallelModel:
             losses.append(loss.detach())
         return losses
 
-    def record(self, device: Device) -> None:
-        """Have `run` record forward and backward of a micro-batch and play them again.
+    def capture_graph(self, device: Device) -> None:
+        """Make `run` capture forward and backward of a micro-batch as a graph, and replay it.
 
         Args:
-            device: The run's; nothing but copies of the model may divide the work.
+            device: Device of the run; the layout may have data parallelism only.
 
         Raises:
-            DeviceError: The device cannot record work.
+            DeviceError: The device cannot capture graphs.
         """
         parameters = [one.source for one in self.parameters]
-        buckets = self._copies.buckets
-        hold = functools.partial(hold_gradients, parameters) if buckets is None else buckets.hold
-        self._recorded = RecordedPass(self.loss, parameters, device, hold=hold)
+        buckets = self._replica.buckets
+        allocate: Callable[[], None] = functools.partial(allocate_gradients, parameters)
+        if buckets is not None:
+            allocate = buckets.allocate_gradients
+        self._graphed = GraphedMicroBatch(self.loss, parameters, device, allocate=allocate)
 
-    def _run_recorded(
+    def _run_graphed(
         self,
-        recorded: RecordedPass,
+        graphed: GraphedMicroBatch,
         micro_batches: Iterable[Arguments],
         context: Callable[[], AbstractContextManager[Any]],
         profiler_range: ProfilerRange,
     ) -> list[Tensor]:
         losses = []
         for arguments in micro_batches:
-            # What is recorded cannot be told apart: its backward pass has no name of its own.
+            # A replay is one launch: backward has no profiler range of its own.
             with (
-                self._copies.accumulating(last=False, profiler_range=profiler_range),
+                self._replica.accumulation(last=False, profiler_range=profiler_range),
                 profiler_range("forward"),
             ):
-                losses.append(recorded(arguments, context))
-        if self._copies.buckets is not None:
-            self._copies.buckets.exchange(profiler_range)
+                losses.append(graphed(arguments, context))
+        if self._replica.buckets is not None:
+            self._replica.buckets.all_reduce(profiler_range)
         return losses
 
     def loss(
@@ -236,9 +238,9 @@ class ParallelModel:
                 reshard()
 
     def zero_grad(self) -> None:
-        """Drop all gradients; those that are recorded as written become zero."""
-        if self._recorded is not None and self._recorded.recorded:
-            self._recorded.zero_grad()
+        """Drop all gradients; those that a captured graph writes are set to zero instead."""
+        if self._graphed is not None and self._graphed.captured:
+            self._graphed.zero_grad()
             return
         for one in self.parameters:
             one.tensor.grad = one.source.grad = None
@@ -252,7 +254,7 @@ class ParallelModel:
         grads, mesh = [grad for _, grad in found], self.mesh
         if self._pipeline is not None:
             if not mesh.layout.zero_stage:
-                all_reduce_coalesced(grads, mesh.copies, scale=1.0 / mesh.copies.size)
+                all_reduce_coalesced(grads, mesh.replicas, scale=1.0 / mesh.replicas.size)
             if self.shape.tied:
                 tied = [grad for one, grad in found if one.name == _TIED]
                 all_reduce_coalesced(tied, mesh.pipeline_ends)
@@ -276,15 +278,15 @@ class ParallelModel:
             On the device, where there are gradients.
         """
         total: Tensor | float = 0.0
-        for holders, parameters in self._by_holders.items():
+        for replica_count, parameters in self._by_replica_count.items():
             grads = [one.grad for one in parameters if one.grad is not None]
             if grads:  # divided first: the square of a scaled norm may be beyond the dtype
-                total = total + (norm(grads) / scale) ** 2 / holders
+                total = total + (norm(grads) / scale) ** 2 / replica_count
         return total
 
     def _local(self, layouts: dict[str, TensorLayout]) -> Iterable[LocalParameter]:
         layout, shards = self.mesh.layout, self.mesh.shards
-        copies = layout.replicas if layout.zero_stage else self.mesh.copies.size
+        replicas = layout.replicas if layout.zero_stage else self.mesh.replicas.size
         for name, source in self.model.named_parameters():
             whole = layouts[name]
             tensor = source
@@ -295,15 +297,15 @@ class ParallelModel:
                 if not tensor.numel():
                     continue
             replicated = layouts[name].shape == tuple(source.shape)
-            holders = copies * (layout.tensor if replicated else 1)
+            replica_count = replicas * (layout.tensor if replicated else 1)
             if name == _TIED and self.shape.tied:
-                holders *= self.mesh.pipeline_ends.size
+                replica_count *= self.mesh.pipeline_ends.size
             yield LocalParameter(
                 name,
                 tensor,
                 source,
                 whole,
-                holders=holders,
+                replica_count=replica_count,
                 replicated=replicated,
                 partial=replicated and layout.sequence,
             )

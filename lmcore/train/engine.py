@@ -66,7 +66,7 @@ class NativeEngine:
         """Build and place the model; all processes must call it.
 
         Raises:
-            DeviceError: A step is to be recorded, and the device cannot do that.
+            DeviceError: `--step-graph` is set, and the device cannot capture graphs.
         """
         device = runtime.device
         if plan.config.training.step_graph:
@@ -80,7 +80,7 @@ class NativeEngine:
             masked=plan.config.data.reset_attention_mask,
         )
         if plan.config.training.step_graph:
-            parallel.record(device)
+            parallel.capture_graph(device)
         self.state = TrainState.create(parallel, plan, runtime)
         self.step: Step = TrainStep(plan, runtime, profiler_range)
         self.records: Mapping[str, Any] = {}

@@ -74,7 +74,7 @@ def rank_of(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
         "losses": losses,
         "axes": {
             name: list(getattr(mesh, name).ranks)
-            for name in ("tensor", "context", "pipeline", "copies", "shards", "replicas")
+            for name in ("tensor", "context", "pipeline", "replicas", "shards", "shard_replicas")
         },
         "data_rank": mesh.data_rank,
         "parameters": [
@@ -82,7 +82,7 @@ def rank_of(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
                 "name": one.name,
                 "shape": one.layout.shape,
                 "pieces": [(piece.offset, piece.size) for piece in one.layout.pieces],
-                "holders": one.holders,
+                "replica_count": one.replica_count,
                 "gradient": one.tensor.grad is not None
                 and one.tensor.grad.shape == one.tensor.shape,
             }

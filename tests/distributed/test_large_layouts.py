@@ -88,11 +88,11 @@ def test_the_ranks_together_hold_the_model(ranks: dict[str, Any]) -> None:
         for parameter in one["parameters"]:
             name, shape = parameter["name"], parameter["shape"]
             count = held.setdefault(name, np.zeros(shape, dtype=int))
-            holders = said.setdefault(name, np.zeros(shape, dtype=int))
+            expected = said.setdefault(name, np.zeros(shape, dtype=int))
             for offset, size in parameter["pieces"]:
                 box = tuple(slice(at, at + n) for at, n in zip(offset, size, strict=True))
                 count[box] += 1
-                holders[box] = parameter["holders"]
+                expected[box] = parameter["replica_count"]
     assert len(held) == 2 + 4 * 12 + 2
     for name, count in held.items():
         assert count.min() >= 1, f"nobody has all of {name}"
@@ -100,7 +100,7 @@ def test_the_ranks_together_hold_the_model(ranks: dict[str, Any]) -> None:
 
 
 def test_every_rank_sees_its_samples(ranks: dict[str, Any]) -> None:
-    """Ranks of one copy of the model see the same samples, copies see others."""
+    """Ranks of one replica see the same samples, other replicas see others."""
     slices = collections.Counter(one["data_rank"] for one in ranks[COMPLETE])
     assert slices == {0: 32, 1: 32, 2: 32, 3: 32}
     by_rank = {one["rank"]: one for one in ranks[COMPLETE]}
@@ -108,5 +108,5 @@ def test_every_rank_sees_its_samples(ranks: dict[str, Any]) -> None:
         for axis in ("tensor", "pipeline"):
             same = {by_rank[rank]["data_rank"] for rank in one["axes"][axis]}
             assert same == {one["data_rank"]}
-        copies = [by_rank[rank]["data_rank"] for rank in one["axes"]["copies"]]
-        assert copies == [0, 1, 2, 3]
+        replicas = [by_rank[rank]["data_rank"] for rank in one["axes"]["replicas"]]
+        assert replicas == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""How the parts of a sharded model exchange gradients, over processes that are only pretended."""
+"""Gradient reductions of a sharded model, over a fake process group."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import distributed, nn
 
 from lmcore.config.layout import ParallelLayout
-from lmcore.parallel.data_parallel import place_stages
+from lmcore.parallel.data_parallel import shard_stages
 from lmcore.parallel.mesh import ParallelMesh
 
 
 class Stage(nn.Module):
-    """Two layers and what is around them."""
+    """Two layers and one module beside them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Stage(nn.Module):
 
 @pytest.fixture
 def four_processes() -> Iterator[None]:
-    """This one, and three that torch makes up."""
+    """Process group of this process and three fake ranks."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
@@ -44,7 +44,7 @@ def four_processes() -> Iterator[None]:
 def test_reductions(
     monkeypatch: pytest.MonkeyPatch, four_processes: None, replicas: int, *, can_average: bool
 ) -> None:
-    """Gradients are averaged where the backend can, in shards and over replicas, else summed."""
+    """Gradients are averaged over shards and replicas if the backend can, else summed."""
     asked: list[Any] = []
 
     def watching(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ def test_reductions(
         can_average=can_average,
     )
     stage = Stage()
-    place_stages([stage], mesh)
+    shard_stages([stage], mesh)
     stage(torch.ones(2, 8)).backward()
     wanted = distributed.ReduceOp.AVG if can_average else distributed.ReduceOp.SUM
     assert set(asked) == {wanted}

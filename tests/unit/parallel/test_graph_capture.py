@@ -1,4 +1,4 @@
-"""Forward and backward recorded and played again, by a recorder of the CPU's ops in Python."""
+"""Graph capture and replay of forward and backward, by a graph of CPU ops in Python."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_leaves
 
 from lmcore.accelerator import Device
 from lmcore.errors import DeviceError
-from lmcore.parallel.graph_capture import RecordedPass, hold_gradients, require_graphs
+from lmcore.parallel.graph_capture import GraphedMicroBatch, allocate_gradients, require_graphs
 
 
 class Graph(TorchDispatchMode):
-    """Notes ops while it captures; done again, results go to the tensors of the first time.
+    """Graph of CPU ops: replay writes results to the tensors of the capture.
 
-    Unlike a device's it does what it notes, so what was written is put back.
+    Unlike a device, the CPU runs the ops while capturing, so what they wrote is restored.
     """
 
     def __init__(self, written: Callable[[], list[Tensor]]) -> None:
@@ -72,7 +72,7 @@ def model() -> nn.Module:
 
 @pytest.fixture
 def make(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns what makes a recorded pass of a function, on a CPU that can record."""
+    """Factory of graphed micro-batches, on a CPU that can capture."""
     monkeypatch.setattr(torch.accelerator, "current_stream", Stream)
     parameters = list(model.parameters())
 
@@ -80,8 +80,8 @@ def make(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Any:
         return [one.grad for one in parameters if one.grad is not None]
 
     device = Device.from_torch("cpu", new_graph=lambda: Graph(written), new_stream=Stream)
-    hold = functools.partial(hold_gradients, parameters)
-    return lambda run: RecordedPass(run, parameters, device, hold=hold)
+    allocate = functools.partial(allocate_gradients, parameters)
+    return lambda run: GraphedMicroBatch(run, parameters, device, allocate=allocate)
 
 
 def batch(number: int) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -95,73 +95,73 @@ def loss_of(model: nn.Module, x_BC: Tensor, weight_B: Tensor) -> Tensor:
 
 
 def test_losses_and_gradients(make: Any, model: nn.Module) -> None:
-    """In steps of two micro-batches all are those of running it, before and after the record."""
+    """Losses and gradients are those of eager runs, before and after the capture."""
     calls = []
 
     def run(x_BC: Tensor, *, weight_B: Tensor) -> Tensor:
         calls.append(1)
         return loss_of(model, x_BC, weight_B)
 
-    recorded = make(run)
+    graphed = make(run)
     for step in range(5):
-        if recorded.recorded:
-            recorded.zero_grad()
+        if graphed.captured:
+            graphed.zero_grad()
         else:
             model.zero_grad(set_to_none=True)
         batches = [batch(2 * step), batch(2 * step + 1)]
-        losses = [recorded(one, contextlib.nullcontext) for one in batches]
+        losses = [graphed(one, contextlib.nullcontext) for one in batches]
         found = [one.grad.clone() for one in model.parameters() if one.grad is not None]
         expected = [loss_of(model, *one[0], **one[1]) for one in batches]
         wanted = torch.autograd.grad(sum(expected), list(model.parameters()))
         assert torch.equal(torch.stack(losses), torch.stack(expected).detach())
         assert all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(found, wanted, strict=True))
-    assert len(calls) == 4  # three as always, one for the record
+    assert len(calls) == 4  # three warm-ups and the capture
 
 
 def test_other_shapes(make: Any, model: nn.Module) -> None:
-    """What was recorded for one shape is not played on another."""
-    recorded = make(functools.partial(loss_of, model))
+    """A graph of one shape is not replayed on another."""
+    graphed = make(functools.partial(loss_of, model))
     for number in range(4):
-        recorded(batch(number), contextlib.nullcontext)
+        graphed(batch(number), contextlib.nullcontext)
     ((x_BC,), options) = batch(4)
     with pytest.raises(AssertionError, match="another shape"):
-        recorded(((x_BC[:3],), options), contextlib.nullcontext)
+        graphed(((x_BC[:3],), options), contextlib.nullcontext)
     with pytest.raises(AssertionError, match="other arguments"):
-        recorded(((x_BC,), {}), contextlib.nullcontext)
+        graphed(((x_BC,), {}), contextlib.nullcontext)
 
 
-def test_a_record_that_fails(make: Any, model: nn.Module) -> None:
-    """The first error is told, not that the capture is of no use; memory's is left as it is."""
+def test_failed_capture(make: Any, model: nn.Module) -> None:
+    """The first error is reported, not the failed end of the capture; OOM is passed on."""
 
     def waits(x_BC: Tensor, weight_B: Tensor) -> Tensor:
         loss = loss_of(model, x_BC, weight_B)
         loss.item()
         return loss
 
-    recorded = make(waits)
+    graphed = make(waits)
     for number in range(3):
-        recorded(batch(number), contextlib.nullcontext)
-    with pytest.raises(DeviceError, match="cannot be recorded") as one:
-        recorded(batch(3), contextlib.nullcontext)
+        graphed(batch(number), contextlib.nullcontext)
+    with pytest.raises(DeviceError, match="cannot be captured") as one:
+        graphed(batch(3), contextlib.nullcontext)
     assert one.value.why == "the host waits"
 
     def ends(x_BC: Tensor, weight_B: Tensor) -> Tensor:
-        if recorded.taken_all:
+        if graphed.taken_all:
             raise torch.OutOfMemoryError("no memory")
         return loss_of(model, x_BC, weight_B)
 
-    recorded = make(ends)
-    recorded.taken_all = False
+    graphed = make(ends)
+    graphed.taken_all = False
     for number in range(3):
-        recorded(batch(number), contextlib.nullcontext)
-    recorded.taken_all = True
+        graphed(batch(number), contextlib.nullcontext)
+    graphed.taken_all = True
     with pytest.raises(torch.OutOfMemoryError, match="no memory"):
-        recorded(batch(3), contextlib.nullcontext)
+        graphed(batch(3), contextlib.nullcontext)
 
 
-def test_devices_that_cannot() -> None:
-    """The device's own reason is given, and the flag to leave out."""
-    with pytest.raises(DeviceError, match="device `cpu` cannot record a step") as one:
+def test_devices_without_graphs() -> None:
+    """The message has the device's reason and the flag to leave out."""
+    with pytest.raises(DeviceError, match="device `cpu` cannot capture graphs") as one:
         require_graphs(Device.from_torch("cpu"))
     assert "done when its call returns" in str(one.value.why)
     assert one.value.hint == "leave `--step-graph` out"

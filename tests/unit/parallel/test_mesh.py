@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lmcore.config.layout import SCHEDULES, ParallelLayout
 from lmcore.parallel.mesh import Axis, ParallelMesh
 
-AXES = ("tensor", "context", "pipeline", "copies", "shards", "replicas", "pipeline_ends")
+AXES = ("tensor", "context", "pipeline", "replicas", "shards", "shard_replicas", "pipeline_ends")
 
 
 @st.composite
@@ -37,7 +37,7 @@ def layouts(draw: st.DrawFn) -> ParallelLayout:
 
 
 def mesh_of(layout: ParallelLayout, rank: int) -> tuple[ParallelMesh, list[tuple[int, ...]]]:
-    """Return a rank's mesh and the groups that it made, which stand for themselves."""
+    """Return a rank's mesh and the groups that it created, as tuples of ranks."""
     made: list[tuple[int, ...]] = []
 
     def new_group(ranks: Sequence[int]) -> Any:
@@ -49,7 +49,7 @@ def mesh_of(layout: ParallelLayout, rank: int) -> tuple[ParallelMesh, list[tuple
 
 @given(layouts())
 def test_axes_cover_the_world(layout: ParallelLayout) -> None:
-    """Each rank is once in one line of each axis, where its own mesh says that it is."""
+    """Each rank is once in one line of each axis, at the index that its own mesh says."""
     meshes = {rank: mesh_of(layout, rank) for rank in range(layout.world_size)}
     groups = {tuple(made) for _, made in meshes.values()}
     assert len(groups) == 1, "ranks make other groups, or in another order"
@@ -75,20 +75,20 @@ def test_axes_have_their_sizes(layout: ParallelLayout) -> None:
         assert mesh.tensor.size == layout.tensor
         assert mesh.context.size == layout.context
         assert mesh.pipeline.size == layout.pipeline
-        assert mesh.copies.size == layout.data * layout.context
-        assert mesh.tensor.size * mesh.pipeline.size * mesh.copies.size == layout.world_size
+        assert mesh.replicas.size == layout.data * layout.context
+        assert mesh.tensor.size * mesh.pipeline.size * mesh.replicas.size == layout.world_size
         if layout.zero_stage:
             assert mesh.shards.size == layout.data * layout.context // layout.replicas
-            assert mesh.shards.size * mesh.replicas.size == mesh.copies.size
-            together = sorted(set(mesh.shards.ranks) | set(mesh.replicas.ranks))
-            assert set(together) <= set(mesh.copies.ranks)
+            assert mesh.shards.size * mesh.shard_replicas.size == mesh.replicas.size
+            together = sorted(set(mesh.shards.ranks) | set(mesh.shard_replicas.ranks))
+            assert set(together) <= set(mesh.replicas.ranks)
         else:
-            assert mesh.shards.size == mesh.replicas.size == 1
+            assert mesh.shards.size == mesh.shard_replicas.size == 1
 
 
 @given(layouts())
 def test_samples_are_shared_out(layout: ParallelLayout) -> None:
-    """Each slice of the samples is seen by the processes of one copy of the model, at one place."""
+    """Each slice of the samples belongs to the ranks of one replica, on all other axes."""
     found = collections.defaultdict(list)
     meshes = [mesh_of(layout, rank)[0] for rank in range(layout.world_size)]
     for rank, mesh in enumerate(meshes):
@@ -100,14 +100,14 @@ def test_samples_are_shared_out(layout: ParallelLayout) -> None:
 
 
 def test_neighbours_divide_layers() -> None:
-    """Tensor-parallel processes lie next to each other, stages of a pipeline farthest apart."""
+    """Tensor-parallel ranks are neighbours; pipeline stages are farthest apart."""
     layout = ParallelLayout(tensor=2, context=2, pipeline=2, data=2)
     mesh, _ = mesh_of(layout, 5)
     assert mesh.tensor.ranks == (4, 5)
     assert mesh.context.ranks == (5, 7)
-    assert mesh.copies.ranks == (1, 3, 5, 7)
+    assert mesh.replicas.ranks == (1, 3, 5, 7)
     assert mesh.pipeline.ranks == (5, 13)
-    assert mesh.place == (0, 0, 1, 0, 1)
+    assert mesh.coordinates == (0, 0, 1, 0, 1)
 
 
 def test_shards_lie_within_a_replica() -> None:
@@ -115,21 +115,21 @@ def test_shards_lie_within_a_replica() -> None:
     layout = ParallelLayout(data=4, context=2, replicas=2, zero_stage=3)
     mesh, _ = mesh_of(layout, 6)
     assert mesh.shards.ranks == (4, 5, 6, 7)
-    assert mesh.replicas.ranks == (2, 6)
-    assert mesh.copies.ranks == tuple(range(8))
+    assert mesh.shard_replicas.ranks == (2, 6)
+    assert mesh.replicas.ranks == tuple(range(8))
 
 
 @pytest.mark.parametrize(
     "schedule,ends", [("1f1b", [(0, 3), (1,), (2,), (0, 3)]), ("zero-bubble-v", [(0,), (1,)])]
 )
 def test_pipeline_ends(schedule: str, ends: list[tuple[int, ...]]) -> None:
-    """First and last stage share the embedding, where they are not on one process anyway."""
+    """First and last stage share the embedding, unless one rank has both."""
     layout = ParallelLayout(pipeline=4, schedule=schedule, stages_per_process=2)
     for rank, ranks in enumerate(ends):
         assert mesh_of(layout, rank)[0].pipeline_ends.ranks == ranks
 
 
 def test_one_process_makes_no_group() -> None:
-    """It needs nobody, and nothing that makes groups."""
+    """One rank needs no process group."""
     mesh = ParallelMesh(ParallelLayout(), 0)
     assert {getattr(mesh, name) for name in AXES} == {Axis(0, 1, (0,), None)}

@@ -48,10 +48,10 @@ def test_precision(runtime: Any) -> None:
     assert all_reduce_scalars(runtime, torch.tensor(fine, dtype=torch.float32)) == [1.0]
 
 
-def local(name: str, *, holders: int, replicated: bool) -> LocalParameter:
+def local(name: str, *, replica_count: int, replicated: bool) -> LocalParameter:
     weight = nn.Parameter(torch.zeros(2))
     layout = TensorLayout.whole((2,))
-    return LocalParameter(name, weight, weight, layout, holders, replicated, partial=False)
+    return LocalParameter(name, weight, weight, layout, replica_count, replicated, partial=False)
 
 
 def test_sums_over_shards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +61,9 @@ def test_sums_over_shards(monkeypatch: pytest.MonkeyPatch) -> None:
         layout=layout, tensor=Axis(0, 2, (0, 1), GROUP), shards=Axis(0, 1, (0,), None)
     )
     parameters = [
-        local("divided", holders=3, replicated=False),
-        local("norm", holders=6, replicated=True),
-        local("tied", holders=6, replicated=False),  # by the first stage and the last
+        local("divided", replica_count=3, replicated=False),
+        local("norm", replica_count=6, replicated=True),
+        local("tied", replica_count=6, replicated=False),  # by the first stage and the last
     ]
     names = [one.name for one in parameters]
     model = SimpleNamespace(named_parameters=lambda: [(name, None) for name in ["none", *names]])

@@ -176,7 +176,7 @@ class TinyRuns:
                 compile_blocks=bool(plan.config.training.compile),
             )
             if plan.config.training.step_graph:
-                parallel.record(runtime.device)
+                parallel.capture_graph(runtime.device)
             state = TrainState.create(parallel, plan, runtime)
             step = TrainStep(plan, runtime)
         restore(state, plan, runtime, order=order)
