@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.metadata import (
 
 from lmcore.checkpoint.chunks import Box
 from lmcore.checkpoint.dcp_metadata import METADATA_NAME, dtype_of
-from lmcore.checkpoint.durable_file import SyncedFile, write_durably
 from lmcore.checkpoint.manifest import FileEntry, TensorEntry
+from lmcore.checkpoint.synced_file import SyncedFile, write_durably
 
 __all__ = ["Place", "Written", "write_index", "write_pieces"]
 

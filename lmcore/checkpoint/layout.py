@@ -27,7 +27,6 @@ __all__ = [
     "complete_checkpoints",
     "find_checkpoint",
     "hidden_directories",
-    "hidden_path",
     "iteration_path",
     "parse_iteration",
 ]
@@ -67,11 +66,6 @@ class HiddenDirectory:
 def iteration_path(checkpoints_dir: Path, iteration: int) -> Path:
     """Return where the checkpoint of *iteration* stands in *checkpoints_dir*."""
     return checkpoints_dir / f"iter_{iteration:07d}"
-
-
-def hidden_path(checkpoints_dir: Path, iteration: int, purpose: str) -> Path:
-    """Return this process's hidden name for *iteration*; *purpose*: tmp, replaced or deleted."""
-    return checkpoints_dir / f".iter_{iteration:07d}.{purpose}-{os.getpid()}"
 
 
 def parse_iteration(name: str) -> int | None:

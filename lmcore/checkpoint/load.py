@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from lmcore.checkpoint.durable_file import file_checksum, num_io_threads
 from lmcore.checkpoint.manifest import FileEntry, Manifest, read_manifest
+from lmcore.checkpoint.synced_file import file_checksum, num_io_threads
 from lmcore.errors import CheckpointError, suggestion
 from lmcore.runtime.process.channel import Channel
 

@@ -18,17 +18,10 @@ from importlib import metadata as distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.checkpoint.durable_file import (
-    num_io_threads,
-    sync_directory,
-    write_atomically,
-    write_durably,
-)
 from lmcore.checkpoint.layout import (
     LATEST_NAME,
     complete_checkpoints,
     hidden_directories,
-    hidden_path,
     iteration_path,
     parse_iteration,
 )
@@ -43,7 +36,9 @@ from lmcore.checkpoint.manifest import (
     encode_manifest,
     read_manifest,
 )
+from lmcore.checkpoint.synced_file import num_io_threads, write_durably
 from lmcore.checkpoint.write_plan import Share, Writers, num_bytes
+from lmcore.durable import hidden_path, publish_directory, sync_directory, write_atomically
 from lmcore.errors import CheckpointError
 from lmcore.runtime.process.channel import Channel
 
@@ -145,7 +140,7 @@ class _Save:
             _clean_up(self.directory)
             _check_space(self.directory, self.needed)
             self.earlier = complete_checkpoints(self.directory)
-            self.temporary = hidden_path(self.directory, self.manifest.iteration, "tmp")
+            self.temporary = hidden_path(iteration_path(self.directory, self.manifest.iteration))
             self.temporary.mkdir()
         return self.temporary
 
@@ -259,19 +254,13 @@ def _describe(
 
 def _publish(checkpoints_dir: Path, iteration: int, temporary: Path) -> Path:
     target = iteration_path(checkpoints_dir, iteration)
-    if target.exists() or target.is_symlink():
-        _make_room(checkpoints_dir, iteration, target)
-    temporary.rename(target)
-    sync_directory(checkpoints_dir)
-    shutil.rmtree(hidden_path(checkpoints_dir, iteration, "replaced"), ignore_errors=True)
+    if (target.exists() or target.is_symlink()) and not _is_ours(target):
+        _move_aside(target)
+    publish_directory(temporary, target, replace=True)  # see layout for its hidden names
     return target
 
 
-def _make_room(checkpoints_dir: Path, iteration: int, target: Path) -> None:
-    if _is_ours(target):
-        # Until the next rename the old one is found under this name (see layout).
-        target.rename(hidden_path(checkpoints_dir, iteration, "replaced"))
-        return
+def _move_aside(target: Path) -> None:
     aside = next(
         path
         for number in range(1, 1_000_000)
@@ -312,7 +301,7 @@ def _note_latest(checkpoints_dir: Path, iteration: int) -> None:
 
 def _delete(checkpoints_dir: Path, checkpoints: Iterable[Path]) -> None:
     for path in checkpoints:
-        hidden = path.with_name(f".{path.name}.deleted-{os.getpid()}")
+        hidden = hidden_path(path, "deleted")
         try:
             path.rename(hidden)
             shutil.rmtree(hidden)

@@ -33,7 +33,7 @@ LAYERS = [
     ["hookspecs"],
     ["accelerator"],
     ["config"],
-    ["errors", "log"],
+    ["durable", "errors", "log"],
 ]
 
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 from layouts.stored import store
 from layouts.worker import Samples, of_case, plan_of
 
-from lmcore.checkpoint import Writers, durable_file
+from lmcore.checkpoint import Writers, synced_file
 from lmcore.config.plan import RunPlan
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import LmcoreError
@@ -88,7 +88,7 @@ def fail(kind: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    durable_file.SyncedFile._write_piece = write  # type: ignore[method-assign]
+    synced_file.SyncedFile._write_piece = write  # type: ignore[method-assign]
 
 
 class LateSaver(Saver):

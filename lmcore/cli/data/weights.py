@@ -110,8 +110,8 @@ def _counts(wanted: WeightsSection) -> list[DatasetTokens]:
 
 
 def _write(path: str, text: str) -> None:
-    from lmcore.checkpoint.durable_file import write_atomically
     from lmcore.data.indexed.files import disk_errors
+    from lmcore.durable import write_atomically
 
     with disk_errors(Path(path)):
         write_atomically(Path(path), text.encode())

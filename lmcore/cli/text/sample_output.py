@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from lmcore.durable import AtomicFile
 from lmcore.errors import ConfigError
 
 __all__ = [
@@ -178,15 +179,13 @@ def open_output_file(path: Path) -> Iterator[TextIO]:
     Raises:
         ConfigError: The file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
+        with AtomicFile(path) as file:
+            stream = io.TextIOWrapper(file, encoding="utf-8")
             yield stream
-        temporary.replace(path)
+            stream.detach()
     except OSError as error:
         raise ConfigError(f"cannot write `{path}`", why=error.strerror or str(error)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def standard_output() -> TextIO:

@@ -15,12 +15,13 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.indexed.files import disk_errors, replace_file
+from lmcore.data.indexed.files import disk_errors
+from lmcore.durable import AtomicFile, sync_file, write_atomically
 from lmcore.log import warn_once
 
 __all__ = ["Arrays", "load_arrays", "store_arrays"]
@@ -40,23 +41,13 @@ def store_arrays(stem: Path, arrays: Mapping[str, npt.NDArray[np.integer]]) -> N
         DataError: They cannot be written; nothing incomplete is left.
     """
     described = {}
-    ending = f".{os.getpid()}.tmp"
-    temporaries = []
-    try:
-        for name, values in arrays.items():
-            target = Path(f"{stem}-{name}.npy")
-            temporaries.append(Path(f"{target}{ending}"))
-            with disk_errors(target):
-                described[name] = {"file": target.name, **_write(temporaries[-1], values)}
-                temporaries[-1].replace(target)
-        target = Path(f"{stem}.json")
-        temporaries.append(Path(f"{target}{ending}"))
-        with disk_errors(target):
-            temporaries[-1].write_text(json.dumps({"arrays": described}, indent=1) + "\n")
-            replace_file(temporaries[-1], target)  # brings the other names to the disk, too
-    finally:
-        for path in temporaries:
-            path.unlink(missing_ok=True)
+    for name, values in arrays.items():
+        target = Path(f"{stem}-{name}.npy")
+        with disk_errors(target), AtomicFile(target) as file:
+            described[name] = {"file": target.name, **_write(file, values)}
+    target = Path(f"{stem}.json")
+    with disk_errors(target):
+        write_atomically(target, f"{json.dumps({'arrays': described}, indent=1)}\n".encode())
 
 
 def load_arrays(stem: Path) -> Arrays | None:
@@ -81,11 +72,10 @@ def load_arrays(stem: Path) -> Arrays | None:
         return None
 
 
-def _write(path: Path, values: npt.NDArray[np.integer]) -> dict[str, int]:
-    with path.open("wb") as file:
-        np.save(file, values, allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
+def _write(file: BinaryIO, values: npt.NDArray[np.integer]) -> dict[str, int]:
+    path = Path(file.name)
+    np.save(file, values, allow_pickle=False)
+    sync_file(file)
     checksum = _checksum(path)
     before = path.stat()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns - _BACKDATED_NS))

@@ -6,13 +6,13 @@ import bz2
 import contextlib
 import gzip
 import lzma
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from lmcore.data.indexed.files import disk_errors, replace_file
+from lmcore.data.indexed.files import disk_errors
+from lmcore.durable import AtomicFile
 from lmcore.errors import ConfigError
 
 __all__ = ["STDOUT", "LineWriter"]
@@ -48,16 +48,14 @@ class LineWriter:
             )
         if self._target.is_dir():
             raise ConfigError(f"`{path}` is a directory", hint=f"name a file: `{path}/clean.jsonl`")
-        self._temporary: Path | None = None
-        self._file: BinaryIO | None = None
+        self._file: AtomicFile | None = None
         if path == STDOUT:
             self._stream: Any = sys.stdout.buffer
             return
-        self._temporary = self._target.with_name(f".{self._target.name}.{os.getpid()}.tmp")
         with disk_errors(self._target):
             self._target.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._temporary.open("wb", buffering=_BUFFER_BYTES)
-        self._stream = _compressed(self._file, self._target.suffix.lower())
+            self._file = AtomicFile(self._target, buffering=_BUFFER_BYTES)
+        self._stream = _compressed(self._file.stream, self._target.suffix.lower())
 
     def write(self, lines: Iterable[bytes]) -> None:
         """Write *lines*, which have no ends."""
@@ -75,26 +73,23 @@ class LineWriter:
             self._stream.flush()
             return
         with disk_errors(self._target):
-            if self._stream is not self._file:
+            if self._stream is not self._file.stream:
                 self._stream.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            self._file.finish()
 
     def commit(self) -> None:
         """Give the finished file its name."""
-        if self._temporary is not None:
+        if self._file is not None:
             with disk_errors(self._target):
-                replace_file(self._temporary, self._target)
+                self._file.commit()
 
     def close(self) -> None:
         """Remove what is not committed; may be called again."""
-        if self._temporary is None or self._file is None:
+        if self._file is None:
             return
-        for stream in (self._stream, self._file):
-            with contextlib.suppress(OSError, ValueError):  # a full disk is full again
-                stream.close()
-        self._temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):  # a full disk is full again
+            self._stream.close()
+        self._file.close()
 
 
 def _compressed(file: BinaryIO, ending: str) -> Any:

@@ -7,9 +7,8 @@ The bytes go to temporary names beside the target and are renamed once they are 
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from lmcore.data.indexed.idx_reader import Format
 from lmcore.data.indexed.idx_writer import IndexContent, write_index
+from lmcore.durable import AtomicFile, publish_file
 from lmcore.errors import DataError
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "changed",
     "commit_pair",
     "disk_errors",
-    "replace_file",
     "replacing",
     "require_range",
 ]
@@ -63,16 +62,6 @@ def changed(path: str | Path) -> DataError:
     )
 
 
-def replace_file(temporary: Path, target: Path) -> None:
-    """Rename a complete file to its final name, durably."""
-    temporary.replace(target)
-    directory = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file that gets the name *path*, durably, where the block ends well.
@@ -80,16 +69,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         DataError: The disk refuses; an older file of that name stays.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with disk_errors(path):
-        try:
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            replace_file(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with disk_errors(path), AtomicFile(path) as file:
+        yield file
 
 
 def commit_pair(made: tuple[Path, Path], bin_path: Path, idx_path: Path) -> None:
@@ -97,7 +78,7 @@ def commit_pair(made: tuple[Path, Path], bin_path: Path, idx_path: Path) -> None
     with disk_errors(idx_path):
         idx_path.unlink(missing_ok=True)
         for temporary, path in zip(made, (bin_path, idx_path), strict=True):
-            replace_file(temporary, path)
+            publish_file(temporary, path)
 
 
 def require_range(tokens: npt.NDArray[np.integer], dtype: npt.DTypeLike, bin_path: Path) -> None:
@@ -127,34 +108,31 @@ class IndexedFiles:
 
     def __init__(self, prefix: str | Path) -> None:
         self.idx_path, self.bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-        ending = f".{os.getpid()}.tmp"
-        self._temporaries = (Path(f"{self.bin_path}{ending}"), Path(f"{self.idx_path}{ending}"))
-        self._finished = False
+        self._idx_file: AtomicFile | None = None
         with disk_errors(self.bin_path):
             self.bin_path.parent.mkdir(parents=True, exist_ok=True)
-            self.bin: BinaryIO = self._temporaries[0].open("wb", buffering=_BUFFER)
+            self._bin_file = AtomicFile(self.bin_path, buffering=_BUFFER)
+        self.bin = self._bin_file.stream
 
     def finish(self, content: IndexContent, dtype: npt.DTypeLike, format_: Format) -> None:
         """Write the index and bring both temporary files to the disk."""
         with disk_errors(self.bin_path):
-            self.bin.flush()
-            os.fsync(self.bin.fileno())
-            self.bin.close()
-        with disk_errors(self.idx_path), self._temporaries[1].open("wb") as file:
-            write_index(file, content, dtype, format_)
-            file.flush()
-            os.fsync(file.fileno())
-        self._finished = True
+            self._bin_file.finish()
+        with disk_errors(self.idx_path):
+            self._idx_file = AtomicFile(self.idx_path)
+            write_index(self._idx_file.stream, content, dtype, format_)
+            self._idx_file.finish()
 
     def commit(self) -> None:
         """Give the finished files their names."""
-        if not self._finished:
+        if self._idx_file is None:
             raise RuntimeError("`finish` comes before `commit`")
-        commit_pair(self._temporaries, self.bin_path, self.idx_path)
+        commit_pair(
+            (self._bin_file.temporary, self._idx_file.temporary), self.bin_path, self.idx_path
+        )
 
     def close(self) -> None:
         """Remove what is not committed; may be called again."""
-        with suppress(OSError):  # closing flushes, which fails again on a full disk
-            self.bin.close()
-        for path in self._temporaries:
-            path.unlink(missing_ok=True)
+        for file in (self._bin_file, self._idx_file):
+            if file is not None:
+                file.close()

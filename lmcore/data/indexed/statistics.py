@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.indexed.dataset import IndexedDataset
+from lmcore.durable import write_atomically
 
 __all__ = ["SequenceFacts", "record_facts", "sequence_facts"]
 
@@ -88,15 +88,11 @@ def record_facts(
     age = time.time() - max(state["mtime_ns"], state["ctime_ns"]) / 1e9
     if age < _SETTLED_SECONDS or record.exists() or not record_dir.is_dir():
         return
-    temporary = Path(f"{record}.{os.getpid()}.tmp")
     values = {"file": str(indexed.idx_path), "state": state, **vars(facts)}
     try:
-        temporary.write_text(json.dumps(values), encoding="utf-8")
-        temporary.replace(record)
+        write_atomically(record, json.dumps(values).encode())
     except OSError as error:
         _log.debug("`%s` is not recorded: %s", record, error)
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def _take(indexed: IndexedDataset, start: int, end: int) -> SequenceFacts:

@@ -9,14 +9,14 @@ gone.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from lmcore.data.indexed.files import disk_errors, replace_file
+from lmcore.data.indexed.files import disk_errors
+from lmcore.durable import AtomicFile, write_atomically
 from lmcore.errors import DataError
 
 __all__ = ["LazyText", "write_lazy_text"]
@@ -130,14 +130,12 @@ class _Writer:
 
     def __init__(self, prefix: str | Path) -> None:
         self._targets = _paths(prefix)
-        self._temporaries = [Path(f"{path}.{os.getpid()}.tmp") for path in self._targets]
         self._documents = self._bytes = 0
         with disk_errors(self._targets[0]):
             self._targets[0].parent.mkdir(parents=True, exist_ok=True)
             self._targets[2].unlink(missing_ok=True)
-            self._text = self._temporaries[0].open("wb")
-            self._offsets = self._temporaries[1].open("wb")
-            self._offsets.write(np.zeros(1, _OFFSET).tobytes())
+            self._text, self._offsets = map(AtomicFile, self._targets[:2])
+            self._offsets.stream.write(np.zeros(1, _OFFSET).tobytes())
 
     def __enter__(self) -> Self:
         return self
@@ -145,8 +143,6 @@ class _Writer:
     def __exit__(self, *_: object) -> None:
         self._text.close()
         self._offsets.close()
-        for path in self._temporaries:
-            path.unlink(missing_ok=True)
 
     def add(self, document: str) -> None:
         """Append a document."""
@@ -154,8 +150,8 @@ class _Writer:
         self._documents += 1
         self._bytes += len(raw)
         with disk_errors(self._targets[0]):
-            self._text.write(raw)
-            self._offsets.write(np.array([self._bytes], _OFFSET).tobytes())
+            self._text.stream.write(raw)
+            self._offsets.stream.write(np.array([self._bytes], _OFFSET).tobytes())
 
     def finish(self, source: str) -> None:
         """Give the files their names, the description last."""
@@ -167,12 +163,10 @@ class _Writer:
         }
         with disk_errors(self._targets[0]):
             for file in (self._text, self._offsets):
-                file.flush()
-                os.fsync(file.fileno())
-                file.close()
-            self._temporaries[2].write_text(json.dumps(described) + "\n", encoding="utf-8")
-            for temporary, target in zip(self._temporaries, self._targets, strict=True):
-                replace_file(temporary, target)
+                file.finish()
+            for file in (self._text, self._offsets):
+                file.commit()
+            write_atomically(self._targets[2], f"{json.dumps(described)}\n".encode())
 
 
 def _paths(prefix: str | Path) -> tuple[Path, Path, Path]:

@@ -23,6 +23,7 @@ from lmcore.data.indexed.files import commit_pair, disk_errors, require_range
 from lmcore.data.indexed.idx_reader import Format
 from lmcore.data.indexed.idx_writer import write_index
 from lmcore.data.prepare.encode_types import KeyTokens
+from lmcore.durable import sync_file
 from lmcore.errors import DataError
 
 __all__ = ["KeyCounts", "KeyOutput"]
@@ -126,8 +127,7 @@ class KeyOutput:
         """Bring everything to the disk."""
         with disk_errors(self._paths[0]):
             for file in self._files:
-                file.flush()
-                os.fsync(file.fileno())
+                sync_file(file)
 
     def abandon(self, counts: KeyCounts) -> None:
         """Close the files, and drop what came after *counts*."""
@@ -146,8 +146,7 @@ class KeyOutput:
             os.fsync(self._files[0].fileno())
         with disk_errors(self._idx), self._idx.open("wb") as file:
             write_index(file, self, self.dtype, format_)
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
 
     def commit(self) -> None:
         """Give the finished files their names."""

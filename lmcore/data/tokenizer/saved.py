@@ -13,8 +13,6 @@ compared when it is loaded: weights mean nothing under another vocabulary.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
 from lmcore.data.tokenizer.file_tokenizer import SettledTokenizer
+from lmcore.durable import atomic_directory
 from lmcore.errors import ConfigError, DataError
 
 __all__ = ["RECORD_NAME", "load_tokenizer", "save_tokenizer"]
@@ -63,21 +62,16 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, replace: bool = Fal
     record = _record_of(tokenizer)
     if directory.exists() and _stands(directory, record, refuse=not replace):
         return
-    temporary = directory.with_name(f".{directory.name}.tmp-{os.getpid()}")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        for name, source in _copies(tokenizer, record).items():
-            (temporary / name).parent.mkdir(exist_ok=True)
-            _write(temporary / name, Path(source).read_bytes())
-        _write(temporary / RECORD_NAME, (json.dumps(record, indent=2) + "\n").encode())
-        _replace(temporary, directory)
+        with atomic_directory(directory, replace=True) as temporary:
+            for name, source in _copies(tokenizer, record).items():
+                (temporary / name).parent.mkdir(exist_ok=True)
+                (temporary / name).write_bytes(Path(source).read_bytes())
+            (temporary / RECORD_NAME).write_bytes(f"{json.dumps(record, indent=2)}\n".encode())
     except OSError as error:
         raise DataError(
             f"cannot save the tokenizer to `{directory}`", why=error.strerror or str(error)
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def load_tokenizer(directory: Path, *, extra: Mapping[str, TokenizerFactory] = _NONE) -> Tokenizer:
@@ -211,27 +205,3 @@ def _well_formed(record: object) -> bool:
     except ConfigError:
         return False
     return all(record.get(option) in {None, *names} for option, names in _NAMES.items())
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("xb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _replace(temporary: Path, directory: Path) -> None:
-    """Give *temporary* the name *directory*; what is there is moved away first."""
-    if directory.exists():
-        broken = directory.with_name(f".{directory.name}.replaced-{os.getpid()}")
-        shutil.rmtree(broken, ignore_errors=True)
-        directory.rename(broken)
-        temporary.rename(directory)
-        shutil.rmtree(broken, ignore_errors=True)
-    else:
-        temporary.rename(directory)
-    descriptor = os.open(directory.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

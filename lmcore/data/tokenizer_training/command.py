@@ -7,9 +7,7 @@ tries it.  The output directory appears when all of that went well, and not befo
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from lmcore.data.indexed.files import disk_errors
 from lmcore.data.tokenizer import Tokenizer, tokenizer_from
 from lmcore.data.tokenizer_training.text import ReadProgress, TextSample, read_sample
 from lmcore.data.tokenizer_training.trainers import KINDS, Kind, Recipe, require_room
+from lmcore.durable import atomic_directory
 from lmcore.errors import ConfigError, suggestion
 
 __all__ = ["TrainingReport", "TrainingRequest", "train_tokenizer"]
@@ -120,19 +119,11 @@ def train_tokenizer(
     read = time.monotonic()
     if training is not None:
         training(sample)
-    whole = directory.absolute()  # `.` has a name, too
-    temporary = whole.with_name(f".{whole.name}.tmp-{os.getpid()}")
-    try:
-        with disk_errors(directory):
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            temporary.mkdir()
+    with disk_errors(directory):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_directory(directory.absolute()) as temporary:  # `.` has a name, too
             kind.train(sample.lines, request.recipe, temporary)
-            _sync(temporary)
-        tried = _tried(tokenizer_from(_settings(request, kind, temporary)), sample.lines)
-        with disk_errors(directory):
-            temporary.rename(directory)  # over an empty directory, too
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            tried = _tried(tokenizer_from(_settings(request, kind, temporary)), sample.lines)
     built = tokenizer_from(_settings(request, kind, directory))
     return TrainingReport(
         tokenizer=_settings(request, kind, directory).describe(),
@@ -197,9 +188,3 @@ def _tried(tokenizer: Tokenizer, lines: Sequence[str]) -> float:
     some = lines[:: max(1, len(lines) // _TRIED_LINES)]
     tokens = sum(len(ids) for ids in tokenizer.encode_batch(some))
     return sum(len(line.encode()) for line in some) / max(tokens, 1)
-
-
-def _sync(directory: Path) -> None:
-    for path in directory.iterdir():
-        with path.open("rb") as stream:
-            os.fsync(stream.fileno())

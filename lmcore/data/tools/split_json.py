@@ -8,7 +8,6 @@ and memory does not grow with it.
 from __future__ import annotations
 
 import math
-import os
 import random
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -17,9 +16,10 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from lmcore.data.indexed.files import changed, disk_errors, replace_file
+from lmcore.data.indexed.files import changed, disk_errors
 from lmcore.data.input.compression import BOM, STDIN, open_text
 from lmcore.data.input.files import find_inputs
+from lmcore.durable import AtomicFile
 from lmcore.errors import ConfigError, DataError, counted
 
 __all__ = ["JsonPart", "JsonSplitReport", "split_json"]
@@ -120,41 +120,37 @@ class _Part:
 
     def __init__(self, path: Path) -> None:
         self.targets = (path, Path(f"{path}.map"))
-        self._temporaries = tuple(
-            target.with_name(f"{target.name}.{os.getpid()}.tmp") for target in self.targets
-        )
         with disk_errors(path):
-            self._lines, self._map = (one.open("wb", buffering=_PIECE) for one in self._temporaries)
+            self._lines, self._map = (
+                AtomicFile(target, buffering=_PIECE) for target in self.targets
+            )
 
     def write(self, piece: bytes) -> None:
         """Append a piece of a line."""
         with disk_errors(self.targets[0]):
-            self._lines.write(piece)
+            self._lines.stream.write(piece)
 
     def begin(self, source: str, number: int) -> None:
         """Note where the line comes from that is to follow."""
         with disk_errors(self.targets[1]):
-            self._map.write(f"{source}\t{number}\n".encode())
+            self._map.stream.write(f"{source}\t{number}\n".encode())
 
     def finish(self) -> None:
         """Bring both files to the disk."""
-        for target, stream in zip(self.targets, (self._lines, self._map), strict=True):
-            with disk_errors(target):
-                stream.flush()
-                os.fsync(stream.fileno())
+        for file in (self._lines, self._map):
+            with disk_errors(file.path):
+                file.finish()
 
     def commit(self) -> None:
         """Give both their names."""
-        for temporary, target in zip(self._temporaries, self.targets, strict=True):
-            with disk_errors(target):
-                replace_file(temporary, target)
+        for file in (self._lines, self._map):
+            with disk_errors(file.path):
+                file.commit()
 
     def close(self) -> None:
         """Remove what is not committed."""
-        for stream, temporary in zip((self._lines, self._map), self._temporaries, strict=True):
-            with suppress(OSError):  # closing flushes, which fails again on a full disk
-                stream.close()
-            temporary.unlink(missing_ok=True)
+        for file in (self._lines, self._map):
+            file.close()
 
 
 def _deal(

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lmcore.durable import write_atomically
 from lmcore.errors import LmcoreError, OtherRankError
 
 __all__ = ["LAUNCHED", "Launched", "Report", "end_with_launcher", "launched", "report_of", "tell"]
@@ -82,9 +83,7 @@ def tell(error: BaseException, env: Mapping[str, str]) -> Report:
     """Write why this worker fails where its launcher reads it."""
     path = launched(env).report_file
     report = Report.of(error)
-    temporary = Path(f"{path}.tmp")
-    temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(Path(path), json.dumps(asdict(report)).encode())
     return report
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from lmcore.durable import write_atomically
 from lmcore.errors import RunError
 
 if TYPE_CHECKING:
@@ -134,13 +135,7 @@ def _drop_later(path: Path, after_step: int) -> None:
             continue
         if step <= after_step:
             kept.append(line + b"\n")
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(b"".join(kept))
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_atomically(path, b"".join(kept))
 
 
 class TensorBoard:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from lmcore.durable import hidden_path, publish_file
 from lmcore.runtime.profiler_range import no_range
 from lmcore.train.report.profile_table import range_lines, top_ops
 
@@ -137,11 +137,11 @@ class Profile:
         steps = f"step {last}" if last == self._first else f"steps {self._first} to {last}"
         name = f"steps_{self._first}-{last}.rank{self._rank}.pt.trace.json.gz"
         path = self.directory / name
-        temporary = path.with_name(f".tmp-{os.getpid()}-{name}")  # the end of the name says how
+        temporary = Path(f"{hidden_path(path)}.gz")  # torch compresses by the end of the name
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(temporary))
-            temporary.replace(path)
+            publish_file(temporary, path)
         except OSError as cause:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmcore.durable import write_atomically
 from lmcore.errors import ConfigError, RunError
 
 __all__ = ["RunDirectory"]
@@ -106,12 +106,9 @@ class RunDirectory:
             RunError: The file system refuses.
         """
         target = self.path / name
-        temporary = target.with_name(f".{name}.tmp-{os.getpid()}")
         try:
-            temporary.write_text(content, encoding="utf-8")
-            temporary.replace(target)
+            write_atomically(target, content.encode())
         except OSError as cause:
-            temporary.unlink(missing_ok=True)
             raise RunError(f"`{target}` cannot be written", why=str(cause.strerror)) from cause
 
 

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from lmcore.checkpoint import (
-    durable_file,
     find_checkpoint,
     load_checkpoint,
     read_manifest,
     save_checkpoint,
+    synced_file,
     verify_checkpoint,
 )
 from lmcore.checkpoint import save as save_module
@@ -175,7 +175,7 @@ KILLED_SAVES = """
 import json, os, signal, sys
 from pathlib import Path
 import torch
-from lmcore.checkpoint import dcp_writer, durable_file, save, save_checkpoint
+from lmcore.checkpoint import dcp_writer, synced_file, save, save_checkpoint
 
 def die_at_call(module, name, number):
     original, calls = getattr(module, name), []
@@ -187,9 +187,9 @@ def die_at_call(module, name, number):
     setattr(module, name, counted)
 
 POINTS = {
-    "first_piece": (durable_file.SyncedFile, "_write_piece", 1),
-    "middle": (durable_file.SyncedFile, "_write_piece", 60),
-    "before_sync": (durable_file.SyncedFile, "close", 1),
+    "first_piece": (synced_file.SyncedFile, "_write_piece", 1),
+    "middle": (synced_file.SyncedFile, "_write_piece", 60),
+    "before_sync": (synced_file.SyncedFile, "close", 1),
     "before_manifest": (save, "encode_manifest", 2),
     "before_publish": (save, "_publish", 1),
     "before_rename": (Path, "rename", 1),
@@ -321,7 +321,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, n
     earlier = save(tmp_path, 10, 1.0)
     disk = FullDisk(room)
     monkeypatch.setattr(
-        durable_file.SyncedFile, "_write_piece", lambda _stream, piece: disk.take(piece)
+        synced_file.SyncedFile, "_write_piece", lambda _stream, piece: disk.take(piece)
     )
     monkeypatch.setattr(save_module, "_num_threads", lambda tensors: num_threads)
     state = {f"w{number}": torch.ones(3000) for number in range(6)}
@@ -348,22 +348,22 @@ def test_failure_of_the_background_sync_is_not_lost(
 ):
     """A lost write that only the background thread was told of fails the save."""
     told = threading.Event()
-    fsync, send = os.fsync, durable_file._Sender.send
+    fsync, send = os.fsync, synced_file._Sender.send
 
     def fail_in_background(descriptor: int) -> None:
-        if threading.current_thread().name != durable_file.SENDER_NAME:
+        if threading.current_thread().name != synced_file.SENDER_NAME:
             fsync(descriptor)
         elif not told.is_set():
             told.set()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def send_and_wait(sender: durable_file._Sender) -> None:
+    def send_and_wait(sender: synced_file._Sender) -> None:
         send(sender)
         assert told.wait(timeout=30)
 
-    monkeypatch.setattr(durable_file, "_SEND_BYTES", 1)
-    monkeypatch.setattr(durable_file._Sender, "send", send_and_wait)
-    monkeypatch.setattr(durable_file.os, "fsync", fail_in_background)
+    monkeypatch.setattr(synced_file, "_SEND_BYTES", 1)
+    monkeypatch.setattr(synced_file._Sender, "send", send_and_wait)
+    monkeypatch.setattr(synced_file.os, "fsync", fail_in_background)
     with pytest.raises(CheckpointError, match="Input/output error"):
         save_checkpoint(tmp_path, 1, {"w": torch.ones(100_000)}, {}, model_shape={})
     assert names(tmp_path) == []

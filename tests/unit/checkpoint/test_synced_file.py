@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.checkpoint import durable_file
-from lmcore.checkpoint.durable_file import SyncedFile, file_checksum, write_atomically
+from lmcore.checkpoint import synced_file
+from lmcore.checkpoint.synced_file import SyncedFile, file_checksum
 
 
 def test_size_and_checksum_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What is stated for the manifest is what another reader finds on the disk."""
-    monkeypatch.setattr(durable_file, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(synced_file, "_PIECE_BYTES", 1000)
     content = os.urandom(12_345)
     with SyncedFile(tmp_path / "file") as stream:
         stream.write(content[:7])
@@ -32,14 +32,14 @@ def test_late_failure_of_the_background_sync(tmp_path: Path, monkeypatch: pytest
     fsync = os.fsync
 
     def fail_in_background(descriptor: int) -> None:
-        if threading.current_thread().name != durable_file.SENDER_NAME:
+        if threading.current_thread().name != synced_file.SENDER_NAME:
             fsync(descriptor)
             return
         assert proceed.wait(timeout=30)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(durable_file.os, "fsync", fail_in_background)
-    monkeypatch.setattr(durable_file, "_SEND_BYTES", 1)
+    monkeypatch.setattr(synced_file.os, "fsync", fail_in_background)
+    monkeypatch.setattr(synced_file, "_SEND_BYTES", 1)
     stream = SyncedFile(tmp_path / "file")
     stream.write(b"content")
     assert stream.error is None
@@ -55,17 +55,3 @@ def test_existing_file_is_not_overwritten(tmp_path: Path):
     with pytest.raises(FileExistsError):
         SyncedFile(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_atomic_write_fails_without_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A replacement that fails leaves the old content and no temporary file."""
-    write_atomically(tmp_path / "file", b"old")
-
-    def refuse(path: Path, target: Path) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomically(tmp_path / "file", b"new")
-    assert (tmp_path / "file").read_bytes() == b"old"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,4 +1,4 @@
-"""Files that are on the disk when a call returns, and directories that appear in one step."""
+"""Files that are checksummed while they are written, and on the disk when they are closed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ __all__ = [
     "SyncedFile",
     "file_checksum",
     "num_io_threads",
-    "sync_directory",
-    "write_atomically",
     "write_durably",
 ]
 
@@ -184,25 +182,3 @@ def write_durably(path: Path, content: bytes) -> FileEntry:
     with SyncedFile(path) as stream:
         stream.write(content)
     return stream.entry()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the file *path* in one step: a reader sees the old content or the new."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        temporary.unlink(missing_ok=True)
-        write_durably(temporary, content)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names inside the directory *path* durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

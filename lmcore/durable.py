@@ -1,0 +1,161 @@
+"""Durable writing: a file or directory is complete under its name or absent, also after a crash.
+
+The content goes to a hidden name beside the target, is synced to the disk, and gets its name by one
+rename, which is synced, too.  A reader sees the old content or the new.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+__all__ = [
+    "AtomicFile",
+    "atomic_directory",
+    "hidden_path",
+    "publish_directory",
+    "publish_file",
+    "sync_directory",
+    "sync_file",
+    "write_atomically",
+]
+
+
+class AtomicFile:
+    """A new binary file that appears, or replaces an older one, when it is complete.
+
+    As a context manager it gives the stream, and commits unless the block fails.  Without one,
+    call `finish`, `commit`, and in any case `close`.
+
+    Args:
+        path: Path of the file; its directory exists.
+        buffering: Size of the stream's buffer in bytes; -1: the default size.
+
+    Attributes:
+        path: Path of the file.
+        temporary: Path of the file until `commit`.
+        stream: The open file.
+
+    Raises:
+        OSError: The file system refuses.
+    """
+
+    def __init__(self, path: Path, *, buffering: int = -1) -> None:
+        self.path = path
+        self.temporary = hidden_path(path)
+        self.stream: BinaryIO = self.temporary.open("wb", buffering=buffering)
+
+    def finish(self) -> None:
+        """Sync the content to the disk and close the stream."""
+        sync_file(self.stream)
+        self.stream.close()
+
+    def commit(self) -> None:
+        """Give the finished file its name."""
+        publish_file(self.temporary, self.path)
+
+    def close(self) -> None:
+        """Remove the file unless it was committed; may be called again."""
+        with suppress(OSError):  # closing flushes, which fails again on a full disk
+            self.stream.close()
+        self.temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> BinaryIO:
+        """Return the stream."""
+        return self.stream
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Commit, or remove the file if the block failed."""
+        try:
+            if kind is None:
+                self.finish()
+                self.commit()
+        finally:
+            self.close()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write the file *path*, or replace it, in one step."""
+    with AtomicFile(path) as stream:
+        stream.write(content)
+
+
+@contextmanager
+def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty directory that gets the name *path* if the block ends without an error.
+
+    Args:
+        path: Path of the directory; its parent exists.
+        replace: Replace a directory of that name even if it is not empty.
+
+    Raises:
+        OSError: The file system refuses, or *path* is there and not to be replaced.
+    """
+    temporary = hidden_path(path)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for directory, _, names in os.walk(temporary):
+            for name in names:
+                with Path(directory, name).open("rb") as file:
+                    os.fsync(file.fileno())
+            sync_directory(Path(directory))
+        publish_directory(temporary, path, replace=replace)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def hidden_path(path: Path, purpose: str = "tmp") -> Path:
+    """Return the hidden name beside *path* that this process uses for *purpose*."""
+    return path.with_name(f".{path.name}.{purpose}-{os.getpid()}")
+
+
+def publish_file(temporary: Path, path: Path) -> None:
+    """Give a synced file its name; an older file of that name is replaced."""
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def publish_directory(temporary: Path, path: Path, *, replace: bool = False) -> None:
+    """Give a synced directory its name.
+
+    With *replace*, an older directory is first renamed to `hidden_path(path, "replaced")`, where a
+    process that is killed between the two renames leaves it.
+
+    Raises:
+        OSError: The file system refuses, or *path* is there and not to be replaced.
+    """
+    replaced = hidden_path(path, "replaced")
+    if replace and path.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        path.rename(replaced)
+    temporary.rename(path)
+    sync_directory(path.parent)
+    if replace:
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def sync_file(file: BinaryIO) -> None:
+    """Flush an open file and sync its content to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Sync the names inside the directory *path* to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

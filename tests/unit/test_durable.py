@@ -1,0 +1,89 @@
+"""Tests of files and directories that are complete or absent."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from lmcore.durable import AtomicFile, atomic_directory, write_atomically
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_failed_write_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A replacement that fails leaves the old content and no temporary file."""
+    write_atomically(tmp_path / "file", b"old")
+    monkeypatch.setattr(Path, "replace", _refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_file_appears_with_commit(tmp_path: Path):
+    """Until `commit` the old content is read; an uncommitted file is removed."""
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    file = AtomicFile(path)
+    file.stream.write(b"new")
+    file.finish()
+    assert path.read_bytes() == b"old"
+    file.commit()
+    file.close()
+    assert path.read_bytes() == b"new"
+    AtomicFile(path).close()
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"new")]
+
+
+def test_content_is_synced_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The content is on the disk before the rename, and the name after it."""
+    calls: list[str] = []
+    replace = Path.replace
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: calls.append("sync"))
+    monkeypatch.setattr(
+        Path, "replace", lambda path, target: (calls.append("rename"), replace(path, target))
+    )
+    write_atomically(tmp_path / "file", b"new")
+    assert calls == ["sync", "rename", "sync"]
+
+
+def test_directory_is_complete_or_absent(tmp_path: Path):
+    """A block that fails leaves nothing; one that ends well leaves all its files."""
+    path = tmp_path / "directory"
+    with pytest.raises(IsADirectoryError), atomic_directory(path) as temporary:
+        (temporary / "file").write_text("half")
+        temporary.write_text("")
+    assert not list(tmp_path.iterdir())
+    with atomic_directory(path) as temporary:
+        (temporary / "a").mkdir()
+        (temporary / "a/file").write_text("whole")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["directory"]
+    assert (path / "a/file").read_text() == "whole"
+
+
+def test_directory_in_use_is_replaced_on_request_only(tmp_path: Path):
+    """A directory with files stays, unless the caller says that it may go."""
+    path = tmp_path / "directory"
+    path.mkdir()
+    (path / "old").touch()
+    with pytest.raises(OSError, match="not empty"), atomic_directory(path):
+        pass
+    assert [entry.name for entry in path.iterdir()] == ["old"]
+    with atomic_directory(path, replace=True) as temporary:
+        (temporary / "new").touch()
+    assert [entry.name for entry in path.iterdir()] == ["new"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["directory"]
+
+
+def test_leftover_of_an_earlier_process_is_overwritten(tmp_path: Path):
+    """A process number that comes again does not trip over what a crash left."""
+    left = AtomicFile(tmp_path / "file")
+    left.stream.write(b"a long rest of a process that was killed")
+    left.stream.close()
+    write_atomically(tmp_path / "file", b"new")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"new"]
