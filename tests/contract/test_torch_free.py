@@ -46,7 +46,8 @@ def loads_torch(code: str, *arguments: str) -> bool:
         "lmcore.errors",
         "lmcore.hookspecs",
         "lmcore.log",
-        "lmcore.plugins",
+        "lmcore.durable",
+        "lmcore.plugin",
         "lmcore.train.datasets",  # what the launcher of a run decides by
     ],
 )
