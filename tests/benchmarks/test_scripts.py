@@ -22,6 +22,7 @@ TOY = "toy size: not a measurement"
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 EXEMPT = {
     "carry.py": "makes and installs wheels",
+    "equal_results.py": "compares results, not times",
     "data_peers.py": "is Megatron's part, for a Python that need not have lmcore",
 }
 """Commands that do not measure lmcore."""

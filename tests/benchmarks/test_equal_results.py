@@ -1,0 +1,42 @@
+"""The comparison of two versions' results: equal runs pass it, and a changed result is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "equal_results.py"
+pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the script on one configuration."""
+    command = [sys.executable, str(SCRIPT), *map(str, arguments), "--only", "fp32"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_equal_runs_and_a_changed_result(tmp_path: Path) -> None:
+    """Two recordings are equal; a changed loss and a changed tensor are reported."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    for command in (("record", before), ("record", after), ("resume", before)):
+        done = run(*command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert run("compare", before, after).returncode == 0
+    path = after / "fp32.json"
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    name = next(iter(recorded["checkpoints"]["12"]["tensors"]))
+    recorded["checkpoints"]["12"]["tensors"][name] = "0"
+    path.write_text(json.dumps(recorded), encoding="utf-8")
+    done = run("compare", before, after)
+    assert done.returncode == 1
+    assert f"checkpoint 12: 1 tensors entries differ: {name}" in done.stdout
+    recorded["rows"][3]["loss"] = "1.0"
+    path.write_text(json.dumps(recorded), encoding="utf-8")
+    done = run("compare", before, after)
+    assert done.returncode == 1
+    assert "losses differ" in done.stdout
+    assert "'step': 4" in done.stdout
