@@ -7,10 +7,8 @@ a process with threads may hang.  What only processes need is loaded with them.
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
@@ -18,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from lmcore.child_process import exit_after
 from lmcore.errors import ConfigError, RunError
 
 __all__ = ["BatchWork", "work_ordered"]
@@ -157,18 +156,13 @@ _worker: list[Callable[[Any], Any]] = []
 
 
 def _start_worker(pickled: bytes) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker.append(pickle.loads(pickled))  # noqa: S301  # made by the parent process
-
-
-def _end_with_parent() -> None:
     import multiprocessing
     from multiprocessing.connection import wait
 
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+        exit_after(lambda: wait([parent.sentinel]))
+    _worker.append(pickle.loads(pickled))  # noqa: S301  # made by the parent process
 
 
 def _run(batch: Any) -> Any:

@@ -33,7 +33,7 @@ LAYERS = [
     ["hookspecs"],
     ["accelerator"],
     ["config"],
-    ["durable", "errors", "log"],
+    ["child_process", "durable", "errors", "log"],
 ]
 
 

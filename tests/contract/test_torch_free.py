@@ -46,6 +46,7 @@ def loads_torch(code: str, *arguments: str) -> bool:
         "lmcore.errors",
         "lmcore.hookspecs",
         "lmcore.log",
+        "lmcore.child_process",
         "lmcore.durable",
         "lmcore.plugin",
         "lmcore.train.datasets",  # what the launcher of a run decides by

@@ -16,19 +16,15 @@ import json
 import os
 import select
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
-from lmcore.plugin.isolation.crash_report import crash_place, ending, last_line
+from lmcore.child_process import crash_location, ending, fork_child, last_line, log_tail
 
 __all__ = ["Trial", "can_try", "try_each"]
-
-_LOG_BYTES = 65536
 
 Attempt = Callable[[Callable[[str], None]], Mapping[str, Any]]
 """Does the plugin's part in the copy: is told how to name what it is at, returns JSON values."""
@@ -75,12 +71,7 @@ def _one_copy(attempts: Mapping[str, Attempt], seconds: float) -> dict[str, Tria
     """Return the trials up to the first that ended the copy, or all of them."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as log:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        child = os.fork()
-        if child == 0:
-            os.close(reading)
-            _be_the_copy(attempts, writing, log)
+        child = fork_child(lambda: _make_attempts(attempts, reading, writing, log))
         os.close(writing)
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             found, at, phase, late = _listen(pipe, list(attempts), seconds)
@@ -88,11 +79,11 @@ def _one_copy(attempts: Mapping[str, Attempt], seconds: float) -> dict[str, Tria
             os.kill(child, signal.SIGKILL)
         _, raw = os.waitpid(child, 0)
         if len(found) < len(attempts):
-            text = _tail(log)
+            text = log_tail(log)
             how = f"no answer within {seconds:g} s" if late else ""
             how = how or f"the process {ending(os.waitstatus_to_exitcode(raw))}"
             found[at] = Trial(
-                fault=how + (crash_place(text) or last_line(text)), phase=phase, log=text
+                fault=how + (crash_location(text) or last_line(text)), phase=phase, log=text
             )
     return found
 
@@ -122,38 +113,26 @@ def _listen(
     return found, "", "", False
 
 
-def _be_the_copy(attempts: Mapping[str, Attempt], writing: int, log: IO[bytes]) -> NoReturn:
-    """Make the attempts and end, without any of what this process does when it ends."""
-    status = 1
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for descriptor, source in ((0, nothing), (1, log.fileno()), (2, log.fileno())):
-            os.dup2(source, descriptor)
-        faulthandler.enable(file=log.fileno())
+def _make_attempts(
+    attempts: Mapping[str, Attempt], reading: int, writing: int, log: IO[bytes]
+) -> int:
+    """Make the attempts in the copy, and write their answers to the pipe *writing*."""
+    os.close(reading)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, source in ((0, nothing), (1, log.fileno()), (2, log.fileno())):
+        os.dup2(source, descriptor)
+    faulthandler.enable(file=log.fileno())
 
-        def tell(**what: Any) -> None:
-            _write(writing, json.dumps(what).encode() + b"\n")
+    def send(**message: Any) -> None:
+        _write(writing, json.dumps(message).encode() + b"\n")
 
-        for attempt in attempts.values():
-            tell(answer=attempt(lambda phase: tell(phase=phase)))
-        status = 0
-    except BaseException:  # noqa: BLE001 - the log tells it, and nothing may run on as the parent
-        import traceback
-
-        with suppress(Exception):
-            os.write(log.fileno(), traceback.format_exc().encode(errors="replace"))
-    finally:
-        os._exit(status)
+    for attempt in attempts.values():
+        send(answer=attempt(lambda phase: send(phase=phase)))
+    return 0
 
 
 def _write(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
-
-
-def _tail(log: IO[bytes]) -> str:
-    log.seek(0, os.SEEK_END)
-    log.seek(max(0, log.tell() - _LOG_BYTES))
-    return log.read().decode(errors="replace")

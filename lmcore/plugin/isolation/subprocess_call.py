@@ -16,7 +16,6 @@ import contextlib
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,13 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmcore.child_process import crash_location, ending, kill_group, last_line, log_tail
 from lmcore.errors import LmcoreError
-from lmcore.plugin.isolation.crash_report import crash_place, ending, last_line
 
 __all__ = ["Call", "Outcome", "call_isolated", "call_together", "in_one_line"]
 
 _POLL_SECONDS = 0.02
-_LOG_BYTES = 65536
 
 _BOOTSTRAP = """\
 import json, sys
@@ -163,16 +161,15 @@ class _Child:
     def kill(self) -> None:
         """End the process and its children; nothing happens when that was done already."""
         if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            kill_group(self.process)
 
     def outcome(self, took: float, timeout: float) -> Outcome:
         """Return how the call ended; one that still runs is killed."""
         stopped = self.seconds is None
         self.kill()
         lines = list(_lines(self.answers))
-        log = _tail(self.log)
+        with self.log.open("rb") as file:
+            log = log_tail(file)
         return Outcome(
             values=tuple(one["value"] for one in lines if "value" in one),
             fault=self._fault(lines, log, took, timeout if stopped else None),
@@ -190,11 +187,11 @@ class _Child:
         after = " after it had answered" if done else ""
         if timeout is not None:
             limit = f"no answer within {timeout:g} s" if took >= timeout else "no answer"
-            return f"{limit}{after}; stopped{crash_place(log)}"
+            return f"{limit}{after}; stopped{crash_location(log)}"
         status = self.process.returncode
         if done and status == 0:
             return ""
-        return f"the process {ending(status)}{after}{crash_place(log) or last_line(log)}"
+        return f"the process {ending(status)}{after}{crash_location(log) or last_line(log)}"
 
 
 @contextlib.contextmanager
@@ -218,12 +215,6 @@ def _lines(answers: Path) -> Iterator[dict[str, Any]]:
     for line in answers.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):  # cut off where the process was killed
             yield json.loads(line)
-
-
-def _tail(path: Path) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _LOG_BYTES))
-        return file.read().decode(errors="replace")
 
 
 def answer(target: str, arguments: str, answers: str, timeout: str) -> int:

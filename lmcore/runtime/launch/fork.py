@@ -11,17 +11,17 @@ import contextlib
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
+
+from lmcore.child_process import fork_child
 
 __all__ = ["ForkedProcess", "can_fork", "fork"]
 
 _THREADS = Path("/proc/self/task")
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
-_INTERRUPTED = 130
 
 
 def can_fork() -> bool:
@@ -100,13 +100,6 @@ def fork(
     Raises:
         OSError: The system gives no more processes, or no more files.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with contextlib.ExitStack() as failed:
-        own_stdin, stdin = _pipe(failed)
-        stderr, own_stderr = (None, None) if shown else _pipe(failed)
-        pid = os.fork()
-        failed.pop_all()
 
     def work() -> int:
         os.setpgid(0, 0)
@@ -122,8 +115,11 @@ def fork(
         os.environ.update(env)
         return function()
 
-    if not pid:
-        _end_with(work)
+    with contextlib.ExitStack() as failed:
+        own_stdin, stdin = _pipe(failed)
+        stderr, own_stderr = (None, None) if shown else _pipe(failed)
+        pid = fork_child(work)
+        failed.pop_all()
     with contextlib.suppress(OSError):  # whoever is first: it may be signalled from here on
         os.setpgid(pid, pid)
     for one in filter(None, (own_stdin, own_stderr)):
@@ -145,18 +141,3 @@ def _move(stream: IO[bytes], target: int) -> None:
     if stream.fileno() != target:
         os.dup2(stream.fileno(), target)
         stream.close()
-
-
-def _end_with(work: Callable[[], int]) -> NoReturn:
-    """End this copy with what *work* returns; nothing of the original's is cleaned up."""
-    status = 1
-    try:
-        status = work()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except KeyboardInterrupt:
-        status = _INTERRUPTED
-    except BaseException:  # noqa: BLE001 - whatever it is must not go on in the original's frames
-        traceback.print_exc()
-    finally:
-        os._exit(status)

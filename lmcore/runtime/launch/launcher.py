@@ -8,7 +8,6 @@ the others say because of it is folded.  Signals are passed on once.  Torch-free
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Self
 
+from lmcore.child_process import INTERRUPTED, kill_group, signal_name
 from lmcore.errors import RunError
 from lmcore.runtime.launch.fork import ForkedProcess, can_fork, fork
 from lmcore.runtime.launch.rank import RankInfo
@@ -34,7 +34,6 @@ _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 6.0
 """How long the others may take to end by themselves after one has failed."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_INTERRUPTED = 130
 
 
 @dataclass
@@ -216,9 +215,7 @@ class _Crew:
 
     def _kill(self) -> None:
         for one in self.workers:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(one.process.pid, signal.SIGKILL)  # with the processes that it started
-            one.process.wait()
+            kill_group(one.process)
             for reader in one.readers:
                 reader.join(timeout=1.0)
             one.close()
@@ -230,7 +227,7 @@ class _Crew:
             return 0
         if self.received is signal.SIGINT and all(_interrupted(one) for one in failed):
             sys.stderr.write("interrupted\n")
-            return _INTERRUPTED
+            return INTERRUPTED
         first = min(failed, key=_precedence)
         sys.stderr.write(_told(first, self.workers) + "\n")
         return first.report.status if first.report else 1
@@ -244,7 +241,7 @@ def _precedence(worker: _Worker) -> tuple[int, float]:
 
 
 def _interrupted(worker: _Worker) -> bool:
-    return worker.status in {_INTERRUPTED, -signal.SIGINT}
+    return worker.status in {INTERRUPTED, -signal.SIGINT}
 
 
 def _told(first: _Worker, workers: Sequence[_Worker]) -> str:
@@ -265,7 +262,7 @@ def _ending(worker: _Worker, size: int) -> str:
     if status >= 0:
         what = f"rank {worker.rank} of {size} ended with exit status {status} and said nothing"
         return RunError(what, why="its last lines are above").render()
-    name = signal.Signals(-status).name
+    name = signal_name(-status)
     why = "its last lines are above"
     if -status == signal.SIGKILL:
         why = "the system ends processes so when memory runs out, and people with `kill -9`"
@@ -281,7 +278,7 @@ def _in_short(worker: _Worker, shown: str) -> str:
     if worker.ended is None:
         return "still running, and ended"
     status = worker.status or 0
-    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    return f"ended by {signal_name(-status)}" if status < 0 else f"exit status {status}"
 
 
 def _pass_on(rank: int, stream: IO[bytes]) -> None:

@@ -11,13 +11,13 @@ import contextlib
 import json
 import os
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lmcore.child_process import exit_after
 from lmcore.durable import write_atomically
 from lmcore.errors import LmcoreError, OtherRankError
 
@@ -26,7 +26,6 @@ __all__ = ["LAUNCHED", "Launched", "Report", "end_with_launcher", "launched", "r
 LAUNCHED = "LMCORE_LAUNCHED"
 """Environment variable that a launcher sets for its workers."""
 
-_LAUNCHER_GONE = 1
 _MAX_REPORT_BYTES = 1 << 20
 
 
@@ -99,9 +98,8 @@ def end_with_launcher(env: Mapping[str, str]) -> None:
     if not launched(env).report_file:
         return
 
-    def watch() -> None:
+    def read_until_closed() -> None:
         while os.read(sys.stdin.fileno(), 4096):
             pass
-        os._exit(_LAUNCHER_GONE)
 
-    threading.Thread(target=watch, name="lmcore-launcher", daemon=True).start()
+    exit_after(read_until_closed)

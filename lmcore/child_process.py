@@ -1,0 +1,132 @@
+"""Child processes: forking, ending with the parent, killing, and the reason why one ended.
+
+Programs are started by `lmcore.runtime.launch.launcher` (ranks) and
+`lmcore.plugin.isolation.subprocess_call` (isolated calls), copies of this process by `fork_child`,
+pools of workers by `lmcore.data.worker_pool`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, NoReturn, Protocol
+
+__all__ = [
+    "INTERRUPTED",
+    "crash_location",
+    "ending",
+    "exit_after",
+    "fork_child",
+    "kill_group",
+    "last_line",
+    "log_tail",
+    "signal_name",
+]
+
+INTERRUPTED = 130
+"""Exit status of a process that SIGINT ended, as a shell reports it: 128 + SIGINT."""
+
+_PARENT_GONE = 1
+_LOG_BYTES = 65536
+_STDERR = 2
+
+
+def fork_child(work: Callable[[], int]) -> int:
+    """Start a copy of this process that ends with the exit status of *work*; return its pid.
+
+    Nothing of this process is cleaned up in the copy, and no exception leaves it.
+
+    Raises:
+        OSError: The system gives no more processes.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        _work_and_exit(work)
+    return pid
+
+
+def _work_and_exit(work: Callable[[], int]) -> NoReturn:
+    status = 1
+    try:
+        status = work()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except BaseException:  # noqa: BLE001 - no exception may go on in the parent's frames
+        with contextlib.suppress(Exception):
+            os.write(_STDERR, traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(status)
+
+
+def exit_after(wait: Callable[[], object]) -> None:
+    """Exit at once, from a thread, when *wait* returns: when the parent process has ended."""
+
+    def watch() -> None:
+        wait()
+        os._exit(_PARENT_GONE)
+
+    threading.Thread(target=watch, name="lmcore-parent", daemon=True).start()
+
+
+class _Child(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self) -> int: ...
+
+
+def kill_group(leader: _Child) -> None:
+    """Kill the process group of *leader* and wait for the leader."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as "SIGSEGV"."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def ending(status: int) -> str:
+    """Describe how a process ended, from its exit status; the negative number of a signal."""
+    return f"ended with status {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
+
+
+def log_tail(log: IO[bytes]) -> str:
+    """Return the last 64 KiB of a log."""
+    log.seek(0, os.SEEK_END)
+    log.seek(max(0, log.tell() - _LOG_BYTES))
+    return log.read().decode(errors="replace")
+
+
+def crash_location(log: str) -> str:
+    """Return the function and line of a crash, from the stack that `faulthandler` wrote to *log*.
+
+    Empty if there is no stack.
+    """
+    frame = r'\(most recent call first\):\n  File "([^"]+)", line (\d+) in (\S+)'
+    found = re.findall(f"Current thread [^\n]*{frame}", log) or re.findall(frame, log)
+    if not found:
+        return ""
+    file, line, function = found[-1]  # the main thread is the last
+    return f"; it was in `{function}` ({Path(file).name}, line {line})"
+
+
+def last_line(log: str) -> str:
+    """Return the last line of *log*; empty if there is none."""
+    lines = log.strip().splitlines()
+    return f"; last line: {lines[-1].strip()}" if lines else ""
