@@ -53,23 +53,25 @@ def framework(parts: Parts) -> Step:
     """Return a step as `lmcore train` takes it, metrics included."""
     from lmcore.config.section import TrainingSection
     from lmcore.train.exit_conditions import ExitConditions
-    from lmcore.train.loop import Reporter, timed_step
+    from lmcore.train.loop import Reporter
     from lmcore.train.report.display import open_display
     from lmcore.train.report.metrics import MetricsFile
     from lmcore.train.step import TrainStep
+    from lmcore.train.step_queue import StepQueue
 
     batches = parts.batches()
-    step = TrainStep(parts.plan, parts.runtime)
     metrics = None
     if not parts.runtime.rank.rank:
         metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
     reporter = Reporter(parts.plan, parts.runtime, open_display("none"), metrics, None)
-    exits = ExitConditions(TrainingSection())
+    exits = ExitConditions(TrainingSection()) if parts.runtime.processes else None
+    queue = StepQueue(TrainStep(parts.state, parts.plan, parts.runtime), batches, exits)
 
     def take() -> float:
-        row = timed_step(parts.state, step, batches, parts.runtime, reporter, exits)
-        reporter.report(row, None)
-        return row.loss
+        queue.take()
+        (record,) = queue.finished(wait=True)
+        reporter.report(record, None)
+        return record.loss
 
     return take
 

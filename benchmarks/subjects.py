@@ -122,21 +122,23 @@ class Parts:
 
 def lmcore_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
     """Return a step as `lmcore train` takes it, metrics and display included."""
-    from lmcore.train.loop import Reporter, timed_step
+    from lmcore.train.loop import Reporter
     from lmcore.train.report.display import open_display
     from lmcore.train.report.metrics import MetricsFile
     from lmcore.train.step import TrainStep
+    from lmcore.train.step_queue import StepQueue
 
     parts = Parts(shape, compiled=compiled, threads=threads)
     batches = parts.batches()
-    step = TrainStep(parts.plan, parts.runtime)
+    queue = StepQueue(TrainStep(parts.state, parts.plan, parts.runtime), batches)
     metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
     reporter = Reporter(parts.plan, parts.runtime, open_display("none"), metrics, None)
 
     def take() -> float:
-        row = timed_step(parts.state, step, batches, parts.runtime, reporter)
-        reporter.report(row, None)
-        return row.loss
+        queue.take()
+        (record,) = queue.finished(wait=True)
+        reporter.report(record, None)
+        return record.loss
 
     return take
 

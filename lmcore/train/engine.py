@@ -12,26 +12,26 @@ from lmcore.parallel.parallel_model import parallelize
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.state import TrainState
-from lmcore.train.step import StepResult, TrainStep
+from lmcore.train.step import TrainStep
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.data.loading.loader import Batch
     from lmcore.runtime.runtime import Runtime
+    from lmcore.train.step_record import PendingStep
 
 __all__ = ["Engine", "Step", "open_engine"]
 
 
 class Step(Protocol):
-    """Takes one step; see `TrainStep.__call__`."""
+    """The function that takes one step; see `TrainStep.__call__`."""
 
     def __call__(
         self,
-        state: TrainState,
         batches: Iterator[Batch],
         requests: Callable[[], tuple[float, ...]] = ...,
-    ) -> StepResult:
-        """Take it and count it."""
+    ) -> PendingStep:
+        """Take one step and count it."""
 
 
 class Engine(Protocol):
@@ -39,22 +39,22 @@ class Engine(Protocol):
 
     @property
     def state(self) -> TrainState:
-        """All that the run changes; to be loaded before `begin`."""
+        """State of the run; to be loaded before `begin`."""
 
     @property
     def step(self) -> Step:
-        """Takes one step."""
+        """Function that takes one step."""
 
     @property
     def divided(self) -> bool:
-        """Whether a process alone cannot use the model: it has a part of it."""
+        """True if each process holds a part of the model only."""
 
     @property
     def records(self) -> Mapping[str, Any]:
-        """What the run directory keeps of it: content by the name of a JSON file."""
+        """JSON files for the run directory: content by file name."""
 
     def begin(self) -> None:
-        """Get ready for the first step, with what the state holds; all processes must call it."""
+        """Prepare the first step with the weights in the state; all processes must call it."""
 
 
 class NativeEngine:
@@ -82,7 +82,7 @@ class NativeEngine:
         if plan.config.training.step_graph:
             parallel.capture_graph(device)
         self.state = TrainState.create(parallel, plan, runtime)
-        self.step: Step = TrainStep(plan, runtime, profiler_range)
+        self.step: Step = TrainStep(self.state, plan, runtime, profiler_range)
         self.records: Mapping[str, Any] = {}
         self.divided = plan.layout.divides_model or plan.layout.context > 1
 

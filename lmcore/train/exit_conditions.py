@@ -88,8 +88,8 @@ class ExitConditions:
         late = self.seconds is not None and self.clock() - self.start >= self.seconds
         return (*told, float(late))
 
-    def hear(self, requests: tuple[float, ...]) -> None:
-        """Take the wishes of all processes, summed, for this one's."""
+    def set_requests(self, requests: tuple[float, ...]) -> None:
+        """Replace this process's requests by their sums over all ranks."""
         self._agreed = requests
 
     def reason(self, iteration: int) -> str | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +14,11 @@ from lmcore.errors import LmcoreError
 from lmcore.runtime.profiler_range import no_range
 from lmcore.train.garbage_collection import GarbageCollection
 from lmcore.train.report.display import Progress
-from lmcore.train.report.metrics import StepRow
-from lmcore.train.stepping import Steps
+from lmcore.train.step_queue import StepQueue
 from lmcore.train.validation import Validation, validate
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.data.loading.device_prefetch import Batches
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.datasets import Corpus
     from lmcore.train.engine import Step
@@ -31,9 +28,9 @@ if TYPE_CHECKING:
     from lmcore.train.report.profiler import Profile
     from lmcore.train.resume.saver import Saver
     from lmcore.train.state import TrainState
-    from lmcore.train.step import StepResult
+    from lmcore.train.step_record import StepRecord
 
-__all__ = ["Outcome", "Reporter", "failure_status", "timed_step", "train"]
+__all__ = ["Outcome", "Reporter", "failure_status", "train"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +52,7 @@ class Outcome:
     """
 
     reason: str | None = None
-    row: StepRow | None = None
+    row: StepRecord | None = None
     validation: tuple[int, Validation] | None = None
     test: Validation | None = None
     checkpoint: Path | None = None
@@ -84,71 +81,53 @@ class Reporter:
         device, compute = runtime.device, runtime.precision.compute
         one = device.peak_flops(compute) if metrics and device.peak_flops else None
         self.peak = one * plan.world_size if one else None
-        self._rows: list[StepRow] = []
+        self._since_line: list[StepRecord] = []
         self._recent: list[float] = []
 
-    def row(
-        self, counters: Mapping[str, int], result: StepResult, seconds: float, wait: float
-    ) -> StepRow:
-        """Return the row of a step that took *seconds*, *wait* of them for data.
+    def report(self, record: StepRecord, validation: Validation | None) -> None:
+        """Complete a record by speed and validation; write and show it.
 
         Args:
-            counters: The run's after the step; see `TrainState.counters`.
-            result: What the step yielded.
-            seconds: Its time.
-            wait: The part of it spent waiting for data.
+            record: Record of a step, with its times.
+            validation: Validation after the step; None without one.
         """
-        return StepRow(
-            step=counters["iteration"],
-            consumed_samples=counters["consumed_samples"],
-            consumed_tokens=counters["consumed_tokens"],
-            global_batch_size=result.samples,
-            loss=result.loss if math.isfinite(result.loss) else None,
-            learning_rate=result.learning_rate,
-            grad_norm=result.grad_norm,
-            loss_scale=result.loss_scale,
-            skipped_iterations=counters["skipped_iterations"],
-            tokens_per_second=result.samples * self.plan.config.model.seq_length / seconds,
-            step_time_ms=seconds * 1e3,
-            data_wait_ms=wait * 1e3,
-            mfu=self._mfu(result.samples, seconds),
-        )
+        samples, seconds = record.global_batch_size, record.step_time_ms / 1e3
+        record.tokens_per_second = samples * self.plan.config.model.seq_length / seconds
+        record.mfu = self._mfu(samples, seconds)
+        if validation is not None:
+            record.valid_loss, record.valid_perplexity = validation.loss, validation.perplexity
+        if self.metrics is not None:
+            self.metrics.write(record)
+        if self.tensorboard is not None:
+            self.tensorboard.write(record)
+        self._since_line.append(record)
+        per_sample = record.step_time_ms / record.global_batch_size
+        self._recent = [*self._recent[-_SPEED_WINDOW + 1 :], per_sample]
+        progress = self._progress(record)
+        self.display.step(record, progress)
+        if progress.ends_line:
+            self._since_line.clear()
+        if validation is not None:
+            self.display.validation(record.step, validation.loss, validation.perplexity)
 
     def _mfu(self, samples: int, seconds: float) -> float | None:
         return self.plan.flops_per_sample * samples / seconds / self.peak if self.peak else None
 
-    def report(self, row: StepRow, validation: Validation | None) -> None:
-        """Write and show a row, with the validation that followed it."""
-        if validation is not None:
-            row = replace(row, valid_loss=validation.loss, valid_perplexity=validation.perplexity)
-        if self.metrics is not None:
-            self.metrics.write(row)
-        if self.tensorboard is not None:
-            self.tensorboard.write(row)
-        self._rows.append(row)
-        per_sample = row.step_time_ms / row.global_batch_size
-        self._recent = [*self._recent[-_SPEED_WINDOW + 1 :], per_sample]
-        self.display.step(row, self._progress(row))
-        if row.step % self.plan.config.logging.log_interval == 0:
-            self._rows.clear()
-        if validation is not None:
-            self.display.validation(row.step, validation.loss, validation.perplexity)
-
-    def _progress(self, row: StepRow) -> Progress:
-        plan, rows = self.plan, self._rows
-        seconds = sum(one.step_time_ms for one in rows) / 1e3
-        samples = sum(one.global_batch_size for one in rows)
-        losses = [one.loss for one in rows if one.loss is not None and not one.skipped]
+    def _progress(self, row: StepRecord) -> Progress:
+        plan, records = self.plan, self._since_line
+        seconds = sum(one.step_time_ms for one in records) / 1e3
+        samples = sum(one.global_batch_size for one in records)
+        losses = [one.loss for one in records if one.loss is not None and not one.skipped]
         typical_ms = sorted(self._recent)[len(self._recent) // 2]
         steps_left = plan.train_iters - row.step
         samples_left = plan.batch_sizes.samples(steps_left, row.consumed_samples)
         return Progress(
             train_iters=plan.train_iters,
             seconds_left=samples_left * typical_ms / 1e3,
-            skipped_iterations=sum(one.skipped for one in rows),
-            nan_iterations=sum(one.loss is None for one in rows),
+            skipped_iterations=sum(one.skipped for one in records),
+            nan_iterations=sum(one.loss is None for one in records),
             mean_loss=sum(losses) / len(losses) if losses else None,
-            mean_step_ms=seconds / len(rows) * 1e3,
+            mean_step_ms=seconds / len(records) * 1e3,
             mean_tokens_per_second=samples * plan.config.model.seq_length / seconds,
             mean_mfu=self._mfu(samples, seconds),
             ends_line=row.step % self.plan.config.logging.log_interval == 0,
@@ -206,8 +185,9 @@ def train(
             manual=training.manual_gc, interval=training.manual_gc_interval
         ) as garbage,
     ):
-        steps = Steps(state, step, on_device(loader, runtime.device), runtime, reporter, exits)
-        run.steps(steps, garbage, after_first_step)
+        batches = on_device(loader, runtime.device)
+        queue = StepQueue(step, batches, exits if runtime.processes else None)
+        run.steps(queue, garbage, after_first_step)
     return run.end()
 
 
@@ -235,7 +215,7 @@ class _Run:
         self.saved_at = self.state.iteration
 
     def steps(
-        self, steps: Steps, garbage: GarbageCollection, after_first_step: Callable[[], None]
+        self, queue: StepQueue, garbage: GarbageCollection, after_first_step: Callable[[], None]
     ) -> None:
         """Take steps until the last one, or until the run is told to end."""
         state, outcome, first = self.state, self.outcome, True
@@ -243,17 +223,17 @@ class _Run:
             self.saver.check()
             if self.profile is not None:
                 self.profile.at(state.iteration)
-            steps.take()
+            queue.take()
             # The first one too: its time is that of compiling, and who errs hears of it soon.
-            rows = steps.rows(whole=first or self._pauses())
+            records = queue.finished(wait=first or self._pauses())
             if first:
                 first = False
                 after_first_step()
-            self._report(rows)
+            self._report(records)
             if self.exits.ending or state.iteration < self.plan.train_iters:
                 outcome.reason = self.exits.reason(state.iteration)
             if outcome.reason:
-                self._report(steps.rows(whole=True))
+                self._report(queue.finished(wait=True))
                 return
             interval = self.plan.config.checkpoint.save_interval
             if interval and state.iteration % interval == 0:
@@ -268,20 +248,20 @@ class _Run:
             interval and done % interval == 0 for interval in intervals
         )
 
-    def _report(self, rows: list[StepRow]) -> None:
-        """Report steps; validate after the last one where that is due."""
-        for row in rows:
-            self.outcome.row = row
-            self.outcome.step_ms.append(row.step_time_ms)
-            self.outcome.tokens_per_second.append(row.tokens_per_second)
+    def _report(self, records: list[StepRecord]) -> None:
+        """Report steps; validate after the last one if that is due."""
+        for record in records:
             validation = None
-            if row.step == self.state.iteration:
+            if record.step == self.state.iteration:
                 validation = _validation_due(
                     self.state, self.corpus, self.plan, self.runtime, self.exits
                 )
             if validation is not None:
-                self.outcome.validation = (row.step, validation)
-            self.reporter.report(row, validation)
+                self.outcome.validation = (record.step, validation)
+            self.reporter.report(record, validation)
+            self.outcome.row = record
+            self.outcome.step_ms.append(record.step_time_ms)
+            self.outcome.tokens_per_second.append(record.tokens_per_second)
 
     def _save(self) -> None:
         profiler_range = no_range if self.profile is None else self.profile.profiler_range
@@ -301,24 +281,6 @@ class _Run:
                 self.state, self.corpus, self.plan, self.runtime, self.reporter, self.exits
             )
         return self.outcome
-
-
-def timed_step(
-    state: TrainState,
-    step: Step,
-    batches: Batches,
-    runtime: Runtime,
-    reporter: Reporter,
-    exits: ExitConditions | None = None,
-) -> StepRow:
-    """Take one step, wait for its numbers and return its row.
-
-    *exits* hears what other processes wish.
-    """
-    steps = Steps(state, step, batches, runtime, reporter, exits)
-    steps.take()
-    (row,) = steps.rows(whole=True)
-    return row
 
 
 def _validation_due(

@@ -11,7 +11,8 @@ import torch
 
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.parallel.scalar_collectives import all_reduce_scalars
-from lmcore.train.step import HINT, NonFiniteError, mean_loss
+from lmcore.train.diagnose.non_finite import HINT, NonFiniteError
+from lmcore.train.step import mean_loss
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan

@@ -38,20 +38,20 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     from lmcore.train.step import TrainStep
 
     steps: list[int] = []
-    real = TrainStep.begin
+    real = TrainStep.__call__
 
-    def begin(self: Any, state: Any, *rest: Any) -> Any:
-        if state.iteration + 1 < FIRST:
-            return real(self, state, *rest)
+    def step(self: Any, *args: Any) -> Any:
+        if self.state.iteration + 1 < FIRST:
+            return real(self, *args)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            pending = real(self, state, *rest)
+            pending = real(self, *args)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        steps.append(state.iteration)
+        steps.append(self.state.iteration)
         return pending
 
-    monkeypatch.setattr(TrainStep, "begin", begin)
+    monkeypatch.setattr(TrainStep, "__call__", step)
     yield steps
     torch.cuda.set_sync_debug_mode("default")
 

@@ -156,7 +156,7 @@ def run(order: dict[str, Any], plan: RunPlan, runtime: Runtime) -> dict[str, Any
             ) as batches,
         ):
             while state.iteration < order["last"]:
-                losses.append(engine.step(state, batches).loss)
+                losses.append(engine.step(batches).result().loss)
                 if state.iteration == order["save"]:
                     with state.weights_for_use():
                         saver.save()

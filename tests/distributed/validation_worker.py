@@ -26,9 +26,9 @@ from lmcore.runtime.launch.rank import rank_info
 from lmcore.runtime.launch.worker_protocol import end_with_launcher
 from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
+from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.engine import open_engine
 from lmcore.train.state import seed_everything
-from lmcore.train.step import NonFiniteError
 from lmcore.train.validation import validate
 
 

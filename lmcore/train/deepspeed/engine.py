@@ -34,8 +34,10 @@ from lmcore.train.compilation import compiles_blocks
 from lmcore.train.deepspeed.flat_optimizer import FlatUpdate, StateKind, state_kinds
 from lmcore.train.deepspeed.package import initialize, open_deepspeed
 from lmcore.train.deepspeed.shards import Shards
+from lmcore.train.diagnose.non_finite import HINT, NonFiniteError
 from lmcore.train.state import TrainState
-from lmcore.train.step import HINT, NonFiniteError, StepResult, loss_arguments
+from lmcore.train.step import loss_arguments
+from lmcore.train.step_record import PendingStep, StepRecord
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -180,20 +182,20 @@ class DeepSpeedEngine:
 
     def step(
         self,
-        state: TrainState,
         batches: Iterator[Batch],
         requests: Callable[[], tuple[float, ...]] = tuple,
-    ) -> StepResult:
+    ) -> PendingStep:
         """Take one step and count it; see `TrainStep`.
 
         Raises:
-            NonFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can give
-                way; nothing was updated.
+            NonFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can be
+                lowered; nothing was updated.
         """
+        state = self.state
         samples = self.batch_sizes.at(state.consumed_samples)
         own = sum(self._run(batches, samples, state.loss_scale.value))
         with self.profiler_range("reduce"):
-            total, *asked = all_reduce_scalars(self.runtime, own, *requests())
+            total, *summed = all_reduce_scalars(self.runtime, own, *requests())
         loss = total / self.runtime.rank.world_size
         if not math.isfinite(loss) and self._half is not torch.float16:
             raise _non_finite(state, f"the loss is {loss}", samples)
@@ -207,17 +209,10 @@ class DeepSpeedEngine:
             state.skipped_iterations += 1
         else:
             state.scheduled_samples += samples
-        state.iteration += 1
-        state.consumed_samples += samples
-        state.consumed_tokens += samples * self.plan.config.model.seq_length
-        return StepResult(
-            loss,
-            None if skipped else norm,
-            state.schedule(state.scheduled_samples),
-            samples,
-            loss_scale=state.loss_scale.value,
-            requests=tuple(asked),
-        )
+        seq_length = self.plan.config.model.seq_length
+        rate = state.schedule(state.scheduled_samples)
+        record = StepRecord.count(state, samples, seq_length, rate)
+        return PendingStep.of(record.complete(loss, None if skipped else norm, tuple(summed)))
 
     def _run(self, batches: Iterator[Batch], samples: int, scale: float) -> Iterator[float]:
         """Run forward and backward of each micro-batch, and yield its share of the loss."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from lmcore.train.report.metrics import StepRow
+    from lmcore.train.step_record import StepRecord
 
 __all__ = ["Display", "PlainDisplay", "Progress", "duration", "open_display", "training_line"]
 
@@ -48,7 +48,7 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Show a line of prose."""
 
-    def step(self, row: StepRow, progress: Progress) -> None:
+    def step(self, row: StepRecord, progress: Progress) -> None:
         """Show a step."""
 
     def validation(self, step: int, loss: float, perplexity: float) -> None:
@@ -66,7 +66,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{clock}" if hours else clock
 
 
-def training_line(row: StepRow, progress: Progress) -> str:
+def training_line(row: StepRecord, progress: Progress) -> str:
     """Return Megatron's log line, with tokens/s, MFU and the time left at its end.
 
     As there, the loss is left out where all steps since the last line were skipped, and the norm
@@ -102,7 +102,7 @@ class PlainDisplay:
         """Print a line."""
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - the display's own stream
 
-    def step(self, row: StepRow, progress: Progress) -> None:
+    def step(self, row: StepRecord, progress: Progress) -> None:
         """Print a training line when one is due."""
         if progress.ends_line:
             self.say(training_line(row, progress))

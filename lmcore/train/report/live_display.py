@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from lmcore.train.report.display import Progress
-    from lmcore.train.report.metrics import StepRow
+    from lmcore.train.step_record import StepRecord
 
 __all__ = ["LiveDisplay", "sparkline"]
 
@@ -59,7 +59,7 @@ class LiveDisplay:
         self.console = console or Console(stderr=True)
         self.losses: deque[float] = deque(maxlen=4096)
         self.validations: list[tuple[int, float, float]] = []
-        self._last: tuple[StepRow, Progress] | None = None
+        self._last: tuple[StepRecord, Progress] | None = None
         self._live: Live | None = None
         self._handlers: list[tuple[logging.Handler, logging.Handler]] = []
 
@@ -67,7 +67,7 @@ class LiveDisplay:
         """Print a line above the view."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def step(self, row: StepRow, progress: Progress) -> None:
+    def step(self, row: StepRecord, progress: Progress) -> None:
         """Take in a step; the view is redrawn a few times a second."""
         if row.loss is not None:
             self.losses.append(row.loss)

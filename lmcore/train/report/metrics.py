@@ -9,7 +9,6 @@ import math
 import os
 import platform
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,60 +18,13 @@ from lmcore.errors import RunError
 
 if TYPE_CHECKING:
     from lmcore.config.section import LoggingSection
+    from lmcore.train.step_record import StepRecord
 
-__all__ = ["MetricsFile", "StepRow", "TensorBoard"]
+__all__ = ["MetricsFile", "TensorBoard"]
 
 logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class StepRow:
-    """One step.
-
-    Attributes:
-        step: Number of the step, from 1.
-        consumed_samples, consumed_tokens: Counts after the step.
-        global_batch_size: Samples of the step.
-        loss: Mean over the step's counted tokens, in nats; None where it is not finite, which
-            only a step that was skipped may have.
-        learning_rate: Rate that the step used; of one that was skipped, that of the last update.
-        grad_norm: Norm before clipping; None where the step was skipped.
-        loss_scale: After the step; 1 without loss scaling.
-        skipped_iterations: Steps of the run that overflowed and updated nothing, so far.
-        tokens_per_second: Tokens of the step over its time.
-        step_time_ms: Wall time of the step, waiting for data included.
-        data_wait_ms: The part spent waiting for data.
-        mfu: Model FLOPs over the device's peak in the same time; None where the peak is unknown.
-        valid_loss: On steps with a validation.
-        valid_perplexity: exp(min(20, valid_loss)).
-    """
-
-    step: int
-    consumed_samples: int
-    consumed_tokens: int
-    global_batch_size: int
-    loss: float | None
-    learning_rate: float
-    grad_norm: float | None
-    loss_scale: float
-    skipped_iterations: int
-    tokens_per_second: float
-    step_time_ms: float
-    data_wait_ms: float
-    mfu: float | None
-    valid_loss: float | None = None
-    valid_perplexity: float | None = None
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the step updated nothing."""
-        return self.grad_norm is None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row as JSON values; what does not apply is left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class MetricsFile:
@@ -92,7 +44,7 @@ class MetricsFile:
         except OSError as cause:
             raise RunError(f"`{path}` cannot be written", why=str(cause.strerror)) from cause
 
-    def write(self, row: StepRow) -> None:
+    def write(self, row: StepRecord) -> None:
         """Append one row, whole or not at all.
 
         Raises:
@@ -156,7 +108,7 @@ class TensorBoard:
         self._held = 0
         self._flushed_at = 0.0
 
-    def write(self, row: StepRow) -> None:
+    def write(self, row: StepRecord) -> None:
         """Write the scalars of a step, on every interval and with every validation."""
         if self._ended or (row.step % self.interval and row.valid_loss is None):
             return
@@ -204,7 +156,7 @@ class TensorBoard:
         self._writer = None
 
 
-def _event(row: StepRow) -> Any:
+def _event(row: StepRecord) -> Any:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
 

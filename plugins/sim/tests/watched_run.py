@@ -2,7 +2,7 @@
 
     python watched_run.py FLAGS
 
-Within `TrainStep.begin` nothing may read a number of the device on the host, and nothing may be
+Within `TrainStep.__call__` nothing may read a number of the device on the host, and nothing may be
 copied between the two in a way that is waited for.  The number of steps watched is printed last.
 """
 
@@ -47,7 +47,7 @@ class NoWaiting(TorchDispatchMode):
             raise AssertionError(f"a copy from {source.device} to {target} is waited for")
 
 
-def begin(self: TrainStep, *args: Any, **kwargs: Any) -> Any:
+def step(self: TrainStep, *args: Any, **kwargs: Any) -> Any:
     """Take the step under watch."""
     assert threading.current_thread() is threading.main_thread()
     with NoWaiting():
@@ -56,8 +56,8 @@ def begin(self: TrainStep, *args: Any, **kwargs: Any) -> Any:
     return pending
 
 
-real = TrainStep.begin
-TrainStep.begin = begin  # type: ignore[method-assign]
+real = TrainStep.__call__
+TrainStep.__call__ = step  # type: ignore[method-assign]
 status = main(["train", *sys.argv[1:]])
 print(f"watched {len(watched)}")
 sys.exit(status)

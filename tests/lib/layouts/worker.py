@@ -133,7 +133,7 @@ def run(plan: RunPlan, runtime: Runtime, *, twice: bool = False) -> dict[str, An
             masks=masks_of(plan),
         ) as batches:
             for number in range(steps):
-                result = engine.step(state, batches)
+                result = engine.step(batches).result()
                 results.append((result.loss, result.grad_norm))
                 if number == 0:
                     local = {

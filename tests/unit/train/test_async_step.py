@@ -21,12 +21,14 @@ from lmcore.data.loading.loader import BatchLoader
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
 from lmcore.train.async_scalars import ScalarCopier
+from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.exit_conditions import ExitConditions
 from lmcore.train.loop import Reporter, train
 from lmcore.train.report.metrics import MetricsFile
 from lmcore.train.state import TrainState, seed_everything
-from lmcore.train.step import NonFiniteError, PendingStep, TrainStep
-from lmcore.train.stepping import Steps
+from lmcore.train.step import TrainStep
+from lmcore.train.step_queue import StepQueue
+from lmcore.train.step_record import PendingStep, StepRecord
 
 
 class Event:
@@ -103,12 +105,12 @@ def run_steps(make_plan: Any, make_corpus: Any) -> Any:
         with runtime.ops.bind_all():
             parallel = parallelize(ModelShape.from_plan(plan), plan.layout, runtime, seed=seed)
             state = TrainState.create(parallel, plan, runtime)
-            step = TrainStep(plan, runtime)
+            step = TrainStep(state, plan, runtime)
         if change is not None:
             change(state)
         micro = plan.config.training.micro_batch_size
         with BatchLoader(make_corpus(plan).train, micro_batch_size=micro) as batches:
-            return state, [take(step, state, batches) for _ in range(count)]
+            return state, [take(step, batches) for _ in range(count)]
 
     return run
 
@@ -132,8 +134,8 @@ def test_computes_the_same(
     run_steps: Any, runtime: Any, late_runtime: Any, weights: Any, flags: str
 ) -> None:
     """Losses, norms, rates, counters, weights and moments are those of a step read at once."""
-    one, plain = run_steps(flags, runtime, lambda step, *rest: step(*rest))
-    two, late = run_steps(flags, late_runtime, lambda step, *rest: step.begin(*rest))
+    one, plain = run_steps(flags, runtime, lambda step, batches: step(batches).result())
+    two, late = run_steps(flags, late_runtime, lambda step, batches: step(batches))
     assert [pending.result() for pending in late] == plain
     assert two.counters() == one.counters()
     for name, tensor in weights(one).items():
@@ -146,25 +148,25 @@ def test_nothing_is_read_in_a_step(
 ) -> None:
     """From the first batch to the update nothing of the core has the host read a number."""
 
-    def watched(step: Any, state: Any, batches: Any) -> Any:
+    def watched(step: Any, batches: Any) -> Any:
         with no_host_reads():
-            return step.begin(state, batches)
+            return step(batches)
 
     before = Event.waits
     flags = f"--micro-batch-size 2 --global-batch-size 8 --clip-grad 1 {model}"
     own_ops = dataclasses.replace(late_runtime, ops=OpTable(OP_SPECS, []))
     _, late = run_steps(flags, own_ops, watched)
     assert Event.waits == before
-    assert [math.isfinite(one.result().loss) for one in late] == [True] * 4
+    assert all(one.result().loss is not None for one in late)
     assert Event.waits == before + 4
 
 
 def test_the_watch_sees_reads(run_steps: Any, runtime: Any, no_host_reads: Any) -> None:
     """A step that reads its loss at once is refused, as is each other way to read a number."""
 
-    def watched(step: Any, *rest: Any) -> Any:
+    def watched(step: Any, batches: Any) -> Any:
         with no_host_reads():
-            return step(*rest)
+            return step(batches)
 
     with pytest.raises(AssertionError, match="`tolist` waits for the device"):
         run_steps("", dataclasses.replace(runtime, ops=OpTable(OP_SPECS, [])), watched, 1)
@@ -176,11 +178,15 @@ def test_the_watch_sees_reads(run_steps: Any, runtime: Any, no_host_reads: Any) 
 
 def test_where_it_can_be_used(make_plan: Any, runtime: Any, late_runtime: Any) -> None:
     """On a device with events and pinned memory, unless asked not to, or a loss scale needs it."""
-    assert TrainStep(make_plan(""), late_runtime).late
-    assert not TrainStep(make_plan(""), runtime).late
-    assert not TrainStep(make_plan("--no-async-metrics"), late_runtime).late
+
+    def asynchronous(flags: str, runtime: Any) -> bool:
+        return TrainStep(SimpleNamespace(), make_plan(flags), runtime).asynchronous  # type: ignore[arg-type]
+
+    assert asynchronous("", late_runtime)
+    assert not asynchronous("", runtime)
+    assert not asynchronous("--no-async-metrics", late_runtime)
     scaled = dataclasses.replace(late_runtime.precision, loss_scaling=True)
-    assert not TrainStep(make_plan(""), dataclasses.replace(late_runtime, precision=scaled)).late
+    assert not asynchronous("", dataclasses.replace(late_runtime, precision=scaled))
 
 
 def test_not_finite(run_steps: Any, late_runtime: Any) -> None:
@@ -191,8 +197,8 @@ def test_not_finite(run_steps: Any, late_runtime: Any) -> None:
         state.model.loss = lambda *args: real(*args) * (math.nan if next(calls) == 5 else 1.0)
 
     flags = "--micro-batch-size 2 --global-batch-size 8"
-    state, late = run_steps(flags, late_runtime, lambda step, *rest: step.begin(*rest), 3, spoil)
-    assert math.isfinite(late[0].result().loss)
+    state, late = run_steps(flags, late_runtime, lambda step, batches: step(batches), 3, spoil)
+    assert late[0].result().loss is not None
     assert state.iteration == 3
     with pytest.raises(NonFiniteError, match="the loss is nan at step 2, samples 8 to 15") as one:
         late[1].result()
@@ -207,7 +213,7 @@ def test_gradient_not_finite(run_steps: Any, late_runtime: Any) -> None:
     def spoil(state: Any) -> None:
         state.model.final_norm.bias.register_hook(lambda grad: grad * math.inf)
 
-    _, (late,) = run_steps("", late_runtime, lambda step, *rest: step.begin(*rest), 1, spoil)
+    _, (late,) = run_steps("", late_runtime, lambda step, batches: step(batches), 1, spoil)
     with pytest.raises(NonFiniteError, match=r"the gradient norm is (inf|nan) at step 1"):
         late.result()
 
@@ -229,9 +235,9 @@ class Recorder(TrainStep):
 
     asked: list[int]
 
-    def begin(self, *args: Any, **kwargs: Any) -> PendingStep:
+    def __call__(self, *args: Any, **kwargs: Any) -> PendingStep:
         self.asked.append(Event.waits)
-        return super().begin(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
 
 
 @pytest.fixture
@@ -251,7 +257,7 @@ def run_loop(make_plan: Any, make_state: Any, make_corpus: Any, tmp_path: Path) 
         display = SimpleNamespace(
             say=lambda text: None, step=lambda *_: None, validation=lambda *_: None
         )
-        step = Recorder(plan, runtime)
+        step = Recorder(state, plan, runtime)
         step.asked, first = [], Event.waits
         with (
             MetricsFile(tmp_path / name) as metrics,
@@ -312,31 +318,34 @@ def test_nothing_is_saved_after_nan(run_loop: Any, late_runtime: Any) -> None:
         run_loop("--save-interval 4", late_runtime, "late", spoil)
 
 
-def test_time_of_a_step(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes from one result to the next, or from the call where nothing was queued before."""
     now = [0.0]
-    monkeypatch.setattr("lmcore.train.stepping.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(
+        "lmcore.train.step_queue.time", SimpleNamespace(perf_counter=lambda: now[0])
+    )
 
-    class Late(TrainStep):
-        late = True
+    def step(batches: Any) -> PendingStep:
+        now[0] += 1.0  # to queue it
+        done = now[0] + 9.0
 
-        def __init__(self) -> None: ...
+        def read() -> StepRecord:
+            now[0] = max(now[0], done)
+            return StepRecord(
+                step=1,
+                consumed_samples=4,
+                consumed_tokens=64,
+                global_batch_size=4,
+                learning_rate=1e-3,
+            )
 
-        def begin(self, state: Any, batches: Any) -> Any:
-            now[0] += 1.0  # to queue it
-            state.done += 1
-            pending = PendingStep.__new__(PendingStep)
-            done = now[0] + 9.0
-            pending.result = lambda: now.__setitem__(0, max(now[0], done))  # type: ignore[method-assign]
-            return pending
+        return PendingStep(read)
 
-    state = SimpleNamespace(done=0, counters=dict)
-    reporter = SimpleNamespace(row=lambda counters, result, seconds, wait: seconds)
-    steps = Steps(state, Late(), SimpleNamespace(wait_seconds=0.0), runtime, reporter)  # type: ignore[arg-type]
+    queue = StepQueue(step, SimpleNamespace(wait_seconds=0.0))  # type: ignore[arg-type]
     found = []
-    for whole in (True, False, False, True):
-        steps.take()
-        found += steps.rows(whole=whole)
-        if whole:
+    for wait in (True, False, False, True):
+        queue.take()
+        found += [record.step_time_ms / 1e3 for record in queue.finished(wait=wait)]
+        if wait:
             now[0] += 100.0  # a validation
     assert found == [10.0, 10.0, 1.0, 9.0]

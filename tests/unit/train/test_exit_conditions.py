@@ -65,10 +65,10 @@ def test_a_signal_passed_on_twice_is_one() -> None:
 def test_all_processes_end_for_one() -> None:
     """What counts is what was agreed: a signal that came to another process, or the time there."""
     exits = ExitConditions(TrainingSection(exit_duration_in_mins=1.0))
-    exits.hear((1.0, 0.0, 0.0))
+    exits.set_requests((1.0, 0.0, 0.0))
     assert exits.ending
     assert exits.reason(2) == "received SIGTERM"
-    exits.hear((0.0, 0.0, 1.0))
+    exits.set_requests((0.0, 0.0, 1.0))
     assert not exits.ending
     assert exits.reason(2) == "1 minutes have passed (--exit-duration-in-mins)"
 
@@ -76,7 +76,7 @@ def test_all_processes_end_for_one() -> None:
 def test_a_process_alone_waits_for_the_others() -> None:
     """Before the others know of a signal the run goes on; it is in the next exchange."""
     with ExitConditions(TrainingSection()) as exits:
-        exits.hear((0.0, 0.0, 0.0))
+        exits.set_requests((0.0, 0.0, 0.0))
         os.kill(os.getpid(), signal.SIGTERM)
         assert exits.told_to_stop
         assert exits.reason(3) is None

@@ -17,7 +17,8 @@ from lmcore.errors import RunError
 from lmcore.train.exit_conditions import ExitConditions
 from lmcore.train.loop import Reporter, failure_status, train
 from lmcore.train.report.metrics import MetricsFile
-from lmcore.train.step import StepResult, TrainStep
+from lmcore.train.step import TrainStep
+from lmcore.train.step_record import PendingStep, StepRecord
 
 
 class Watcher:
@@ -36,6 +37,11 @@ class Watcher:
         self.validations.append((step, loss))
 
     def close(self) -> None: ...
+
+
+def counted(state: Any, samples: int, loss: float = 1.0) -> StepRecord:
+    """Count a step and return its record."""
+    return StepRecord.count(state, samples, 16, 1e-3).complete(float(loss), 1.0, ())
 
 
 @pytest.fixture
@@ -64,14 +70,14 @@ def run_loop(
         saver = SimpleNamespace(save=save, check=check)
         path = tmp_path / "metrics.jsonl"
         with MetricsFile(path) as metrics, ExitConditions(plan.config.training) as exits:
-            step = step_type(plan, runtime)
+            step = step_type(state, plan, runtime)
             if during is not None:
                 inner = step
 
-                def step(state: Any, batches: Any) -> Any:
-                    result = inner(state, batches)
+                def step(batches: Any) -> Any:
+                    pending = inner(batches)
                     during(state, exits)
-                    return result
+                    return pending
 
             outcome = train(
                 state,
@@ -192,10 +198,9 @@ def test_samples_in_order(run_loop: Any, make_plan: Any, make_corpus: Any, consu
     seen: list[Any] = []
 
     class Recorder(TrainStep):
-        def __call__(self, state: Any, batches: Any) -> StepResult:
+        def __call__(self, batches: Any, *_: Any) -> PendingStep:
             seen.extend(next(batches).tokens_BS.tolist())
-            state.iteration += 1
-            return StepResult(1.0, 1.0, 1e-3, samples=4)
+            return PendingStep.of(counted(self.state, 4))
 
     def at(state: Any) -> None:
         state.consumed_samples = consumed
@@ -249,21 +254,19 @@ def test_failed_write_stops_the_run(run_loop: Any) -> None:
 class TimedStep:
     """A step of a known loss."""
 
-    def __init__(self, plan: Any, runtime: Any) -> None:
-        self.plan = plan
+    def __init__(self, state: Any, plan: Any, runtime: Any) -> None:
+        self.state, self.plan = state, plan
         self.losses = itertools.count(1)
 
-    def __call__(self, state: Any, batches: Any) -> StepResult:
-        state.iteration += 1
-        state.consumed_samples += self.plan.global_batch_size
-        return StepResult(float(next(self.losses)), 1.0, 1e-3, samples=4)
+    def __call__(self, batches: Any) -> PendingStep:
+        return PendingStep.of(counted(self.state, self.plan.global_batch_size, next(self.losses)))
 
 
 def test_lines_are_means(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line's loss and time are means since the last line; the time left is the typical step's."""
     ticks = iter(itertools.accumulate(itertools.cycle([0.0, 0.1, 0.0, 0.3])))
     clock = SimpleNamespace(perf_counter=lambda: next(ticks))  # the loader's thread has its own
-    monkeypatch.setattr("lmcore.train.stepping.time", clock)
+    monkeypatch.setattr("lmcore.train.step_queue.time", clock)
     _, _, _, display = run_loop("--train-iters 9 --log-interval 4", step_type=TimedStep)
     due = [(row.step, p) for row, p in display.steps if p.ends_line]
     assert [step for step, _ in due] == [4, 8]
@@ -279,13 +282,14 @@ def test_rows_of_skipped_steps(run_loop: Any) -> None:
     """Their losses are in no mean, they are counted by line and run, and have no norm."""
 
     class Skipping(TimedStep):
-        def __call__(self, state: Any, batches: Any) -> StepResult:
-            result = super().__call__(state, batches)
-            if state.iteration not in {2, 3, 4, 7}:
-                return result
+        def __call__(self, batches: Any) -> PendingStep:
+            state, loss = self.state, next(self.losses)
+            if state.iteration + 1 not in {2, 3, 4, 7}:
+                return PendingStep.of(counted(state, 4, loss))
             state.skipped_iterations += 1
-            loss = math.nan if state.iteration == 7 else result.loss
-            return dataclasses.replace(result, loss=loss, grad_norm=None, loss_scale=8.0)
+            record = counted(state, 4)
+            record.complete(math.nan if state.iteration == 7 else loss, None, ())
+            return PendingStep.of(dataclasses.replace(record, loss_scale=8.0))
 
     _, rows, _, display = run_loop("--train-iters 8 --log-interval 2", step_type=Skipping)
     lines = [p for row, p in display.steps if p.ends_line]
@@ -303,15 +307,12 @@ def test_growing_batches(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None
     sizes = (4, 4, 8, 12, 12)
 
     class Growing(TimedStep):
-        def __call__(self, state: Any, batches: Any) -> StepResult:
-            state.iteration += 1
-            size = sizes[state.iteration - 1]
-            state.consumed_samples += size
-            return StepResult(1.0, 1.0, 1e-3, samples=size)
+        def __call__(self, batches: Any) -> PendingStep:
+            return PendingStep.of(counted(self.state, sizes[self.state.iteration]))
 
     ticks = iter(itertools.accumulate(value for size in sizes for value in (0.0, size / 40)))
     clock = SimpleNamespace(perf_counter=lambda: next(ticks))
-    monkeypatch.setattr("lmcore.train.stepping.time", clock)
+    monkeypatch.setattr("lmcore.train.step_queue.time", clock)
     flags = "--train-samples 48 --rampup-batch-size 4 4 16 --global-batch-size 12 --log-interval 3"
     outcome, rows, _, display = run_loop(flags, step_type=Growing)
     assert [row["global_batch_size"] for row in rows] == list(sizes)
@@ -327,14 +328,16 @@ def test_growing_batches(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None
 def test_mfu(make_plan: Any, runtime: Any, tmp_path: Path, make_state: Any) -> None:
     """MFU is the model's FLOPs over the peak in the same time; without a peak there is none."""
     plan = make_plan("")
-    result = StepResult(1.0, 1.0, 1e-3, samples=plan.global_batch_size)
     with MetricsFile(tmp_path / "m.jsonl") as metrics:
         for peak, wanted in ((lambda dtype: 1e9, plan.flops_per_step / 0.5 / 1e9), (None, None)):
             missing = dict(runtime.device.missing) | ({} if peak else {"peak_flops": "unknown"})
             device = dataclasses.replace(runtime.device, peak_flops=peak, missing=missing)
             one = dataclasses.replace(runtime, device=device)
             reporter = Reporter(plan, one, Watcher(), metrics, None)  # type: ignore[arg-type]
-            assert reporter.row(make_state(plan).counters(), result, 0.5, 0.1).mfu == wanted
+            record = counted(make_state(plan), plan.global_batch_size)
+            record.step_time_ms = 500.0
+            reporter.report(record, None)
+            assert record.mfu == wanted
 
 
 def test_failure_status() -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from lmcore.data.loading.loader import Batch, BatchLoader
-from lmcore.train.step import NonFiniteError, TrainStep, check_weights, mean_loss
+from lmcore.train.diagnose.non_finite import NonFiniteError, check_weights
+from lmcore.train.step import TrainStep, mean_loss
 
 
 def loader(plan: Any, corpus: Any, state: Any) -> BatchLoader:
@@ -30,9 +31,9 @@ def one_step(make_plan: Any, make_corpus: Any, make_state: Any, runtime: Any) ->
         state = make_state(plan)
         if change is not None:
             change(state)
-        step = TrainStep(plan, runtime)
+        step = TrainStep(state, plan, runtime)
         with loader(plan, make_corpus(plan), state) as batches:
-            results = [step(state, batches) for _ in range(steps)]
+            results = [step(batches).result() for _ in range(steps)]
         grads = {n: p.grad.clone() for n, p in state.model.named_parameters()}
         return state, results, grads
 

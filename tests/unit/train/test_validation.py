@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmcore.train.step import NonFiniteError
+from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.validation import Validation, perplexity, validate
 
 FLAGS = "--eval-iters 2 --eval-interval 4 --global-batch-size 8 --split 80,20,0"

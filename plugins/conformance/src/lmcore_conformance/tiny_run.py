@@ -178,7 +178,7 @@ class TinyRuns:
             if plan.config.training.step_graph:
                 parallel.capture_graph(runtime.device)
             state = TrainState.create(parallel, plan, runtime)
-            step = TrainStep(plan, runtime)
+            step = TrainStep(state, plan, runtime)
         restore(state, plan, runtime, order=order)
         state.model.train()
 
@@ -202,8 +202,8 @@ class TinyRuns:
             ) as batches,
         ):
             while state.iteration < steps:
-                result = step(state, batches)
-                losses.append(result.loss)
+                result = step(batches).result()
+                losses.append(math.nan if result.loss is None else result.loss)
                 norms.append(math.nan if result.grad_norm is None else result.grad_norm)
                 interval = plan.config.checkpoint.save_interval
                 if interval and state.iteration % interval == 0:

@@ -247,7 +247,7 @@ def test_the_places_are_told_from_the_stack(
     """Forward, backward and update of a step, and the building of the model."""
     plan = make_plan("")
     state = make_state(plan)
-    step = TrainStep(plan, runtime)
+    step = TrainStep(state, plan, runtime)
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
@@ -260,7 +260,7 @@ def test_the_places_are_told_from_the_stack(
                 pytest.raises(OutOfMemoryError) as caught,
                 out_of_memory_explained(plan, runtime, state),
             ):
-                step(state, batches)
+                step(batches)
         return caught.value.what
 
     assert raised(ParallelModel, "loss").endswith("in the forward pass of step 1")

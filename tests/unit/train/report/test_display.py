@@ -16,9 +16,9 @@ from lmcore.train.report.display import (
     training_line,
 )
 from lmcore.train.report.live_display import LiveDisplay
-from lmcore.train.report.metrics import StepRow
+from lmcore.train.step_record import StepRecord
 
-ROW = StepRow(
+ROW = StepRecord(
     step=26,
     consumed_samples=52,
     consumed_tokens=106_496,

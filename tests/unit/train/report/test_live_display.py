@@ -13,9 +13,20 @@ from rich.console import Console
 from lmcore import log
 from lmcore.train.report.display import Progress
 from lmcore.train.report.live_display import LiveDisplay, sparkline
-from lmcore.train.report.metrics import StepRow
+from lmcore.train.step_record import StepRecord
 
-ROW = StepRow(3, 24, 384, 8, 4.25, 1e-3, 0.75, 1.0, 0, 5000.0, 80.0, 0.1, None)
+ROW = StepRecord(
+    step=3,
+    consumed_samples=24,
+    consumed_tokens=384,
+    global_batch_size=8,
+    loss=4.25,
+    learning_rate=1e-3,
+    grad_norm=0.75,
+    tokens_per_second=5000.0,
+    step_time_ms=80.0,
+    data_wait_ms=0.1,
+)
 PROGRESS = Progress(12, 61.0, 0, 0, 4.5, 81.0, 4900.0, 0.31, ends_line=False)
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 

@@ -15,10 +15,11 @@ from tensorboardX.record_writer import masked_crc32c
 
 from lmcore.config.section import LoggingSection
 from lmcore.errors import RunError
-from lmcore.train.report.metrics import MetricsFile, StepRow, TensorBoard
+from lmcore.train.report.metrics import MetricsFile, TensorBoard
+from lmcore.train.step_record import StepRecord
 
 
-def row(step: int, **changes: Any) -> StepRow:
+def row(step: int, **changes: Any) -> StepRecord:
     numbers: dict[str, Any] = {
         "consumed_samples": 8 * step,
         "consumed_tokens": 128 * step,
@@ -33,7 +34,7 @@ def row(step: int, **changes: Any) -> StepRow:
         "data_wait_ms": 0.25,
         "mfu": None,
     }
-    return StepRow(step, **(numbers | changes))
+    return StepRecord(step=step, **(numbers | changes))
 
 
 def steps_in(path: Path) -> list[int]:

@@ -16,11 +16,12 @@ from lmcore.config.layout import ParallelLayout
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.loss_scale import DynamicLossScale
+from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.resume import restore as restoring
 from lmcore.train.resume.restore import draws_alike, restore
 from lmcore.train.resume.snapshot import data_order, take_snapshot
 from lmcore.train.state import TrainState
-from lmcore.train.step import NonFiniteError, TrainStep
+from lmcore.train.step import TrainStep
 
 BASE = "--lr 1e-2 --lr-decay-iters 20 --hidden-dropout 0.1"
 
@@ -34,10 +35,10 @@ def trained(
     def make(flags: str = "") -> tuple[TrainState, str, Path]:
         plan = make_plan(f"{BASE} {flags}")
         state, corpus = make_state(plan), make_corpus(plan)
-        step = TrainStep(plan, runtime)
+        step = TrainStep(state, plan, runtime)
         with BatchLoader(corpus.train, micro_batch_size=4) as batches:
             for _ in range(3):
-                step(state, batches)
+                step(batches).result()
         order = data_order(corpus.train)
         folder = tmp_path / "run/checkpoints"
         take_snapshot(state, plan, runtime, tokenizer, directory=folder, order=order).write()

@@ -1,0 +1,83 @@
+"""`StepQueue`: takes the steps of a run and returns their records in order.
+
+An asynchronous engine queues a step on the device while the step before is still running, so that
+records come one step late; a synchronous engine's record is there at once.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from lmcore.data.loading.device_prefetch import Batches
+    from lmcore.train.engine import Step
+    from lmcore.train.exit_conditions import ExitConditions
+    from lmcore.train.step_record import PendingStep, StepRecord
+
+__all__ = ["StepQueue"]
+
+
+class _Queued(NamedTuple):
+    """A step in the queue, and its times in seconds: begin and end of the call, wait for data."""
+
+    pending: PendingStep
+    began: float
+    ended: float
+    data_wait: float
+
+
+class StepQueue:
+    """The steps of a run that are taken, but not yet reported."""
+
+    def __init__(self, step: Step, batches: Batches, exits: ExitConditions | None = None) -> None:
+        """Create an empty queue.
+
+        Args:
+            step: The engine's step.
+            batches: Micro-batches of this rank.
+            exits: Exit conditions to be summed over the ranks with each step; None in a run of one
+                process.
+        """
+        self._step, self._batches, self._exits = step, batches, exits
+        self._queue: list[_Queued] = []
+        self._last_read = 0.0  # time at which the last asynchronous record was there
+
+    def take(self) -> None:
+        """Take the next step.
+
+        Raises:
+            NonFiniteError: Loss or gradients are not finite, and the engine is synchronous.
+        """
+        requests = () if self._exits is None else (self._exits.requests,)
+        waited, began = self._batches.wait_seconds, time.perf_counter()
+        pending = self._step(self._batches, *requests)
+        ended, waited = time.perf_counter(), self._batches.wait_seconds - waited
+        self._queue.append(_Queued(pending, began, ended, waited))
+
+    def finished(self, *, wait: bool) -> list[StepRecord]:
+        """Return the records of finished steps, in order, and remove them from the queue.
+
+        Args:
+            wait: True to wait for all steps; False to leave the last one if it is still running.
+
+        Raises:
+            NonFiniteError: Loss or gradients of a step are not finite.
+        """
+        records = []
+        while self._queue and (wait or len(self._queue) > 1 or self._queue[0].pending.finished):
+            records.append(self._read(self._queue.pop(0)))
+        return records
+
+    def _read(self, queued: _Queued) -> StepRecord:
+        began, ended = queued.began, queued.ended
+        record = queued.pending.result()
+        if not queued.pending.finished:
+            # From one result to the next: the device was at work on this step alone.
+            began, ended = max(began, self._last_read), time.perf_counter()
+            self._last_read = ended
+        record.step_time_ms = (ended - began) * 1e3
+        record.data_wait_ms = queued.data_wait * 1e3
+        if self._exits is not None:
+            self._exits.set_requests(record.exit_requests)
+        return record

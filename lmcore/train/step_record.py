@@ -1,0 +1,124 @@
+"""The record of one optimizer step, made by the engine that takes the step, read by the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lmcore.train.state import TrainState
+
+__all__ = ["PendingStep", "StepRecord"]
+
+
+@dataclass(kw_only=True)
+class StepRecord:
+    """The numbers of one step, equal on all ranks except for times; a row of `metrics.jsonl`.
+
+    The engine fills in the numbers of the training, the step queue the times, and the report speed
+    and validation.
+
+    Attributes:
+        step: Number of the step, from 1.
+        consumed_samples, consumed_tokens: Samples and tokens of the run up to this step.
+        global_batch_size: Number of samples in the step, over all ranks.
+        loss: Mean loss of the step's counted tokens, in nats; None if it is not finite, which is
+            possible for skipped steps only.
+        learning_rate: Learning rate of the update; if the step was skipped, of the last update.
+        grad_norm: Gradient norm before clipping; None if the step was skipped.
+        loss_scale: Loss scale after the step; 1 without loss scaling.
+        skipped_iterations: Number of skipped steps in the run up to this step.
+        tokens_per_second: Tokens of the step divided by its time.
+        step_time_ms: Wall time of the step in milliseconds, including the wait for data.
+        data_wait_ms: Time that the step waited for data, in milliseconds.
+        mfu: Model-FLOPs utilisation of the step, from 0 to 1; None if the peak is unknown.
+        valid_loss: Validation loss after the step; None without a validation.
+        valid_perplexity: exp(min(20, valid_loss)).
+        exit_requests: Number of ranks that request each exit condition; not part of the row.
+    """
+
+    step: int
+    consumed_samples: int
+    consumed_tokens: int
+    global_batch_size: int
+    loss: float | None = None
+    learning_rate: float
+    grad_norm: float | None = None
+    loss_scale: float = 1.0
+    skipped_iterations: int = 0
+    tokens_per_second: float = 0.0
+    step_time_ms: float = 0.0
+    data_wait_ms: float = 0.0
+    mfu: float | None = None
+    valid_loss: float | None = None
+    valid_perplexity: float | None = None
+    exit_requests: tuple[float, ...] = ()
+
+    @classmethod
+    def count(
+        cls, state: TrainState, samples: int, seq_length: int, learning_rate: float
+    ) -> StepRecord:
+        """Count a step in *state* and return its record, as yet without loss and gradient norm.
+
+        Args:
+            state: State of the run; its counters are changed.
+            samples: Number of samples in the step, over all ranks.
+            seq_length: Number of tokens in a sample.
+            learning_rate: Learning rate of the step.
+        """
+        state.iteration += 1
+        state.consumed_samples += samples
+        state.consumed_tokens += samples * seq_length
+        return cls(
+            step=state.iteration,
+            consumed_samples=state.consumed_samples,
+            consumed_tokens=state.consumed_tokens,
+            global_batch_size=samples,
+            learning_rate=learning_rate,
+            loss_scale=state.loss_scale.value,
+            skipped_iterations=state.skipped_iterations,
+        )
+
+    def complete(
+        self, loss: float, grad_norm: float | None, exit_requests: tuple[float, ...]
+    ) -> StepRecord:
+        """Fill in the numbers that the device computes; return the record.
+
+        Args:
+            loss: Mean loss over all ranks, in nats; may be NaN or infinite.
+            grad_norm: Gradient norm before clipping; None if the step was skipped.
+            exit_requests: Number of ranks that request each exit condition.
+        """
+        self.loss = loss if math.isfinite(loss) else None
+        self.grad_norm, self.exit_requests = grad_norm, exit_requests
+        return self
+
+    @property
+    def skipped(self) -> bool:
+        """True if the step updated nothing because of an overflow."""
+        return self.grad_norm is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as JSON values, without the values that are None."""
+        row = asdict(self)
+        del row["exit_requests"]
+        return {name: value for name, value in row.items() if value is not None}
+
+
+class PendingStep:
+    """A step that the engine has queued, and perhaps not yet finished.
+
+    Attributes:
+        finished: True if `result` returns without waiting for the device.
+    """
+
+    def __init__(self, read: Callable[[], StepRecord], *, finished: bool = False) -> None:
+        """Keep *read*, which returns the record of the step; it is called once."""
+        self.result, self.finished = read, finished
+
+    @classmethod
+    def of(cls, record: StepRecord) -> PendingStep:
+        """Return a step that is finished, with its record."""
+        return cls(lambda: record, finished=True)
