@@ -55,7 +55,7 @@ def create(name: str, named: dict[str, nn.Parameter], *, shampoo_every: int) -> 
     from lmcore.accelerator.op.records import load_target
     from lmcore.config.section.optimizer import OptimizerSection
     from lmcore.optim.create import create_optimizer
-    from lmcore_cpu.kernel_table import KERNELS
+    from lmcore_cpu.kernels import KERNELS
 
     adamw = load_target(next(one.load for one in KERNELS if one.op == "adamw"))
     section = dataclasses.replace(

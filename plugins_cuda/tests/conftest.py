@@ -26,6 +26,6 @@ _SPEC.loader.exec_module(package_stand_ins)
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return a function that puts the stand-in of a kernel package on the path, with metadata."""
-    own = ("lmcore_cuda.attention_", "lmcore_cuda.apex_", "lmcore_cuda.kernels_")
+    own = ("lmcore_cuda.attention.", "lmcore_cuda.kernel.")
     with package_stand_ins.stand_ins(FAKES, tmp_path, monkeypatch, own) as put:
         yield put

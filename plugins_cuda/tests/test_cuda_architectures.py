@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore_cuda.architectures import PYTORCH_BUILDS, read_architectures, runs_on
+from lmcore_cuda.detection.architectures import PYTORCH_BUILDS, read_architectures, runs_on
 
 
 @pytest.mark.parametrize(

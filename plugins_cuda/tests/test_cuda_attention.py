@@ -20,7 +20,7 @@ from torch.nn.attention import _registry as registry
 from torch.nn.attention import flex_attention as flex_module
 
 from lmcore.accelerator.op import reference
-from lmcore_cuda import attention_flex, attention_sdpa
+from lmcore_cuda.attention import flex, sdpa
 
 _SPEC = importlib.util.spec_from_file_location(
     "kernel_cases", Path(__file__).parents[2] / "tests/unit/accelerator/kernel_cases.py"
@@ -37,7 +37,7 @@ with_gradients = kernel_cases.with_gradients
 @pytest.mark.parametrize("kernel", ["attention", "attention_expanded", "attention_cudnn"])
 def test_sdpa(kernel: str, shared: int, dtype: torch.dtype) -> None:
     """Attention by torch is the op's, with and without shared keys, causal or not."""
-    function = getattr(attention_sdpa, kernel)
+    function = getattr(sdpa, kernel)
     for causal in (True, False):
         compare(function, inputs(dtype, shared=shared), causal=causal)
 
@@ -46,7 +46,7 @@ def test_sdpa(kernel: str, shared: int, dtype: torch.dtype) -> None:
 def test_sdpa_with_fewer_queries_than_keys(queries: int, keys: int) -> None:
     """The causal triangle ends at the last key, as after a cache or in a part of a sequence."""
     compare(
-        attention_sdpa.attention,
+        sdpa.attention,
         inputs(torch.float32, queries=queries, keys=keys, shared=2),
         causal=True,
     )
@@ -55,9 +55,7 @@ def test_sdpa_with_fewer_queries_than_keys(queries: int, keys: int) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_sdpa_with_a_mask(*, causal: bool) -> None:
     """A mask hides what is True in it, and what causality hides besides."""
-    compare(
-        attention_sdpa.attention, inputs(torch.float32, shared=2), causal=causal, mask=documents()
-    )
+    compare(sdpa.attention, inputs(torch.float32, shared=2), causal=causal, mask=documents())
 
 
 def test_sdpa_lower_right() -> None:
@@ -78,7 +76,7 @@ def test_sdpa_lower_right() -> None:
                 return func(*args, **(kwargs or {}))
 
     q, k, v = (x.as_subclass(OnGpu) for x in inputs(torch.bfloat16, queries=24, keys=40))
-    attention_sdpa.attention(q, k, v, causal=True)
+    sdpa.attention(q, k, v, causal=True)
     bias = seen[0]["attn_mask"]
     assert (bias.variant.name, bias.seq_len_q, bias.seq_len_kv) == ("LOWER_RIGHT", 24, 40)
     assert not seen[0].get("is_causal")
@@ -89,23 +87,23 @@ def test_sdpa_drops_out() -> None:
     torch.manual_seed(1)
     q, k, _ = inputs(torch.float32, queries=400, keys=400)
     ones = torch.ones_like(k)
-    out = attention_sdpa.attention(q, k, ones, causal=False, dropout=0.25)
+    out = sdpa.attention(q, k, ones, causal=False, dropout=0.25)
     assert out.std() > 0.01
     assert abs(out.mean() - 1) < 0.02
 
 
 def test_flash_alone() -> None:
     """What the flash backend does is done by it alone; what it does not goes torch's usual way."""
-    compare(attention_sdpa.attention_flash, inputs(torch.bfloat16), causal=True)
-    compare(attention_sdpa.attention_flash, inputs(torch.float32), causal=True)
-    compare(attention_sdpa.attention_flash, inputs(torch.bfloat16), causal=True, mask=documents())
+    compare(sdpa.attention_flash, inputs(torch.bfloat16), causal=True)
+    compare(sdpa.attention_flash, inputs(torch.float32), causal=True)
+    compare(sdpa.attention_flash, inputs(torch.bfloat16), causal=True, mask=documents())
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_flash_packages(version: int, install: Any) -> None:
     """Each version gets views of [B, S, N, D] and gives the op's result; the rest goes to torch."""
     install("flash-attn" if version == 2 else f"flash-attn-{version}")
-    kernel = importlib.import_module(f"lmcore_cuda.attention_flash{version}").attention
+    kernel = importlib.import_module(f"lmcore_cuda.attention.flash{version}").attention
     compare(kernel, inputs(torch.bfloat16, shared=2), causal=True)
     compare(kernel, inputs(torch.bfloat16), causal=False)
     compare(kernel, inputs(torch.float16, queries=24, keys=40), causal=True)
@@ -116,7 +114,7 @@ def test_flash_packages(version: int, install: Any) -> None:
 def test_flash_2_gets_no_copies(install: Any) -> None:
     """Queries are passed where they lie, and dropout and determinism are passed on."""
     install("flash-attn")
-    kernel = importlib.import_module("lmcore_cuda.attention_flash2").attention
+    kernel = importlib.import_module("lmcore_cuda.attention.flash2").attention
     calls = sys.modules["flash_attn"].calls
     q, k, v = inputs(torch.bfloat16)
     kernel(q, k, v, causal=True, dropout=0.1)
@@ -136,7 +134,7 @@ def test_flash_2_gets_no_copies(install: Any) -> None:
 def test_flash_3_before_it_was_settled(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Early versions return the logsumexp too."""
     install("flash-attn-3")
-    module = importlib.import_module("lmcore_cuda.attention_flash3")
+    module = importlib.import_module("lmcore_cuda.attention.flash3")
     plain = module.flash_attn_func
     monkeypatch.setattr(module, "flash_attn_func", lambda *a, **k: (plain(*a, **k), None))
     compare(module.attention, inputs(torch.bfloat16), causal=True)
@@ -167,11 +165,11 @@ def activations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_activated(activations: list[str]) -> None:
     """Loading the kernel puts the version in torch's place once; another name does nothing."""
-    module = importlib.import_module("lmcore_cuda.attention_activated")
-    assert module.flash3 is attention_sdpa.attention_flash
-    assert module.flash3 is attention_sdpa.attention_flash
+    module = importlib.import_module("lmcore_cuda.attention.activated")
+    assert module.flash3 is sdpa.attention_flash
+    assert module.flash3 is sdpa.attention_flash
     assert activations == ["FA3"]
-    assert module.flash4 is attention_sdpa.attention_flash
+    assert module.flash4 is sdpa.attention_flash
     assert activations == ["FA3", "removed", "FA4"]
     with pytest.raises(AttributeError, match="flash5"):
         _ = module.flash5
@@ -189,8 +187,8 @@ def test_block_mask(mask: Tensor, *, causal: bool) -> None:
     visible = ~mask[(None,) * (4 - mask.dim())]
     if causal:
         visible = visible & torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
-    found = attention_flex.block_mask(mask, queries, keys, causal=causal)
-    size = attention_flex.BLOCK
+    found = flex.block_mask(mask, queries, keys, causal=causal)
+    size = flex.BLOCK
     shown = torch.zeros(*visible.shape[:2], -(-queries // size), -(-keys // size))
     for counts, indices, value in (
         (found.kv_num_blocks, found.kv_indices, 1),
@@ -218,7 +216,7 @@ def test_documents_hide_blocks() -> None:
     """Of a long sample of short documents most blocks are hidden."""
     number = torch.arange(1024) // 128
     mask = (number[:, None] != number[None, :])[None, None]
-    found = attention_flex.block_mask(mask, 1024, 1024, causal=True)
+    found = flex.block_mask(mask, 1024, 1024, causal=True)
     assert found.kv_num_blocks.sum() == 8
     assert found.full_kv_num_blocks is not None
     assert found.full_kv_num_blocks.sum() == 0
@@ -235,7 +233,7 @@ def flex_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_flex(flex_on_cpu: None) -> None:
     """FlexAttention with the block mask is the op's, shared keys and parts of a mask included."""
-    kernel = attention_flex.FlexAttention(flex_module.flex_attention)
+    kernel = flex.FlexAttention(flex_module.flex_attention)
     qkv = inputs(torch.float32, shared=2)
     compare(kernel, qkv, causal=True, mask=documents())
     part = inputs(torch.float32, queries=64, keys=128)
@@ -246,7 +244,7 @@ def test_flex(flex_on_cpu: None) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, to itself
 def test_flex_inside_a_compiled_block(flex_on_cpu: None) -> None:
     """A compiled block takes it in whole, block mask included, without a break."""
-    kernel = attention_flex.FlexAttention()
+    kernel = flex.FlexAttention()
 
     def block(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor) -> Tensor:
         return kernel(q * 1.0, k, v, causal=causal, dropout=0.0, mask=mask) * 1.0
@@ -263,7 +261,7 @@ def test_flex_inside_a_compiled_block(flex_on_cpu: None) -> None:
 
 def test_block_masks_are_kept_while_the_mask_lives() -> None:
     """Layers share the blocks of one mask; a changed mask gets new ones, a dead one's are gone."""
-    kernel = attention_flex.FlexAttention()
+    kernel = flex.FlexAttention()
     mask = documents()
     first = kernel.blocks(mask, 160, 160, causal=True)
     assert kernel.blocks(mask, 160, 160, causal=True) is first
@@ -281,7 +279,7 @@ def test_block_masks_are_kept_while_the_mask_lives() -> None:
 
 def test_block_masks_in_inference() -> None:
     """A mask made in inference mode, which shows no change, gets its blocks anew each time."""
-    kernel = attention_flex.FlexAttention()
+    kernel = flex.FlexAttention()
     with torch.inference_mode():
         mask = documents()
         assert kernel.blocks(mask, 160, 160, causal=True).kv_num_blocks.sum() > 0

@@ -15,8 +15,8 @@ from lmcore.accelerator import Probe, ProbeState
 from lmcore.config.section import Config
 from lmcore.errors import DeviceError
 from lmcore_cuda import comm, device, plugin
+from lmcore_cuda.driver.gpu_use import GpuProcess, GpuUse
 from lmcore_cuda.faults import hint_for
-from lmcore_cuda.gpu_use import GpuProcess, GpuUse
 from lmcore_cuda.settings import CudaSection, problems_of
 
 PROBE = Probe(

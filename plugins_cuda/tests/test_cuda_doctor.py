@@ -8,10 +8,10 @@ import pytest
 
 from lmcore.accelerator import CheckStatus, TorchBuild
 from lmcore_cuda import doctor
-from lmcore_cuda.detect import probe
-from lmcore_cuda.facts import DeniedFile, Facts
-from lmcore_cuda.gpu_use import GpuProcess, GpuUse
-from lmcore_cuda.nvml import DriverReport, Gpu, GpuFault
+from lmcore_cuda.detection.facts import DeniedFile, Facts
+from lmcore_cuda.driver.gpu_use import GpuProcess, GpuUse
+from lmcore_cuda.driver.nvml import DriverReport, Gpu, GpuFault
+from lmcore_cuda.probe import probe
 
 GPUS = tuple(Gpu(index, "NVIDIA H100", f"GPU-{index}", 80 << 30, 0, (9, 0)) for index in range(2))
 DRIVER = DriverReport(library=True, version="580.65", cuda=(13, 0), gpus=GPUS)

@@ -17,8 +17,8 @@ from lmcore.accelerator import OP_SPECS, CheckStatus, OpContext, OpImpl, OpTable
 from lmcore.accelerator.op.context import op_context
 from lmcore.accelerator.op.packages import FACT, Package, describe
 from lmcore.plugin.check.kernels import check_kernels
+from lmcore_cuda.kernel.rules import Gpu
 from lmcore_cuda.kernels import kernels_for, op_impls
-from lmcore_cuda.kernels_rules import Gpu
 from lmcore_cuda.packages import PACKAGES
 
 SPECS = {spec.name: spec for spec in OP_SPECS}
@@ -272,7 +272,7 @@ def test_no_torch() -> None:
 
     code = (
         "import sys; from lmcore_cuda.kernels import kernels_for; "
-        "from lmcore_cuda.kernels_rules import Gpu; import lmcore_cuda.plugin; "
+        "from lmcore_cuda.kernel.rules import Gpu; import lmcore_cuda.plugin; "
         "import lmcore_cuda.precision; kernels_for(Gpu((9, 0), {})); "
         "sys.exit('torch' in sys.modules)"
     )

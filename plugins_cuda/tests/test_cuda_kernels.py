@@ -19,8 +19,8 @@ from lmcore.accelerator.op import reference
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
+from lmcore_cuda.kernel.rules import Gpu
 from lmcore_cuda.kernels import kernels_for
-from lmcore_cuda.kernels_rules import Gpu
 
 _SPEC = importlib.util.spec_from_file_location(
     "kernel_cases", Path(__file__).parents[2] / "tests/unit/accelerator/kernel_cases.py"
@@ -35,7 +35,7 @@ state, HOW = kernel_cases.state, kernel_cases.HOW
 @pytest.fixture
 def apex(install: Any) -> Any:
     install("apex")
-    module = importlib.import_module("lmcore_cuda.apex_kernels")
+    module = importlib.import_module("lmcore_cuda.kernel.apex")
     sys.modules["amp_C"].calls.clear()
     return module
 
@@ -89,7 +89,7 @@ def test_apex_norms(apex: Any, op: str, dtype: torch.dtype) -> None:
 def test_transformer_engine_norms(op: str, dtype: torch.dtype, install: Any) -> None:
     """Transformer Engine gets rows of the gain's dtype, and its result the input's again."""
     install("transformer-engine")
-    module = importlib.import_module("lmcore_cuda.kernels_transformer_engine")
+    module = importlib.import_module("lmcore_cuda.kernel.transformer_engine")
     compare(op, getattr(module, op), dtype)
 
 
@@ -100,14 +100,14 @@ def test_transformer_engine_norms(op: str, dtype: torch.dtype, install: Any) -> 
 def test_liger(op: str, dtype: torch.dtype, install: Any) -> None:
     """liger-kernel's functions are called so that they mean what the op means."""
     install("liger-kernel")
-    module = importlib.import_module("lmcore_cuda.kernels_liger")
+    module = importlib.import_module("lmcore_cuda.kernel.liger")
     compare(op, getattr(module, op), dtype)
 
 
 def test_liger_leaves_scores_alone(install: Any) -> None:
     """The kernel that writes over its input gets a copy."""
     install("liger-kernel")
-    module = importlib.import_module("lmcore_cuda.kernels_liger")
+    module = importlib.import_module("lmcore_cuda.kernel.liger")
     logits = draw(12, 50)
     before = logits.clone()
     module.cross_entropy(logits.requires_grad_(), torch.arange(12)).sum().backward()
@@ -117,7 +117,7 @@ def test_liger_leaves_scores_alone(install: Any) -> None:
 def test_liger_leaves_gradients_alone(install: Any) -> None:
     """A gradient that a norm is given is not written over: others read it too."""
     install("liger-kernel")
-    module = importlib.import_module("lmcore_cuda.kernels_liger")
+    module = importlib.import_module("lmcore_cuda.kernel.liger")
     x = draw(4, 32).requires_grad_()
     out = module.rms_norm(x, torch.ones(32), 1e-5)
     grad = torch.ones_like(out)

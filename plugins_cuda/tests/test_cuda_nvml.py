@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lmcore_cuda.driver_api import read_compute_driver
-from lmcore_cuda.gpu_use import GpuProcess, GpuUse, ProcessInfo, read_use
-from lmcore_cuda.nvml import DriverReport, Gpu, GpuFault, Memory, read_driver
+from lmcore_cuda.driver.cuda_api import read_compute_driver
+from lmcore_cuda.driver.gpu_use import GpuProcess, GpuUse, ProcessInfo, read_use
+from lmcore_cuda.driver.nvml import DriverReport, Gpu, GpuFault, Memory, read_driver
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 

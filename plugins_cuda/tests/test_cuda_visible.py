@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lmcore_cuda.nvml import Gpu
-from lmcore_cuda.visible import visible_gpus
+from lmcore_cuda.detection.visible import visible_gpus
+from lmcore_cuda.driver.nvml import Gpu
 
 GPUS = tuple(Gpu(index, "NVIDIA H100", f"GPU-{index}abc", 80 * 2**30) for index in range(4))
 PARTED = (replace(GPUS[0], mig=True, parts=("MIG-77", "MIG-78")), *GPUS[1:])

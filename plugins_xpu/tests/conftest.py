@@ -77,6 +77,6 @@ _SPEC.loader.exec_module(package_stand_ins)
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return a function that puts the stand-in of a package on the path, with metadata."""
     monkeypatch.delitem(sys.modules, "triton", raising=False)
-    own = ("lmcore_xpu.kernels_ipex",)
+    own = ("lmcore_xpu.kernel.ipex",)
     with package_stand_ins.stand_ins(FAKES / "packages", tmp_path, monkeypatch, own) as put:
         yield put

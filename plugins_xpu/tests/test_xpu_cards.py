@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore_xpu.cards import CARDS, card_of
+from lmcore_xpu.detection.cards import CARDS, card_of
 
 
 @pytest.mark.parametrize(

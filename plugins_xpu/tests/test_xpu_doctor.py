@@ -11,15 +11,15 @@ import torch
 from lmcore.accelerator import CheckStatus, TorchBuild
 from lmcore.accelerator.op.packages import Package
 from lmcore_xpu import doctor, plugin
-from lmcore_xpu.cards import card_of
-from lmcore_xpu.detect import probe
+from lmcore_xpu.detection.cards import card_of
+from lmcore_xpu.detection.facts import Facts, Gpu
+from lmcore_xpu.detection.host import Host, foreign_runtime, read_host
+from lmcore_xpu.detection.selector import SELECTOR
+from lmcore_xpu.detection.visible import HIERARCHY, MASK
 from lmcore_xpu.doctor_ccl import ccl_checks
-from lmcore_xpu.facts import Facts, Gpu
-from lmcore_xpu.host import Host, foreign_runtime, read_host
 from lmcore_xpu.launch_env import launch_env
 from lmcore_xpu.packages import BINDINGS, EXTENSION, TRITON
-from lmcore_xpu.selector import SELECTOR
-from lmcore_xpu.visible import HIERARCHY, MASK
+from lmcore_xpu.probe import probe
 
 
 def gpu(place, device_id, tiles=1, access=True):

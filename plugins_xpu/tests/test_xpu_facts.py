@@ -11,8 +11,15 @@ from types import SimpleNamespace
 import pytest
 
 from lmcore.accelerator import TorchBuild, torch_build
-from lmcore_xpu import facts as facts_module
-from lmcore_xpu.facts import Gpu, gpus, has_slingshot, in_container, read_facts, try_to_open
+from lmcore_xpu.detection import facts as facts_module
+from lmcore_xpu.detection.facts import (
+    Gpu,
+    gpus,
+    has_slingshot,
+    in_container,
+    read_facts,
+    try_to_open,
+)
 
 
 @pytest.fixture

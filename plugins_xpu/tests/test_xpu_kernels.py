@@ -26,7 +26,7 @@ _SPEC.loader.exec_module(kernel_cases)
 def test_norms_of_the_extension(op: str, dtype: torch.dtype, install: Any) -> None:
     """Rows of the gain's dtype go forward by the package and back by the op's own gradient."""
     install("extension")
-    module = importlib.import_module("lmcore_xpu.kernels_ipex")
+    module = importlib.import_module("lmcore_xpu.kernel.ipex")
     kernel_cases.compare(op, getattr(module, op), dtype)
 
 
@@ -36,7 +36,7 @@ def test_shared_keys_and_values(groups: int, monkeypatch: pytest.MonkeyPatch) ->
     from torch.nn import functional
 
     from lmcore.accelerator.op import reference
-    from lmcore_xpu.attention_sdpa import attention
+    from lmcore_xpu.kernel.attention_sdpa import attention
 
     seen = []
     attend = functional.scaled_dot_product_attention
@@ -68,7 +68,7 @@ def test_shared_keys_and_values(groups: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_rows_that_lie_apart(op: str, install: Any) -> None:
     """An input that is a view of another layout is brought into line first."""
     install("extension")
-    module = importlib.import_module("lmcore_xpu.kernels_ipex")
+    module = importlib.import_module("lmcore_xpu.kernel.ipex")
     from lmcore.accelerator.op import reference
 
     values, _ = kernel_cases.arguments(op)

@@ -45,7 +45,7 @@ def environment(tmp_path_factory):
     own = folder_of("lmcore_xpu", HERE.parent / "src")
     (site / "lmcore_sim").symlink_to(sim)
     (site / "lmcore_xpu").symlink_to(own)
-    check = "from lmcore_sim.detect import library_problem; print(library_problem() or '')"
+    check = "from lmcore_sim.probe import library_problem; print(library_problem() or '')"
     before = [str(site), str(HERE / "on_sim"), str(HERE / "fakes" / "torch-xpu")]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE_")}
     paths = before + ([kept["PYTHONPATH"]] if kept.get("PYTHONPATH") else [])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-SOURCES = sorted((HERE.parent / "src" / "lmcore_xpu").glob("*.py"))
+SOURCES = sorted((HERE.parent / "src" / "lmcore_xpu").rglob("*.py"))
 VERSIONS = ("2.11.0", "2.12.0", "2.13.0")
 
 

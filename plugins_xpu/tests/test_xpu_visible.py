@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore_xpu.facts import Gpu
-from lmcore_xpu.selector import Unit, select
-from lmcore_xpu.visible import mask_of, units_of, visible_units
+from lmcore_xpu.detection.facts import Gpu
+from lmcore_xpu.detection.selector import Unit, select
+from lmcore_xpu.detection.visible import mask_of, units_of, visible_units
 
 
 def gpu(place, device_id, tiles=1):

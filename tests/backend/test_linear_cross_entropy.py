@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.op.reference import linear_cross_entropy as reference
-from lmcore_cpu import linear_cross_entropy as module
-from lmcore_cpu.linear_cross_entropy import linear_cross_entropy
+from lmcore_cpu.kernel import linear_cross_entropy as module
+from lmcore_cpu.kernel.linear_cross_entropy import linear_cross_entropy
 
 TOKENS, HIDDEN, VOCAB = 13, 7, 37
 

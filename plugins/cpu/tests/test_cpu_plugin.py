@@ -15,7 +15,7 @@ from lmcore.config.section import Config
 from lmcore_cpu import device as device_module
 from lmcore_cpu import doctor, host, plugin
 from lmcore_cpu.device import create_device
-from lmcore_cpu.kernel_table import KERNELS
+from lmcore_cpu.kernels import KERNELS
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 if importlib.util.find_spec("lmcore_sim") is None:
     sys.path.insert(0, str(SOURCE))
 
-from lmcore_sim.detect import library_problem  # noqa: E402 - found only now
+from lmcore_sim.probe import library_problem  # noqa: E402 - found only now
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ import pytest
 from lmcore.accelerator import ProbeState, torch_build
 from lmcore.errors import ConfigError
 from lmcore_sim.build import LIBRARY, RECORD
-from lmcore_sim.detect import library_problem, probe
 from lmcore_sim.faults import FaultRule, Faults, parse_faults
+from lmcore_sim.probe import library_problem, probe
 from lmcore_sim.settings import read_settings
 
 

@@ -15,10 +15,10 @@ from lmcore.accelerator.device_errors import first_line
 from lmcore.accelerator.op.packages import FACT, describe
 from lmcore.accelerator.torch_device import own_index
 from lmcore.errors import DeviceError
-from lmcore_cuda.architectures import capability_words, runs_on
+from lmcore_cuda.detection.architectures import capability_words, runs_on
+from lmcore_cuda.driver.gpu_use import GpuUse, in_gib, read_use
+from lmcore_cuda.driver.nvml import load_library
 from lmcore_cuda.faults import hint_for, is_out_of_memory
-from lmcore_cuda.gpu_use import GpuUse, in_gib, read_use
-from lmcore_cuda.nvml import load_library
 from lmcore_cuda.packages import installed_packages
 from lmcore_cuda.peaks import peak_flops
 from lmcore_cuda.settings import CudaSection

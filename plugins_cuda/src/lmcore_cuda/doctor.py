@@ -9,12 +9,12 @@ from typing import Any
 from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
 from lmcore.accelerator.op.packages import Packages
 from lmcore_cuda.comm import nccl_version, why_no_nccl
-from lmcore_cuda.facts import Facts, read_facts
-from lmcore_cuda.fit import without_kernels
-from lmcore_cuda.gpu_use import GpuUse, in_gib, read_use
-from lmcore_cuda.nvml import load_library
+from lmcore_cuda.detection.facts import Facts, read_facts
+from lmcore_cuda.detection.torch_fit import without_kernels
+from lmcore_cuda.detection.visible import VISIBLE, visible_gpus
+from lmcore_cuda.driver.gpu_use import GpuUse, in_gib, read_use
+from lmcore_cuda.driver.nvml import load_library
 from lmcore_cuda.packages import PACKAGES, installed_packages
-from lmcore_cuda.visible import VISIBLE, visible_gpus
 
 __all__ = ["checks"]
 

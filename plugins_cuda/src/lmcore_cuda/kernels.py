@@ -1,7 +1,7 @@
 """The kernels that this plugin offers for one GPU; torch-free until a case is asked for.
 
-Attention has a table of its own, `lmcore_cuda.attention`.  The order is expected, not measured; see
-docs/reference/cuda-kernels.md.
+Attention has a table of its own, `lmcore_cuda.attention.table`.  The priorities are estimates, not
+measurements; see docs/reference/cuda-kernels.md.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 
 from lmcore.accelerator import Device, OpContext, OpImpl
 from lmcore.accelerator.op.rules import HALF, Rule, dtypes, eager, supports
-from lmcore_cuda.attention import attention_impls
-from lmcore_cuda.kernels_rules import Gpu, capability, package
+from lmcore_cuda.attention.table import attention_impls
+from lmcore_cuda.kernel.rules import Gpu, capability, package
 from lmcore_cuda.packages import packages_of
 
 __all__ = ["capability_of", "gpu_of", "kernels_for", "op_impls"]
 
 _TORCH = "lmcore.accelerator.op.torch_kernels"
-_APEX = "lmcore_cuda.apex_kernels"
-_LIGER = "lmcore_cuda.kernels_liger"
-_ENGINE = "lmcore_cuda.kernels_transformer_engine"
+_APEX = "lmcore_cuda.kernel.apex"
+_LIGER = "lmcore_cuda.kernel.liger"
+_ENGINE = "lmcore_cuda.kernel.transformer_engine"
 _PLAIN = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
 _LIGER_LEAST = (0, 8, 5)

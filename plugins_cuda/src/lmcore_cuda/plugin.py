@@ -44,8 +44,8 @@ def lmcore_plugin_info() -> PluginInfo:
 @hookimpl
 def lmcore_probe(env: Mapping[str, str]) -> Probe:
     """Ask the driver for GPUs and torch's metadata for its build; makes no context."""
-    from lmcore_cuda.detect import probe
-    from lmcore_cuda.facts import read_facts
+    from lmcore_cuda.detection.facts import read_facts
+    from lmcore_cuda.probe import probe
 
     return probe(read_facts(), env)
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
 from lmcore.accelerator.op.packages import Packages
 from lmcore_xpu.comm import environment_problem, why_no_xccl
-from lmcore_xpu.detect import INSTALL_RUNTIME, counted_gpus, mixed, torch_command
+from lmcore_xpu.detection.facts import LOADER, RUNTIME, Facts, Gpu, read_facts
+from lmcore_xpu.detection.host import foreign_runtime, read_host
+from lmcore_xpu.detection.selector import SELECTOR, Unit
+from lmcore_xpu.detection.visible import HIERARCHY, MASK, visible_units
 from lmcore_xpu.doctor_ccl import ccl_checks
-from lmcore_xpu.facts import LOADER, RUNTIME, Facts, Gpu, read_facts
-from lmcore_xpu.host import foreign_runtime, read_host
 from lmcore_xpu.packages import BINDINGS, PACKAGES, installed_packages
-from lmcore_xpu.selector import SELECTOR, Unit
-from lmcore_xpu.visible import HIERARCHY, MASK, visible_units
+from lmcore_xpu.probe import INSTALL_RUNTIME, counted_gpus, mixed, torch_command
 
 __all__ = ["checks"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lmcore.accelerator import Check, CheckStatus
-from lmcore_xpu.cards import Card
-from lmcore_xpu.host import Host
+from lmcore_xpu.detection.cards import Card
+from lmcore_xpu.detection.host import Host
 
 __all__ = ["ccl_checks"]
 

@@ -20,7 +20,7 @@ from lmcore_xpu.packages import EXTENSION, PACKAGES, TRITON, packages_of
 __all__ = ["compiler_problem", "kernels_for", "op_impls", "triton_kernels"]
 
 _TORCH = "lmcore.accelerator.op.torch_kernels"
-_EXTENSION = "lmcore_xpu.kernels_ipex"
+_EXTENSION = "lmcore_xpu.kernel.ipex"
 _PLAIN = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
 _TRITON_PRIORITY = 16
@@ -46,7 +46,7 @@ def _of_torch() -> list[OpImpl]:
     plain = ("bias_gelu", "swiglu", "bias_dropout_add", "scaled_masked_softmax", "rotary_embedding")
     return [
         # While deterministic algorithms are on, torch takes none of its kernels that are not.
-        OpImpl("attention", "sdpa", "lmcore_xpu.attention_sdpa:attention", traits=_FUSED),
+        OpImpl("attention", "sdpa", "lmcore_xpu.kernel.attention_sdpa:attention", traits=_FUSED),
         OpImpl("linear", "onednn", f"{_TORCH}:linear", traits=_PLAIN),
         *(OpImpl(name, "torch", f"{_TORCH}:{name}", traits=_FUSED) for name in names),
         *(OpImpl(name, "torch", f"{_TORCH}:{name}", traits=_PLAIN) for name in plain),

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmcore.accelerator import Probe
-from lmcore_xpu.selector import SELECTOR
-from lmcore_xpu.visible import MASK
+from lmcore_xpu.detection.selector import SELECTOR
+from lmcore_xpu.detection.visible import MASK
 
 __all__ = ["LAUNCH_GROUP", "launch_env"]
 

@@ -42,8 +42,8 @@ def lmcore_plugin_info() -> PluginInfo:
 @hookimpl
 def lmcore_probe(env: Mapping[str, str]) -> Probe:
     """Read the kernel's device tree and torch's metadata; starts no driver."""
-    from lmcore_xpu.detect import probe
-    from lmcore_xpu.facts import read_facts
+    from lmcore_xpu.detection.facts import read_facts
+    from lmcore_xpu.probe import probe
 
     return probe(read_facts(), env)
 
@@ -59,7 +59,7 @@ def lmcore_add_options(registry: OptionRegistry) -> None:
 @hookimpl
 def lmcore_launch_env(probe: Probe, rank_info: Mapping[str, Any]) -> dict[str, str]:
     """Return settings of the GPUs' order, and of oneCCL: ranks and network."""
-    from lmcore_xpu.facts import has_slingshot
+    from lmcore_xpu.detection.facts import has_slingshot
     from lmcore_xpu.launch_env import launch_env
 
     return launch_env(os.environ, probe, rank_info, slingshot=has_slingshot())

@@ -32,7 +32,7 @@ def ops(request: pytest.FixtureRequest) -> OpBinding:
     """The core's own ops, and the kernels of the CPU plugin."""
     if request.param == "reference":
         return OpBinding(OpTable(OP_SPECS), "cpu", "float32")
-    kernels = pytest.importorskip("lmcore_cpu.kernel_table").KERNELS
+    kernels = pytest.importorskip("lmcore_cpu.kernels").KERNELS
     return OpBinding(OpTable(OP_SPECS, kernels), "cpu", "float32")
 
 

@@ -12,7 +12,7 @@ from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
 from lmcore_cpu.device import create_device
-from lmcore_cpu.kernel_table import KERNELS
+from lmcore_cpu.kernels import KERNELS
 
 SHAPE = ModelShape(
     num_layers=3,

@@ -13,7 +13,7 @@ from lmcore.accelerator import OP_SPECS
 from lmcore.accelerator.op.records import load_target
 from lmcore.optim.adamw import AdamW
 from lmcore.optim.optimizer import parameter_groups
-from lmcore_cpu.kernel_table import KERNELS
+from lmcore_cpu.kernels import KERNELS
 
 REFERENCE = next(spec.reference for spec in OP_SPECS if spec.name == "adamw")
 UPDATES = {"reference": REFERENCE} | {one.id: one.load for one in KERNELS if one.op == "adamw"}

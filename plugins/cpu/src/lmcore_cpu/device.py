@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator import Device, MemoryStats
-from lmcore_cpu import linear
 from lmcore_cpu.allocator import keep_freed_memory
 from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
+from lmcore_cpu.kernel import linear
 from lmcore_cpu.settings import CpuSection
 
 __all__ = ["create_device"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from lmcore.accelerator import (
     PluginInfo,
     PrecisionPolicy,
     Probe,
-    ProbeState,
     Problem,
     RecomputePolicy,
     autocast_policy,
@@ -49,18 +47,10 @@ def lmcore_plugin_info() -> PluginInfo:
 
 @hookimpl
 def lmcore_probe() -> Probe:
-    """Say which processors this process may use."""
-    from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
+    """Return the cores and the memory that this process may use."""
+    from lmcore_cpu.probe import probe
 
-    count, memory = cpu_count(), memory_limit()
-    return Probe(
-        device_type="cpu",
-        state=ProbeState.PRESENT,
-        count=1,
-        priority=0,
-        evidence=(f"{cpu_name()}: {count} cores for this process, {memory / 2**30:.1f} GiB",),
-        facts={"cores": count, "memory_bytes": memory, "machine": platform.machine()},
-    )
+    return probe()
 
 
 @hookimpl
@@ -107,7 +97,7 @@ def lmcore_create_device(config: Config) -> Device:
 @hookimpl
 def lmcore_comm_backends() -> list[CommBackend]:
     """Offer gloo, which comes with torch."""
-    from lmcore_cpu.communication import gloo
+    from lmcore_cpu.comm import gloo
 
     return [gloo()]
 
@@ -115,7 +105,7 @@ def lmcore_comm_backends() -> list[CommBackend]:
 @hookimpl
 def lmcore_op_impls() -> list[OpImpl]:
     """Offer torch's kernels where they beat the references."""
-    from lmcore_cpu.kernel_table import KERNELS
+    from lmcore_cpu.kernels import KERNELS
 
     return list(KERNELS)
 

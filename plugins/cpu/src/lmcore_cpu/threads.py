@@ -138,7 +138,7 @@ def _block(wanted: ThreadsSection) -> tuple[Callable[[], None], float]:
     """Return a round of products and its floating-point operations; M rows, I inputs, O outputs."""
     import torch
 
-    from lmcore_cpu.linear import linear
+    from lmcore_cpu.kernel.linear import linear
 
     dtype, width, rows = getattr(torch, wanted.dtype), wanted.hidden_size, wanted.rows
     shapes = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]

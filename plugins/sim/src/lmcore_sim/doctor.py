@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
-from lmcore_sim.detect import REBUILD, library_problem
+from lmcore_sim.probe import REBUILD, library_problem
 
 __all__ = ["checks"]
 
@@ -38,7 +38,7 @@ def _memory() -> Check:
 
 
 def _carrier() -> Check:
-    from lmcore_sim.communication import simccl
+    from lmcore_sim.comm import simccl
 
     reason = simccl().available()
     if reason is None:

@@ -49,7 +49,7 @@ def lmcore_plugin_info() -> PluginInfo:
 @hookimpl
 def lmcore_probe(env: Mapping[str, str]) -> Probe:
     """Read the environment and what the library was compiled for; loads neither it nor torch."""
-    from lmcore_sim.detect import probe
+    from lmcore_sim.probe import probe
 
     return probe(env)
 
@@ -74,7 +74,7 @@ def lmcore_create_device() -> Device:
 @hookimpl
 def lmcore_comm_backends() -> list[CommBackend]:
     """Offer simccl."""
-    from lmcore_sim.communication import simccl
+    from lmcore_sim.comm import simccl
 
     return [simccl()]
 

@@ -14,8 +14,8 @@ import torch
 from torch.utils import backend_registration
 
 from lmcore.errors import DeviceError
-from lmcore_sim.detect import REBUILD, library_problem
 from lmcore_sim.faults import Faults
+from lmcore_sim.probe import REBUILD, library_problem
 from lmcore_sim.settings import read_settings
 
 __all__ = ["apply_faults"]
@@ -46,7 +46,7 @@ def _register(env: Mapping[str, str]) -> None:
     if taken == _UNNAMED:
         backend_registration.rename_privateuse1_backend("sim")
     from lmcore_sim import torch_sim
-    from lmcore_sim.communication import register
+    from lmcore_sim.comm import register
 
     torch_sim.install()
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)

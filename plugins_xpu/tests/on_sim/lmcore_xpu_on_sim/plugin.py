@@ -10,8 +10,8 @@ from typing import Any
 
 from lmcore.accelerator import CommBackend, PluginInfo, Probe, TorchBuild
 from lmcore.hookspecs import hookimpl
-from lmcore_xpu import facts
 from lmcore_xpu import plugin as xpu
+from lmcore_xpu.detection import facts
 
 
 def _gpus(*_: Any) -> tuple[facts.Gpu, ...]:
@@ -54,7 +54,7 @@ def _on_device(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 def _carried(backend: CommBackend) -> CommBackend:
     """Return XCCL with simccl for a carrier, and every other one as it is."""
-    from lmcore_sim.communication import register
+    from lmcore_sim.comm import register
 
     if backend.name != "xccl":
         return replace(backend, device_type="sim")

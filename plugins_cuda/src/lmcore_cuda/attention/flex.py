@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lmcore_cuda import attention_sdpa
+from lmcore_cuda.attention import sdpa
 
 __all__ = ["BLOCK", "FlexAttention", "attention", "block_mask"]
 
@@ -88,9 +88,7 @@ class FlexAttention:
     ) -> Tensor:
         """Softmax attention; without a mask, and with dropout, torch's other kernels do it."""
         if mask is None or dropout:
-            return attention_sdpa.attention(
-                q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask
-            )
+            return sdpa.attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
         shared = q_BNSD.shape[1] != k_BKTD.shape[1]
         if torch.compiler.is_compiling():  # a part of the block that is being compiled
             blocks = block_mask(mask, q_BNSD.shape[2], k_BKTD.shape[2], causal=causal)

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from lmcore.accelerator import TorchBuild
-from lmcore_cuda.architectures import PYTORCH_BUILDS, capability_words, runs_on
-from lmcore_cuda.facts import Facts
-from lmcore_cuda.nvml import Gpu
-from lmcore_cuda.visible import VISIBLE
+from lmcore_cuda.detection.architectures import PYTORCH_BUILDS, capability_words, runs_on
+from lmcore_cuda.detection.facts import Facts
+from lmcore_cuda.detection.visible import VISIBLE
+from lmcore_cuda.driver.nvml import Gpu
 
 __all__ = ["dotted", "torch_command", "torch_fault", "without_kernels"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmcore_cuda.nvml import INSUFFICIENT_SIZE, Nvml, NvmlError
+from lmcore_cuda.driver.nvml import INSUFFICIENT_SIZE, Nvml, NvmlError
 
 __all__ = ["GpuProcess", "GpuUse", "in_gib", "read_use"]
 

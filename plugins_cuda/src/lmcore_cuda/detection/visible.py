@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lmcore_cuda.nvml import Gpu
+from lmcore_cuda.driver.nvml import Gpu
 
 __all__ = ["VISIBLE", "Visible", "visible_gpus"]
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lmcore_xpu.facts import Gpu
+from lmcore_xpu.detection.facts import Gpu
 
 __all__ = ["SELECTOR", "Selected", "Unit", "select"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmcore_cpu.linear import available, product
+from lmcore_cpu.kernel.linear import available, product
 
 __all__ = ["linear_cross_entropy"]
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lmcore_xpu.facts import Gpu
-from lmcore_xpu.selector import Unit, select
+from lmcore_xpu.detection.facts import Gpu
+from lmcore_xpu.detection.selector import Unit, select
 
 __all__ = ["HIERARCHY", "MASK", "Visible", "composite", "mask_of", "units_of", "visible_units"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from lmcore_cpu import linear as uncompiled
+from lmcore_cpu.kernel import linear as uncompiled
 
 __all__ = ["linear"]
 

@@ -12,7 +12,7 @@ __all__ = ["KERNELS"]
 _DETERMINISTIC = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
 _OPS = "lmcore.accelerator.op.torch_kernels"
-_ELEMENTWISE = "lmcore_cpu.elementwise"
+_ELEMENTWISE = "lmcore_cpu.kernel.elementwise"
 
 
 def _one_dtype(context: OpContext) -> Reject | None:
@@ -26,7 +26,7 @@ def _float32(context: OpContext) -> Reject | None:
     """Refuse what the product is not faster for, or not there for."""
     if context.dtype != "float32":
         return Reject(f"computes in float32, not {context.dtype}")
-    from lmcore_cpu.linear import available
+    from lmcore_cpu.kernel.linear import available
 
     return None if available() else Reject("this build of torch has no oneDNN product")
 
@@ -58,15 +58,21 @@ KERNELS: tuple[OpImpl, ...] = (
     OpImpl(
         "rms_norm",
         "closed-form",
-        "lmcore_cpu.rms_norm:rms_norm",
+        "lmcore_cpu.kernel.rms_norm:rms_norm",
         supports=_uncompiled,
         traits=_FUSED,
     ),
-    OpImpl("linear", "onednn", "lmcore_cpu.linear:linear", supports=_eager, traits=_DETERMINISTIC),
+    OpImpl(
+        "linear",
+        "onednn",
+        "lmcore_cpu.kernel.linear:linear",
+        supports=_eager,
+        traits=_DETERMINISTIC,
+    ),
     OpImpl(
         "linear",
         "onednn-compile",
-        "lmcore_cpu.linear_beside_compiled:linear",
+        "lmcore_cpu.kernel.linear_beside_compiled:linear",
         supports=_compiled,
         traits=_DETERMINISTIC,
     ),
@@ -89,7 +95,7 @@ KERNELS: tuple[OpImpl, ...] = (
     OpImpl(
         "scaled_masked_softmax",
         "in-place",
-        "lmcore_cpu.softmax:scaled_masked_softmax",
+        "lmcore_cpu.kernel.softmax:scaled_masked_softmax",
         supports=_uncompiled,
         traits=_FUSED,
     ),
@@ -97,7 +103,7 @@ KERNELS: tuple[OpImpl, ...] = (
     OpImpl(
         "linear_cross_entropy",
         "chunked",
-        "lmcore_cpu.linear_cross_entropy:linear_cross_entropy",
+        "lmcore_cpu.kernel.linear_cross_entropy:linear_cross_entropy",
         priority=20,
         traits=_FUSED,
     ),

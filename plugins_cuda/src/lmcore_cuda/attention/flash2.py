@@ -12,7 +12,7 @@ import torch
 from flash_attn import flash_attn_func
 from torch import Tensor
 
-from lmcore_cuda import attention_sdpa
+from lmcore_cuda.attention import sdpa
 
 __all__ = ["attention"]
 
@@ -27,10 +27,8 @@ def attention(
     mask: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention; a mask and single precision, which it does not do, go torch's way."""
-    if mask is not None or q_BNSD.dtype not in attention_sdpa.HALF:
-        return attention_sdpa.attention(
-            q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask
-        )
+    if mask is not None or q_BNSD.dtype not in sdpa.HALF:
+        return sdpa.attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
     out_BSND: Tensor = flash_attn_func(
         q_BNSD.transpose(1, 2),
         k_BKTD.transpose(1, 2),

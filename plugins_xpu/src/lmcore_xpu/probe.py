@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from lmcore.accelerator import Probe, ProbeState, TorchBuild
-from lmcore_xpu.facts import LOADER, RUNTIME, Facts, Gpu
-from lmcore_xpu.selector import Unit
-from lmcore_xpu.visible import MASK, Visible, composite, mask_of, visible_units
+from lmcore_xpu.detection.facts import LOADER, RUNTIME, Facts, Gpu
+from lmcore_xpu.detection.selector import Unit
+from lmcore_xpu.detection.visible import MASK, Visible, composite, mask_of, visible_units
 
 __all__ = ["INSTALL_RUNTIME", "counted_gpus", "kinds", "mixed", "probe", "torch_command"]
 

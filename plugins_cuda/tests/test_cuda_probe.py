@@ -11,11 +11,11 @@ from typing import ClassVar
 import pytest
 
 from lmcore.accelerator import Probe, ProbeState, TorchBuild, torch_build
-from lmcore_cuda import facts as facts_module
 from lmcore_cuda import plugin
-from lmcore_cuda.detect import probe
-from lmcore_cuda.facts import DeniedFile, Facts, denied_files, pci_gpus, read_facts
-from lmcore_cuda.nvml import DRIVER_NOT_LOADED, DriverReport, Gpu, GpuFault
+from lmcore_cuda.detection import facts as facts_module
+from lmcore_cuda.detection.facts import DeniedFile, Facts, denied_files, pci_gpus, read_facts
+from lmcore_cuda.driver.nvml import DRIVER_NOT_LOADED, DriverReport, Gpu, GpuFault
+from lmcore_cuda.probe import probe
 
 GPUS = tuple(
     Gpu(index, "NVIDIA H100", f"GPU-{index}abc", 80 * 2**30, 0, (9, 0)) for index in range(4)

@@ -2,14 +2,14 @@
 
 torch puts the package's kernels behind its own flash operator, for the whole process, and so they
 stay a part of a compiled block, which the package's own function would cut.  It is done when the
-kernel is loaded, which is when it is bound: `lmcore_cuda.attention` offers it where it fits.
+kernel is loaded, which is when it is bound: `lmcore_cuda.attention.table` offers it where it fits.
 """
 
 from __future__ import annotations
 
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
-from lmcore_cuda.attention_sdpa import attention_flash
+from lmcore_cuda.attention.sdpa import attention_flash
 
 __all__: list[str] = []  # `flash3` and `flash4` come into being when they are asked for
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lmcore_cuda import attention_sdpa
+from lmcore_cuda.attention import sdpa
 
 __all__ = ["op_of"]
 
@@ -35,10 +35,8 @@ def op_of(flash_attn_func: Callable[..., Any]) -> Callable[..., Tensor]:
         mask: Tensor | None = None,
     ) -> Tensor:
         """Softmax attention; a mask, dropout and single precision go the way of torch."""
-        if mask is not None or dropout or q_BNSD.dtype not in attention_sdpa.HALF:
-            return attention_sdpa.attention(
-                q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask
-            )
+        if mask is not None or dropout or q_BNSD.dtype not in sdpa.HALF:
+            return sdpa.attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
         views = (one.transpose(1, 2) for one in (q_BNSD, k_BKTD, v_BKTD))
         found = flash_attn_func(*views, causal=causal)
         out_BSND: Tensor = found[0] if isinstance(found, tuple) else found

@@ -13,7 +13,7 @@ from lmcore.errors import ConfigError
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
-from lmcore_cpu.kernel_table import KERNELS
+from lmcore_cpu.kernels import KERNELS
 
 SHAPE = ModelShape(
     num_layers=1,

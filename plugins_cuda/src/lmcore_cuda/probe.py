@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lmcore.accelerator import Probe, ProbeState
-from lmcore_cuda.architectures import capability_words
-from lmcore_cuda.facts import DeniedFile, Facts
-from lmcore_cuda.fit import dotted, torch_fault
-from lmcore_cuda.nvml import (
+from lmcore_cuda.detection.architectures import capability_words
+from lmcore_cuda.detection.facts import DeniedFile, Facts
+from lmcore_cuda.detection.torch_fit import dotted, torch_fault
+from lmcore_cuda.detection.visible import visible_gpus
+from lmcore_cuda.driver.nvml import (
     DRIVER_NOT_LOADED,
     NO_PERMISSION,
     OPERATING_SYSTEM,
@@ -16,7 +17,6 @@ from lmcore_cuda.nvml import (
     Gpu,
     GpuFault,
 )
-from lmcore_cuda.visible import visible_gpus
 
 __all__ = ["probe"]
 

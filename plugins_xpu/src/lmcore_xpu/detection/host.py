@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmcore_xpu.facts import has_slingshot
+from lmcore_xpu.detection.facts import has_slingshot
 
 __all__ = ["Host", "foreign_runtime", "read_host"]
 

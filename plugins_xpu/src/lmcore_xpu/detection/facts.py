@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmcore.accelerator import TorchBuild, torch_build
-from lmcore_xpu.cards import Card, card_of
+from lmcore_xpu.detection.cards import Card, card_of
 
 __all__ = [
     "LOADER",

@@ -10,7 +10,7 @@ import ctypes
 import uuid
 from typing import Any
 
-from lmcore_cuda.nvml import DriverReport, Gpu
+from lmcore_cuda.driver.nvml import DriverReport, Gpu
 
 __all__ = ["load_driver", "read_compute_driver"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flash_attn_interface import flash_attn_func
 
-from lmcore_cuda.attention_flash import op_of
+from lmcore_cuda.attention.flash import op_of
 
 __all__ = ["attention"]
 

@@ -13,9 +13,9 @@ import pytest
 
 from lmcore.accelerator import Probe, ProbeState, TorchBuild
 from lmcore_xpu import plugin
-from lmcore_xpu.detect import counted_gpus, mixed, probe
-from lmcore_xpu.facts import Facts, Gpu
-from lmcore_xpu.visible import units_of
+from lmcore_xpu.detection.facts import Facts, Gpu
+from lmcore_xpu.detection.visible import units_of
+from lmcore_xpu.probe import counted_gpus, mixed, probe
 
 
 def gpu(place, device_id, tiles=1, memory=0, **more):

@@ -17,11 +17,11 @@ from lmcore.accelerator.op.rules import (
     supports,
     unmasked,
 )
-from lmcore_cuda.kernels_rules import Gpu, capability, package
+from lmcore_cuda.kernel.rules import Gpu, capability, package
 
 __all__ = ["attention_impls"]
 
-_SDPA = "lmcore_cuda.attention_sdpa"
+_SDPA = "lmcore_cuda.attention.sdpa"
 _FUSED = frozenset({"fused"})
 _REPEATABLE = frozenset({"deterministic", "fused"})
 _AMPERE = (8, 0)
@@ -84,7 +84,7 @@ def _of_torch(gpu: Gpu) -> list[OpImpl]:
         OpImpl(
             "attention",
             "flex",
-            "lmcore_cuda.attention_flex:attention",
+            "lmcore_cuda.attention.flex:attention",
             priority=30,
             requires=("triton",),
             supports=supports(
@@ -105,7 +105,7 @@ def _of_packages(gpu: Gpu) -> list[OpImpl]:
         OpImpl(
             "attention",
             "flash-attn-4",
-            "lmcore_cuda.attention_flash4:attention",
+            "lmcore_cuda.attention.flash4:attention",
             # Written for 10.x; on 9.0 the third version has been tuned for longer.
             priority=50 if gpu.capability[0] >= 10 else 35,
             requires=("flash_attn", "cutlass"),
@@ -123,7 +123,7 @@ def _of_packages(gpu: Gpu) -> list[OpImpl]:
         OpImpl(
             "attention",
             "flash-attn-3",
-            "lmcore_cuda.attention_flash3:attention",
+            "lmcore_cuda.attention.flash3:attention",
             priority=40,
             requires=("flash_attn_interface",),
             supports=supports(
@@ -140,7 +140,7 @@ def _of_packages(gpu: Gpu) -> list[OpImpl]:
         OpImpl(
             "attention",
             "flash-attn-2",
-            "lmcore_cuda.attention_flash2:attention",
+            "lmcore_cuda.attention.flash2:attention",
             # torch's own flash kernel is this one; two kernels alike need no second package.
             priority=8,
             requires=("flash_attn", "flash_attn_2_cuda"),
@@ -162,7 +162,7 @@ def _activated(gpu: Gpu) -> list[OpImpl]:
         OpImpl(
             "attention",
             "sdpa-fa4",
-            "lmcore_cuda.attention_activated:flash4",
+            "lmcore_cuda.attention.activated:flash4",
             priority=48 if gpu.capability[0] >= 10 else 33,
             requires=("flash_attn", "cutlass"),
             supports=supports(
@@ -180,7 +180,7 @@ def _activated(gpu: Gpu) -> list[OpImpl]:
         OpImpl(
             "attention",
             "sdpa-fa3",
-            "lmcore_cuda.attention_activated:flash3",
+            "lmcore_cuda.attention.activated:flash3",
             priority=38,
             requires=("flash_attn_interface",),
             supports=supports(

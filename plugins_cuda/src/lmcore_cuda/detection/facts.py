@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.accelerator import TorchBuild, torch_build
-from lmcore_cuda.architectures import read_architectures
-from lmcore_cuda.driver_api import load_driver, read_compute_driver
-from lmcore_cuda.nvml import DriverReport, load_library, read_driver
+from lmcore_cuda.detection.architectures import read_architectures
+from lmcore_cuda.driver.cuda_api import load_driver, read_compute_driver
+from lmcore_cuda.driver.nvml import DriverReport, load_library, read_driver
 
 __all__ = ["DeniedFile", "Facts", "denied_files", "pci_gpus", "read_facts"]
 

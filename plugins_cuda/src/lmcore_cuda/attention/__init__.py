@@ -1,0 +1,1 @@
+"""Attention kernels for NVIDIA GPUs, and the table of them."""

@@ -1,0 +1,1 @@
+"""NVIDIA's driver: its libraries, read without torch."""

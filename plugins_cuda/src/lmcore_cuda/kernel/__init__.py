@@ -1,0 +1,1 @@
+"""Kernels of other packages, by package, and the rules on them."""

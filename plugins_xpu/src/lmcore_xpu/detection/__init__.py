@@ -1,0 +1,1 @@
+"""Facts that the probe decides by: cards, masks, host; torch-free."""
