@@ -225,7 +225,7 @@ def test_torch_has_what_is_promised() -> None:
 def test_records_keep_the_contract() -> None:
     """Every record is well formed and can be asked for any case, also one that is left open."""
     contract = json.loads(
-        (Path(lmcore.__file__).parent / "plugins/contracts/1.0.json").read_text(encoding="utf-8")
+        (Path(lmcore.__file__).parent / "plugin/contracts/1.0.json").read_text(encoding="utf-8")
     )
     failed = {
         check.name: check.detail
