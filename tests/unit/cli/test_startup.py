@@ -69,6 +69,25 @@ def test_little_is_loaded(argv: str, modules: int | None) -> None:
     assert modules is None or len(own) == modules
 
 
+def test_package_as_module() -> None:
+    """`python -m lmcore` is the command line, with its exit status."""
+    for argv, status in ((["--version"], 0), (["nonesuch"], 2)):
+        run = subprocess.run(
+            [sys.executable, "-m", "lmcore", *argv], capture_output=True, text=True, check=False
+        )
+        assert run.returncode == status, run.stderr
+    assert "unknown command `nonesuch`" in run.stderr
+
+
+def test_package_loads_nothing() -> None:
+    """`import lmcore` loads no module of its own, and no torch."""
+    script = "import sys, lmcore; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = run.stdout.split()
+    assert "torch" not in loaded
+    assert [name for name in loaded if name.partition(".")[0] == "lmcore"] == ["lmcore"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_summary_is_the_commands_own(name: str) -> None:
     """The line in `lmcore --help` is the module's `SUMMARY`, and the module has a `run`."""
