@@ -70,6 +70,8 @@ class Parts:
         selection = choose_device(plugins, device, rank)  # before torch is imported
         from lmcore.config.load import load_config
         from lmcore.config.resolve import resolve
+        from lmcore.config.tokenizer import TokenizerIdentity
+        from lmcore.config.validate import validate
         from lmcore.data.tokenizer import NullTokenizer
         from lmcore.model.shape import ModelShape
         from lmcore.parallel.parallel_model import parallelize
@@ -82,7 +84,10 @@ class Parts:
         tokenizer = NullTokenizer(shape.vocab_size - 1)
         own = _flags(shape, _data(shape, self.directory), compiled=compiled, threads=threads)
         loaded = load_config([*own, *flags])
-        self.plan = resolve(loaded, world_size=rank.world_size, vocab_size=tokenizer.vocab_size)
+        self.plan = resolve(
+            validate(loaded, world_size=rank.world_size),
+            tokenizer=TokenizerIdentity.of(tokenizer),
+        )
         rendezvous = None
         if rank.world_size > 1:
             rendezvous = self.stack.enter_context(join_processes(rank, timeout=120.0))

@@ -52,7 +52,7 @@ def _show(argv: list[str]) -> int:
 def _as_json(loaded: LoadedConfig) -> str:
     sections: dict[str, dict[str, Any]] = {}
     for one in loaded.options.values():
-        source = loaded.sources[one.name]
+        source = loaded.provenance[one.name]
         sections.setdefault(one.section, {})[one.key] = {
             "value": loaded.value(one.name),
             "source": source.kind,
@@ -73,7 +73,7 @@ def _as_text(loaded: LoadedConfig) -> str:
         if one.section != last:
             lines += ([""] if lines else []) + [f"{one.section}:"]
             last = one.section
-        given, source = loaded.given(one.name), loaded.sources[one.name]
+        given, source = loaded.given(one.name), loaded.provenance[one.name]
         text = f"{'*' if given else ' '} {one.key:<{names}}  {value:<{values}}  {source}"
         lines.append(f"{bold}{text}{plain}" if given else text)
     lines += ["", "* differs in source from the defaults; `null` is derived when the run starts"]

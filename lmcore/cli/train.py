@@ -14,8 +14,9 @@ from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.run_help import render_run_help
 from lmcore.config.resolve import resolve
-from lmcore.config.rules.all import problems_of
-from lmcore.errors import ConfigError
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
+from lmcore.errors import ConfigError, DeviceError
 from lmcore.plugin.registrations import plugin_sections
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def run(argv: list[str]) -> int:
         sections = plugin_sections(find_plugins(argv, probe=False))
         print(render_run_help("lmcore train", SUMMARY, plugins=sections))
         return 0
-    from lmcore.data.blend.check import source_problems
+    from lmcore.data.blend.check import inspect_sources
     from lmcore.data.prepare.named_text import named_texts
     from lmcore.data.tokenizer.registry import registered_types
     from lmcore.runtime.launch.rank import rank_info
@@ -43,6 +44,7 @@ def run(argv: list[str]) -> int:
     from lmcore.runtime.launch.worker_protocol import end_with_launcher
     from lmcore.train.datasets import choose_texts, choose_tokenizer
     from lmcore.train.report.startup_clock import PhaseClock
+    from lmcore.train.resume.resume_point import find_resume_point
 
     clock = PhaseClock()
     end_with_launcher(os.environ)
@@ -50,20 +52,27 @@ def run(argv: list[str]) -> int:
     rank = rank_info(os.environ)
     log.configure(rank=rank.rank, world_size=rank.world_size)
     plugins = find_plugins(argv)
-    loaded = load_config(
-        argv,
-        plugins=plugin_sections(plugins),
-        check=lambda loaded: [
-            *problems_of(loaded, world_size=_asked(loaded, rank)),
-            *source_problems(loaded.config.data),
-        ],
+    loaded = load_config(argv, plugins=plugin_sections(plugins))
+    config = loaded.config
+    plugins = plugins.without(config.accelerator.plugin_off)  # a file's, too
+    sources, problems = inspect_sources(loaded.sources[0])
+    selection = None
+    try:
+        selection = select_device(plugins, config.accelerator.device, rank)
+    except DeviceError as problem:
+        problems.append(problem)
+    devices = selection.probe.count if selection is not None else 1
+    world_size = _process_count(loaded, rank, devices=devices)
+    valid = validate(loaded, world_size=world_size, further=problems)
+    assert selection is not None  # its absence is among the problems
+    texts = choose_texts(sources, named_texts(plugins), may_be_gone=config.data.lazy_loader)
+    tokenizer = choose_tokenizer(config.data, sources, registered_types(plugins))
+    plan = resolve(
+        valid,
+        tokenizer=TokenizerIdentity.of(tokenizer),
+        sources=sources,
+        resume=find_resume_point(config.checkpoint),
     )
-    plugins = plugins.without(loaded.config.accelerator.plugin_off)  # a file's, too
-    selection = select_device(plugins, loaded.config.accelerator.device, rank)
-    world_size = _asked(loaded, rank, otherwise=selection.probe.count)
-    texts = choose_texts(loaded.config.data, named_texts(plugins))
-    tokenizer = choose_tokenizer(loaded.config.data, registered_types(plugins))
-    plan = resolve(loaded, world_size=world_size, vocab_size=tokenizer.vocab_size)
     if world_size > rank.world_size:
         return _start_processes(argv, world_size, plugins, selection)
     prepare_environment(plugins, selection, rank)
@@ -92,23 +101,23 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _asked(loaded: LoadedConfig, rank: RankInfo, *, otherwise: int = 1) -> int:
-    """Return how many processes the run has: as many as a launcher started, or is to start.
+def _process_count(loaded: LoadedConfig, rank: RankInfo, *, devices: int) -> int:
+    """Return the number of processes of the run: those that a launcher started, or to be started.
 
     Args:
         loaded: The settings.
-        rank: This process's place.
-        otherwise: How many where neither a launcher nor `--nproc-per-node` says.
+        rank: This process's rank.
+        devices: Number of devices, used if neither a launcher nor `--nproc-per-node` gives one.
 
     Raises:
         ConfigError: A launcher started another number than the settings ask for.
     """
     from lmcore.runtime.launch.rank import started_by_launcher
 
-    wanted: int | None = loaded.value("nproc_per_node")
+    asked = loaded.config.parallel.nproc_per_node
     if not started_by_launcher(os.environ):
-        return wanted or max(1, otherwise)
-    if wanted not in {None, rank.local_world_size}:
+        return asked or max(1, devices)
+    if asked not in {None, rank.local_world_size}:
         raise ConfigError(
             f"{loaded.shown('nproc_per_node')}: a launcher started {rank.local_world_size} here",
             why="LOCAL_WORLD_SIZE says so, and the launcher decides",

@@ -1,8 +1,9 @@
-"""Which data sets a run reads, and how much of each: the words of its flags, understood.
+"""Data sources of a run, parsed from its flags.
 
 Megatron's three ways to name several sources: `--data-path W P W P`, a list for each part of its
 own (`--train-data-path ...`), and ranges of documents (`--train-weighted-split-paths "NAME: W
-START:END PATH, ..."`).  Reads no data; `lmcore.data.blend.sources` opens what is named here.
+START:END PATH, ..."`).  Reads no files: `lmcore.data.blend.check` fills in data file lists and
+metadata, `lmcore.data.blend.sources` opens the data sets.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmcore.config.section.data import DataSection
+from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = [
+    "BUNDLED",
     "DIVIDED",
     "OWN",
     "PARTS",
@@ -33,6 +36,9 @@ __all__ = [
 
 Part = Literal["train", "valid", "test"]
 PARTS: tuple[Part, ...] = ("train", "valid", "test")
+
+BUNDLED = "shakespeare"
+"""Name of the text that comes with lmcore; the data of a run whose flags name none."""
 
 DIVIDED = ("corpus", "data_path", "data_file_list")
 """Options whose documents `--split` divides into the parts."""
@@ -54,14 +60,18 @@ class DataSource:
     Attributes:
         name: Prefix of the indexed data set, or the name of a text.
         weight: Its share of the samples, not normalized; None: in proportion to its size.
-        documents: Which part of its documents, as shares of them; None: what `--split` gives.
-        corpus: Whether `name` is that of a text rather than a prefix.
+        documents: Start and end of its documents, as fractions; None: as `--split` divides them.
+        corpus: True if `name` is the name of a text rather than a prefix.
+        tokenizer: The tokenizer that made the data set, from its metadata file; None: unknown.
+        append_eod: True if each document ends with an end-of-document token; None: unknown.
     """
 
     name: str
     weight: float | None = None
     documents: tuple[float, float] | None = None
     corpus: bool = False
+    tokenizer: TokenizerIdentity | None = None
+    append_eod: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -91,12 +101,15 @@ class RunSources:
     """Every source of a run.
 
     Attributes:
-        divided: Read by all parts, as `--split` divides it; None where each has its own.
-        own: The sources of each part that has its own.
+        divided: Blend whose documents `--split` divides into the parts; None if each part has its
+            own blend.
+        own: Blend of each part that has its own.
+        bundled: True if no flag names data, so that the run reads the bundled text.
     """
 
     divided: Blend | None
     own: Mapping[Part, Blend] = field(default_factory=dict)
+    bundled: bool = False
 
     def blends(self) -> tuple[Blend, ...]:
         """Return every blend, training first."""
@@ -106,7 +119,7 @@ class RunSources:
 
 
 def data_sources(settings: DataSection) -> RunSources:
-    """Return the sources that the `data` section names; the bundled text has none.
+    """Return the sources that the `data` section names; without any, the bundled text.
 
     Raises:
         ConfigError: Weights or ranges that cannot be read, all of them; names the options.
@@ -134,14 +147,14 @@ def read_sources(settings: DataSection) -> tuple[RunSources, list[LmcoreError]]:
         return RunSources(own["train"]), problems
     if own:
         return RunSources(None, own), problems
-    divided = None
     if settings.data_file_list is not None:
         divided = Blend("data_file_list", (), file_list=settings.data_file_list)
     elif settings.data_path:
         sources = _data_path(settings.data_path, "--data-path", problems)
         divided = Blend("data_path", sources)
-    elif settings.corpus is not None:
-        divided = Blend("corpus", (DataSource(settings.corpus, corpus=True),))
+    else:
+        divided = Blend("corpus", (DataSource(settings.corpus or BUNDLED, corpus=True),))
+        return RunSources(divided, bundled=settings.corpus is None), problems
     return RunSources(divided), problems
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-__all__ = ["SCHEDULES", "ParallelLayout"]
+if TYPE_CHECKING:
+    from lmcore.config.section import Config
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "zero-bubble-v")
-"""Orders in which a pipeline's stages take their micro-batches."""
+__all__ = ["ParallelLayout"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class ParallelLayout:
         zero_stage: What is sharded over data-parallel processes: 0 nothing, 1 optimizer state,
             2 gradients too, 3 weights too.
         stages_per_process: Pipeline stages of each process.
-        schedule: One of `SCHEDULES`.
+        schedule: One of `lmcore.config.section.parallel.SCHEDULES`.
     """
 
     tensor: int = 1
@@ -42,27 +41,27 @@ class ParallelLayout:
     schedule: str = "1f1b"
 
     @classmethod
-    def of(cls, value: Callable[[str], Any], world_size: int) -> ParallelLayout:
-        """Return the layout that valid settings give *world_size* processes.
+    def of(cls, config: Config, world_size: int) -> ParallelLayout:
+        """Return the layout of *world_size* processes.
 
         Args:
-            value: Gives the value of an option by its name.
-            world_size: Processes of the run.
+            config: Settings whose sizes fit the number of processes.
+            world_size: Number of processes of the run.
         """
-        tensor = value("tensor_model_parallel_size")
-        context = value("context_parallel_size")
-        pipeline = value("pipeline_model_parallel_size")
+        sizes = config.parallel
+        tensor, context = sizes.tensor_model_parallel_size, sizes.context_parallel_size
+        pipeline = sizes.pipeline_model_parallel_size
         data = world_size // (tensor * context * pipeline)
-        zero_stage = value("zero_stage") or 0
-        if value("use_distributed_optimizer"):
+        zero_stage = sizes.zero_stage or 0
+        if sizes.use_distributed_optimizer:
             zero_stage = max(zero_stage, 1)
-        if value("engine") != "native":
+        if sizes.engine != "native":
             zero_stage = 0  # the engine shards by itself
-        schedule = value("pipeline_schedule")
-        per_stage = value("num_layers_per_virtual_pipeline_stage")
+        schedule = sizes.pipeline_schedule
+        per_stage = sizes.num_layers_per_virtual_pipeline_stage
         stages = 1
         if per_stage is not None:
-            stages = value("num_layers") // (pipeline * per_stage)
+            stages = config.model.num_layers // (pipeline * per_stage)
         if schedule is None:
             schedule = "interleaved" if stages > 1 else "1f1b"
         if schedule == "zero-bubble-v":
@@ -72,8 +71,8 @@ class ParallelLayout:
             context=context,
             pipeline=pipeline,
             data=data,
-            sequence=value("sequence_parallel") and tensor > 1,
-            replicas=value("data_parallel_replicas"),
+            sequence=sizes.sequence_parallel and tensor > 1,
+            replicas=sizes.data_parallel_replicas,
             zero_stage=zero_stage if data * context > 1 else 0,
             stages_per_process=stages if pipeline > 1 else 1,
             schedule=schedule,

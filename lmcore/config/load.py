@@ -7,11 +7,13 @@ source replaces the other given by a lower one; only within one source is it a c
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmcore.config.data_source import RunSources, read_sources
 from lmcore.config.foreign.deepspeed_file import DeepSpeedFile
 from lmcore.config.foreign.megatron import train_flags
 from lmcore.config.option import Option
@@ -32,7 +34,7 @@ from lmcore.config.preset import PRESETS, find_preset
 from lmcore.config.section import SECTIONS, Config, run_options
 from lmcore.errors import ConfigError, LmcoreError, nearest, suggestion
 
-__all__ = ["EXCLUSIVE", "PRESET_OPTION", "LoadedConfig", "Source", "load_config"]
+__all__ = ["EXCLUSIVE", "PRESET_OPTION", "LoadedConfig", "Provenance", "load_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +79,8 @@ _CONFIG_FILES = Positional("config.yaml", "YAML file of settings", maximum=None)
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a value comes from.
+class Provenance:
+    """Origin of a value.
 
     Attributes:
         kind: "default", "preset", "file", "flag", or "derived" from other values.
@@ -96,28 +98,36 @@ class Source:
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """The settings as the user gave them, each with its source.
+    """Settings as the user gave them, each with its provenance.
 
     Attributes:
         config: All sections.
-        sources: Source of every option, by name.
+        provenance: Provenance of every option, by name.
         preset: Name of the preset, if any.
         files: YAML files, in the order given.
         notices: One line for each Megatron flag that was translated, and for each section of a
             file that was passed over.
         texts: The flags as typed, by option name.
         plugins: The sections of plugins among them.
-        accumulation_steps: Micro-batches of a step, where DeepSpeed's file says how many.
+        accumulation_steps: Micro-batches of a step, if DeepSpeed's file gives their number.
+        problems: Flags of Megatron that are not supported; `validate` raises them together with
+            the problems of the settings.
     """
 
     config: Config
-    sources: Mapping[str, Source]
+    provenance: Mapping[str, Provenance]
     preset: str | None = None
     files: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     texts: Mapping[str, str] | None = None
     plugins: PluginSections = NO_PLUGINS
     accumulation_steps: int | None = None
+    problems: tuple[LmcoreError, ...] = ()
+
+    @functools.cached_property
+    def sources(self) -> tuple[RunSources, list[LmcoreError]]:
+        """The data sources that the flags name, and every problem of these flags."""
+        return read_sources(self.config.data)
 
     @property
     def options(self) -> dict[str, Option]:
@@ -130,7 +140,7 @@ class LoadedConfig:
 
     def shown(self, name: str) -> str:
         """Return an option as its user wrote it, in backticks, for messages."""
-        source = self.sources[name]
+        source = self.provenance[name]
         if source.kind == "flag" and self.texts and name in self.texts:
             return f"`{self.texts[name]}`"
         value = self.value(name)
@@ -140,32 +150,30 @@ class LoadedConfig:
 
     def given(self, name: str) -> bool:
         """Return whether the user or a preset set the option called *name*."""
-        return self.sources[name].kind not in {"default", "derived"}
+        return self.provenance[name].kind not in {"default", "derived"}
 
 
 _CORE_OPTIONS = run_options()
 
-_Layer = dict[str, tuple[Any, Source]]
+_Layer = dict[str, tuple[Any, Provenance]]
 
 
 def load_config(
     argv: Sequence[str],
     *,
     plugins: PluginSections = NO_PLUGINS,
-    check: Callable[[LoadedConfig], Iterable[LmcoreError]] = lambda _loaded: (),
 ) -> LoadedConfig:
-    """Return the settings that the arguments of `lmcore train` describe.
+    """Return the settings that the arguments of `lmcore train` describe; `validate` checks them.
 
     Translated Megatron flags are logged, one warning each.
 
     Args:
         argv: YAML files, flags, `--preset`.
-        plugins: The sections that plugins add.
-        check: Finds problems of the settings, to be reported with those of the flags.  It is asked
-            only where all settings could be read: a misspelt one has left its default there.
+        plugins: Sections that plugins add.
 
     Raises:
-        ConfigError: Everything wrong in flags, files and preset, at once.
+        ConfigError: Every setting that cannot be read, at once.  Flags of Megatron that are not
+            supported leave all settings readable: `LoadedConfig.problems` holds them.
     """
     options = {**_CORE_OPTIONS, **plugins.options}
     parsed = parse_flags(
@@ -196,28 +204,33 @@ def load_config(
         layers.insert(1 if preset in PRESETS else 0, layer)
         notices += foreign.notices()
         accumulation = foreign.accumulation_steps
-    config, sources = _merge(options, layers, plugins, problems)
-    loaded = LoadedConfig(
-        config, sources, preset, files, tuple(notices), parsed.texts, plugins, accumulation
-    )
+    config, provenance = _merge(options, layers, plugins, problems)
+    if not all(isinstance(problem, UnsupportedFlagError) for problem in problems):
+        raise ConfigError.collect(problems)
     if not problems:
         for notice in notices:
             logger.warning("%s", notice)
-    if all(isinstance(problem, UnsupportedFlagError) for problem in problems):
-        problems += check(loaded)
-    if problems:
-        raise ConfigError.collect(problems)
-    return loaded
+    return LoadedConfig(
+        config,
+        provenance,
+        preset,
+        files,
+        tuple(notices),
+        parsed.texts,
+        plugins,
+        accumulation,
+        tuple(problems),
+    )
 
 
 def _preset_layer(name: str) -> _Layer:
-    source = Source("preset", name)
+    source = Provenance("preset", name)
     return {key: (value, source) for key, value in find_preset(name).values.items()}
 
 
 def _flag_layer(parsed: ParsedFlags) -> _Layer:
     return {
-        name: (value, Source("flag", parsed.texts[name].partition(" ")[0]))
+        name: (value, Provenance("flag", parsed.texts[name].partition(" ")[0]))
         for name, value in parsed.values.items()
         if name != PRESET_OPTION.name
     }
@@ -253,7 +266,7 @@ def _deepspeed_layer(
         return {}
     problems += file.problems()
     taken = file.layer(options, given, problems)
-    return {name: (value, Source("file", where)) for name, (value, where) in taken.items()}
+    return {name: (value, Provenance("file", where)) for name, (value, where) in taken.items()}
 
 
 class _File:
@@ -280,7 +293,7 @@ class _File:
                     self.preset = PRESET_OPTION.convert(entry.value, where=shown)
                 elif one := self._option_of(entry, where):
                     value = one.convert(entry.value, where=shown)
-                    self.layer[one.name] = (value, Source("file", where))
+                    self.layer[one.name] = (value, Provenance("file", where))
             except ConfigError as problem:
                 problems.append(problem)
 
@@ -361,20 +374,21 @@ def _merge(
     layers: Sequence[_Layer],
     plugins: PluginSections,
     problems: list[LmcoreError],
-) -> tuple[Config, dict[str, Source]]:
+) -> tuple[Config, dict[str, Provenance]]:
     values = {name: one.default for name, one in options.items()}
-    sources = {name: Source("default") for name in options}
+    provenance = {name: Provenance("default") for name in options}
     for layer in layers:
         for group in EXCLUSIVE:
             if any(layer[name][0] not in (None, ()) for name in group if name in layer):
                 for name in group:
                     values[name] = options[name].default
-                    sources[name] = Source("default")
+                    provenance[name] = Provenance("default")
         for name, (value, source) in layer.items():
-            values[name], sources[name] = value, source
+            values[name], provenance[name] = value, source
     if values["tokenizer_type"] is None and values["vocab_file"] and values["merge_file"]:
         values["tokenizer_type"] = _BYTE_PAIR
-        sources["tokenizer_type"] = Source("derived", "vocab_file and merge_file are given")
+        formula = "vocab_file and merge_file are given"
+        provenance["tokenizer_type"] = Provenance("derived", formula)
     sections = {
         section: kind(
             **{n: values[n] for n, one in _CORE_OPTIONS.items() if one.section == section}
@@ -386,4 +400,4 @@ def _merge(
     except ConfigError as problem:
         problems.append(problem)
         settings = PluginSettings()
-    return Config(**sections, plugins=settings), sources
+    return Config(**sections, plugins=settings), provenance

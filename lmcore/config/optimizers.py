@@ -83,7 +83,7 @@ def optimizer_problems(loaded: LoadedConfig) -> Iterator[LmcoreError]:
     has = OPTIMIZERS[chosen].options
     known = run_options()
     for name in dict.fromkeys(name for one in OPTIMIZERS.values() for name in one.options):
-        user_gave = loaded.sources[name].kind in {"file", "flag"}
+        user_gave = loaded.provenance[name].kind in {"file", "flag"}
         if name in has or not user_gave or loaded.value(name) == known[name].default:
             continue
         owners = ", ".join(f"`{other}`" for other, one in OPTIMIZERS.items() if name in one.options)

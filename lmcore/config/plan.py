@@ -7,17 +7,33 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lmcore.config.batch_size import BatchSizes
+from lmcore.config.data_source import RunSources
 from lmcore.config.layout import ParallelLayout
-from lmcore.config.load import Source
+from lmcore.config.load import Provenance
 from lmcore.config.option import Option
 from lmcore.config.options.yaml_file import written_value
 from lmcore.config.plugin_section import plugin_options
 from lmcore.config.section import Config, run_options
+from lmcore.config.tokenizer import TokenizerIdentity
 
-__all__ = ["RunPlan"]
+__all__ = ["ResumePoint", "RunPlan"]
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The checkpoint that a run continues from.
+
+    Attributes:
+        checkpoint: Its directory, `iter_XXXXXXX`.
+        manifest: Its `lmcore.checkpoint.Manifest`, of which this layer knows nothing.
+    """
+
+    checkpoint: Path
+    manifest: Any
 
 
 @dataclass(frozen=True)
@@ -26,9 +42,12 @@ class RunPlan:
 
     Attributes:
         config: All settings, derived defaults filled in.
-        sources: Where each setting comes from; kind "derived" for those filled in here.
-        preset: The preset that was named, if any.
-        world_size: Processes.
+        provenance: Origin of each setting; kind "derived" for defaults that `resolve` fills in.
+        preset: Name of the preset, if one was given.
+        sources: Data sources, with the data sets of file lists and the metadata of each.
+        tokenizer: Identity of the tokenizer.
+        resume: The checkpoint to continue from; None if the run starts from initial weights.
+        world_size: Number of processes.
         layout: How they divide the model and the samples.
         num_micro_batches: Forward passes of each process in a step of `global_batch_size`.
         vocab_size: Tokens of the tokenizer, or more where `vocab_size` asks for it.
@@ -46,8 +65,11 @@ class RunPlan:
     """
 
     config: Config
-    sources: Mapping[str, Source]
+    provenance: Mapping[str, Provenance]
     preset: str | None
+    sources: RunSources
+    tokenizer: TokenizerIdentity
+    resume: ResumePoint | None
     world_size: int
     layout: ParallelLayout
     num_micro_batches: int
@@ -129,7 +151,7 @@ class RunPlan:
         return {
             "preset": self.preset,
             "config": dataclasses.asdict(self.config),
-            "sources": {name: str(source) for name, source in self.sources.items()},
+            "sources": {name: str(source) for name, source in self.provenance.items()},
             "derived": self.derived,
             "model_shape": dict(self.model_shape),
             "fingerprint": self.fingerprint,
@@ -149,7 +171,9 @@ class RunPlan:
                 for one in options
             ]
             width = min(max(len(text) for text, _ in rows), 48)
-            lines += [f"{text:<{width}}  # {_comment(self.sources[name])}" for text, name in rows]
+            lines += [
+                f"{text:<{width}}  # {_comment(self.provenance[name])}" for text, name in rows
+            ]
         lines += ["", "# derived:"]
         lines += [f"#   {name}: {value}" for name, value in self.derived.items()]
         return "\n".join(lines) + "\n"
@@ -165,5 +189,5 @@ class RunPlan:
         return found
 
 
-def _comment(source: Source) -> str:
+def _comment(source: Provenance) -> str:
     return "".join(char if char.isprintable() else "?" for char in str(source))

@@ -1,7 +1,7 @@
-"""From the settings as given to the plan of a run: defaults derived, everything checked.
+"""The plan of a run from valid settings: defaults derived, sizes counted.
 
-`plan = resolve(loaded, world_size=..., vocab_size=...)` is the last place that decides anything
-about the configuration; from here on it is read only.
+`load_config`, `validate` and `resolve` follow each other; nothing after `resolve` decides anything
+about the configuration.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import dataclasses
 from typing import Any
 
 from lmcore.config.batch_size import BatchSizes
-from lmcore.config.layout import ParallelLayout
-from lmcore.config.load import LoadedConfig, Source
+from lmcore.config.data_source import RunSources
+from lmcore.config.load import LoadedConfig, Provenance
 from lmcore.config.model_math import (
     ffn_width,
     flops_per_step,
@@ -19,11 +19,13 @@ from lmcore.config.model_math import (
     parameter_count,
     query_groups,
 )
-from lmcore.config.plan import RunPlan
-from lmcore.config.rules.all import DEFAULT_TRAIN_ITERS, problems_of
+from lmcore.config.plan import ResumePoint, RunPlan
+from lmcore.config.rules.all import DEFAULT_TRAIN_ITERS
 from lmcore.config.section import Config
 from lmcore.config.section.model import ModelSection
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import ValidConfig
+from lmcore.errors import ConfigError
 
 __all__ = ["RunPlan", "resolve"]
 
@@ -34,25 +36,31 @@ _WARMUP = 0.05
 learns no more than the frequencies of tokens for a third of its run otherwise."""
 
 
-def resolve(loaded: LoadedConfig, *, world_size: int, vocab_size: int) -> RunPlan:
+def resolve(
+    valid: ValidConfig,
+    *,
+    tokenizer: TokenizerIdentity,
+    sources: RunSources | None = None,
+    resume: ResumePoint | None = None,
+) -> RunPlan:
     """Return the plan of a run.
 
     Args:
-        loaded: What `load_config` returned.
-        world_size: Processes of the run.
-        vocab_size: Tokens of the tokenizer.
+        valid: The settings.
+        tokenizer: Identity of the run's tokenizer.
+        sources: Data sources with the data sets of file lists and their metadata; None: the
+            sources as the flags name them.
+        resume: The checkpoint to continue from, if there is one.
 
     Raises:
-        ConfigError: All problems at once.
+        ConfigError: `vocab_size` is less than the tokenizer needs.
     """
-    problems = [*problems_of(loaded, world_size=world_size), *_vocabulary(loaded, vocab_size)]
-    if problems:
-        raise ConfigError.collect(problems)
-    layout = ParallelLayout.of(loaded.value, world_size)
-    config, sources = _fill(loaded, layout.data)
+    loaded, layout = valid.loaded, valid.layout
+    _check_vocabulary(loaded, tokenizer.vocab_size)
+    config, provenance = _fill(loaded, layout.data)
     model, training = config.model, config.training
     batch = _known(training.global_batch_size)
-    vocabulary = max(vocab_size, config.data.vocab_size or 0)
+    vocabulary = max(tokenizer.vocab_size, config.data.vocab_size or 0)
     padded = padded_vocabulary(
         vocabulary,
         divisible_by=model.make_vocab_size_divisible_by,
@@ -60,20 +68,23 @@ def resolve(loaded: LoadedConfig, *, world_size: int, vocab_size: int) -> RunPla
     )
     train_iters, train_samples = _length(config, batch)
     decay, warmup = _schedule(config, train_iters, train_samples, batch)
-    valid, test = _evaluation_samples(config, train_iters, batch)
+    valid_samples, test_samples = _evaluation_samples(config, train_iters, batch)
     return RunPlan(
         config=config,
-        sources=sources,
+        provenance=provenance,
         preset=loaded.preset,
-        world_size=world_size,
+        sources=loaded.sources[0] if sources is None else sources,
+        tokenizer=tokenizer,
+        resume=resume,
+        world_size=layout.world_size,
         layout=layout,
         num_micro_batches=batch // (training.micro_batch_size * layout.data),
         vocab_size=vocabulary,
         padded_vocab_size=padded,
         train_iters=train_iters,
         train_samples=train_samples,
-        valid_samples=valid,
-        test_samples=test,
+        valid_samples=valid_samples,
+        test_samples=test_samples,
         lr_decay_samples=decay,
         lr_warmup_samples=warmup,
         parameter_count=parameter_count(model, padded),
@@ -82,28 +93,28 @@ def resolve(loaded: LoadedConfig, *, world_size: int, vocab_size: int) -> RunPla
     )
 
 
-def _vocabulary(loaded: LoadedConfig, vocab_size: int) -> list[LmcoreError]:
-    asked = loaded.value("vocab_size")
+def _check_vocabulary(loaded: LoadedConfig, vocab_size: int) -> None:
+    data = loaded.config.data
     # NullTokenizer is made from `vocab_size` and adds its end-of-document token to it.
-    if asked is None or asked >= vocab_size or loaded.value("tokenizer_type") == "NullTokenizer":
-        return []
-    problem = ConfigError(
-        f"{loaded.shown('vocab_size')} is less than the tokenizer's {vocab_size} tokens",
-        why="a token beyond the vocabulary has no embedding",
-        hint=f"leave `--vocab-size` out, or use {vocab_size} or more",
-    )
-    return [problem]
+    if data.vocab_size is None or data.tokenizer_type == "NullTokenizer":
+        return
+    if data.vocab_size < vocab_size:
+        raise ConfigError(
+            f"{loaded.shown('vocab_size')} is less than the tokenizer's {vocab_size} tokens",
+            why="a token beyond the vocabulary has no embedding",
+            hint=f"leave `--vocab-size` out, or use {vocab_size} or more",
+        )
 
 
-def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[str, Source]]:
-    """Return the settings with derived defaults, and their sources."""
-    config, sources = loaded.config, dict(loaded.sources)
+def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[str, Provenance]]:
+    """Return the settings with derived defaults, and their provenance."""
+    config, provenance = loaded.config, dict(loaded.provenance)
     model, training = config.model, config.training
     filled: dict[str, dict[str, Any]] = {"model": {}, "training": {}, "optimizer": {}}
 
     def derive(section: str, name: str, value: float, formula: str) -> None:
         filled[section][name] = value
-        sources[name] = Source("derived", formula)
+        provenance[name] = Provenance("derived", formula)
 
     if model.ffn_hidden_size is None:
         formula = "8/3 hidden_size, down to a multiple of 64" if model.swiglu else "4 * hidden_size"
@@ -129,7 +140,7 @@ def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[s
         training=dataclasses.replace(training, **filled["training"]),
         optimizer=dataclasses.replace(config.optimizer, **filled["optimizer"]),
     )
-    return config, sources
+    return config, provenance
 
 
 def _length(config: Config, batch: int) -> tuple[int, int]:

@@ -10,10 +10,11 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
 from lmcore.errors import ConfigError
 
-__all__ = ["BUILT_IN_TYPES", "TokenizerSettings", "TypeOptions"]
+__all__ = ["BUILT_IN_TYPES", "TokenizerIdentity", "TokenizerSettings", "TypeOptions"]
 
 Value = str | int | None
 
@@ -127,6 +128,44 @@ class TokenizerSettings:
                     hint=f"leave `{_flag(name)}` out, or choose another type",
                 )
         return None
+
+
+class _Tokenizer(Protocol):
+    """The part of `lmcore.accelerator.Tokenizer` that an identity records."""
+
+    vocab_size: int
+    eod: int | None
+
+    def describe(self) -> Mapping[str, Value]: ...
+    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class TokenizerIdentity:
+    """A tokenizer as a run or a data set records it.
+
+    Attributes:
+        vocab_size: Number of real ids, before padding.
+        eod: End-of-document id; None if the vocabulary has none.
+        fingerprint: Digest, equal for equal tokenizers wherever their files are.
+        description: Type and options that build it again, as `Tokenizer.describe` returns them.
+    """
+
+    vocab_size: int
+    eod: int | None = None
+    fingerprint: str = ""
+    description: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tokenizer: _Tokenizer) -> TokenizerIdentity:
+        """Return the identity of a tokenizer."""
+        description, fingerprint = tokenizer.describe(), tokenizer.fingerprint()
+        return cls(tokenizer.vocab_size, tokenizer.eod, fingerprint, description)
+
+    @property
+    def type(self) -> str:
+        """The value of `--tokenizer-type` that names the type."""
+        return str(self.description["type"])
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.config.data_source import (
-    Blend,
-    DataSource,
-    Part,
-    RunSources,
-    data_sources,
-)
+from lmcore.config.data_source import BUNDLED, DataSource, Part, RunSources
 from lmcore.config.split import parse_split
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.data.blend.check import different_tokenizers
 from lmcore.data.blend.cyclic_sampler import CyclicOrder
 from lmcore.data.blend.resume import changed_blend, continued_blend, record_of
 from lmcore.data.blend.sources import (
@@ -29,14 +22,11 @@ from lmcore.data.blend.sources import (
     SampleSettings,
     TrainingSamples,
     build_samples,
-    expand_file_lists,
     open_sources,
 )
 from lmcore.data.dataset.document_mask import DocumentMasks
-from lmcore.data.indexed.metadata import read_metadata
 from lmcore.data.indexed.tokenizer import dataset_tokenizer
 from lmcore.data.prepare.named_text import (
-    BUNDLED,
     NamedText,
     bundled_text,
     find_text,
@@ -48,8 +38,8 @@ from lmcore.errors import ConfigError, LmcoreError
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.config.section import DataSection
+    from lmcore.config.tokenizer import TokenizerIdentity
     from lmcore.data.indexed.dataset import IndexedDataset
-    from lmcore.data.indexed.metadata import DatasetMetadata
     from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
     from lmcore.train.resume.saved_data import SavedData
 
@@ -106,25 +96,26 @@ class Corpus:
         return record_of(self.train, consumed_samples, self.sources["train"][0].name).to_dict()
 
 
-def choose_texts(settings: DataSection, texts: Mapping[str, NamedText]) -> dict[str, NamedText]:
-    """Return the named texts of a run by their names; none where it reads data sets.
+def choose_texts(
+    sources: RunSources, texts: Mapping[str, NamedText], *, may_be_gone: bool = False
+) -> dict[str, NamedText]:
+    """Return the named texts that a run reads, by name; empty if it reads data sets.
 
     Args:
-        settings: The `data` section.
-        texts: Those that there are.
+        sources: Data sources of the run.
+        texts: Every named text.
+        may_be_gone: True if the file of a text may be missing (`--lazy-loader`).
 
     Raises:
-        ConfigError: There is none of a name; all that are not there.
-        DataError: The file of one is missing.
+        ConfigError: No text has the name; all such names at once.
+        DataError: The file of a text is missing.
     """
     found: dict[str, NamedText] = {}
     problems: list[LmcoreError] = []
-    for blend in _sources(settings).blends():
-        for name in [one.name for one in blend.sources if one.corpus]:
+    for blend in sources.blends():
+        for name in [source.name for source in blend.sources if source.corpus]:
             try:
-                found[name] = find_text(
-                    name, texts, flag=blend.flag, may_be_gone=settings.lazy_loader
-                )
+                found[name] = find_text(name, texts, flag=blend.flag, may_be_gone=may_be_gone)
             except LmcoreError as problem:
                 problems.append(problem)
     if problems:
@@ -132,45 +123,45 @@ def choose_texts(settings: DataSection, texts: Mapping[str, NamedText]) -> dict[
     return found
 
 
-def choose_tokenizer(settings: DataSection, extra: Mapping[str, TokenizerFactory]) -> Tokenizer:
+def choose_tokenizer(
+    settings: DataSection, sources: RunSources, extra: Mapping[str, TokenizerFactory]
+) -> Tokenizer:
     """Return the tokenizer of a run.
 
-    In order: the one that flags name; the one that the data sets were prepared with; bytes, for a
-    text that has a name.
+    In order: the tokenizer that flags name; the tokenizer that made the data sets; bytes, for a
+    named text.
 
     Args:
         settings: The `data` section.
-        extra: Types that plugins brought.
+        sources: Data sources with their metadata, from `inspect_sources`.
+        extra: Tokenizer types that plugins registered.
 
     Raises:
         ConfigError: Nothing says which, or flags and data sets disagree.
         DataError: The tokenizer's files cannot be used.
     """
-    blends = expand_file_lists(_sources(settings)).blends()
-    prefixes = dict.fromkeys(o.name for blend in blends for o in blend.sources if not o.corpus)
-    made_with = {prefix: read_metadata(prefix) for prefix in prefixes}
+    data_sets = [s for blend in sources.blends() for s in blend.sources if not s.corpus]
+    made_with = {source.name: source.tokenizer for source in data_sets}
     if settings.tokenizer_type is not None:
         named = tokenizer_from(TokenizerSettings.of(settings), extra=extra)
         others = [
-            _made_with_another(prefix, one, settings.tokenizer_type)
-            for prefix, one in made_with.items()
-            if one is not None and one.fingerprint != named.fingerprint()
+            _made_with_another(prefix, identity, settings.tokenizer_type)
+            for prefix, identity in made_with.items()
+            if identity is not None and identity.fingerprint != named.fingerprint()
         ]
         if others:
             raise ConfigError.collect(others)
         return named
-    if not prefixes:
+    if not made_with:
         return tokenizer_from(TokenizerSettings("ByteTokenizer"))
-    known = {prefix: one for prefix, one in made_with.items() if one is not None}
-    if len(known) < len(prefixes):
-        unknown = [prefix for prefix in prefixes if prefix not in known]
+    known = {prefix: identity for prefix, identity in made_with.items() if identity is not None}
+    if len(known) < len(made_with):
+        unknown = [prefix for prefix in made_with if prefix not in known]
         raise ConfigError(
             f"nothing says which tokenizer `{unknown[0]}` was prepared with",
             why="there is no metadata file beside it, as `lmcore data prepare` writes one",
             hint="add `--tokenizer-type`, with its `--vocab-file` and `--merge-file`",
         )
-    if problems := different_tokenizers(known):
-        raise ConfigError.collect(problems)
     prefix, first = next(iter(known.items()))
     return dataset_tokenizer(first, prefix, extra=extra)
 
@@ -199,7 +190,7 @@ def open_corpus(
     """
     settings = plan.config.data
     named = texts if texts is not None else {BUNDLED: bundled_text()}
-    sources = expand_file_lists(_sources(settings))
+    sources = plan.sources
     masks = _masks(settings, sources, tokenizer)
 
     where = kept = data_directory
@@ -234,18 +225,10 @@ def open_corpus(
         further.get("valid"),
         further.get("test"),
         parts,
-        _title(sources, settings),
+        _title(sources),
         masks,
         tuple(sets.values()),
     )
-
-
-def _sources(settings: DataSection) -> RunSources:
-    """Return the run's sources; the bundled text where none is named."""
-    found = data_sources(settings)
-    if found.blends():
-        return found
-    return RunSources(Blend("corpus", (DataSource(BUNDLED, corpus=True),)))
 
 
 def _training(
@@ -294,8 +277,7 @@ def _masks(
         raise ConfigError(what, why=why, hint="leave the flag out, or use another tokenizer")
     for blend in sources.blends():
         for one in blend.sources:
-            made_with = None if one.corpus else read_metadata(one.name)
-            if made_with is not None and not made_with.append_eod:
+            if one.append_eod is False:
                 raise ConfigError(
                     what,
                     why=f"`{one.name}` was prepared without end-of-document tokens",
@@ -317,8 +299,8 @@ def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -
         return plan.test_samples
     if not plan.config.training.eval_interval:
         return 0
-    if plan.sources["split"].kind == "default":
-        return plan.test_samples if data_sources(settings).blends() else 0
+    if plan.provenance["split"].kind == "default":
+        return 0 if plan.sources.bundled else plan.test_samples
     if plan.test_samples and parse_split(settings.split)[2] > 0 and "test" not in parts:
         logger.warning(
             "`--split %s` leaves no test documents: there is no test at the end", settings.split
@@ -326,7 +308,7 @@ def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -
     return plan.test_samples
 
 
-def _title(sources: RunSources, settings: DataSection) -> str:
+def _title(sources: RunSources) -> str:
     """Return what the training data is, in a few words."""
     blend = sources.blends()[0]
     if len(blend.sources) > 1:
@@ -335,12 +317,11 @@ def _title(sources: RunSources, settings: DataSection) -> str:
     (one,) = blend.sources
     if not one.corpus:
         return one.name
-    named = settings.corpus or settings.train_data
-    return f"corpus {one.name}" if named else "bundled text"
+    return "bundled text" if sources.bundled else f"corpus {one.name}"
 
 
-def _made_with_another(prefix: str, made_with: DatasetMetadata, asked: str) -> ConfigError:
-    kind = made_with.tokenizer["type"]
+def _made_with_another(prefix: str, made_with: TokenizerIdentity, asked: str) -> ConfigError:
+    kind = made_with.type
     maker = f"another `{kind}`" if kind == asked else f"`{kind}`"
     return ConfigError(
         f"`{prefix}` was not prepared with this tokenizer",

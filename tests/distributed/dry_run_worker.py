@@ -20,6 +20,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from lmcore.config.load import load_config
 from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
 from lmcore.data.loading.loader import Batch
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import ParallelModel, parallelize
@@ -100,7 +102,9 @@ def main(cases: dict[str, Any]) -> None:
     for name, case in cases.items():
         flags, world_size = case["flags"], case["world_size"]
         loaded = load_config(shlex.split(f"{BASE} {flags}"))
-        plan = resolve(loaded, world_size=world_size, vocab_size=VOCABULARY)
+        plan = resolve(
+            validate(loaded, world_size=world_size), tokenizer=TokenizerIdentity(VOCABULARY)
+        )
         with start_runtime(plan.config, plugins, selection, RankInfo()) as runtime:
             backend = comm_backends(plugins, selection, runtime.device)[0]
             for rank in case["ranks"]:

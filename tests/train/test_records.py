@@ -15,6 +15,8 @@ from tensorboardX.proto.event_pb2 import Event
 from lmcore.cli.main import main
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
 from lmcore.plugin import discover
 from lmcore.plugin.registrations import plugin_sections
 
@@ -69,7 +71,10 @@ def test_config_is_the_run(run: Any, tmp_path: Path) -> None:
     """`config.yaml` loads to the same plan, and starts the same run."""
     path = run.directory / "config.yaml"
     sections = plugin_sections(discover())
-    plan = resolve(load_config([str(path)], plugins=sections), world_size=1, vocab_size=257)
+    plan = resolve(
+        validate(load_config([str(path)], plugins=sections)),
+        tokenizer=TokenizerIdentity(vocab_size=257),
+    )
     manifest = (run.directory / "checkpoints/iter_0000006/manifest.json").read_text()
     kept = json.loads(manifest)["meta"]["config"]
     assert json.loads(json.dumps(plan.to_dict()["config"])) == kept["config"]

@@ -143,7 +143,7 @@ def test_restart_command(train: Any, tmp_path: Path) -> None:
     directory = tmp_path / "again"
     first = train("again", flags.format(directory))
     assert first.status == 0, first.err
-    assert "starting anew" in first.err
+    assert "starting from initial weights" in first.err
     second = train("again", flags.format(directory))
     assert second.status == 0, second.err
     assert [row["step"] for row in second.rows] == list(range(1, 9))

@@ -130,7 +130,7 @@ def _recorded_tokenizer(argv: list[str], prefix: str) -> Tokenizer | None:
     if metadata is None:
         return None
     extra = registered_types(find_plugins(argv, probe=False))
-    return dataset_tokenizer(metadata, prefix, extra=extra)
+    return dataset_tokenizer(metadata.identity, prefix, extra=extra)
 
 
 def _description(report: InspectReport) -> list[str]:

@@ -13,7 +13,6 @@ from lmcore.config.data_source import (
     DataSource,
     Part,
     overlapping_ranges,
-    read_sources,
 )
 from lmcore.config.load import LoadedConfig
 from lmcore.config.split import parse_split
@@ -83,7 +82,7 @@ def _validation(loaded: LoadedConfig) -> Problems:
 
 def _sources(loaded: LoadedConfig) -> Problems:
     """Weights, ranges and files of every source; those that a list names are told later."""
-    found, problems = read_sources(loaded.config.data)
+    found, problems = loaded.sources
     yield from problems
     yield from overlapping_ranges(found)
     for blend in found.blends():

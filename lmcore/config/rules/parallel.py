@@ -38,7 +38,7 @@ def parallel_problems(loaded: LoadedConfig, world_size: int) -> Problems:
     yield from _pipeline(loaded)
     if data is not None:
         yield from _sharding(loaded, data)
-        layout = ParallelLayout.of(loaded.value, world_size)
+        layout = ParallelLayout.of(loaded.config, world_size)
         yield from _sharded_stages(loaded, layout)
         yield from _micro_batches(loaded, layout)
         yield from optimizer_layout_problems(loaded, layout)

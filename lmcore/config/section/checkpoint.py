@@ -32,12 +32,12 @@ class CheckpointSection:
     load_rng: bool = option(True, "Load the random states.")
     finetune: bool = option(
         False,
-        "Take only the weights from the checkpoint: step, optimizer, schedule, data start anew.",
+        "Load only the weights; step, optimizer state, schedule and data start from the beginning.",
     )
     exit_on_missing_checkpoint: bool = option(
         True,
-        "Stop when --load holds no checkpoint; off, or where --save names the same directory, "
-        "the run starts anew and says so.",
+        "Stop if --load has no checkpoint; off, or if --save names the same directory: start from "
+        "initial weights, with a warning.",
     )
     use_checkpoint_opt_param_scheduler: bool = option(
         False, "Continue with the checkpoint's learning-rate schedule."

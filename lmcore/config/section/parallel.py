@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.layout import SCHEDULES
 from lmcore.config.option import option
+
+__all__ = ["SCHEDULES", "ParallelSection"]
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "zero-bubble-v")
+"""Orders in which the stages of a pipeline process micro-batches."""
 
 
 @dataclass(frozen=True)

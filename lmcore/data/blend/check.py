@@ -1,77 +1,92 @@
-"""What is wrong with a run's data sets before any of them is opened, all of it at once.
-
-The configuration's rules look at the words of the flags; here are read the lists that they name and
-the metadata beside the data.
-"""
+"""Data file lists and metadata files of a run's sources, read and checked before data is opened."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.config.data_source import read_sources
+from lmcore.config.data_source import Blend, DataSource, RunSources
 from lmcore.data.blend.sources import expand_what_can_be
 from lmcore.data.indexed.metadata import read_metadata
 from lmcore.errors import ConfigError, LmcoreError
 
 if TYPE_CHECKING:
-    from lmcore.config.section import DataSection
     from lmcore.data.indexed.metadata import DatasetMetadata
 
-__all__ = ["different_tokenizers", "source_problems"]
+__all__ = ["inspect_sources"]
 
 
-def source_problems(settings: DataSection) -> list[LmcoreError]:
-    """Return what is wrong with data file lists and with the tokenizers that made the data.
+def inspect_sources(sources: RunSources) -> tuple[RunSources, list[LmcoreError]]:
+    """Read the data file lists of a run and the metadata beside its data sets.
 
-    What the rules of the configuration find is left to them.
+    Args:
+        sources: Sources as the flags name them.
+
+    Returns:
+        The sources with the data sets of file lists in place of the lists, each data set with the
+        tokenizer that made it; and every problem that the rules of the configuration do not find:
+        bad lists, bad metadata, data sets of different tokenizers.
     """
-    found, _ = read_sources(settings)
-    divided = found.divided
+    problems: list[LmcoreError] = []
+    divided = sources.divided
     if divided is not None and divided.file_list is not None:
         if not Path(divided.file_list).is_file():
-            return []
+            return sources, []
         try:
-            found, problems = expand_what_can_be(found)
+            sources, problems = expand_what_can_be(sources)
         except LmcoreError as problem:
-            return [problem]
-    else:
-        problems = []
-    made_with: dict[str, DatasetMetadata] = {}
-    names = (one.name for blend in found.blends() for one in blend.sources if not one.corpus)
-    for name in dict.fromkeys(names):
+            return sources, [problem]
+    metadata: dict[str, DatasetMetadata] = {}
+    prefixes = [s.name for blend in sources.blends() for s in blend.sources if not s.corpus]
+    for prefix in dict.fromkeys(prefixes):
         try:
-            metadata = read_metadata(name)
+            found = read_metadata(prefix)
         except LmcoreError as problem:
             problems.append(problem)
         else:
-            made_with |= {name: metadata} if metadata is not None else {}
-    return [*problems, *different_tokenizers(made_with)]
+            metadata |= {prefix: found} if found is not None else {}
+    return _with_metadata(sources, metadata), [*problems, *_different_tokenizers(metadata)]
 
 
-def different_tokenizers(made_with: Mapping[str, DatasetMetadata]) -> list[LmcoreError]:
-    """Return a problem where data sets were not all prepared with one tokenizer.
+def _with_metadata(sources: RunSources, metadata: Mapping[str, DatasetMetadata]) -> RunSources:
+    def recorded(source: DataSource) -> DataSource:
+        found = None if source.corpus else metadata.get(source.name)
+        if found is None:
+            return source
+        return replace(source, tokenizer=found.identity, append_eod=found.append_eod)
+
+    def blend_of(blend: Blend) -> Blend:
+        return replace(blend, sources=tuple(recorded(source) for source in blend.sources))
+
+    divided = None if sources.divided is None else blend_of(sources.divided)
+    own = {part: blend_of(blend) for part, blend in sources.own.items()}
+    return replace(sources, divided=divided, own=own)
+
+
+def _different_tokenizers(metadata: Mapping[str, DatasetMetadata]) -> list[LmcoreError]:
+    """Return a problem if data sets were prepared with different tokenizers.
 
     Args:
-        made_with: The metadata of data sets by their prefixes.
+        metadata: Metadata of the data sets by prefix.
     """
-    kinds: dict[str, list[str]] = {}
-    for prefix, one in made_with.items():
-        kinds.setdefault(one.fingerprint, []).append(prefix)
-    if len(kinds) < 2:
+    prefixes: dict[str, list[str]] = {}
+    for prefix, found in metadata.items():
+        prefixes.setdefault(found.fingerprint, []).append(prefix)
+    if len(prefixes) < 2:
         return []
-    told = [
-        f"`{made_with[names[0]].tokenizer['type']}` with fingerprint `{fingerprint[:12]}` made "
+    makers = [
+        f"`{metadata[names[0]].identity.type}` with fingerprint `{fingerprint[:12]}` made "
         + ", ".join(f"`{name}`" for name in names[:5])
         + ", ..." * (len(names) > 5)
-        for fingerprint, names in kinds.items()
+        for fingerprint, names in prefixes.items()
     ]
-    first, other = (names[0] for names in list(kinds.values())[:2])
+    first, other = (names[0] for names in list(prefixes.values())[:2])
     return [
         ConfigError(
             f"`{first}` and `{other}` were not prepared with the same tokenizer",
-            why="; ".join(told),
+            why="; ".join(makers),
             hint="prepare all data of a run with one tokenizer",
         )
     ]

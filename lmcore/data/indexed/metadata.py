@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from lmcore import __version__
+from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.data.indexed.files import disk_errors, replacing
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import DataError
@@ -51,6 +52,11 @@ class DatasetMetadata:
     tokens: int
     dtype: str
     lmcore_version: str
+
+    @property
+    def identity(self) -> TokenizerIdentity:
+        """The tokenizer that made the data set."""
+        return TokenizerIdentity(self.vocab_size, self.eod, self.fingerprint, self.tokenizer)
 
     @classmethod
     def of(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.data.indexed.metadata import DatasetMetadata, metadata_path
+from lmcore.config.tokenizer import TokenizerIdentity, TokenizerSettings
+from lmcore.data.indexed.metadata import metadata_path
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
 from lmcore.errors import ConfigError, LmcoreError
 
@@ -17,20 +17,20 @@ _HINT = "name the tokenizer and where its files are now: `--tokenizer-type` and 
 
 
 def dataset_tokenizer(
-    made_with: DatasetMetadata, prefix: str, *, extra: Mapping[str, TokenizerFactory] = _NONE
+    identity: TokenizerIdentity, prefix: str, *, extra: Mapping[str, TokenizerFactory] = _NONE
 ) -> Tokenizer:
     """Build the tokenizer of a data set.
 
     Args:
-        made_with: What its `PREFIX.meta.json` says.
-        prefix: The data set, for messages.
-        extra: The types that plugins registered.
+        identity: Tokenizer that its `PREFIX.meta.json` records.
+        prefix: Prefix of the data set, for messages.
+        extra: Tokenizer types that plugins registered.
 
     Raises:
         ConfigError: Its files are gone or were altered since, or its type is not there.
     """
     try:
-        tokenizer = tokenizer_from(TokenizerSettings.described(made_with.tokenizer), extra=extra)
+        tokenizer = tokenizer_from(TokenizerSettings.described(identity.description), extra=extra)
     except LmcoreError as error:
         raise ConfigError(
             f"the tokenizer that `{prefix}` was prepared with cannot be built: {error.what}",
@@ -38,10 +38,10 @@ def dataset_tokenizer(
             hint=_HINT,
         ) from error
     found = tokenizer.fingerprint()
-    if found != made_with.fingerprint:
+    if found != identity.fingerprint:
         raise ConfigError(
             f"the tokenizer files that `{prefix}` was prepared with have changed",
-            why=f"`{metadata_path(prefix)}` has the fingerprint {made_with.fingerprint[:16]}, the "
+            why=f"`{metadata_path(prefix)}` has the fingerprint {identity.fingerprint[:16]}, the "
             f"files as they are now give {found[:16]}",
             hint=f"restore the files, or {_HINT}",
         )

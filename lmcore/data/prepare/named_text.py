@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.config.data_source import BUNDLED
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.data.prepare.lazy_text import LazyText, write_lazy_text
 from lmcore.errors import ConfigError, DataError, suggestion
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from lmcore.plugin import PluginRecord, PluginSet
 
 __all__ = ["BUNDLED", "NamedText", "bundled_text", "find_text", "named_texts", "prepare_named_text"]
-
-BUNDLED = "shakespeare"
-"""Name of the text in `lmcore/data/bundled`."""
 
 logger = logging.getLogger(__name__)
 

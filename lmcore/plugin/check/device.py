@@ -112,8 +112,11 @@ class Bench:
     def plan(self) -> dict[str, Any]:
         """The same, resolved, as hooks hear of a run."""
         from lmcore.config.resolve import resolve
+        from lmcore.config.tokenizer import TokenizerIdentity
+        from lmcore.config.validate import validate
 
-        return resolve(self.loaded, world_size=1, vocab_size=_BYTES).to_dict()
+        tokenizer = TokenizerIdentity(vocab_size=_BYTES)
+        return resolve(validate(self.loaded), tokenizer=tokenizer).to_dict()
 
     @cached_property
     def creation(self) -> Device | str:

@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.checkpoint import (
     Writers,
     check_shape,
-    find_checkpoint,
     load_checkpoint,
-    read_manifest,
 )
 from lmcore.config.layout import ParallelLayout
 from lmcore.errors import CheckpointError, ConfigError
@@ -38,8 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lmcore.checkpoint import Manifest
-    from lmcore.config.plan import RunPlan
-    from lmcore.config.section.checkpoint import CheckpointSection
+    from lmcore.config.plan import ResumePoint, RunPlan
     from lmcore.runtime.process.channel import Channel
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
@@ -96,12 +93,13 @@ def restore(
     asked = plan.config.checkpoint
     if asked.load is None:
         return None
-    found = _find(asked)
-    _agree(found, runtime)
-    if found is None:
+    resume = plan.resume
+    _agree(resume, runtime)
+    if resume is None:
+        logger.warning("no checkpoint in `%s`: starting from initial weights", asked.load)
         return None
     channel = (writers or Writers()).loads
-    checkpoint, manifest = found
+    checkpoint, manifest = resume.checkpoint, resume.manifest
     saved = manifest.model_shape
     now = _comparable_shape(state, saved, finetune=asked.finetune)
     rows = _differing_rows(manifest, plan)
@@ -129,30 +127,16 @@ def restore(
     return checkpoint
 
 
-def _find(asked: CheckpointSection) -> tuple[Path, Manifest] | None:
-    """Return the checkpoint of `--load`; None where there is none and the run may begin anew."""
-    assert asked.load is not None
-    try:
-        checkpoint = find_checkpoint(Path(asked.load))
-    except CheckpointError as error:
-        first_start = asked.save is not None and Path(asked.save) == Path(asked.load)
-        may_be_missing = first_start or not asked.exit_on_missing_checkpoint
-        if not may_be_missing or _holds_any(Path(asked.load)):
-            raise
-        logger.warning("starting anew: %s", error.what)
-        return None
-    return checkpoint, read_manifest(checkpoint)
-
-
-def _agree(found: tuple[Path, Manifest] | None, runtime: Runtime) -> None:
+def _agree(resume: ResumePoint | None, runtime: Runtime) -> None:
     """Stop unless all processes see the same checkpoint."""
     if runtime.processes is None:
         return
     seen = "none"
-    if found is not None:
-        files = sorted((name, entry.crc32) for name, entry in found[1].files.items())
+    if resume is not None:
+        manifest: Manifest = resume.manifest
+        files = sorted((name, entry.crc32) for name, entry in manifest.files.items())
         content = zlib.crc32(json.dumps(files).encode())
-        seen = f"`{found[0].name}`, save number {found[1].sequence}, content {content:08x}"
+        seen = f"`{resume.checkpoint.name}`, save number {manifest.sequence}, content {content:08x}"
     agree(
         runtime.processes.rendezvous,
         "the checkpoint that they load",
@@ -286,13 +270,6 @@ def _check_model(manifest: Manifest, shape: Mapping[str, Any], plan: RunPlan) ->
         if same != shape or not keeps:
             raise
         raise CheckpointError(error.what, why=error.why, hint=keeps.removeprefix("; ")) from error
-
-
-def _holds_any(path: Path) -> bool:
-    """Return whether there is a checkpoint, be it damaged: that is no reason to start anew."""
-    return path.name.startswith("iter_") or any(
-        any(folder.glob("iter_*")) for folder in (path, path / "checkpoints")
-    )
 
 
 def _check_optimizer(manifest: Manifest, plan: RunPlan) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.checkpoint import find_checkpoint, read_manifest
 from lmcore.data.blend.dataset import BlendRecord
-from lmcore.errors import CheckpointError, ConfigError
+from lmcore.errors import ConfigError
 from lmcore.train.resume.saved_meta import check_saved_run
 
 if TYPE_CHECKING:
@@ -35,21 +33,17 @@ class SavedData:
 def saved_data(plan: RunPlan) -> SavedData | None:
     """Return what the checkpoint that the run goes on from says of its data.
 
-    None where the run begins anew: no `--load`, nothing there (`restore` tells whether that is an
-    error), `--finetune`, or `--override-data-order`.
+    None if the run starts from initial weights, with `--finetune`, and with
+    `--override-data-order`.
 
     Raises:
-        CheckpointError: The checkpoint is damaged.
+        CheckpointError: The manifest lacks what a run needs to continue.
         ConfigError: `--change-blend`, and the checkpoint has no record of its sources.
     """
-    asked = plan.config.checkpoint
-    if asked.load is None or asked.finetune or asked.override_data_order:
+    asked, resume = plan.config.checkpoint, plan.resume
+    if resume is None or asked.finetune or asked.override_data_order:
         return None
-    try:
-        checkpoint = find_checkpoint(Path(asked.load))
-    except CheckpointError:
-        return None
-    manifest = read_manifest(checkpoint)
+    checkpoint, manifest = resume.checkpoint, resume.manifest
     check_saved_run(checkpoint, manifest)
     meta = manifest.meta
     record = meta.get("data")

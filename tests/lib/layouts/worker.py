@@ -24,6 +24,8 @@ from layouts.stored import store
 from lmcore.config.load import load_config
 from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
 from lmcore.data.dataset.document_mask import DocumentMasks
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.model.gpt import GPT
@@ -35,6 +37,7 @@ from lmcore.runtime.policies import start_policies
 from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.engine import open_engine
+from lmcore.train.resume.resume_point import find_resume_point
 from lmcore.train.state import TrainState, seed_everything
 
 VOCABULARY = 120
@@ -84,7 +87,11 @@ def plan_of(flags: str, world_size: int) -> RunPlan:
     words = shlex.split(flags)
     rest = [word for name, value in BASE.items() if name not in words for word in (name, value)]
     loaded = load_config([*rest, *words])
-    return resolve(loaded, world_size=world_size, vocab_size=VOCABULARY)
+    return resolve(
+        validate(loaded, world_size=world_size),
+        tokenizer=TokenizerIdentity(VOCABULARY),
+        resume=find_resume_point(loaded.config.checkpoint),
+    )
 
 
 def pieces(state: TrainState, tensors: dict[str, torch.Tensor]) -> list[Any]:

@@ -12,12 +12,17 @@ from lmcore.config.batch_size import BatchSizes
 from lmcore.config.load import load_config
 from lmcore.config.resolve import RunPlan, resolve
 from lmcore.config.rules.all import problems_of
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
 
 PUBLISHED = BatchSizes.of(1536, (16, 16, 5_859_375))
 
 
 def plan_of(line: str, *, world_size: int = 1) -> RunPlan:
-    return resolve(load_config(line.split()), world_size=world_size, vocab_size=257)
+    return resolve(
+        validate(load_config(line.split()), world_size=world_size),
+        tokenizer=TokenizerIdentity(vocab_size=257),
+    )
 
 
 def test_published_ramp() -> None:

@@ -107,7 +107,10 @@ def test_one_blend_of_each_part():
 
 def test_which_sources_a_run_has():
     """Shared ones are divided by the split; a part may have its own."""
-    assert sources_of().blends() == ()
+    (bundled,) = sources_of().blends()
+    assert bundled.sources == (DataSource("shakespeare", corpus=True),)
+    assert sources_of().bundled
+    assert not sources_of("--corpus", "shakespeare").bundled
     shared = sources_of("--data-path", "a", "b")
     assert shared.divided is not None
     assert [one.name for one in shared.divided.sources] == ["a", "b"]

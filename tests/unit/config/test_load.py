@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from lmcore.config.load import EXCLUSIVE, LoadedConfig, Source, load_config
-from lmcore.config.rules.all import problems_of
+from lmcore.config.load import EXCLUSIVE, LoadedConfig, Provenance, load_config
 from lmcore.config.section import Config, run_options
+from lmcore.config.validate import validate
 from lmcore.errors import ConfigError
 
 
 def problems(argv: list[str]) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load_config(argv)
+        validate(load_config(argv))
     return [one.what for one in [caught.value, *caught.value.others]]
 
 
@@ -35,7 +34,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_problems_of_the_settings_come_with_unsupported_flags() -> None:
     """Flags that are refused do not hide what is wrong with the settings."""
     with pytest.raises(ConfigError) as caught:
-        load_config(["--epochs", "3", "--min-lr", "1"], check=partial(problems_of, world_size=1))
+        validate(load_config(["--epochs", "3", "--min-lr", "1"]))
     found = [one.what for one in [caught.value, *caught.value.others]]
     assert found[0] == "`--epochs 3` is not supported"
     assert found[1].startswith("`--min-lr 1` exceeds ")
@@ -46,7 +45,7 @@ def test_problems_of_the_settings_come_with_unsupported_flags() -> None:
 def test_settings_that_cannot_be_read_are_not_checked(wrong: str) -> None:
     """Where a setting kept its default by mistake, nothing is concluded from it."""
     with pytest.raises(ConfigError) as caught:
-        load_config([*wrong.split(), "--min-lr", "1"], check=partial(problems_of, world_size=1))
+        validate(load_config([*wrong.split(), "--min-lr", "1"]))
     assert caught.value.others == ()
 
 
@@ -54,8 +53,8 @@ def test_no_arguments_are_the_defaults() -> None:
     """Without arguments every value is the section's default and says so."""
     loaded = load_config([])
     assert loaded.config == Config()
-    assert set(loaded.sources) == set(run_options())
-    assert set(loaded.sources.values()) == {Source("default")}
+    assert set(loaded.provenance) == set(run_options())
+    assert set(loaded.provenance.values()) == {Provenance("default")}
 
 
 def test_order_of_sources(write) -> None:
@@ -64,7 +63,7 @@ def test_order_of_sources(write) -> None:
     loaded = load_config([path, "--hidden-size", "48"])
     assert loaded.preset == "gpt2-124m"
     assert loaded.files == ("run.yaml",)
-    got = {name: (loaded.value(name), str(loaded.sources[name])) for name in NAMES}
+    got = {name: (loaded.value(name), str(loaded.provenance[name])) for name in NAMES}
     assert got == {
         "hidden_size": (48, "--hidden-size"),
         "num_layers": (3, "run.yaml:3"),
@@ -83,7 +82,7 @@ def test_later_file_wins_and_flag_preset_wins(write) -> None:
     loaded = load_config([first, second, "--preset", "gpt2-345m"])
     assert loaded.value("num_layers") == 5
     assert loaded.value("hidden_size") == 1024
-    assert loaded.sources["num_layers"] == Source("file", "b.yaml:2")
+    assert loaded.provenance["num_layers"] == Provenance("file", "b.yaml:2")
 
 
 def test_yaml_values_are_typed_by_their_option(write) -> None:
@@ -155,7 +154,7 @@ def test_exclusive_options_replace_each_other_between_sources(write) -> None:
     path = write("training:\n  train_iters: 5\noptimizer:\n  lr_warmup_samples: 9\n")
     loaded = load_config(["--preset", "gpt2-124m", path, "--train-samples", "64"])
     assert loaded.config.training.train_iters is None
-    assert loaded.sources["train_iters"] == Source("default")
+    assert loaded.provenance["train_iters"] == Provenance("default")
     assert loaded.config.optimizer.lr_warmup_fraction is None
     kept = load_config([path, write("training:\n  train_samples: null\n", "b.yaml")])
     assert kept.config.training.train_iters == 5
@@ -175,7 +174,7 @@ def test_tokenizer_of_vocabulary_and_merges() -> None:
     """Vocabulary and merges without a type are GPT-2's tokenizer, as in Megatron's commands."""
     loaded = load_config(["--vocab-file", "v.json", "--merge-file", "m.txt"])
     assert loaded.config.data.tokenizer_type == "GPT2BPETokenizer"
-    assert loaded.sources["tokenizer_type"].kind == "derived"
+    assert loaded.provenance["tokenizer_type"].kind == "derived"
     other = load_config(["--vocab", "v", "--merge-file", "m", "--tokenizer-type", "Own"])
     assert other.config.data.tokenizer_type == "Own"
 
@@ -192,7 +191,7 @@ def test_megatron_command_is_understood(caplog: pytest.LogCaptureFixture) -> Non
     assert loaded.config.training.micro_batch_size == 3
     assert loaded.config.optimizer.lr_warmup_fraction == 0.01
     assert loaded.config.accelerator.precision == "bf16"
-    assert loaded.sources["precision"] == Source("flag", "--bf16")
+    assert loaded.provenance["precision"] == Provenance("flag", "--bf16")
     assert [record.message for record in caplog.records] == list(loaded.notices)
     assert loaded.notices[0] == (
         "`--batch-size 3` is Megatron's name; today: `--micro-batch-size 3`"

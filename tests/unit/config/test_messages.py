@@ -9,6 +9,8 @@ import pytest
 
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
 from lmcore.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"
@@ -134,7 +136,10 @@ def test_message_of_several_processes(name: str) -> None:
 
 def refused(flags: str, world_size: int) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve(load_config(flags.split()), world_size=world_size, vocab_size=257)
+        resolve(
+            validate(load_config(flags.split()), world_size=world_size),
+            tokenizer=TokenizerIdentity(vocab_size=257),
+        )
     return caught.value.render()
 
 

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.config.load import Source, load_config
+from lmcore.config.load import Provenance, load_config
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_with_plugins
 from lmcore.config.options.run_help import render_run_help
 from lmcore.config.plugin_section import LeftOut, PluginSections, PluginSettings
 from lmcore.config.resolve import resolve
 from lmcore.config.section import Config, run_options
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
 from lmcore.errors import ConfigError
 
 
@@ -62,8 +64,8 @@ def test_every_source_gives_values(write):
         "drill": Drill(5, wet=False, names=("a", "b"), lr=1e-4),
         "deep-well": Well(50),
     }
-    assert loaded.sources["drill_depth"] == Source("file", "run.yaml:2")
-    assert loaded.sources["drill_wet"] == Source("flag", "--no-drill-wet")
+    assert loaded.provenance["drill_depth"] == Provenance("file", "run.yaml:2")
+    assert loaded.provenance["drill_wet"] == Provenance("flag", "--no-drill-wet")
     assert loaded.value("deep_well_depth") == 50
     assert loaded.value("lr") == run_options()["lr"].default  # the core's is another option
     assert load_config([], plugins=PLUGINS).config.plugins == {
@@ -103,11 +105,16 @@ def test_a_misspelt_flag_names_the_plugins(write):
 def test_the_written_file_reads_back(write):
     """`config.yaml` of a run has the plugins' settings with their sources, and repeats them."""
     argv = ["--drill-depth", "7", "--drill-names", "x", "--train-iters", "3"]
-    plan = resolve(load_config(argv, plugins=PLUGINS), world_size=1, vocab_size=257)
+    plan = resolve(
+        validate(load_config(argv, plugins=PLUGINS)), tokenizer=TokenizerIdentity(vocab_size=257)
+    )
     text = plan.to_yaml()
     assert "\ndrill:  # settings of the plugin drill\n  depth: 7 " in text
     assert "# --drill-depth\n" in text
-    again = resolve(load_config([write(text)], plugins=PLUGINS), world_size=1, vocab_size=257)
+    again = resolve(
+        validate(load_config([write(text)], plugins=PLUGINS)),
+        tokenizer=TokenizerIdentity(vocab_size=257),
+    )
     assert again.config == plan.config
     assert again.fingerprint == plan.fingerprint
     made = json.loads(json.dumps(plan.to_dict()))
@@ -118,7 +125,10 @@ def test_the_written_file_reads_back(write):
 def test_settings_of_plugins_tell_runs_apart():
     """Two runs that differ in a plugin's setting have other fingerprints."""
     plans = [
-        resolve(load_config(argv, plugins=PLUGINS), world_size=1, vocab_size=257)
+        resolve(
+            validate(load_config(argv, plugins=PLUGINS)),
+            tokenizer=TokenizerIdentity(vocab_size=257),
+        )
         for argv in ([], ["--drill-depth", "4"])
     ]
     assert plans[0].fingerprint != plans[1].fingerprint

@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.config.load import Source, load_config
+from lmcore.config.load import Provenance, load_config
 from lmcore.config.resolve import RunPlan, resolve
 from lmcore.config.section import run_options
-from lmcore.errors import ConfigError
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
+from lmcore.errors import ConfigError, DataError
 
 
 def plan_of(line: str, *, world_size: int = 1, vocab_size: int = 257) -> RunPlan:
-    return resolve(load_config(line.split()), world_size=world_size, vocab_size=vocab_size)
+    return resolve(
+        validate(load_config(line.split()), world_size=world_size),
+        tokenizer=TokenizerIdentity(vocab_size),
+    )
 
 
 def test_derived_defaults() -> None:
@@ -30,8 +35,8 @@ def test_derived_defaults() -> None:
     assert plan.num_micro_batches == 1
     assert plan.data_parallel_size == 3
     assert plan.padded_vocab_size == 384
-    assert plan.sources["ffn_hidden_size"] == Source("derived", "4 * hidden_size")
-    assert plan.sources["hidden_size"] == Source("flag", "--hidden-size")
+    assert plan.provenance["ffn_hidden_size"] == Provenance("derived", "4 * hidden_size")
+    assert plan.provenance["hidden_size"] == Provenance("flag", "--hidden-size")
 
 
 def test_given_values_are_kept() -> None:
@@ -40,7 +45,7 @@ def test_given_values_are_kept() -> None:
     assert plan.config.model.ffn_hidden_size == 7
     assert plan.config.model.max_position_embeddings == 300
     assert plan.num_micro_batches == 4
-    assert plan.sources["global_batch_size"].kind == "flag"
+    assert plan.provenance["global_batch_size"].kind == "flag"
     assert plan.model_shape == {
         "num_layers": 4,
         "hidden_size": 128,
@@ -118,10 +123,23 @@ def test_vocabulary_smaller_than_the_tokenizers() -> None:
 
 
 def test_all_problems_at_once() -> None:
-    """The tokenizer's problem comes with all others."""
+    """Every rule's problems come together, with those found elsewhere."""
+    loaded = load_config(["--finetune", "--min-lr", "1", "--epochs", "3"])
     with pytest.raises(ConfigError) as caught:
-        plan_of("--vocab-size 100 --finetune --min-lr 1")
-    assert len(caught.value.others) == 2
+        validate(loaded, further=[DataError("no list")])
+    found = [problem.what for problem in (caught.value, *caught.value.others)]
+    assert [what.partition(" ")[0] for what in found] == [
+        "`--epochs",
+        "`--min-lr",
+        "`--finetune`",
+        "no",
+    ]
+
+
+def test_one_problem_keeps_its_type() -> None:
+    """A single problem is raised as it is, with its exit status."""
+    with pytest.raises(DataError):
+        validate(load_config([]), further=[DataError("no list")])
 
 
 @pytest.mark.parametrize(
@@ -141,14 +159,16 @@ def test_written_file_reads_back(
     for name in ("a.bin", "a.idx", "a.meta.json"):
         Path(name).touch()
     argv = line.split(" ") if line else []
-    plan = resolve(load_config(argv), world_size=2, vocab_size=300)
+    plan = resolve(validate(load_config(argv), world_size=2), tokenizer=TokenizerIdentity(300))
     Path("config.yaml").write_text(plan.to_yaml(), encoding="utf-8")
-    again = resolve(load_config(["config.yaml"]), world_size=2, vocab_size=300)
+    again = resolve(
+        validate(load_config(["config.yaml"]), world_size=2), tokenizer=TokenizerIdentity(300)
+    )
     assert again.config == plan.config
     assert again.derived == plan.derived
     assert again.fingerprint == plan.fingerprint
     for name in run_options():
-        assert again.sources[name].kind == "file"
+        assert again.provenance[name].kind == "file"
 
 
 def test_written_file_names_the_sources() -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
 from lmcore.optim.schedule import LearningRateSchedule
 
 
@@ -84,7 +86,9 @@ def test_published_warmup() -> None:
 
 
 def plan_schedule(flags: str) -> LearningRateSchedule:
-    plan = resolve(load_config(flags.split()), world_size=1, vocab_size=257)
+    plan = resolve(
+        validate(load_config(flags.split())), tokenizer=TokenizerIdentity(vocab_size=257)
+    )
     return LearningRateSchedule.from_plan(plan)
 
 

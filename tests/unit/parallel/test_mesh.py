@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.config.layout import SCHEDULES, ParallelLayout
+from lmcore.config.layout import ParallelLayout
+from lmcore.config.section.parallel import SCHEDULES
 from lmcore.parallel.mesh import Axis, ParallelMesh
 
 AXES = ("tensor", "context", "pipeline", "replicas", "shards", "shard_replicas", "pipeline_ends")

@@ -14,6 +14,9 @@ import torch
 from lmcore.config.load import load_config
 from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
+from lmcore.data.blend.check import inspect_sources
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
 from lmcore.model.shape import ModelShape
@@ -22,6 +25,7 @@ from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.datasets import Corpus, open_corpus
+from lmcore.train.resume.resume_point import find_resume_point
 from lmcore.train.state import TrainState, seed_everything
 
 TINY = {
@@ -64,7 +68,14 @@ def make_plan(data_prefix: str) -> Callable[[str], RunPlan]:
             del tiny["--train-iters"]
         argv = [word for pair in tiny.items() for word in pair]
         argv += ["--data-path", data_prefix, *words]
-        return resolve(load_config(argv), world_size=1, vocab_size=257)
+        loaded = load_config(argv)
+        sources, problems = inspect_sources(loaded.sources[0])
+        return resolve(
+            validate(loaded, further=problems),
+            tokenizer=TokenizerIdentity(vocab_size=257),
+            sources=sources,
+            resume=find_resume_point(loaded.config.checkpoint),
+        )
 
     return make
 

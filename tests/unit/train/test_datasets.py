@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lmcore.config.load import load_config
+from lmcore.data.blend.check import inspect_sources
 from lmcore.data.prepare.named_text import bundled_text
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.errors import ConfigError, DataError
@@ -16,7 +17,9 @@ from lmcore.train.datasets import choose_texts, choose_tokenizer, open_corpus
 
 
 def choose(flags: str, extra: Any = None) -> Any:
-    return choose_tokenizer(load_config(flags.split()).config.data, extra or {})
+    loaded = load_config(flags.split())
+    sources, _ = inspect_sources(loaded.sources[0])
+    return choose_tokenizer(loaded.config.data, sources, extra or {})
 
 
 def test_bundled_text_is_bytes() -> None:
@@ -30,7 +33,7 @@ def test_text_of_a_run(data_prefix: str) -> None:
     texts = {own.name: own}
 
     def texts_of(flags: str) -> Any:
-        return choose_texts(load_config(flags.split()).config.data, texts)
+        return choose_texts(load_config(flags.split()).sources[0], texts)
 
     assert texts_of("") == texts_of("--corpus shakespeare") == {own.name: own}
     assert texts_of("--train-data shakespeare") == {own.name: own}
@@ -129,9 +132,11 @@ def test_bundled_is_prepared_once(
 ) -> None:
     """The bundled text is prepared into the run directory, and found there by the next start."""
     from lmcore.config.resolve import resolve
+    from lmcore.config.tokenizer import TokenizerIdentity
+    from lmcore.config.validate import validate
 
     argv = ["--train-iters", "2", "--eval-iters", "0", "--seq-length", "16"]
-    plan = resolve(load_config(argv), world_size=1, vocab_size=257)
+    plan = resolve(validate(load_config(argv)), tokenizer=TokenizerIdentity(vocab_size=257))
     first = open_corpus(plan, tokenizer, tmp_path / "data")
     assert first.indexed.tokens > 1_000_000
     (made,) = (tmp_path / "data").glob("*.bin")

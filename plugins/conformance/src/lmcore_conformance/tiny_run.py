@@ -23,6 +23,9 @@ from lmcore.accelerator.op.records import parse_preferences
 from lmcore.accelerator.op.spec import OP_SPECS
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
+from lmcore.data.blend.check import inspect_sources
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
@@ -36,6 +39,7 @@ from lmcore.runtime.policies import start_policies
 from lmcore.runtime.runtime import Runtime
 from lmcore.train.datasets import open_corpus
 from lmcore.train.resume.restore import restore
+from lmcore.train.resume.resume_point import find_resume_point
 from lmcore.train.resume.saver import Saver
 from lmcore.train.resume.snapshot import Snapshot, data_order, take_snapshot
 from lmcore.train.state import TrainState, random_states, seed_everything
@@ -150,7 +154,13 @@ class TinyRuns:
         if "--train-iters" not in words:
             words += ["--train-iters", "20"]
         loaded = load_config(words, plugins=plugin_sections(self.bench.plugins))
-        return resolve(loaded, world_size=world_size, vocab_size=self.tokenizer.vocab_size)
+        sources, problems = inspect_sources(loaded.sources[0])
+        return resolve(
+            validate(loaded, world_size=world_size, further=problems),
+            tokenizer=TokenizerIdentity.of(self.tokenizer),
+            sources=sources,
+            resume=find_resume_point(loaded.config.checkpoint),
+        )
 
     def _place(self, *, host: bool) -> tuple[PluginSet, Selection, Device]:
         bench = self.bench

@@ -12,11 +12,15 @@ from lmcore.config.foreign.deepspeed_config import deepspeed_config, zero_stage
 from lmcore.config.load import load_config
 from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
 
 
 def plan_of(line: str, world_size: int = 2) -> RunPlan:
     loaded = load_config(["--engine", "deepspeed", *line.split()])
-    return resolve(loaded, world_size=world_size, vocab_size=257)
+    return resolve(
+        validate(loaded, world_size=world_size), tokenizer=TokenizerIdentity(vocab_size=257)
+    )
 
 
 @pytest.fixture(autouse=True)

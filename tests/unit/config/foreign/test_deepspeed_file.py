@@ -70,7 +70,7 @@ def test_it_sets_options(load: Load, content: Any, option: str, value: Any) -> N
     """What the file says of a setting is that setting, with the file as its source."""
     loaded = load(content)
     assert loaded.value(option) == value
-    assert str(loaded.sources[option]).startswith("ds.json: ")
+    assert str(loaded.provenance[option]).startswith("ds.json: ")
     assert loaded.notices == ()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,9 @@ import pytest
 from lmcore.config.foreign.megatron import FIXED, RENAMED, UNSUPPORTED, prepare_flags, train_flags
 from lmcore.config.load import load_config
 from lmcore.config.model_math import parameter_count
-from lmcore.config.options.flags import parse_flags
-from lmcore.config.rules.all import problems_of
+from lmcore.config.options.flags import UnsupportedFlagError, parse_flags
 from lmcore.config.section import run_options
+from lmcore.config.validate import validate
 from lmcore.errors import ConfigError
 
 # Every flag in the documents of the five systems and in the list of what they can do.
@@ -60,9 +59,9 @@ def test_renamed_flags_lead_to_an_option(flag: str) -> None:
 def test_unsupported_flags_have_a_hint(flag: str) -> None:
     """A flag that is refused says what to do instead."""
     with pytest.raises(ConfigError, match="is not supported") as caught:
-        load_config([flag, "1"])
+        validate(load_config([flag, "1"]))
     assert caught.value.hint
-    assert caught.value.others == ()
+    assert isinstance(caught.value, UnsupportedFlagError)
 
 
 @pytest.mark.parametrize("flag", FIXED)
@@ -76,7 +75,7 @@ def test_fixed_flags_change_nothing(flag: str) -> None:
     assert notice == f"`{' '.join([flag, *value])}` changes nothing: {same.note}"
     if same.only:
         with pytest.raises(ConfigError, match="is not supported"):
-            load_config([flag, "other"])
+            validate(load_config([flag, "other"]))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_published_command() -> None:
         --lr-decay-style cosine --weight-decay 1e-2 --clip-grad 1.0 --warmup .01
         --checkpoint-activations --deepspeed-activation-checkpointing --bf16"""
     with pytest.raises(ConfigError) as caught:
-        load_config(line.split(), check=partial(problems_of, world_size=1))
+        validate(load_config(line.split()))
     assert "`--seq-length 2048` exceeds `--max-position-embeddings 1024`" in caught.value.what
     assert [one.what for one in caught.value.others] == [
         "`--tokenizer-type GPT2BPETokenizer` needs `--vocab-file`",
@@ -138,7 +137,7 @@ def test_published_llama() -> None:
         --normalization rmsnorm --use-rotary-position-embeddings --disable-bias-linear
         --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
         --no-query-key-layer-scaling --bf16"""
-    loaded = load_config(line.split(), check=partial(problems_of, world_size=1))
+    loaded = validate(load_config(line.split())).loaded
     assert parameter_count(loaded.config.model, 32000) == 6_738_415_616
 
 

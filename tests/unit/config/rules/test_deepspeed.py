@@ -9,6 +9,8 @@ import pytest
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
 from lmcore.config.rules.all import problems_of
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
 from lmcore.errors import MissingPackageError
 
 
@@ -101,6 +103,6 @@ def test_the_batch_follows_from_accumulation(
         '{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}'
     )
     loaded = load_config(["--engine", "deepspeed", "--deepspeed-config", "ds.json"])
-    plan = resolve(loaded, world_size=2, vocab_size=257)
+    plan = resolve(validate(loaded, world_size=2), tokenizer=TokenizerIdentity(vocab_size=257))
     assert plan.global_batch_size == 24
     assert plan.num_micro_batches == 3

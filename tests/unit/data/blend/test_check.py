@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmcore.config.load import load_config
-from lmcore.data.blend.check import source_problems
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.data.blend.check import inspect_sources
 from lmcore.data.indexed.metadata import DatasetMetadata, metadata_path, write_metadata
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
@@ -34,7 +35,8 @@ def _write(name: str, tokenizer: Tokenizer) -> None:
 
 
 def found(line: str) -> list[str]:
-    return [one.what for one in source_problems(load_config(line.split()).config.data)]
+    _, problems = inspect_sources(load_config(line.split()).sources[0])
+    return [problem.what for problem in problems]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def found(line: str) -> list[str]:
         "",
     ],
 )
-def test_sound_or_told_by_others(line: str) -> None:
+def test_sound_or_reported_by_rules(line: str) -> None:
     """What the rules of the configuration find is not found once more."""
     assert found(line) == []
 
@@ -64,9 +66,21 @@ def test_different_tokenizers(line: str) -> None:
 
 def test_every_data_set_is_named() -> None:
     """With the tokenizer that made it."""
-    (problem,) = source_problems(load_config(["--data-path", "a", "n", "b"]).config.data)
+    _, (problem,) = inspect_sources(load_config(["--data-path", "a", "n", "b"]).sources[0])
     assert "`ByteTokenizer`" in str(problem.why)
     assert "made `a`, `b`; `NullTokenizer`" in str(problem.why)
+
+
+def test_sources_with_metadata() -> None:
+    """Each data set carries the tokenizer that made it; the list gives way to its data sets."""
+    Path("list").write_text("2 a\n1 foreign\n", encoding="utf-8")
+    sources, problems = inspect_sources(load_config(["--data-file-list", "list"]).sources[0])
+    assert not problems
+    assert sources.divided is not None
+    first, second = sources.divided.sources
+    assert (first.name, first.weight, first.append_eod) == ("a", 2.0, False)
+    assert first.tokenizer == TokenizerIdentity.of(ByteTokenizer())
+    assert (second.name, second.tokenizer, second.append_eod) == ("foreign", None, None)
 
 
 def test_list() -> None:

@@ -52,7 +52,7 @@ def test_rebuilt_with_its_options(make: Callable[[Path], Tokenizer], tmp_path: P
     prefix = prepared(tokenizer, tmp_path)
     metadata = read_metadata(prefix)
     assert metadata is not None
-    rebuilt = dataset_tokenizer(metadata, prefix)
+    rebuilt = dataset_tokenizer(metadata.identity, prefix)
     assert rebuilt.describe() == tokenizer.describe()
     assert rebuilt.encode("a <end> b") == tokenizer.encode("a <end> b")
 
@@ -64,7 +64,7 @@ def test_altered_files(tmp_path: Path) -> None:
     metadata = read_metadata(prefix)
     assert metadata is not None
     with pytest.raises(ConfigError, match="was prepared with have changed") as caught:
-        dataset_tokenizer(metadata, prefix)
+        dataset_tokenizer(metadata.identity, prefix)
     assert prefix in caught.value.what
     assert metadata.fingerprint[:16] in str(caught.value.why)
 
@@ -76,7 +76,7 @@ def test_altered_configuration(tmp_path: Path) -> None:
     metadata = read_metadata(prefix)
     assert metadata is not None
     with pytest.raises(ConfigError, match="have changed"):
-        dataset_tokenizer(metadata, prefix)
+        dataset_tokenizer(metadata.identity, prefix)
 
 
 def test_missing_files(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_missing_files(tmp_path: Path) -> None:
     metadata = read_metadata(prefix)
     assert metadata is not None
     with pytest.raises(ConfigError, match=r"cannot be built: cannot read .*vocab\.txt") as caught:
-        dataset_tokenizer(metadata, prefix)
+        dataset_tokenizer(metadata.identity, prefix)
     assert "--tokenizer-type" in str(caught.value.hint)
 
 
@@ -102,7 +102,7 @@ def test_a_plugins_type(tmp_path: Path) -> None:
     prefix = prepared(Spelling(), tmp_path)
     metadata = read_metadata(prefix)
     assert metadata is not None
-    found = dataset_tokenizer(metadata, prefix, extra={"Spelling": lambda **_: Spelling()})
+    found = dataset_tokenizer(metadata.identity, prefix, extra={"Spelling": lambda **_: Spelling()})
     assert found.name == "Spelling"
     with pytest.raises(ConfigError, match="unknown tokenizer type `Spelling`"):
-        dataset_tokenizer(metadata, prefix)
+        dataset_tokenizer(metadata.identity, prefix)

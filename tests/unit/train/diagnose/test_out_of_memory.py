@@ -16,6 +16,8 @@ from lmcore.accelerator.recompute import full_policy, selective_policy
 from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import ConfigError, RunError
 from lmcore.optim.optimizer import ParameterGroup
@@ -366,13 +368,19 @@ def test_remedies_are_flags_of_a_valid_run(
         for word in (f"--{one.replace('_', '-')}", str(getattr(base.config.model, one)))
     ]
     argv += ["--train-iters", "2", "--data-path", data_prefix]
-    plan = resolve(load_config(argv), world_size=world_size, vocab_size=257)
+    plan = resolve(
+        validate(load_config(argv), world_size=world_size),
+        tokenizer=TokenizerIdentity(vocab_size=257),
+    )
     tried = 0
     for line in remedies(plan, device_of(), use_of()):
         if not line.startswith("`--") or "deepspeed" in line or "`--seq-length`" in line:
             continue
         more = line.split("`")[1].split()
         size = world_size * (2 if "twice as many devices" in line else 1)
-        resolve(load_config([*argv, *more]), world_size=size, vocab_size=257)
+        resolve(
+            validate(load_config([*argv, *more]), world_size=size),
+            tokenizer=TokenizerIdentity(vocab_size=257),
+        )
         tried += 1
     assert tried >= 4

@@ -18,6 +18,7 @@ from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.loss_scale import DynamicLossScale
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.resume import restore as restoring
+from lmcore.train.resume import resume_point
 from lmcore.train.resume.restore import draws_alike, restore
 from lmcore.train.resume.snapshot import data_order, take_snapshot
 from lmcore.train.state import TrainState
@@ -282,9 +283,9 @@ def test_a_manifest_of_another_program(
 ) -> None:
     """Weights without a word on the run that made them: an error, but with `--finetune`."""
     _, order, folder = trained()
-    read = restoring.read_manifest
+    read = resume_point.read_manifest
     monkeypatch.setattr(
-        restoring,
+        resume_point,
         "read_manifest",
         lambda path: dataclasses.replace(read(path), meta={"config": "none"}),
     )
@@ -296,7 +297,7 @@ def test_a_manifest_of_another_program(
 
 
 def test_load_nowhere(resume: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """`--load` where nothing is stops, or starts anew and says so if that is asked for."""
+    """`--load` without a checkpoint stops, or starts from initial weights if that is asked for."""
     empty = tmp_path / "empty"
     empty.mkdir()
     for folder in (tmp_path / "absent", empty):
@@ -306,20 +307,20 @@ def test_load_nowhere(resume: Any, tmp_path: Path, caplog: pytest.LogCaptureFixt
             state, checkpoint = resume(folder, "x", "--no-exit-on-missing-checkpoint")
         assert checkpoint is None
         assert state.iteration == 0
-        assert "starting anew" in caplog.records[-1].message
+        assert "starting from initial weights" in caplog.records[-1].message
 
 
 def test_first_start(resume: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One command can start and restart a run: an empty `--load` that is `--save` starts anew."""
+    """One command can start and restart a run: `--load` of an empty `--save` starts a run."""
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     assert resume(folder, "x", f"--save {folder}")[1] is None
-    assert "starting anew" in caplog.records[-1].message
+    assert "starting from initial weights" in caplog.records[-1].message
 
 
 @pytest.mark.parametrize("name", ["", "checkpoints", "checkpoints/iter_0000003"])
 def test_damaged_is_not_missing(trained: Any, resume: Any, name: str) -> None:
-    """A damaged checkpoint never makes a run start anew, whatever the flags say."""
+    """A damaged checkpoint never makes a run start from initial weights, whatever the flags say."""
     _, order, folder = trained()
     (folder / "checkpoints/iter_0000003/manifest.json").unlink()
     for flags in ("--no-exit-on-missing-checkpoint", f"--save {folder / name}"):
