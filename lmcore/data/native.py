@@ -1,7 +1,7 @@
-"""The C++ twins of what loops in Python; `lmcore doctor` shows whether they are here.
+"""C++ versions of Python loops; `lmcore doctor` shows if they are installed.
 
-`lmcore._native` exists in wheels and wherever a C++ compiler was at hand when lmcore was
-installed.  Without it the Python versions beside each caller do the same, byte for byte.
+`lmcore._native` is part of wheels, and is built at installation if there is a C++ compiler.
+Without it the Python versions beside each caller give the same results, byte for byte.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
-if TYPE_CHECKING:  # a command can ask for the C++ before it has loaded numpy
+if TYPE_CHECKING:  # commands import this module before numpy
     import numpy as np
     import numpy.typing as npt
 
@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 Counter: TypeAlias = "npt.NDArray[np.int64]"
-"""One number, of finished units of work, that a builder raises while it works."""
+"""int64 [1], number of finished units of work, which a builder increases."""
 
 _MOST_THREADS = 8
 _INTERFACE = 3
-"""What `native/module.cpp` says: it goes up there and here with every change of a signature."""
+"""Version of the signatures, also in `native/module.cpp`; raise both with every change."""
 
 _INSTEAD = "data is prepared and indexed in Python, many times slower"
 
@@ -42,7 +42,7 @@ class NativeReader(Protocol):
 
 
 class NativeBuilders(Protocol):
-    """What `native/` offers; arrays are read in place and the interpreter runs on meanwhile."""
+    """Functions of `lmcore._native`; they read arrays in place and release the GIL."""
 
     def build_sample_index(
         self,
@@ -53,12 +53,12 @@ class NativeBuilders(Protocol):
         threads: int = 1,
         progress: Counter | None = None,
     ) -> npt.NDArray[np.int32]:
-        """See `lmcore.data.dataset.gpt_index.build_sample_index`."""
+        """Build the array of `lmcore.data.dataset.gpt_index.build_sample_index`."""
 
     def build_blend_index(
         self, weights: npt.NDArray[np.float64], size: int
     ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
-        """See `lmcore.data.blend.index.build_blend_index`."""
+        """Build the arrays of `lmcore.data.blend.index.build_blend_index`."""
 
     def shuffle(
         self,
@@ -67,7 +67,7 @@ class NativeBuilders(Protocol):
         position: int,
         progress: Counter | None = None,
     ) -> int:
-        """See `lmcore.data.dataset.shuffle.shuffle`."""
+        """Shuffle as `lmcore.data.dataset.shuffle.shuffle`; return the key's new position."""
 
     def build_segment_mapping(
         self,
@@ -81,7 +81,7 @@ class NativeBuilders(Protocol):
         least_sentences: int,
         progress: Counter | None = None,
     ) -> npt.NDArray[np.unsignedinteger]:
-        """See `lmcore.data.dataset.sentence_index.build_segment_mapping`."""
+        """Build the rows of `lmcore.data.dataset.sentence_index.build_segment_mapping`."""
 
     def build_block_mapping(
         self,
@@ -95,7 +95,7 @@ class NativeBuilders(Protocol):
         one_sentence: bool,  # noqa: FBT001  # the signature is C++'s
         progress: Counter | None = None,
     ) -> npt.NDArray[np.unsignedinteger]:
-        """See `lmcore.data.dataset.sentence_index.build_block_mapping`."""
+        """Build the rows of `lmcore.data.dataset.sentence_index.build_block_mapping`."""
 
     def minhash_signatures(
         self,
@@ -105,7 +105,7 @@ class NativeBuilders(Protocol):
         factors: npt.NDArray[np.uint32],
         terms: npt.NDArray[np.uint32],
     ) -> npt.NDArray[np.uint32]:
-        """See `lmcore.data.clean.minhash.MinHash.signatures`."""
+        """Return the signatures of `lmcore.data.clean.minhash.MinHash.signatures`."""
 
     def SampleReader(  # noqa: N802  # a class there
         self,
@@ -117,7 +117,7 @@ class NativeBuilders(Protocol):
         sample_index: npt.NDArray[np.int32],
         sequence_length: int,
     ) -> NativeReader:
-        """See `lmcore.data.dataset.gpt_reader`."""
+        """Make the reader of `lmcore.data.dataset.gpt_reader`."""
 
 
 def _load() -> tuple[NativeBuilders | None, str]:
@@ -133,7 +133,7 @@ def _load() -> tuple[NativeBuilders | None, str]:
 
 
 def threads() -> int:
-    """Return how many threads a builder may use: the processors of this process, up to 8."""
+    """Return the number of threads that a builder may use: this process's CPUs, up to 8."""
     return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
 
 

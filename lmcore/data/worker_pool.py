@@ -1,8 +1,7 @@
-"""Runs work on batches in threads or worker processes, with results in order.
+"""Pool of threads or worker processes that works on batches, with results in order.
 
-Threads where the work leaves the interpreter free: nothing is copied, and they share what it
-needs.  Processes where it holds the interpreter's lock.  They are spawned, never forked: a fork of
-a process with threads may hang.  What only processes need is loaded with them.
+Threads are for work that releases the GIL: they share its data without a copy.  Processes are for
+work that holds the GIL.  They are spawned, not forked: a fork of a process with threads may hang.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["BatchWork", "work_ordered"]
 
 
 class _Placed(Protocol):
-    """Some documents, and where they come from."""
+    """Batch of documents, with its location in the input for messages."""
 
     @property
     def where(self) -> str: ...
@@ -35,12 +34,13 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class BatchWork(Generic[_Batch, _Result]):
-    """What is done to each batch.
+    """Work on each batch.
 
     Attributes:
-        run: Does it; goes to each worker process once, with all that it holds.
-        carried: What it holds that may refuse to go there, such as "the tokenizer `x`".
-        done: What was being done to documents, for messages, such as "encoded".
+        run: function of a batch; it is pickled to each worker process once.
+        carried: name of the object in *run* that may not be picklable, such as "the tokenizer
+            `x`", for messages.
+        done: verb in the past tense for messages, such as "encoded".
     """
 
     run: Callable[[_Batch], _Result]
@@ -48,7 +48,11 @@ class BatchWork(Generic[_Batch, _Result]):
     done: str
 
     def pickled(self) -> bytes:
-        """Return `run` as it is sent to a process."""
+        """Return *run* as pickled bytes.
+
+        Raises:
+            ConfigError: *run* cannot be pickled.
+        """
         try:
             return pickle.dumps(self.run)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -66,19 +70,20 @@ def work_ordered(
     workers: int,
     threads: bool = False,
 ) -> Generator[_Result, None, None]:
-    """Yield what each batch gives, in the order of *batches*; close the iterator when done early.
+    """Yield the result of each batch, in the order of *batches*.
 
-    At most `2 * workers` batches are under way, so that memory stays bounded.
+    At most `2 * workers` batches are in flight, so that memory stays bounded.  Close the iterator
+    to stop early.
 
     Args:
-        batches: The documents.
-        work: What is done to them.
-        workers: Number of threads or processes; one process is this one.
-        threads: Which of the two; this one reads and writes meanwhile.
+        batches: batches of documents.
+        work: the work on each batch.
+        workers: number of threads or processes.  One process means this process.
+        threads: True for threads, False for processes.
 
     Raises:
-        RunError: A worker process died.
-        ConfigError: The work cannot be sent to another process.
+        RunError: a worker process died.
+        ConfigError: the work cannot be sent to another process.
     """
     if workers == 1 and not threads:
         yield from map(work.run, batches)
@@ -88,24 +93,20 @@ def work_ordered(
     if threads:
         pool = ThreadPoolExecutor(workers, thread_name_prefix="worker")
     else:
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+
         run = _run
-        pool = _processes(workers, work.pickled())
+        pool = ProcessPoolExecutor(
+            workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(work.pickled(),),
+        )
     try:
         yield from _in_order(pool, run, batches, depth=2 * workers, done=work.done)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _processes(workers: int, work: bytes) -> Executor:
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    return ProcessPoolExecutor(
-        workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(work,),
-    )
 
 
 def _in_order(
@@ -116,30 +117,34 @@ def _in_order(
     depth: int,
     done: str,
 ) -> Generator[_Result, None, None]:
-    under_way: deque[tuple[_Batch, Future[_Result]]] = deque()
+    in_flight: deque[tuple[_Batch, Future[_Result]]] = deque()
     try:
         for batch in batches:
-            with _interrupts_held():
-                under_way.append((batch, pool.submit(run, batch)))
-            if len(under_way) >= depth:
-                yield under_way[0][1].result()
-                under_way.popleft()
-        while under_way:
-            yield under_way[0][1].result()
-            under_way.popleft()
+            with _block_interrupts():
+                in_flight.append((batch, pool.submit(run, batch)))
+            if len(in_flight) >= depth:
+                yield in_flight[0][1].result()
+                in_flight.popleft()
+        while in_flight:
+            yield in_flight[0][1].result()
+            in_flight.popleft()
     except BrokenExecutor:
-        places = [batch.where for batch, future in under_way if _is_lost(future)]
+        lost = [
+            batch.where
+            for batch, future in in_flight
+            if not future.done() or future.exception() is not None
+        ]
         raise RunError(
             f"a worker process died while it {done} documents",
-            why=f"under way were {', '.join(places[:4]) or 'the first documents'}",
-            hint="the system ends processes when memory runs out: try fewer `--workers`, "
+            why=f"in progress: {', '.join(lost[:4]) or 'the first documents'}",
+            hint="the system kills processes when memory runs out: try fewer `--workers`, "
             "or look for a huge document there",
         ) from None
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back: processes started meanwhile inherit this and leave it to the parent."""
+def _block_interrupts() -> Iterator[None]:
+    """Block Ctrl-C: processes started inside inherit the mask and leave it to the parent."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -147,11 +152,7 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _is_lost(future: Future[Any]) -> bool:
-    return not future.done() or future.exception() is not None
-
-
-# The one work of a worker process: a pool's tasks have no other way to it than to carry it.
+# The work of a worker process; the list keeps it between the tasks of a pool.
 _worker: list[Callable[[Any], Any]] = []
 
 

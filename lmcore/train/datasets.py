@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from lmcore.config.data_source import BUNDLED, DataSource, Part, RunSources
 from lmcore.config.split import parse_split
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.data.blend.cyclic_sampler import CyclicOrder
-from lmcore.data.blend.resume import changed_blend, continued_blend, record_of
+from lmcore.data.blend.cyclic_sampler import CyclicDataset
+from lmcore.data.blend.resume import blend_record, changed_blend, continued_blend
 from lmcore.data.blend.sources import (
     OpenSource,
     SampleSettings,
@@ -61,7 +61,7 @@ class Corpus:
         masks: What ends with a document inside a sample; None: nothing.
     """
 
-    train: TrainingSamples | CyclicOrder
+    train: TrainingSamples | CyclicDataset
     valid: TrainingSamples | None
     test: TrainingSamples | None
     sources: Mapping[Part, tuple[OpenSource, ...]]
@@ -91,9 +91,9 @@ class Corpus:
 
     def record(self, consumed_samples: int) -> dict[str, Any] | None:
         """Return what a checkpoint keeps of the sources; None for a cyclic order."""
-        if isinstance(self.train, CyclicOrder):
+        if isinstance(self.train, CyclicDataset):
             return None
-        return record_of(self.train, consumed_samples, self.sources["train"][0].name).to_dict()
+        return blend_record(self.train, consumed_samples, self.sources["train"][0].name).to_dict()
 
 
 def choose_texts(
@@ -236,11 +236,11 @@ def _training(
     sources: tuple[OpenSource, ...],
     common: SampleSettings,
     saved: SavedData | None,
-) -> TrainingSamples | CyclicOrder:
+) -> TrainingSamples | CyclicDataset:
     wanted = plan.train_samples
     if plan.config.data.dataloader_type == "cyclic":
         every = build_samples(sources, wanted, common, name="train", one_pass=True)
-        return CyclicOrder(every, wanted)
+        return CyclicDataset(every, wanted)
     record = saved.record if saved is not None else None
     changes = plan.config.checkpoint.change_blend
     if saved is None or record is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.data.loading.device_prefetch import on_device
+from lmcore.data.loading.device_prefetch import prefetch_to_device
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import LmcoreError
 from lmcore.runtime.profiler_range import no_range
@@ -185,7 +185,7 @@ def train(
             manual=training.manual_gc, interval=training.manual_gc_interval
         ) as garbage,
     ):
-        batches = on_device(loader, runtime.device)
+        batches = prefetch_to_device(loader, runtime.device)
         queue = StepQueue(step, batches, exits if runtime.processes else None)
         run.steps(queue, garbage, after_first_step)
     return run.end()

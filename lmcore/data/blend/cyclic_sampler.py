@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CyclicOrder", "Ordered"]
+__all__ = ["CyclicDataset", "Ordered"]
 
 
 class Ordered(Protocol):
@@ -26,7 +26,7 @@ class Ordered(Protocol):
         """The fingerprint."""
 
 
-class CyclicOrder:
+class CyclicDataset:
     """A dataset whose samples come in passes; each pass has a permutation of its own.
 
     The permutation of pass e is `torch.randperm` of a generator seeded with e, as upstream's for

@@ -49,7 +49,7 @@ class SourceRecord:
 
     Attributes:
         name: As the user named it, for messages.
-        key: Of its documents (`source_key`).
+        key: Of its documents (`content_fingerprint`).
         order: Of its samples, as far as indices were made for them.
         requested: Samples asked of each of its indices, in turn; of the first with the run's
             seed, of each further one with the seed after it.

@@ -15,7 +15,7 @@ __all__ = [
     "build_blend_index",
     "build_blend_index_python",
     "build_exhaustive_index",
-    "normalized",
+    "normalize",
     "source_sizes",
 ]
 
@@ -24,7 +24,7 @@ _SURPLUS = 0.005
 BlendIndex = tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]
 
 
-def normalized(weights: Sequence[float]) -> list[float]:
+def normalize(weights: Sequence[float]) -> list[float]:
     """Return the weights divided by their sum, with numpy's rounding, as upstream."""
     values = np.array(weights, dtype=np.float64)
     return [float(weight) for weight in values / np.sum(values)]
@@ -85,7 +85,7 @@ def build_exhaustive_index(lengths: Sequence[int]) -> BlendIndex:
         lengths: Samples of each dataset.
     """
     total = sum(lengths)
-    weights = normalized(lengths)
+    weights = normalize(lengths)
     dataset, sample = build_blend_index(weights, total)
     beyond = np.flatnonzero(sample >= np.asarray(lengths, dtype=np.int64)[dataset])
     # Up to the first sample beyond a dataset's end the two rules choose the same.

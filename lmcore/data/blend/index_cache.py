@@ -11,7 +11,7 @@ from pathlib import Path
 from lmcore.data.blend.index import BlendIndex, build_blend_index
 from lmcore.data.cache.array_store import Arrays, load_arrays, store_arrays
 from lmcore.data.cache.build_lock import build_or_wait
-from lmcore.data.cache.progress import log_progress, reported
+from lmcore.data.cache.progress import log_progress, report_progress
 from lmcore.data.indexed.files import disk_errors
 from lmcore.errors import DataError
 from lmcore.log import warn_once
@@ -45,7 +45,7 @@ def blend_index(weights: Sequence[float], size: int, directory: Path, name: str)
     what = f"the blend of {name}"
 
     def make() -> BlendIndex:
-        with reported(what, 0, log_progress):
+        with report_progress(what, 0, log_progress):
             return build_blend_index(weights, size)
 
     def store() -> None:

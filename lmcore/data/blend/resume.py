@@ -11,18 +11,18 @@ from lmcore.data.blend.sources import (
     OpenSource,
     SampleSettings,
     TrainingSamples,
-    cache_dir_of,
-    stream_of,
+    build_stream,
     weigh,
 )
+from lmcore.data.cache.index_cache import index_cache_dir
 from lmcore.data.dataset.gpt import GPTDataset
-from lmcore.data.indexed.fingerprint import source_key
+from lmcore.data.indexed.fingerprint import content_fingerprint
 from lmcore.errors import ConfigError
 
-__all__ = ["changed_blend", "continued_blend", "record_of"]
+__all__ = ["blend_record", "changed_blend", "continued_blend"]
 
 
-def record_of(samples: TrainingSamples, position: int, name: str) -> BlendRecord:
+def blend_record(samples: TrainingSamples, position: int, name: str) -> BlendRecord:
     """Return what a checkpoint at *position* keeps of the run's sources.
 
     Args:
@@ -122,7 +122,8 @@ def _blend(
     ]
     here = {stream.key for stream in streams}
     retired = [one for one in record.sources if one.key not in here]
-    index = blend_index(weights, size, cache_dir_of(sources, settings), "train")
+    directory = index_cache_dir(sources[0].indexed, settings.cache_dir)
+    index = blend_index(weights, size, directory, "train")
     return BlendedDataset(
         streams, weights, size, start=start, taken=taken, index=index, retired=retired
     )
@@ -133,8 +134,8 @@ def _stream(
 ) -> SourceStream:
     """Return a source's samples up to *needed*, in the order in which the run began them."""
     if known is None:
-        return stream_of(source, [needed], settings, "train")
-    stream = stream_of(source, known.requested, settings, "train")
+        return build_stream(source, [needed], settings, "train")
+    stream = build_stream(source, known.requested, settings, "train")
     if stream.order != known.order:
         raise ConfigError(
             f"the samples of `{source.name}` are not in the checkpoint's order",
@@ -145,7 +146,7 @@ def _stream(
     if stream.available >= needed:
         return stream
     further = [*known.requested, needed - stream.available]
-    return stream_of(source, further, settings, "train")
+    return build_stream(source, further, settings, "train")
 
 
 def _known(source: OpenSource, record: BlendRecord) -> SourceRecord | None:
@@ -168,7 +169,7 @@ def _known(source: OpenSource, record: BlendRecord) -> SourceRecord | None:
 
 
 def _key(source: OpenSource) -> str:
-    return source_key(source.indexed, source.indexed.sequence_range(source.documents))
+    return content_fingerprint(source.indexed, source.indexed.sequence_range(source.documents))
 
 
 def _shown(names: Sequence[str], weights: Sequence[float]) -> str:

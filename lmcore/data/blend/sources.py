@@ -16,10 +16,10 @@ import numpy as np
 from lmcore.config.data_source import Blend, DataSource, Part, RunSources
 from lmcore.data.blend.dataset import BlendedDataset, ShortSourceError, SourceStream
 from lmcore.data.blend.file_list import scan_data_file_list
-from lmcore.data.blend.index import build_exhaustive_index, normalized, source_sizes
+from lmcore.data.blend.index import build_exhaustive_index, normalize, source_sizes
 from lmcore.data.blend.index_cache import blend_index
 from lmcore.data.blend.train_split import split_ranges
-from lmcore.data.cache.index_cache import default_cache_dir
+from lmcore.data.cache.index_cache import index_cache_dir
 from lmcore.data.dataset.gpt import GPTDataset
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.errors import ConfigError, DataError, LmcoreError, counted
@@ -29,11 +29,10 @@ __all__ = [
     "SampleSettings",
     "TrainingSamples",
     "build_samples",
-    "cache_dir_of",
+    "build_stream",
     "expand_file_lists",
     "expand_what_can_be",
     "open_sources",
-    "stream_of",
     "weigh",
 ]
 
@@ -249,7 +248,7 @@ def build_samples(
     total = sum(_length(one, settings.sequence_length) for one in kept)
     if not one_pass and num_samples > total:
         return _weighted(kept, weights, num_samples, settings, name)
-    streams = [stream_of(one, [None], settings, name) for one in kept]
+    streams = [build_stream(one, [None], settings, name) for one in kept]
     return _exhaustive(streams, weights, total if one_pass else num_samples)
 
 
@@ -264,7 +263,7 @@ def weigh(
         DataError: None of them holds a sample.
     """
     if sources[0].weight is not None:
-        return list(sources), normalized([one.weight or 0.0 for one in sources])
+        return list(sources), normalize([one.weight or 0.0 for one in sources])
     lengths = [_length(one, sequence_length) for one in sources]
     kept = [one for one, length in zip(sources, lengths, strict=True) if length]
     small = ", ".join(f"`{one.name}`" for one in sources if one not in kept)
@@ -280,10 +279,10 @@ def weigh(
             small,
             sequence_length + 1,
         )
-    return kept, normalized([length for length in lengths if length])
+    return kept, normalize([length for length in lengths if length])
 
 
-def stream_of(
+def build_stream(
     source: OpenSource, requested: Sequence[int | None], settings: SampleSettings, name: str
 ) -> SourceStream:
     """Return a source's samples: an index for each number of *requested*, one after another.
@@ -310,27 +309,22 @@ def _weighted(
 ) -> BlendedDataset:
     size, wanted = source_sizes(weights, num_samples)
     streams = [
-        stream_of(source, [count], settings, name)
+        build_stream(source, [count], settings, name)
         for source, count in zip(sources, wanted, strict=True)
     ]
-    index = blend_index(weights, size, cache_dir_of(sources, settings), name)
+    index = blend_index(
+        weights, size, index_cache_dir(sources[0].indexed, settings.cache_dir), name
+    )
     try:
         return BlendedDataset(streams, weights, size, index=index)
     except ShortSourceError as short:
         # The greedy rule took more of a source than the surplus; upstream stops here.
         more = [max(pair) for pair in zip(wanted, short.needed, strict=True)]
         streams = [
-            stream_of(source, [count], settings, name) if count > stream.available else stream
+            build_stream(source, [count], settings, name) if count > stream.available else stream
             for source, stream, count in zip(sources, streams, more, strict=True)
         ]
         return BlendedDataset(streams, weights, size, index=index)
-
-
-def cache_dir_of(sources: Sequence[OpenSource], settings: SampleSettings) -> Path:
-    """Return where the index of a blend goes: beside the first source's, unless told otherwise."""
-    if settings.cache_dir is not None:
-        return Path(settings.cache_dir)
-    return default_cache_dir(sources[0].indexed)
 
 
 def _exhaustive(

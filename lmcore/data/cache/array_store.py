@@ -1,9 +1,9 @@
-"""Arrays in `.npy` files that are complete or absent, and mapped to memory without being read.
+"""Sets of arrays in `.npy` files that are complete or absent, and memory-mapped when loaded.
 
-`STEM-NAME.npy` hold the arrays; `STEM.json` names them with size and CRC-32, comes last, and makes
-the set complete.  Reading a checksum takes as long as reading the file.  So each file gets a time
-of change that lies in the past and stands in the `.json`: while a file still has it, nobody has
-written to it since; otherwise, as after a copy, the checksum decides.
+`STEM-NAME.npy` holds an array.  `STEM.json` lists the files with size and CRC-32; it is written
+last and makes the set complete.  Computing a checksum takes as long as reading the file, so each
+file gets a modification time in the past, which `STEM.json` records: while a file has this time,
+nothing has written to it since; otherwise, as after a copy, the checksum decides.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ _log = logging.getLogger(__name__)
 Arrays = dict[str, npt.NDArray[np.integer]]
 
 _CHUNK = 1 << 24
-_BACKDATED_NS = 10 * 10**9  # more than any file system rounds times by
+_BACKDATED_NS = 10 * 10**9  # more than the resolution of any file system's times
 
 
 def store_arrays(stem: Path, arrays: Mapping[str, npt.NDArray[np.integer]]) -> None:
     """Write *arrays* so that `load_arrays` finds all of them or none.
 
+    Args:
+        stem: path of the files without `-NAME.npy`.
+        arrays: the arrays by name.
+
     Raises:
-        DataError: They cannot be written; nothing incomplete is left.
+        DataError: a file cannot be written; nothing incomplete is left.
     """
     described = {}
     for name, values in arrays.items():
@@ -51,24 +55,23 @@ def store_arrays(stem: Path, arrays: Mapping[str, npt.NDArray[np.integer]]) -> N
 
 
 def load_arrays(stem: Path) -> Arrays | None:
-    """Map the arrays to memory, read-only; return None where they are not there or not whole.
+    """Memory-map the arrays, read-only; return None if the set is missing or damaged.
 
-    Files that do not fit their description are told in a warning.
+    Args:
+        stem: path that was given to `store_arrays`.  A damaged set is reported in a warning.
     """
     description = Path(f"{stem}.json")
     try:
         described = json.loads(description.read_text())["arrays"]
-        return {name: _load(stem.parent, facts) for name, facts in described.items()}
+        return {name: _load(stem.parent, file) for name, file in described.items()}
     except FileNotFoundError as error:
         if description.exists():
             warn_once(
-                _log, "`%s`: `%s` is gone; building the index anew", description, error.filename
+                _log, "`%s`: `%s` is missing; rebuilding the index", description, error.filename
             )
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
-        warn_once(
-            _log, "the cached index `%s` is damaged (%s); building it anew", description, error
-        )
+        warn_once(_log, "the cached index `%s` is damaged (%s); rebuilding it", description, error)
         return None
 
 
@@ -91,7 +94,7 @@ def _load(directory: Path, described: Mapping[str, Any]) -> npt.NDArray[np.integ
     if found.st_mtime_ns != described["mtime_ns"]:
         if _checksum(path) != described["crc32"]:
             raise ValueError(f"`{path.name}` has another checksum")
-        with suppress(OSError):  # not ours to touch: the next start computes it again
+        with suppress(OSError):  # another user's file: the next start computes the checksum again
             os.utime(path, ns=(found.st_atime_ns, int(described["mtime_ns"])))
     values = np.load(path, mmap_mode="r", allow_pickle=False)
     return np.asarray(values)

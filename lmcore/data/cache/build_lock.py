@@ -1,12 +1,12 @@
-"""Lets one of several processes build a file while the others wait, without any collective.
+"""Lock file that lets one process build a file while the others wait, without a collective.
 
-The builder holds a lock file and touches it every second.  Who waits looks for the finished file
-and at the lock: a builder on the same machine is dead when its process is gone, one elsewhere when
-the lock has not been touched for a minute.  A run whose ranks wait like this cannot run into the
-time-out of a process group, however long the build takes.
+The builder holds a lock file and touches it every second.  The waiting processes poll for the
+finished file and check the lock: a builder on the same machine is dead if its process is gone, a
+builder on another machine if the lock was not touched for a minute.  Ranks that wait this way
+cannot run into the time-out of a process group, however long the build takes.
 
-The lock only saves work.  Files appear whole and are equal whoever builds them, so that two
-builders at once do no harm.
+The lock only saves work.  Files appear complete and are equal whichever process builds them, so
+two builders at once do no harm.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _log = logging.getLogger(__name__)
 
 _BEAT_SECONDS = 1.0
 _SILENT_SECONDS = 60.0
-"""How long the lock of a live builder may stay untouched; file systems pass times on late."""
+"""Time without a touch after which a builder counts as dead; network file systems lag behind."""
 _FIRST_POLL, _LONGEST_POLL = 0.02, 1.0
-_FIRST_WORD, _WORDS = 1.0, 30.0
+_FIRST_MESSAGE, _MESSAGE_INTERVAL = 1.0, 30.0
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class _Owner:
-    """Who holds a lock."""
+    """Process that holds a lock."""
 
     machine: str
     host: str
@@ -70,11 +70,11 @@ class _Owner:
             return None
 
     def is_gone(self) -> bool:
-        """Return whether the process ran on this machine and is no more."""
+        """Return True if the process ran on this machine and has ended."""
         if self.machine != _machine():
             return False
         try:
-            # Another start means another process that was given the same number.
+            # Another start time: another process with the same id.
             return abs(psutil.Process(self.pid).create_time() - self.started) > 1
         except psutil.NoSuchProcess:
             return True
@@ -86,7 +86,7 @@ class _Owner:
 
 
 class _Watch:
-    """Follows a lock file from outside."""
+    """Observer of a lock file that another process holds."""
 
     def __init__(self, lock: Path) -> None:
         self._lock = lock
@@ -95,7 +95,7 @@ class _Watch:
         self.owner: _Owner | None = None
 
     def look(self) -> bool:
-        """Return whether somebody holds the lock; removes one whose owner is dead."""
+        """Return True if a live process holds the lock; remove the lock of a dead one."""
         now = time.monotonic()
         try:
             found = self._lock.stat()
@@ -116,7 +116,7 @@ class _Watch:
         return False
 
     def _remove(self, reason: str) -> None:
-        _log.warning("`%s`: %s; the build starts over", self._lock, reason)
+        _log.warning("`%s`: %s; starting the build again", self._lock, reason)
         with suppress(OSError):
             self._lock.unlink(missing_ok=True)
         self._seen, self.owner = None, None
@@ -130,30 +130,27 @@ def build_or_wait(
     what: str,
     patience: float = 600.0,
 ) -> T:
-    """Return what *find* finds; let one process build it, the others wait.
+    """Return the result of *find*; one process builds it first, the others wait.
 
     Args:
-        lock: The lock file, in the directory that the build writes to.  Processes that see
-            different directories, as those of two hosts without a shared disk, each elect a
-            builder of their own.
-        find: Returns the finished thing, or None; called again and again, so cheap when there is
-            nothing.
-        build: Makes the thing so that *find* finds it.
-        what: What is built, for messages.
-        patience: Seconds without a result and without a live builder elsewhere.
+        lock: path of the lock file, in the directory that the build writes to.  Hosts without a
+            shared disk see different directories, so each elects a builder of its own.
+        find: function that returns the finished result or None.  It is polled, so it has to be
+            cheap when there is no result.
+        build: function that builds the result so that *find* returns it.
+        what: name of the result, for messages.
+        patience: seconds to wait without a result and without a live builder.
 
     Raises:
-        DataError: Nobody built it, or the lock cannot be written.
+        DataError: no process built the result, or the lock cannot be written.
     """
     watch = _Watch(lock)
     start = alive = time.monotonic()
-    next_word, pause = start + _FIRST_WORD, _FIRST_POLL
+    next_message, pause = start + _FIRST_MESSAGE, _FIRST_POLL
     while True:
-        with _held(lock) as mine:
-            if mine:
-                found = find()
-                if found is None:
-                    build()
+        with _hold(lock) as acquired:
+            if acquired and find() is None:
+                build()
         found = find()
         if found is not None:
             return found
@@ -163,24 +160,24 @@ def build_or_wait(
         if now - alive > patience:
             raise DataError(
                 f"{what} has not appeared after {patience:.0f} s",
-                why=f"no other process holds `{lock}`, and what this one built is not found again",
-                hint="see whether files stay in this directory as they were written",
+                why=f"no other process holds `{lock}`, and the files built here cannot be found",
+                hint="check if files written to this directory stay as they were written",
             )
-        if now >= next_word:
+        if now >= next_message:
             _log.info(
                 "waiting for %s, built by %s: %.0f s",
                 what,
                 watch.owner or "another process",
                 now - start,
             )
-            next_word = now + _WORDS
+            next_message = now + _MESSAGE_INTERVAL
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_POLL)
 
 
 @contextmanager
-def _held(lock: Path) -> Iterator[bool]:
-    """Hold *lock* if it is free, and touch it meanwhile; yield whether it is held."""
+def _hold(lock: Path) -> Iterator[bool]:
+    """Hold *lock* if it is free, and touch it every second; yield True if it was acquired."""
     try:
         with disk_errors(lock):
             handle = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
@@ -211,7 +208,7 @@ def _held(lock: Path) -> Iterator[bool]:
 
 
 def _machine() -> str:
-    """Return what tells this machine's processes from others': a number means one only here."""
+    """Return an identifier of the machine and process namespace in which a process id is valid."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())

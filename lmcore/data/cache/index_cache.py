@@ -1,10 +1,9 @@
-"""Keeps indices on disk: built once by one process, mapped to memory by all.
+"""On-disk cache of sample indices: built by one process, memory-mapped by all.
 
-The key is a hash of everything an index follows from (sizes of the documents, lengths, counts,
-seed), so that a cache is found again after the data moved, and never after it changed.  Opening
-one that is there takes the same few milliseconds whatever its size: the arrays are mapped
-(`array_files`), and the hash of the sizes is on record (`sequence_facts`).  Who builds, and how the
-others wait, stands in `build_lock`.
+The key is a hash of everything that determines an index (sizes of the sequences, lengths, counts,
+seed), so an entry is found again after the data moved, and never after the data changed.  Opening
+an entry takes a few milliseconds whatever its size: the arrays are memory-mapped (`array_store`),
+and the hash of the sizes is recorded (`statistics`).  `build_lock` elects the process that builds.
 """
 
 from __future__ import annotations
@@ -21,10 +20,14 @@ from typing import Protocol
 
 from lmcore.data.cache.array_store import Arrays, load_arrays, store_arrays
 from lmcore.data.cache.build_lock import build_or_wait
-from lmcore.data.cache.progress import ProgressCallback, log_progress, reported
+from lmcore.data.cache.progress import ProgressCallback, log_progress, report_progress
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import disk_errors
-from lmcore.data.indexed.statistics import SequenceFacts, record_facts, sequence_facts
+from lmcore.data.indexed.statistics import (
+    SequenceStatistics,
+    record_statistics,
+    sequence_statistics,
+)
 from lmcore.data.native import Counter
 from lmcore.errors import DataError
 from lmcore.log import warn_once
@@ -32,7 +35,7 @@ from lmcore.log import warn_once
 __all__ = [
     "ArraysRequest",
     "cache_key",
-    "default_cache_dir",
+    "index_cache_dir",
     "load_or_build",
 ]
 
@@ -40,39 +43,45 @@ _log = logging.getLogger(__name__)
 
 _FORMAT = 2
 _ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class ArraysRequest(Protocol):
-    """Some arrays that follow from the sizes of a dataset's sequences and a few settings."""
+    """Arrays that are determined by the sizes of a dataset's sequences and a few settings."""
 
     @property
     def kind(self) -> str:
-        """What they are, such as `sample index`."""
+        """Name of the arrays in messages, such as `sample index`."""
 
     @property
     def sequence_range(self) -> tuple[int, int]:
-        """First sequence that they are about, and the one after the last."""
+        """First sequence that determines the arrays, and the one after the last."""
 
     def settings(self) -> Mapping[str, object]:
-        """Return everything else that they follow from, as JSON can write it."""
+        """Return everything else that determines the arrays, as JSON can write it."""
 
-    def work(self, facts: SequenceFacts) -> int:
-        """Return the units of work that `build` counts; 0 if that is not known."""
+    def work(self, statistics: SequenceStatistics) -> int:
+        """Return the units of work that `build` counts; 0 if unknown."""
 
     def build(self, indexed: IndexedDataset, progress: Counter) -> Arrays:
-        """Build them."""
+        """Build the arrays, and count finished units of work in *progress*."""
 
 
-def cache_key(request: ArraysRequest, facts: SequenceFacts) -> str:
-    """Return the hash that names the cache of a request."""
-    described = [_FORMAT, request.kind, dict(request.settings()), facts.digest]
+def cache_key(request: ArraysRequest, statistics: SequenceStatistics) -> str:
+    """Return the hash that identifies a request's cache entry: 32 hexadecimal digits."""
+    described = [_FORMAT, request.kind, dict(request.settings()), statistics.digest]
     text = json.dumps(described, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def default_cache_dir(indexed: IndexedDataset) -> Path:
-    """Return where indices go without `--data-cache-path`: beside the data."""
-    return Path(f"{indexed.prefix}_index_cache")
+def index_cache_dir(indexed: IndexedDataset, cache_dir: str | Path | None) -> Path:
+    """Return the directory of a dataset's indices.
+
+    Args:
+        indexed: the dataset.
+        cache_dir: `--data-cache-path`; None for a directory beside the data.
+    """
+    return Path(f"{indexed.prefix}_index_cache" if cache_dir is None else cache_dir)
 
 
 def load_or_build(
@@ -82,28 +91,27 @@ def load_or_build(
     cache_dir: str | Path | None,
     name: str,
     report: ProgressCallback = log_progress,
-    facts: SequenceFacts | None = None,
+    statistics: SequenceStatistics | None = None,
 ) -> Arrays:
-    """Return arrays from the cache; build and cache them if they are not there.
+    """Return arrays from the cache; build and cache them if they are missing.
 
-    Every process of a run may call this with the same arguments.  Of those that see one directory
-    one builds, and the others wait for its files: all processes where the disk is shared, those of
-    each host where it is not.  No collective is used.
+    Every process of a run may call this with the same arguments.  One process of those that share
+    a directory builds, the others wait for its files.  No collective is used.
 
     Args:
-        indexed: The dataset.
-        request: What to build.
-        cache_dir: `--data-cache-path`; None for a directory beside the data.  What is not there,
-            and must not be written there, is built in memory, with a warning.
-        name: First part of the files' names, for people.
-        report: Told once a second how far the build is, if it takes that long.
-        facts: Of the request's sequences, if they are known.
+        indexed: the dataset.
+        request: description of the arrays.
+        cache_dir: `--data-cache-path`; None for a directory beside the data.  If arrays are
+            missing in a read-only directory, they are built in memory, with a warning.
+        name: first part of the file names, such as `train`.
+        report: function that gets the progress of the build, once a second.
+        statistics: statistics of the request's sequences, if known.
 
     Raises:
-        DataError: *cache_dir* is given and is no directory, or its disk is full.
+        DataError: *cache_dir* is given and is not a directory, or its disk is full.
     """
-    directory = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
-    known = facts or sequence_facts(indexed, request.sequence_range, record_dir=directory)
+    directory = index_cache_dir(indexed, cache_dir)
+    known = statistics or sequence_statistics(indexed, request.sequence_range, record_dir=directory)
     stem = directory / f"{name}-{cache_key(request, known)}"
     cached = load_arrays(stem)
     if cached is not None:
@@ -111,7 +119,7 @@ def load_or_build(
     what = f"the {request.kind} of {name}"
 
     def make() -> Arrays:
-        with reported(what, request.work(known), report) as progress:
+        with report_progress(what, request.work(known), report) as progress:
             return request.build(indexed, progress)
 
     try:
@@ -121,12 +129,14 @@ def load_or_build(
             directory.mkdir(parents=True, exist_ok=True)
             _require_writable(directory)
     except DataError as error:
-        if cache_dir is not None and not _is_read_only(error):
+        cause = error.__cause__
+        read_only = isinstance(cause, OSError) and cause.errno in _READ_ONLY
+        if cache_dir is not None and not read_only:
             raise
         hint = " (see `--data-cache-path`)" if cache_dir is None else ""
         warn_once(_log, "%s: the %s is kept in memory%s", error.what, request.kind, hint)
         return make()
-    record_facts(indexed, request.sequence_range, known, directory)
+    record_statistics(indexed, request.sequence_range, known, directory)
     return build_or_wait(
         Path(f"{stem}.lock"),
         lambda: load_arrays(stem),
@@ -135,13 +145,8 @@ def load_or_build(
     )
 
 
-def _is_read_only(error: DataError) -> bool:
-    cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in {errno.EACCES, errno.EPERM, errno.EROFS}
-
-
 def _require_writable(directory: Path) -> None:
-    """Raise `PermissionError` for a directory that is read-only by its mode, even to root."""
+    """Raise `PermissionError` for a directory whose mode is read-only, even if root may write."""
     may_write = os.access(directory, os.W_OK | os.X_OK)
     if not may_write or not directory.stat().st_mode & _ANY_WRITE:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

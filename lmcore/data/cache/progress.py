@@ -1,7 +1,7 @@
-"""Tells how far a long build is, from its second second on.
+"""Progress reports of long builds, once a second.
 
-Builders count finished units of work in an array of one number (`lmcore.data.native.Counter`);
-a thread looks at it once a second and reports.
+Builders count finished units of work in an array of one element (`lmcore.data.native.Counter`);
+a thread reads it once a second and reports.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 
 from lmcore.data.native import Counter
 
-__all__ = ["BuildProgress", "ProgressCallback", "log_progress", "reported"]
+__all__ = ["BuildProgress", "ProgressCallback", "log_progress", "report_progress"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class BuildProgress:
-    """How far a build is.
+    """Progress of a build.
 
     Attributes:
-        what: What is built, such as `the sample index of train`.
-        done: Finished units of work.
-        total: All units of work; 0 where that is not known before the end.
-        seconds: Time since the build began.
+        what: name of the result, such as `the sample index of train`.
+        done: finished units of work.
+        total: all units of work; 0 if unknown before the end.
+        seconds: time since the build began.
     """
 
     what: str
@@ -40,7 +40,7 @@ class BuildProgress:
 
     @property
     def fraction(self) -> float | None:
-        """Finished part, 0 to 1; None where it is not known."""
+        """Finished fraction, 0 to 1; None if unknown."""
         return min(self.done / self.total, 1.0) if self.total else None
 
 
@@ -48,7 +48,7 @@ ProgressCallback = Callable[[BuildProgress], None]
 
 
 def log_progress(progress: BuildProgress) -> None:
-    """Log a line about a build."""
+    """Log the progress of a build in one line."""
     if progress.fraction is None:
         _log.info("building %s: %.0f s", progress.what, progress.seconds)
     else:
@@ -57,17 +57,20 @@ def log_progress(progress: BuildProgress) -> None:
 
 
 @contextmanager
-def reported(
+def report_progress(
     what: str, total: int, callback: ProgressCallback, *, every: float = 1.0
 ) -> Iterator[Counter]:
-    """Yield a counter for the build inside the block; report it once in *every* seconds.
+    """Yield a counter for the build inside the block, and report it periodically.
 
     Args:
-        what: What is built.
-        total: All units of work, 0 if not known.
-        callback: Called in a thread of its own, first after *every* seconds, so never for a
-            build that is done by then.
-        every: Seconds between two reports.
+        what: name of the result, for messages.
+        total: all units of work; 0 if unknown.
+        callback: function that gets each report, in a thread of its own.  A build that ends
+            within *every* seconds is not reported.
+        every: seconds between two reports.
+
+    Yields:
+        int64 [1]: number of finished units of work, to be increased by the build.
     """
     counter = np.zeros(1, dtype=np.int64)
     done = threading.Event()

@@ -1,1 +1,1 @@
-"""Datasets of training samples: GPT, BERT, T5 and ICT, and the indices that they read by."""
+"""Datasets of training samples (GPT, BERT, T5, ICT) and their sample indices."""

@@ -1,7 +1,6 @@
-"""BERT samples: two segments of a document, perhaps in the wrong order, with words masked.
+"""BERT samples: two segments of a document, possibly swapped, with masked words.
 
-Sample for sample Megatron's where the padding is id 0, as BERT's is; for another id upstream puts
-that into types and padding mask, too.  Shapes: S sequence.
+Shapes: S sequence.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.dataset.masking import MaskingPolicy, MaskingVocabulary, mask_tokens
+from lmcore.data.dataset.sentence_dataset import DatasetOptions, SentenceDataset
 from lmcore.data.dataset.sentence_index_cache import SegmentRequest
-from lmcore.data.dataset.sentence_samples import SampleChoice, SentenceDataset
 from lmcore.data.indexed.dataset import IndexedDataset
 
 __all__ = ["BertDataset", "BertSample", "BertSettings"]
@@ -27,15 +26,16 @@ _SPECIAL_TOKENS = 3  # one before the first segment, one after each
 
 @dataclass(frozen=True)
 class BertSettings:
-    """How samples are made.
+    """Settings of BERT samples.
 
     Attributes:
-        sequence_length: S.
-        seed: 0 to 2**31 - 1; of the mapping, and with a sample's number added, of its draws.
-        binary_head: Make pairs of segments, of which half are swapped, for a model that tells
-            them apart; otherwise one segment (`--bert-no-binary-head`).
-        short_probability: `--short-seq-prob`.
-        policy: `--mask-prob` and the like.
+        sequence_length: S, in tokens.
+        seed: seed of the sentence index, and plus a sample's number, of its draws; 0 to
+            2**31 - 1.
+        binary_head: True for pairs of segments, half of them swapped, for a model with a
+            sentence-order head; False for one segment (`--bert-no-binary-head`).
+        short_probability: fraction of shorter samples (`--short-seq-prob`).
+        policy: masking (`--mask-prob` and others).
     """
 
     sequence_length: int
@@ -51,16 +51,16 @@ class BertSettings:
 
 @dataclass(frozen=True)
 class BertSample:
-    """One sample.
+    """BERT sample.
 
     Attributes:
-        tokens_S: int64, the input; padding comes out as 0.
-        types_S: int64, 1 in the second segment.
-        labels_S: int64, the original token where one was chosen, elsewhere -1.
-        padding_mask_S: int64, 0 where `tokens_S` is padding.
-        loss_mask_S: int64, 1 where a token was chosen.
-        swapped: Whether the second segment came first in the document (`is_random` upstream).
-        truncated: Whether tokens were left out.
+        tokens_S: int64, input token ids; padding is 0.
+        types_S: int64, segment ids: 1 in the second segment.
+        labels_S: int64, original token at masked positions, -1 elsewhere.
+        padding_mask_S: int64, 0 at padding.
+        loss_mask_S: int64, 1 at masked positions.
+        swapped: True if the second segment comes first in the document (Megatron's `is_random`).
+        truncated: True if tokens were cut off.
     """
 
     tokens_S: Int64
@@ -76,13 +76,17 @@ class BertDataset(SentenceDataset):
     """Samples for BERT, in the order of training.
 
     Args:
-        indexed: One sequence a sentence.
-        words: Ids that masking needs.
-        settings: How samples are made.
-        **chosen: `document_range`, `num_samples` and so on, as `SentenceDataset` takes them.
+        indexed: dataset with one sequence per sentence.
+        words: token ids needed for masking.
+        settings: settings of the samples.
+        **options: `document_range`, `num_samples` and others of `SentenceDataset`.
 
     Raises:
-        DataError: The documents make no sample; see also `load_or_build`.
+        DataError: the documents make no sample; see also `load_or_build`.
+
+    Source:
+        Megatron-LM, `megatron/core/datasets/bert_dataset.py`.  Samples are equal if the padding id
+        is 0, as BERT's is; Megatron writes another padding id into types and padding mask, too.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class BertDataset(SentenceDataset):
         indexed: IndexedDataset,
         words: MaskingVocabulary,
         settings: BertSettings,
-        **chosen: Unpack[SampleChoice],
+        **options: Unpack[DatasetOptions],
     ) -> None:
         self.words, self.settings = words, settings
         request = functools.partial(
@@ -100,18 +104,18 @@ class BertDataset(SentenceDataset):
             seed=settings.seed,
             least_sentences=2 if settings.binary_head else 1,
         )
-        super().__init__(indexed, request, **chosen)
+        super().__init__(indexed, request, **options)
 
     def __getitem__(self, i: int) -> BertSample:
         """Return sample *i*.
 
         Raises:
-            IndexError: No such sample.
-            DataError: A token that the vocabulary does not have.
+            IndexError: *i* is not the number of a sample.
+            DataError: a token is not in the vocabulary.
         """
-        first, last, length = self.samples.row(i)
-        sentences = self.samples.sentences(first, last)
-        rng = self.samples.random(i)
+        first, last, length = self.row(i)
+        sentences = self.sentences(first, last)
+        rng = self.random(i)
         pivot, swapped = len(sentences), False
         if self.settings.binary_head:
             pivot = 1 if len(sentences) < 3 else int(rng.randint(1, len(sentences)))
@@ -120,13 +124,13 @@ class BertDataset(SentenceDataset):
         a, b = pair[::-1] if swapped else pair
         cut_a, cut_b = _truncate(a, b, length, rng)
         tokens, types = self._assemble(cut_a, cut_b)
-        self.samples.check_vocabulary(tokens, len(self.words.continues))
+        self.check_vocabulary(tokens, len(self.words.continues))
         masked, chosen = mask_tokens(tokens, length, self.words, self.settings.policy, rng)
         truncated = len(cut_a) + len(cut_b) < len(a) + len(b)
         return self._padded(tokens, types, masked, chosen, swapped=swapped, truncated=truncated)
 
     def _assemble(self, a: Int64, b: Int64) -> tuple[Int64, Int64]:
-        """Return the segments between special tokens, and which segment each token is of."""
+        """Return the segments with special tokens, and the segment id of each token."""
         cls, sep = [self.words.cls], [self.words.sep]
         if not len(b):
             return np.concatenate([cls, a, sep]), np.zeros(len(a) + 2, dtype=np.int64)
@@ -152,7 +156,7 @@ class BertDataset(SentenceDataset):
         types_S[: len(types)] = types
         labels_S[chosen] = original[chosen]
         loss_mask_S[chosen] = 1
-        # A word that was replaced with the padding counts as padding, as upstream.
+        # A word that was replaced with the padding id counts as padding, as in Megatron.
         padding_mask_S = (tokens_S != self.words.pad).astype(np.int64)
         for tokens in (tokens_S, labels_S):
             tokens[tokens == self.words.pad] = 0
@@ -166,7 +170,7 @@ def _joined(sentences: list[Int64]) -> Int64:
 
 
 def _truncate(a: Int64, b: Int64, length: int, rng: np.random.RandomState) -> tuple[Int64, Int64]:
-    """Cut the longer segment, one token after another from a random end, until both fit."""
+    """Cut single tokens off a random end of the longer segment until both fit *length*."""
     bounds_a, bounds_b = [0, len(a)], [0, len(b)]
     surplus = len(a) + len(b) - length
     if surplus <= 0:

@@ -1,6 +1,6 @@
-"""What ends with a document inside a sample: positions, attention, and the loss after its end.
+"""Document-boundary mask: position ids, attention and loss inside samples of several documents.
 
-The rules are Megatron's.  The end-of-document token belongs to the document that it ends.
+The end-of-document token belongs to the document that it ends.
 
 Shapes: B micro-batch, S sequence.
 """
@@ -18,13 +18,17 @@ __all__ = ["DocumentMasks"]
 
 @dataclass(frozen=True)
 class DocumentMasks:
-    """Which of the three a run asks for.
+    """Document-boundary masks of a run.
 
     Attributes:
-        eod: The end-of-document token.
-        reset_position_ids: Whether positions count from the start of each document.
-        reset_attention_mask: Whether tokens attend to their own document only.
-        eod_mask_loss: Whether the token after an end is left out of the loss.
+        eod: id of the end-of-document token.
+        reset_position_ids: True if position ids start at 0 in each document.
+        reset_attention_mask: True if tokens attend only to tokens of their own document.
+        eod_mask_loss: True if the first token of the next document, which the end-of-document
+            token predicts, is excluded from the loss.
+
+    Source:
+        Megatron-LM, `get_ltor_masks_and_position_ids` and the options of the same names.
     """
 
     eod: int
@@ -33,19 +37,19 @@ class DocumentMasks:
     eod_mask_loss: bool = False
 
     def positions(self, tokens_BS: Tensor) -> Tensor | None:
-        """Return int64 [B, S], each token's place in its document; None if not asked for."""
+        """Return int64 [B, S], the position of each token in its document; None if not reset."""
         if not self.reset_position_ids:
             return None
         import torch
 
-        places_S = torch.arange(tokens_BS.shape[1])
+        positions_S = torch.arange(tokens_BS.shape[1])
         after_end_BS = torch.zeros_like(tokens_BS, dtype=torch.bool)
         after_end_BS[:, 1:] = tokens_BS[:, :-1] == self.eod
-        starts_BS = torch.where(after_end_BS, places_S, 0).cummax(dim=1).values
-        return places_S - starts_BS
+        starts_BS = torch.where(after_end_BS, positions_S, 0).cummax(dim=1).values
+        return positions_S - starts_BS
 
     def documents(self, tokens_BS: Tensor) -> Tensor | None:
-        """Return int32 [B, S], which document of the sample a token is in; None as above."""
+        """Return int32 [B, S], the number of each token's document, from 0; None if not reset."""
         if not self.reset_attention_mask:
             return None
         import torch
@@ -54,7 +58,7 @@ class DocumentMasks:
         return ends_BS.cumsum(dim=1, dtype=torch.int32) - ends_BS
 
     def loss_mask(self, tokens_BS: Tensor) -> Tensor:
-        """Return float32 [B, S], how much the target of each token counts: 0 or 1."""
+        """Return float32 [B, S], the weight of each token's target in the loss: 0 or 1."""
         import torch
 
         if self.eod_mask_loss:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.cache.index_cache import default_cache_dir, load_or_build
+from lmcore.data.cache.index_cache import index_cache_dir, load_or_build
 from lmcore.data.dataset.gpt_index import FINAL_EPOCH_THRESHOLD, IndexRequest
 from lmcore.data.dataset.gpt_reader import SampleReader
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.fingerprint import source_key
-from lmcore.data.indexed.statistics import sequence_facts
+from lmcore.data.indexed.fingerprint import content_fingerprint
+from lmcore.data.indexed.statistics import sequence_statistics
 
 __all__ = ["GPTDataset"]
 
@@ -23,22 +23,27 @@ class GPTDataset:
     """Samples of `sequence_length + 1` tokens, in the order of training.
 
     Args:
-        indexed: Where the tokens are.
-        document_range: First document to use, and the one after the last (see `split_ranges`).
-        num_samples: Length of the dataset; documents repeat in further epochs as needed.  None:
-            as many as one epoch holds.
-        sequence_length: Tokens of a sample, without the one that the last token predicts.
-        seed: Of the shuffles.
-        cache_dir: Where the index is kept; None for a directory beside the data.
-        name: First part of the cache's file names, such as `train`.
-        final_epoch_threshold: See `build_gpt_index`.
+        indexed: the tokens.
+        document_range: first document to use, and the one after the last (see `split_ranges`).
+        num_samples: length of the dataset; documents repeat in further epochs as needed.  None:
+            as many samples as one epoch holds.
+        sequence_length: tokens of a sample, without the last target.
+        seed: seed of the shuffles.
+        cache_dir: directory of the index; None for a directory beside the data.
+        name: first part of the cache's file names, such as `train`.
+        final_epoch_threshold: see `build_gpt_index`.
 
     Attributes:
-        key: Tells these documents from others, wherever they lie.
+        key: fingerprint of the documents' content, independent of their path.
+        order: fingerprint of documents and order: equal if the samples come in the same order.  It
+            depends on the number of epochs, not on the number of samples.
 
     Raises:
-        DataError: See `load_or_build` and `build_gpt_index`.
+        DataError: see `load_or_build` and `build_gpt_index`.
         ValueError: *num_samples* is None, and the documents do not fill one sample.
+
+    Source:
+        Megatron-LM, `megatron/core/datasets/gpt_dataset.py`: same samples in the same order.
     """
 
     def __init__(
@@ -57,27 +62,30 @@ class GPTDataset:
         self.sequence_length = sequence_length
         self.name = name
         sequences = indexed.sequence_range(document_range)
-        records = Path(cache_dir) if cache_dir is not None else default_cache_dir(indexed)
-        facts = sequence_facts(indexed, sequences, record_dir=records)
+        statistics = sequence_statistics(
+            indexed, sequences, record_dir=index_cache_dir(indexed, cache_dir)
+        )
         if num_samples is None:
-            num_samples = (facts.tokens - 1) // sequence_length
+            num_samples = (statistics.tokens - 1) // sequence_length
         self._num_samples = num_samples
         request = IndexRequest(sequences, num_samples, sequence_length, seed, final_epoch_threshold)
-        self.key = source_key(indexed, sequences, facts=facts)
-        self._order = _order(self.key, request, facts.tokens)
-        arrays = load_or_build(indexed, request, cache_dir=cache_dir, name=name, facts=facts)
+        self.key = content_fingerprint(indexed, sequences, statistics=statistics)
+        self.order = _order(self.key, request, statistics.tokens)
+        arrays = load_or_build(
+            indexed, request, cache_dir=cache_dir, name=name, statistics=statistics
+        )
         self.index = request.index_of(arrays)
         self._reader = SampleReader(indexed, self.index, sequence_length)
 
     def __len__(self) -> int:
-        """Return the number of samples asked for; the index may hold a few more."""
+        """Return the number of samples requested; the index may hold a few more."""
         return self._num_samples
 
     def __getitem__(self, i: int) -> npt.NDArray[np.int64]:
         """Return sample *i* of the shuffled order: int64 [sequence_length + 1].
 
         Raises:
-            IndexError: No such sample.
+            IndexError: *i* is not in 0 to `len(self) - 1`.
         """
         if not 0 <= i < self._num_samples:
             raise IndexError(f"sample {i} of {self._num_samples}")
@@ -85,26 +93,18 @@ class GPTDataset:
 
     @property
     def available(self) -> int:
-        """Number of samples that the index holds; at least as many as were asked for."""
+        """Number of samples in the index; at least the number requested."""
         return self.index.samples
 
-    @property
-    def order(self) -> str:
-        """Fingerprint of documents and order: equal where the samples come in the same order.
-
-        How many samples were asked for does not count, only how many epochs that took.
-        """
-        return self._order
-
     def read(self, i: int) -> npt.NDArray[np.int64]:
-        """Return sample *i* of those available, also beyond the number asked for."""
+        """Return sample *i* of those available, also beyond the number requested."""
         return self._reader.read(int(self.index.shuffle_index[i]))
 
 
 def _order(key: str, request: IndexRequest, tokens: int) -> str:
     """Return the fingerprint of an order without reading the index."""
     if not tokens or request.num_samples < 1:
-        return key  # no index will be built of it
+        return key  # building the index will fail
     plan = request.plan(tokens)
-    facts = [key, request.sequence_length, request.seed, plan.epochs, plan.last_apart]
-    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+    settings = [key, request.sequence_length, request.seed, plan.epochs, plan.last_apart]
+    return hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()

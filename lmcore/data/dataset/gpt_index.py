@@ -1,12 +1,12 @@
-"""The three indices that cut a corpus into GPT samples, exactly as Megatron's.
+"""GPT sample index: the three arrays that cut a corpus into samples, equal to Megatron's.
 
-All epochs' documents stand one after another in shuffled order (document index); that stream is
-cut every `sequence_length` tokens, a sample taking one token more than it advances (sample
-index); the samples are visited in shuffled order (shuffle index).  One `RandomState(seed)` makes
-both shuffles, documents first.
+The document index is the shuffled order of the documents of all epochs.  The sample index cuts
+this stream every `sequence_length` tokens; a sample has one token more than it advances.  The
+shuffle index is the order in which samples are visited.  One `RandomState(seed)` makes both
+shuffles, documents first.
 
-A document of the document index is one *sequence* of the indexed dataset, as in Megatron; what
-`lmcore data prepare` writes has one sequence a document.
+A document of the document index is one *sequence* of the indexed dataset, as in Megatron; datasets
+of `lmcore data prepare` have one sequence per document.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lmcore.data import native
 from lmcore.data.cache.array_store import Arrays
 from lmcore.data.dataset.shuffle import shuffle
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.statistics import SequenceFacts
+from lmcore.data.indexed.statistics import SequenceStatistics
 from lmcore.data.native import Counter
 from lmcore.errors import DataError
 
@@ -37,7 +37,7 @@ __all__ = [
     "plan_epochs",
 ]
 
-# upstream's and Argonne's; BigScience used .95
+# Megatron's and Argonne's value; BigScience used 0.95.
 FINAL_EPOCH_THRESHOLD = 0.80
 _INT32_MAX = 2**31 - 1
 _UINT32_MAX = 2**32 - 1
@@ -47,13 +47,13 @@ Int32 = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class GPTIndex:
-    """The indices of one dataset.
+    """Indices of one dataset.
 
     Attributes:
-        document_index: int32 [epochs * documents], a sequence's number in the dataset each.
-        sample_index: int32 [samples + 1, 2], where each sample starts: position in the document
+        document_index: int32 [epochs * documents], number of a sequence in the dataset.
+        sample_index: int32 [samples + 1, 2], start of each sample: position in the document
             index, and token in that document.
-        shuffle_index: uint32 (int64 from 2**32 - 2 samples on) [samples], the order of visits.
+        shuffle_index: uint32 (int64 from 2**32 - 2 samples on) [samples], order of the samples.
     """
 
     document_index: Int32
@@ -62,18 +62,18 @@ class GPTIndex:
 
     @property
     def samples(self) -> int:
-        """Number of samples; at least the number asked for."""
+        """Number of samples; at least the number requested."""
         return len(self.shuffle_index)
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """How often the documents are read.
+    """Number of epochs over the documents.
 
     Attributes:
-        epochs: Passes over all documents.
-        before_last: Samples of all passes but the last.
-        last_apart: Whether the last pass is shuffled apart from the others.
+        epochs: passes over all documents.
+        before_last: number of samples in all passes but the last.
+        last_apart: True if the last pass is shuffled separately from the others.
     """
 
     epochs: int
@@ -88,14 +88,22 @@ def plan_epochs(
     sequence_length: int,
     final_epoch_threshold: float = FINAL_EPOCH_THRESHOLD,
 ) -> EpochPlan:
-    """Return the epochs that *num_samples* take of documents with *tokens* tokens in all."""
+    """Return the epochs needed for a number of samples.
+
+    Args:
+        tokens: number of tokens in one epoch, at least 1.
+        num_samples: number of samples wanted.
+        sequence_length: tokens that a sample advances.
+        final_epoch_threshold: see `build_gpt_index`.
+
+    Source:
+        Megatron-LM, `GPTDataset._build_document_sample_shuffle_indices`.
+    """
     epochs = -(-(num_samples * sequence_length + 1) // tokens)
     before_last = ((epochs - 1) * tokens - 1) // sequence_length
     wanted_of_last = num_samples - before_last
-    apart = epochs > 1 and wanted_of_last < int(
-        final_epoch_threshold * ((tokens - 1) // sequence_length)
-    )
-    return EpochPlan(epochs, before_last, apart)
+    threshold = int(final_epoch_threshold * ((tokens - 1) // sequence_length))
+    return EpochPlan(epochs, before_last, epochs > 1 and wanted_of_last < threshold)
 
 
 def build_gpt_index(
@@ -111,17 +119,20 @@ def build_gpt_index(
     """Build the indices for at least *num_samples* samples.
 
     Args:
-        sizes: Tokens of each sequence of the dataset.
-        sequence_range: First sequence to use, and the one after the last.
-        sequence_length: Tokens that a sample advances; it has one more.
-        num_samples: How many samples are wanted; epochs are added until there are so many.
-        seed: Of `numpy.random.RandomState`.
-        final_epoch_threshold: The last epoch is shuffled apart from the others if less than this
-            part of its samples is wanted.
-        progress: counter, raised up to `IndexRequest.work`.
+        sizes: int32 [sequences], tokens of each sequence of the dataset.
+        sequence_range: first sequence to use, and the one after the last.
+        sequence_length: tokens that a sample advances; it has one more.
+        num_samples: number of samples wanted; epochs are added until they hold as many.
+        seed: seed of `numpy.random.RandomState`.
+        final_epoch_threshold: the last epoch is shuffled separately if less than this fraction of
+            its samples is wanted.
+        progress: counter of finished units of work, raised to `IndexRequest.work`.
 
     Raises:
-        DataError: No tokens in the range, or an index too large for its type.
+        DataError: the range has no tokens, or an index is too large for its type.
+
+    Source:
+        Megatron-LM, `GPTDataset._build_document_sample_shuffle_indices`.
     """
     start, end = sequence_range
     if not 0 <= start <= end <= len(sizes) or sequence_length < 1 or num_samples < 1:
@@ -129,25 +140,27 @@ def build_gpt_index(
     tokens = int(sizes[start:end].sum(dtype=np.int64))
     if not tokens:
         raise DataError(
-            f"sequences {start} to {end} of the dataset hold no tokens",
+            f"sequences {start} to {end} of the dataset contain no tokens",
             hint="use more data, or another `--split`",
         )
-    planned = plan_epochs(
+    plan = plan_epochs(
         tokens,
         num_samples=num_samples,
         sequence_length=sequence_length,
         final_epoch_threshold=final_epoch_threshold,
     )
-    epochs, apart = planned.epochs, planned.last_apart
-    if epochs * (end - start) > _INT32_MAX:
+    if plan.epochs * (end - start) > _INT32_MAX:
         raise DataError(
-            f"{num_samples} samples take {epochs} epochs of {end - start} documents",
-            why=f"the document index counts to {_INT32_MAX}",
+            f"{num_samples} samples need {plan.epochs} epochs of {end - start} documents",
+            why=f"the document index has at most {_INT32_MAX} entries",
             hint="train on more data or for fewer samples",
         )
     rng = np.random.RandomState(seed)
-    documents = _document_index(rng, (start, end), planned, progress)
-    samples = (epochs * tokens - 1) // sequence_length
+    documents = np.tile(np.arange(start, end, dtype=np.int32), plan.epochs)
+    together = (end - start) * (plan.epochs - plan.last_apart)
+    shuffle(rng, documents[:together], progress)
+    shuffle(rng, documents[together:], progress)  # an empty part draws no number
+    samples = (plan.epochs * tokens - 1) // sequence_length
     sample_index = build_sample_index(
         sizes,
         documents,
@@ -155,8 +168,12 @@ def build_gpt_index(
         num_samples=samples,
         progress=progress,
     )
-    shuffled = _shuffle_index(rng, planned.before_last if apart else samples, samples, progress)
-    return GPTIndex(documents, sample_index, shuffled)
+    dtype: type[np.integer] = np.uint32 if samples < _UINT32_MAX - 1 else np.int64
+    order = np.arange(samples, dtype=dtype)
+    together = plan.before_last if plan.last_apart else samples
+    shuffle(rng, order[:together], progress)
+    shuffle(rng, order[together:], progress)
+    return GPTIndex(documents, sample_index, order)
 
 
 @dataclass(frozen=True)
@@ -184,7 +201,7 @@ class IndexRequest:
         return asdict(self)
 
     def plan(self, tokens: int) -> EpochPlan:
-        """Return the epochs that the samples take of sequences with *tokens* tokens in all."""
+        """Return the epochs needed for the samples, if an epoch has *tokens* tokens."""
         return plan_epochs(
             tokens,
             num_samples=self.num_samples,
@@ -192,12 +209,12 @@ class IndexRequest:
             final_epoch_threshold=self.final_epoch_threshold,
         )
 
-    def work(self, facts: SequenceFacts) -> int:
+    def work(self, statistics: SequenceStatistics) -> int:
         """Return the units of work that `build` counts: documents in two passes, and samples."""
-        if not facts.tokens:
+        if not statistics.tokens:
             return 0
-        epochs = self.plan(facts.tokens).epochs
-        samples = (epochs * facts.tokens - 1) // self.sequence_length
+        epochs = self.plan(statistics.tokens).epochs
+        samples = (epochs * statistics.tokens - 1) // self.sequence_length
         return 2 * epochs * (self.sequence_range[1] - self.sequence_range[0]) + samples
 
     def build(self, indexed: IndexedDataset, progress: Counter) -> Arrays:
@@ -231,20 +248,23 @@ def build_sample_index(
     num_samples: int,
     progress: Counter | None = None,
 ) -> Int32:
-    """Return where each sample starts in the stream of documents, and where the last one ends.
+    """Return the start of each sample in the stream of documents, and the end of the last one.
 
     Args:
-        sizes: Tokens of each sequence of the dataset.
-        document_index: The sequences of the stream, in order.
-        sequence_length: Tokens from one start to the next.
-        num_samples: Number of samples; the stream must hold one token more than they advance.
-        progress: Raised by the number of documents.
+        sizes: int32 [sequences], tokens of each sequence of the dataset.
+        document_index: int32 [documents], the sequences of the stream, in order.
+        sequence_length: tokens from one start to the next.
+        num_samples: number of samples; the stream must hold one token more than they advance.
+        progress: counter of finished units of work, raised by the number of documents.
 
     Returns:
         int32 [num_samples + 1, 2]: position in *document_index*, and token in that sequence.
 
     Raises:
-        ValueError: An argument out of range, or a stream too short.
+        ValueError: an argument is out of range, or the stream is too short.
+
+    Source:
+        Megatron-LM, `build_sample_idx` in `megatron/core/datasets/helpers.cpp`.
     """
     if native.builders is not None:
         return native.builders.build_sample_index(
@@ -261,7 +281,7 @@ def build_sample_index(
 def build_sample_index_python(
     sizes: npt.NDArray[np.int32], document_index: Int32, *, sequence_length: int, num_samples: int
 ) -> Int32:
-    """Do what `build_sample_index` does, in numpy: its fallback and its oracle."""
+    """Build the same array as `build_sample_index` in numpy: its fallback and its oracle."""
     if sequence_length < 1 or num_samples < 0:
         raise ValueError(f"sequence length {sequence_length}, {num_samples} samples")
     if len(document_index) and not (
@@ -283,28 +303,5 @@ def build_sample_index_python(
     result[:, 0] = position
     if total:
         result[:, 1] = starts - (ends - lengths)[position]
-    result[0] = 0  # the first sample starts at the first document, be it empty
+    result[0] = 0  # the first sample starts at the first document, even if that is empty
     return result
-
-
-def _document_index(
-    rng: np.random.RandomState,
-    sequence_range: tuple[int, int],
-    planned: EpochPlan,
-    progress: Counter | None,
-) -> Int32:
-    index = np.tile(np.arange(*sequence_range, dtype=np.int32), planned.epochs)
-    first = len(index) // planned.epochs * (planned.epochs - planned.last_apart)
-    for part in (index[:first], index[first:]):
-        shuffle(rng, part, progress)  # no draw for none
-    return index
-
-
-def _shuffle_index(
-    rng: np.random.RandomState, first: int, total: int, progress: Counter | None
-) -> npt.NDArray[np.integer]:
-    dtype: type[np.integer] = np.uint32 if total < _UINT32_MAX - 1 else np.int64
-    index = np.arange(total, dtype=dtype)
-    for part in (index[:first], index[first:]):
-        shuffle(rng, part, progress)
-    return index

@@ -1,4 +1,4 @@
-"""Reads GPT samples out of an indexed dataset, in C++ where that is built."""
+"""Reader of GPT samples from an indexed dataset, in C++ if the extension is built."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class SampleReader:
     """Samples of `sequence_length + 1` tokens by their number in the sample index.
 
     Args:
-        indexed: Where the tokens are.
-        index: Which sequences follow one another, and where samples start among them.
-        sequence_length: Tokens that a sample advances.
+        indexed: the tokens.
+        index: order of the sequences, and the start of each sample in them.
+        sequence_length: tokens that a sample advances.
     """
 
     def __init__(self, indexed: IndexedDataset, index: GPTIndex, sequence_length: int) -> None:
@@ -45,16 +45,19 @@ class SampleReader:
     def read(self, sample: int) -> npt.NDArray[np.int64]:
         """Return a sample's tokens: int64 [sequence_length + 1].
 
+        Args:
+            sample: number of the sample in the sample index.
+
         Raises:
-            DataError: The index does not fit the dataset.
+            DataError: the index does not match the dataset.
         """
         try:
             return self._read(sample) if self._native is None else self._native.read(sample)
         except (ValueError, IndexError) as error:
             raise DataError(
-                f"sample {sample} does not lie within `{self._indexed.prefix}`",
+                f"sample {sample} is not within `{self._indexed.prefix}`",
                 why="the cached sample index is damaged, or the data changed while it was read",
-                hint="remove the directory of cached indices and start again",
+                hint="delete the directory of cached indices and start again",
             ) from error
 
     def _read(self, sample: int) -> npt.NDArray[np.int64]:

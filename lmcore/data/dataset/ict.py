@@ -1,8 +1,6 @@
-"""Samples of the inverse cloze task: a sentence, and the block of text that it was taken from.
+"""Samples of the inverse cloze task (ICT): a sentence, and the block of text around it.
 
-A model learns to find the block by the sentence.  Blocks are Megatron's (`build_block_mapping`);
-what is drawn in a sample follows here from its number, so that a resumed run sees the same, which
-upstream's single generator did not give.  Shapes: S sequence.
+A model learns to retrieve the block by the sentence.  Shapes: S sequence.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.data.dataset.sentence_dataset import DatasetOptions, SentenceDataset
 from lmcore.data.dataset.sentence_index_cache import BlockRequest
-from lmcore.data.dataset.sentence_samples import SampleChoice, SentenceDataset
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.errors import DataError
 
@@ -23,17 +21,17 @@ __all__ = ["ICTDataset", "ICTSample", "ICTSettings", "ICTVocabulary"]
 
 Int64 = npt.NDArray[np.int64]
 
-_SPECIAL_TOKENS = 3  # one before the title, one after it, one after the block
+_SPECIAL_TOKENS = 3  # before the title, after it, and after the block
 
 
 @dataclass(frozen=True)
 class ICTVocabulary:
-    """Ids around segments.
+    """Special token ids.
 
     Attributes:
-        cls: Begins a sequence.
-        sep: Ends a segment.
-        pad: Fills up.
+        cls: id that begins a sequence.
+        sep: id that ends a segment.
+        pad: id of the padding.
     """
 
     cls: int
@@ -43,14 +41,15 @@ class ICTVocabulary:
 
 @dataclass(frozen=True)
 class ICTSettings:
-    """How samples are made.
+    """Settings of ICT samples.
 
     Attributes:
-        sequence_length: S, of query and block each.
-        seed: 0 to 2**31 - 1; of the mapping, and with a sample's number added, of its draws.
-        query_in_block_probability: How often the query stays in its block
+        sequence_length: S of query and block each, in tokens.
+        seed: seed of the sentence index, and plus a sample's number, of its draws; 0 to
+            2**31 - 1.
+        query_in_block_probability: fraction of samples whose block keeps the query
             (`--query-in-block-prob`).
-        one_sentence: Take documents of a single sentence, too (`--use-one-sent-docs`).
+        one_sentence: True to include documents of a single sentence (`--use-one-sent-docs`).
     """
 
     sequence_length: int
@@ -67,14 +66,14 @@ class ICTSettings:
 
 @dataclass(frozen=True)
 class ICTSample:
-    """One sample.
+    """ICT sample.
 
     Attributes:
         query_tokens_S: int64, a sentence.
         query_mask_S: int64, 0 at padding.
         block_tokens_S: int64, title and block.
         block_mask_S: int64, 0 at padding.
-        block: First sentence, the one after the last, document, and the block's number.
+        block: first sentence, the one after the last, document, and number of the block.
     """
 
     query_tokens_S: Int64
@@ -88,16 +87,22 @@ class ICTDataset(SentenceDataset):
     """Samples of the inverse cloze task, in the order of training.
 
     Args:
-        indexed: One sequence a sentence.
-        titles: One sequence a document of *indexed* (`--titles-data-path`); None: no titles.
-        vocabulary: Ids around segments.
-        settings: How samples are made.
-        **chosen: `document_range`, `num_samples` and so on, as `SentenceDataset` takes them.  An
-            epoch has each block once, as an index over all blocks takes them.
+        indexed: dataset with one sequence per sentence.
+        titles: dataset with one sequence per document of *indexed* (`--titles-data-path`); None:
+            blocks have no titles.
+        vocabulary: special token ids.
+        settings: settings of the samples.
+        **options: `document_range`, `num_samples` and others of `SentenceDataset`.  An epoch has
+            each block once.
 
     Raises:
-        DataError: The titles do not belong to the documents, or these make no block; see also
-            `load_or_build`.
+        DataError: the number of titles is not that of documents, or the documents make no block;
+            see also `load_or_build`.
+
+    Source:
+        Lee et al. 2019 (https://arxiv.org/abs/1906.00300).  Blocks are those of Megatron-LM's
+        `ICTDataset`; the draws within a sample are seeded by its number, so that a resumed run
+        repeats them, unlike with Megatron's single generator.
     """
 
     def __init__(
@@ -106,7 +111,7 @@ class ICTDataset(SentenceDataset):
         titles: IndexedDataset | None,
         vocabulary: ICTVocabulary,
         settings: ICTSettings,
-        **chosen: Unpack[SampleChoice],
+        **options: Unpack[DatasetOptions],
     ) -> None:
         if titles is not None and len(titles) != indexed.document_count:
             raise DataError(
@@ -115,8 +120,8 @@ class ICTDataset(SentenceDataset):
                 hint="prepare both from the same file, the titles without `--split-sentences`",
             )
         self.vocabulary, self.settings, self._titles = vocabulary, settings, titles
-        self._first_document = chosen["document_range"][0]
-        # Half of the sequence at most: a longer title would leave no room for its block.
+        self._first_document = options["document_range"][0]
+        # At most half of the sequence: a longer title would leave no room for its block.
         self._longest_title = (settings.sequence_length - _SPECIAL_TOKENS) // 2
         request = functools.partial(
             BlockRequest,
@@ -126,21 +131,21 @@ class ICTDataset(SentenceDataset):
             titles=titles,
             longest_title=self._longest_title,
         )
-        super().__init__(indexed, request, **chosen)
+        super().__init__(indexed, request, **options)
 
     def __getitem__(self, i: int) -> ICTSample:
         """Return sample *i*.
 
         Raises:
-            IndexError: No such sample.
+            IndexError: *i* is not the number of a sample.
         """
-        first, last, document, number = self.samples.row(i)
-        sentences = self.samples.sentences(first, last)
-        rng = self.samples.random(i)
+        first, last, document, number = self.row(i)
+        sentences = self.sentences(first, last)
+        rng = self.random(i)
         chosen = int(rng.randint(0, len(sentences)))
         stays = rng.random_sample() < self.settings.query_in_block_probability
         query = sentences[chosen]
-        if not stays and len(sentences) > 1:  # alone it stays: an empty block teaches nothing
+        if not stays and len(sentences) > 1:  # a block must not become empty
             del sentences[chosen]
         query_tokens_S, query_mask_S = self._padded([query[: self._room(0)]])
         block_tokens_S, block_mask_S = self._with_title(sentences, document)
@@ -149,11 +154,11 @@ class ICTDataset(SentenceDataset):
 
     def block(self, i: int) -> tuple[Int64, Int64]:
         """Return the whole block of sample *i* with its title, and its mask: int64 [S] each."""
-        first, last, document, _ = self.samples.row(i)
-        return self._with_title(self.samples.sentences(first, last), document)
+        first, last, document, _ = self.row(i)
+        return self._with_title(self.sentences(first, last), document)
 
     def _with_title(self, sentences: list[Int64], document: int) -> tuple[Int64, Int64]:
-        """Return title and block, padded, and their mask."""
+        """Return title and block, padded, and their mask: int64 [S] each."""
         text = np.concatenate(sentences)
         if self._titles is None:
             return self._padded([text[: self._room(0)]])
@@ -161,14 +166,13 @@ class ICTDataset(SentenceDataset):
         return self._padded([title, text[: self._room(len(title) + 1)]])
 
     def _room(self, used: int) -> int:
-        """Return how many tokens a segment may have, beside a title and its end of *used*."""
+        """Return the maximum tokens of a segment, if title and separator take *used* tokens."""
         return self.settings.sequence_length - 2 - used
 
     def _padded(self, segments: list[npt.NDArray[np.integer]]) -> tuple[Int64, Int64]:
-        pieces: list[list[int]] = [[self.vocabulary.cls]]
+        joined = [self.vocabulary.cls]
         for segment in segments:
-            pieces += [segment.tolist(), [self.vocabulary.sep]]
-        joined = [token for piece in pieces for token in piece]
+            joined += [*segment.tolist(), self.vocabulary.sep]
         tokens_S = np.full(self.settings.sequence_length, self.vocabulary.pad, dtype=np.int64)
         mask_S = np.zeros(self.settings.sequence_length, dtype=np.int64)
         tokens_S[: len(joined)] = joined

@@ -1,7 +1,7 @@
-"""Chooses the words of a sample that a model is to restore: BERT's masked words, T5's spans.
+"""Random choice of the tokens that a model has to predict: BERT's masked words, T5's spans.
 
-Whole words are taken in random order, each with up to some words after it, until a part of the
-tokens is chosen.  All draws come from one `RandomState` in the order of Megatron's, so that the
+Words are chosen in random order, each with some of the words after it (n-grams), until a fraction
+of the tokens is chosen.  All draws come from one `RandomState`, in Megatron's order, so that the
 same seed chooses the same tokens.
 """
 
@@ -24,13 +24,13 @@ Replace = Callable[[np.random.RandomState], int | None]
 
 @dataclass(frozen=True)
 class MaskingWords:
-    """What masking asks of a vocabulary.
+    """Vocabulary properties needed to choose words.
 
     Attributes:
-        cls: Id that begins a sample; never masked.
-        sep: Id that ends a segment; never masked.
-        continues: bool [vocabulary], whether a token continues the word before it, as `##ing`
-            does; all False where tokens are words by themselves.
+        cls: id that begins a sample; never chosen.
+        sep: id that ends a segment; never chosen.
+        continues: bool [vocabulary], True for tokens that continue the word before them, as
+            `##ing` does; all False if each token is a word.
     """
 
     cls: int
@@ -39,18 +39,18 @@ class MaskingWords:
 
     def __post_init__(self) -> None:
         if self.continues.ndim != 1 or self.continues.dtype != np.bool_:
-            raise ValueError("`continues` is one bool for each id")
+            raise ValueError("`continues` has one bool per id")
         if not 0 <= min(self.cls, self.sep) <= max(self.cls, self.sep) < len(self.continues):
             raise ValueError(f"{self.cls=}, {self.sep=} of {len(self.continues)} ids")
 
 
 @dataclass(frozen=True)
 class MaskingVocabulary(MaskingWords):
-    """What BERT's masking asks of a vocabulary.
+    """Vocabulary properties needed for BERT's masking.
 
     Attributes:
-        mask: Id that stands for a masked token.
-        pad: Id that fills a sample up.
+        mask: id that replaces masked tokens.
+        pad: id of the padding.
     """
 
     mask: int
@@ -65,22 +65,30 @@ class MaskingVocabulary(MaskingWords):
     def of_pieces(
         cls, pieces: Sequence[str], *, cls_id: int, sep: int, mask: int, pad: int
     ) -> MaskingVocabulary:
-        """Return the vocabulary of WordPiece tokens, by id, where `##` continues a word."""
+        """Return the properties of a WordPiece vocabulary, in which `##` continues a word.
+
+        Args:
+            pieces: spelling of each token, by id.
+            cls_id: id that begins a sample.
+            sep: id that ends a segment.
+            mask: id that replaces masked tokens.
+            pad: id of the padding.
+        """
         continues = np.array([piece.startswith("##") for piece in pieces], dtype=np.bool_)
         return cls(cls_id, sep, continues, mask, pad)
 
 
 @dataclass(frozen=True)
 class MaskingPolicy:
-    """How many tokens are chosen, and how long the pieces are.
+    """Number of chosen tokens, and distribution of the span lengths.
 
     Attributes:
-        probability: Part of the tokens.
-        max_ngram: Most words that are chosen together.
-        whole_words: Choose all tokens of a word or none.
-        geometric: Draw the number of words from a geometric distribution (p = .2), as T5 and
-            SpanBERT; otherwise n words have a probability proportional to 1 / n.
-        favor_longer: Turn the latter around.
+        probability: fraction of tokens to choose.
+        max_ngram: maximum number of words in a span.
+        whole_words: True to choose all tokens of a word or none.
+        geometric: True to draw the words of a span from a geometric distribution (p = 0.2), as T5
+            and SpanBERT do; False for n words with a probability proportional to 1 / n.
+        favor_longer: True to reverse the latter distribution.
     """
 
     probability: float = 0.15
@@ -94,13 +102,13 @@ class MaskingPolicy:
             raise ValueError(f"{self.probability=}, {self.max_ngram=}")
 
     def cumulative(self) -> npt.NDArray[np.float64]:
-        """Return the chances of 1, 2, ... words, summed up; with the rounding of numpy's choice."""
-        chances = 1.0 / np.arange(1, self.max_ngram + 1)
-        chances /= chances.sum()
+        """Return the cumulative probabilities of 1, 2, ... words, rounded as `numpy.choice`."""
+        probabilities = 1.0 / np.arange(1, self.max_ngram + 1)
+        probabilities /= probabilities.sum()
         if self.favor_longer:
-            chances = chances[::-1]
-        summed = (chances / chances.sum()).cumsum()
-        return np.asarray(summed / summed[-1])
+            probabilities = probabilities[::-1]
+        cumulative = (probabilities / probabilities.sum()).cumsum()
+        return np.asarray(cumulative / cumulative[-1])
 
 
 def mask_tokens(
@@ -110,16 +118,20 @@ def mask_tokens(
     policy: MaskingPolicy,
     rng: np.random.RandomState,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return *tokens* with some replaced, and the positions of those chosen, in order.
+    """Return masked tokens, int64 [length], and the chosen positions in order, int64 [chosen].
 
-    Of the chosen tokens 80% become the mask, 10% a random id of the vocabulary, and 10% stay.
+    80% of the chosen tokens become the mask, 10% a random id of the vocabulary, and 10% stay.
 
     Args:
-        tokens: int64 [length].
-        target_length: Length that the sample was to have; bounds how many are chosen.
-        words: The vocabulary.
-        policy: How many, and how.
-        rng: Advanced.
+        tokens: int64 [length], the text.
+        target_length: intended length of the sample, in tokens; limits the tokens chosen.
+        words: vocabulary properties.
+        policy: number of tokens and length of the spans.
+        rng: generator, advanced in place.
+
+    Source:
+        Devlin et al. 2018 (https://arxiv.org/abs/1810.04805), section 3.1; Megatron-LM,
+        `create_masked_lm_predictions`.
     """
 
     def replace(rng: np.random.RandomState) -> int | None:
@@ -152,20 +164,24 @@ def choose_spans(
     most_spans: int | None = None,
     most_spans_and_tokens: int | None = None,
 ) -> list[tuple[list[int], list[int | None]]]:
-    """Choose pieces of text, in random order.
+    """Choose spans of text, in random order.
 
     Args:
-        tokens: int64 [length].
-        target_length: Length that the sample was to have; bounds how many tokens are chosen.
-        words: The vocabulary.
-        policy: How many, and how.
-        rng: Advanced.
-        replace: Draws what stands in place of a token, when that is chosen.
-        most_spans: Stop at so many pieces.
-        most_spans_and_tokens: Pass over a piece with which pieces and tokens would be more.
+        tokens: int64 [length], the text.
+        target_length: intended length of the sample, in tokens; limits the tokens chosen.
+        words: vocabulary properties.
+        policy: number of tokens and length of the spans.
+        rng: generator, advanced in place.
+        replace: function that draws the replacement of each chosen token.
+        most_spans: maximum number of spans.
+        most_spans_and_tokens: maximum of spans plus chosen tokens; a span that would exceed it is
+            skipped.
 
     Returns:
-        The positions of each piece, and what `replace` gave for each.
+        The positions of each span, and the result of *replace* for each position.
+
+    Source:
+        Megatron-LM, `create_masked_lm_predictions`.
     """
     positions, bounds = _words(tokens, words, whole_words=policy.whole_words)
     count = len(bounds) - 1
@@ -185,28 +201,28 @@ def choose_spans(
         else:
             ngram = 1 + int(cumulative.searchsorted(rng.random_sample(), side="right"))
         while True:
-            piece = positions[bounds[word] : bounds[min(word + ngram, count)]]
-            if len(taken) + len(piece) <= wanted or ngram == 1:
+            span = positions[bounds[word] : bounds[min(word + ngram, count)]]
+            if len(taken) + len(span) <= wanted or ngram == 1:
                 break
             ngram -= 1
-        if len(taken) + len(piece) > wanted or not taken.isdisjoint(piece):
+        if len(taken) + len(span) > wanted or not taken.isdisjoint(span):
             continue
         if (
             most_spans_and_tokens is not None
-            and len(spans) + 1 + len(taken) + len(piece) > most_spans_and_tokens
+            and len(spans) + 1 + len(taken) + len(span) > most_spans_and_tokens
         ):
             continue
-        taken.update(piece)
-        spans.append((piece, [replace(rng) for _ in piece]))
+        taken.update(span)
+        spans.append((span, [replace(rng) for _ in span]))
     return spans
 
 
 def _words(
     tokens: npt.NDArray[np.int64], words: MaskingWords, *, whole_words: bool
 ) -> tuple[list[int], list[int]]:
-    """Return positions that may be chosen, and where among these words begin and the last ends.
+    """Return the positions that may be chosen, and the bounds of the words among them.
 
-    A token that continues a word belongs to the word before it, be it in the other segment.
+    A token that continues a word belongs to the word before it, even across segments.
     """
     positions = np.flatnonzero((tokens != words.cls) & (tokens != words.sep))
     begins = np.ones(len(positions), dtype=np.bool_)

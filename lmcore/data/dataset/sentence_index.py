@@ -1,9 +1,9 @@
-"""Which sentences make a sample of BERT and T5, or a block of the inverse cloze task.
+"""Sentence index: the sentences of each BERT or T5 sample, or of each ICT block.
 
-A document is several sequences, one a sentence, as `lmcore data prepare --split-sentences` writes
-them.  Sentences are gathered in order until there are enough tokens; no sample reaches beyond its
-document.  Epochs are added until there are enough samples; all are shuffled together.  Rows and
-their order are Megatron's, number for number.
+A document is several sequences, one per sentence, as `lmcore data prepare --split-sentences`
+writes them.  Consecutive sentences of a document are joined until they have enough tokens.  Epochs
+are added until there are enough samples; all samples are shuffled together.  Rows and their order
+are equal to Megatron's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Int64 = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.unsignedinteger]
 
 _LONGEST_SENTENCE = 512
-"""A document with a longer sentence is left out, unless that is its only one."""
+"""Tokens of the longest sentence; a document with a longer one is skipped, unless it is the only
+one."""
 _INT32_MAX = 2**31 - 1
 _NO_LIMIT = 2**63 - 1
 
@@ -49,22 +50,25 @@ def build_segment_mapping(
     """Return the sentences of each BERT or T5 sample.
 
     Args:
-        documents: The first sequence of each document, and where the last one ends.
-        sizes: Tokens of each sequence of the dataset.
-        num_samples: Epochs are added until there are so many; None: one epoch.
-        longest: Tokens of a sample, without those that are put between sentences.
-        short_probability: How often a sample is to be shorter, of a random length from 2 on.
-        seed: 0 to 2**31 - 1.
-        least_sentences: 2 where a sample is a pair of segments, otherwise 1.
-        progress: Raised by the number of samples after each epoch.
+        documents: int64 [documents + 1], first sequence of each document, and end of the last.
+        sizes: int32 [sequences], tokens of each sequence of the dataset.
+        num_samples: number of samples wanted; epochs are added as needed.  None: one epoch.
+        longest: tokens of a sample, without special tokens.
+        short_probability: fraction of samples of a random length, from 2 tokens on.
+        seed: seed of lengths and shuffle, 0 to 2**31 - 1.
+        least_sentences: minimum sentences of a sample: 2 for pairs of segments, otherwise 1.
+        progress: counter of finished units of work, raised by each epoch's samples.
 
     Returns:
         uint32 (uint64 for more than 2**32 - 1 sequences) [samples, 3]: first sentence, the one
         after the last, and the tokens that the sample is cut to.
 
     Raises:
-        DataError: The documents make no sample.
-        ValueError: An argument out of range.
+        DataError: the documents make no sample.
+        ValueError: an argument is out of range.
+
+    Source:
+        Megatron-LM, `build_mapping` in `megatron/core/datasets/helpers.cpp`.
     """
     if not 0 <= short_probability <= 1 or least_sentences < 1:
         raise ValueError(f"{short_probability=}, {least_sentences=}")
@@ -93,14 +97,15 @@ def build_block_mapping(
     """Return the sentences of each block, its document and its number.
 
     Args:
-        documents: The first sequence of each document, and where the last one ends.
-        sizes: Tokens of each sequence of the dataset.
-        title_sizes: Tokens of each document's title.
-        num_samples: Epochs are added until there are so many; None: one epoch, so every block once.
-        longest: Tokens of a block and its title.
-        seed: 0 to 2**31 - 1.
-        one_sentence: Take documents (and blocks) of a single sentence, too.
-        progress: Raised by the number of blocks after each epoch.
+        documents: int64 [documents + 1], first sequence of each document, and end of the last.
+        sizes: int32 [sequences], tokens of each sequence of the dataset.
+        title_sizes: int32 [documents], tokens of each document's title.
+        num_samples: number of samples wanted; epochs are added as needed.  None: one epoch, each
+            block once.
+        longest: tokens of a block and its title.
+        seed: seed of the shuffle, 0 to 2**31 - 1.
+        one_sentence: True to include documents (and blocks) of a single sentence.
+        progress: counter of finished units of work, raised by each epoch's blocks.
 
     Returns:
         uint32 (uint64 for more than 2**32 - 1 sequences) [samples, 4]: first sentence, the one
@@ -108,8 +113,11 @@ def build_block_mapping(
         which is the same in each epoch.
 
     Raises:
-        DataError: The documents make no block.
-        ValueError: An argument out of range.
+        DataError: the documents make no block.
+        ValueError: an argument is out of range.
+
+    Source:
+        Megatron-LM, `build_blocks_mapping` in `megatron/core/datasets/helpers.cpp`.
     """
     epochs, wanted = _epochs(num_samples, longest, seed)
     build = (
@@ -134,7 +142,7 @@ def build_segment_mapping_python(
     least_sentences: int,
     progress: Counter | None = None,
 ) -> Rows:
-    """Do what the C++ of `build_segment_mapping` does: its fallback and its oracle."""
+    """Build the same rows as the C++ of `build_segment_mapping`: its fallback and its oracle."""
     _check_documents(documents, sizes)
     numbers = _random_32(seed)
 
@@ -175,10 +183,10 @@ def build_block_mapping_python(
     one_sentence: bool,  # noqa: FBT001  # as in C++
     progress: Counter | None = None,
 ) -> Rows:
-    """Do what the C++ of `build_block_mapping` does: its fallback and its oracle."""
+    """Build the same rows as the C++ of `build_block_mapping`: its fallback and its oracle."""
     _check_documents(documents, sizes)
     if len(title_sizes) != len(documents) - 1:
-        raise ValueError("there is one title for each document")
+        raise ValueError("there must be one title per document")
     least = 1 if one_sentence else 2
 
     def map_document(document: int, before: int, rows: list[tuple[int, ...]]) -> None:
@@ -199,10 +207,10 @@ def build_block_mapping_python(
 
 
 def _short_ratio(probability: float) -> int:
-    """Return one in how many samples is short; 0 for none."""
+    """Return n such that one of n samples is short; 0 for none."""
     if probability == 0:
         return 0
-    ratio = math.floor(1 / probability + 0.5)  # C rounds halves up, Python to even
+    ratio = math.floor(1 / probability + 0.5)  # as C rounds; Python rounds halves to even
     if ratio > _INT32_MAX:
         raise ValueError(f"a probability of {probability}")
     return ratio
@@ -222,8 +230,8 @@ def _checked_rows(rows: Rows, num_samples: int | None, least_sentences: int) -> 
     if not len(rows) or (num_samples is not None and len(rows) < num_samples):
         raise DataError(
             "the documents make no sample",
-            why=f"none has {least_sentences} sentences or more, all of at most "
-            f"{_LONGEST_SENTENCE} tokens",
+            why=f"no document has {least_sentences} or more sentences of at most "
+            f"{_LONGEST_SENTENCE} tokens each",
             hint="prepare the data with `--split-sentences`, or give this part a larger share of "
             "`--split`",
         )
@@ -269,14 +277,14 @@ def _shuffled(rows: list[tuple[int, ...]], width: int, seed: int, num_sequences:
 
 
 def _random_32(seed: int) -> Iterator[int]:
-    """Yield the numbers of `std::mt19937`, which are those under numpy's `RandomState`."""
+    """Yield the numbers of `std::mt19937`, the generator of numpy's `RandomState`."""
     rng = np.random.RandomState(seed)
     while True:
         yield from rng.randint(0, 2**32, size=1024, dtype=np.uint32).tolist()
 
 
 def _random_64(seed: int) -> Iterator[int]:
-    """Yield the numbers of `std::mt19937_64` (Nishimura 2000, as the C++ standard has it)."""
+    """Yield the numbers of `std::mt19937_64` (Nishimura 2000, and the C++ standard)."""
     full, size, shift = 2**64 - 1, 312, 156
     state = [seed & full]
     for i in range(1, size):

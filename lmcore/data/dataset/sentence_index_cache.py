@@ -1,4 +1,4 @@
-"""What a mapping of sentences follows from, for the cache of indices."""
+"""Requests for sentence indices, for the index cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lmcore.data.cache.array_store import Arrays
 from lmcore.data.dataset.sentence_index import build_block_mapping, build_segment_mapping
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.statistics import SequenceFacts, sequence_facts
+from lmcore.data.indexed.statistics import SequenceStatistics, sequence_statistics
 from lmcore.data.native import Counter
 
 __all__ = ["BlockRequest", "SegmentRequest"]
@@ -20,7 +20,7 @@ __all__ = ["BlockRequest", "SegmentRequest"]
 
 @dataclass(frozen=True)
 class _MappingRequest:
-    """What both mappings follow from, of a range of documents."""
+    """Settings of both kinds of sentence index, over a range of documents."""
 
     document_range: tuple[int, int]
     sequence_range: tuple[int, int]
@@ -28,22 +28,22 @@ class _MappingRequest:
     longest: int
 
     def settings(self) -> Mapping[str, object]:
-        """Return all fields."""
+        """Return all fields, for the cache's key."""
         return vars(self)
 
-    def work(self, facts: SequenceFacts) -> int:  # noqa: ARG002  # follows from the samples
-        """Return the number of samples, where it is known."""
+    def work(self, statistics: SequenceStatistics) -> int:  # noqa: ARG002  # `build` counts samples
+        """Return the number of samples; 0 if unknown."""
         return self.num_samples or 0
 
     def _documents(self, indexed: IndexedDataset) -> npt.NDArray[np.int64]:
-        """Return the first sequence of each document, and where the last one ends."""
+        """Return the first sequence of each document, and the end of the last."""
         first, last = self.document_range
         return indexed.document_indices[first : last + 1]
 
 
 @dataclass(frozen=True)
 class SegmentRequest(_MappingRequest):
-    """The mapping of `build_segment_mapping` over a range of documents."""
+    """Request for the rows of `build_segment_mapping` over a range of documents."""
 
     short_probability: float
     seed: int
@@ -51,7 +51,7 @@ class SegmentRequest(_MappingRequest):
     kind: ClassVar[str] = "mapping of sentences"
 
     def build(self, indexed: IndexedDataset, progress: Counter) -> Arrays:
-        """Build the mapping."""
+        """Build the rows, under the name `mapping`."""
         mapping = build_segment_mapping(
             self._documents(indexed),
             indexed.sizes,
@@ -67,11 +67,11 @@ class SegmentRequest(_MappingRequest):
 
 @dataclass(frozen=True)
 class BlockRequest(_MappingRequest):
-    """The mapping of `build_block_mapping` over a range of documents.
+    """Request for the rows of `build_block_mapping` over a range of documents.
 
     Attributes:
-        titles: Tokens of each title, of the whole dataset; None: there are no titles.
-        longest_title: Longer titles count as so long.
+        titles: dataset of titles, one sequence per document; None: there are no titles.
+        longest_title: tokens that a title is cut to.
     """
 
     seed: int
@@ -81,12 +81,13 @@ class BlockRequest(_MappingRequest):
     kind: ClassVar[str] = "mapping of blocks"
 
     def settings(self) -> Mapping[str, object]:
-        """Return all fields, the titles by a hash of their sizes."""
-        facts = None if self.titles is None else sequence_facts(self.titles, self.document_range)
-        return {**vars(self), "titles": facts.digest if facts else None}
+        """Return all fields, for the cache's key, with a hash of the titles' sizes."""
+        titles = self.titles
+        digest = titles and sequence_statistics(titles, self.document_range).digest
+        return {**vars(self), "titles": digest}
 
     def build(self, indexed: IndexedDataset, progress: Counter) -> Arrays:
-        """Build the mapping."""
+        """Build the rows, under the name `mapping`."""
         mapping = build_block_mapping(
             self._documents(indexed),
             indexed.sizes,

@@ -12,20 +12,20 @@ __all__ = ["shuffle"]
 
 _TYPES = (np.dtype(np.int32), np.dtype(np.uint32), np.dtype(np.int64))
 _LEAST = 4096
-"""Values below which numpy is faster than copying the state out and in."""
+"""Length below which numpy is faster than copying the generator's state out and in."""
 _MOST = 2**32
-"""Values beyond which numpy draws 64-bit numbers, which it does itself here too."""
+"""Length above which numpy draws 64-bit numbers; such arrays are left to numpy."""
 
 
 def shuffle(
     rng: np.random.RandomState, values: npt.NDArray[np.integer], progress: Counter | None = None
 ) -> None:
-    """Shuffle *values* in place as `rng.shuffle(values)` does, and leave *rng* as that does.
+    """Shuffle *values* in place, with the same result and generator state as `rng.shuffle`.
 
     Args:
-        rng: The generator; MT19937, as every `RandomState(seed)` is.
-        values: One dimension.
-        progress: Raised by the number of values.
+        rng: the generator; in C++ only MT19937, the generator of every `RandomState(seed)`.
+        values: [n], shuffled in place.
+        progress: counter of finished units of work, raised by n.
     """
     fits = values.dtype in _TYPES and values.ndim == 1 and _LEAST <= len(values) <= _MOST
     fits = fits and values.flags.carray  # contiguous, aligned, writable

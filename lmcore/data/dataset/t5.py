@@ -1,7 +1,7 @@
-"""T5 samples: pieces of a text are taken out of the encoder's input, and the decoder gives them.
+"""T5 samples by span corruption: spans removed from the encoder's input are the decoder's target.
 
-A sentinel stands in place of each piece, and before the piece in the decoder's text.  Sample for
-sample Megatron's.  Shapes: E encoder sequence, D decoder sequence.
+A sentinel token replaces each span in the input, and precedes the span in the decoder's text.
+Shapes: E encoder sequence, D decoder sequence.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.dataset.masking import MaskingPolicy, MaskingWords, choose_spans
+from lmcore.data.dataset.sentence_dataset import DatasetOptions, SentenceDataset
 from lmcore.data.dataset.sentence_index_cache import SegmentRequest
-from lmcore.data.dataset.sentence_samples import SampleChoice, SentenceDataset
 from lmcore.data.indexed.dataset import IndexedDataset
 
 __all__ = ["T5Dataset", "T5Sample", "T5Settings", "T5Vocabulary", "corrupt_spans"]
 
 Int64 = npt.NDArray[np.int64]
 
-_SPECIAL_TOKENS = 2  # what upstream takes off the encoder's length
+_SPECIAL_TOKENS = 2  # that Megatron subtracts from the encoder's length
 
 
 @dataclass(frozen=True)
 class T5Vocabulary:
-    """What span corruption asks of a vocabulary.
+    """Token ids needed for span corruption.
 
     Attributes:
-        words: Which tokens are never taken, and which continue a word.
-        bos: Id that begins the decoder's input.
-        eos: Id that ends the decoder's output.
-        pad: Id of the padding; it comes out as 0.
-        sentinels: Ids that stand for pieces, in the order of use (`--vocab-extra-ids`).
+        words: special tokens, and tokens that continue a word.
+        bos: id that begins the decoder's input.
+        eos: id that ends the decoder's output.
+        pad: id of the padding; samples have 0 instead.
+        sentinels: ids that replace spans, in the order of use (`--vocab-extra-ids`).
     """
 
     words: MaskingWords
@@ -50,14 +50,15 @@ class T5Vocabulary:
 
 @dataclass(frozen=True)
 class T5Settings:
-    """How samples are made.
+    """Settings of T5 samples.
 
     Attributes:
-        encoder_length: E.
-        decoder_length: D.
-        seed: 0 to 2**31 - 1; of the mapping, and with a sample's number added, of its draws.
-        short_probability: `--short-seq-prob`.
-        policy: How much is taken out; pieces of geometric length up to ten words.
+        encoder_length: E, in tokens.
+        decoder_length: D, in tokens.
+        seed: seed of the sentence index, and plus a sample's number, of its draws; 0 to
+            2**31 - 1.
+        short_probability: fraction of shorter samples (`--short-seq-prob`).
+        policy: fraction of tokens to remove; span lengths are geometric, up to ten words.
     """
 
     encoder_length: int
@@ -75,16 +76,16 @@ class T5Settings:
 
 @dataclass(frozen=True)
 class T5Sample:
-    """One sample.
+    """T5 sample.
 
     Attributes:
-        encoder_tokens_E: int64, the text with sentinels for what was taken.
-        decoder_tokens_D: int64, the decoder's input.
-        labels_D: int64, the decoder's output; -1 beyond its end.
-        loss_mask_D: int64, 1 up to the output's end.
+        encoder_tokens_E: int64, text with sentinels in place of the removed spans.
+        decoder_tokens_D: int64, input of the decoder.
+        labels_D: int64, target of the decoder; -1 beyond its end.
+        loss_mask_D: int64, 1 up to the end of the target.
         encoder_mask_E: int64, 0 at padding.
         decoder_mask_D: int64, 0 at padding.
-        truncated: Whether tokens were left out.
+        truncated: True if tokens were cut off.
     """
 
     encoder_tokens_E: Int64
@@ -100,13 +101,16 @@ class T5Dataset(SentenceDataset):
     """Samples for T5, in the order of training.
 
     Args:
-        indexed: One sequence a sentence.
-        vocabulary: Ids that span corruption needs.
-        settings: How samples are made.
-        **chosen: `document_range`, `num_samples` and so on, as `SentenceDataset` takes them.
+        indexed: dataset with one sequence per sentence.
+        vocabulary: token ids needed for span corruption.
+        settings: settings of the samples.
+        **options: `document_range`, `num_samples` and others of `SentenceDataset`.
 
     Raises:
-        DataError: The documents make no sample; see also `load_or_build`.
+        DataError: the documents make no sample; see also `load_or_build`.
+
+    Source:
+        Megatron-LM, `megatron/core/datasets/t5_dataset.py`: the same samples.
     """
 
     def __init__(
@@ -114,7 +118,7 @@ class T5Dataset(SentenceDataset):
         indexed: IndexedDataset,
         vocabulary: T5Vocabulary,
         settings: T5Settings,
-        **chosen: Unpack[SampleChoice],
+        **options: Unpack[DatasetOptions],
     ) -> None:
         self.vocabulary, self.settings = vocabulary, settings
         request = functools.partial(
@@ -124,24 +128,24 @@ class T5Dataset(SentenceDataset):
             seed=settings.seed,
             least_sentences=1,
         )
-        super().__init__(indexed, request, **chosen)
+        super().__init__(indexed, request, **options)
 
     def __getitem__(self, i: int) -> T5Sample:
         """Return sample *i*.
 
         Raises:
-            IndexError: No such sample.
-            DataError: A token that the vocabulary does not have.
+            IndexError: *i* is not the number of a sample.
+            DataError: a token is not in the vocabulary.
         """
-        first, last, length = self.samples.row(i)
-        tokens = np.concatenate(self.samples.sentences(first, last))
-        self.samples.check_vocabulary(tokens, len(self.vocabulary.words.continues))
+        first, last, length = self.row(i)
+        tokens = np.concatenate(self.sentences(first, last))
+        self.check_vocabulary(tokens, len(self.vocabulary.words.continues))
         encoder, decoder = corrupt_spans(
             tokens[:length],
             length,
             self.vocabulary,
             self.settings.policy,
-            self.samples.random(i),
+            self.random(i),
             decoder_length=self.settings.decoder_length,
         )
         return self._padded(encoder, decoder, truncated=len(tokens) > length)
@@ -180,18 +184,20 @@ def corrupt_spans(
     *,
     decoder_length: int,
 ) -> tuple[list[int], list[int]]:
-    """Return the text with sentinels for the pieces taken out, and the pieces after theirs.
-
-    Where upstream stops the run, as sentinels or places in the decoder run out, no further piece is
-    taken here.
+    """Return the encoder's text, with sentinels for the removed spans, and the decoder's text.
 
     Args:
-        tokens: int64 [length].
-        target_length: Length that the sample was to have; bounds how much is taken out.
-        vocabulary: The ids.
-        policy: How much, and in what pieces.
-        rng: Advanced.
-        decoder_length: Most that pieces, sentinels and one more token may take.
+        tokens: int64 [length], the text.
+        target_length: intended length of the sample, in tokens; limits the tokens removed.
+        vocabulary: token ids.
+        policy: number and length of the spans.
+        rng: generator, advanced in place.
+        decoder_length: maximum of spans, sentinels and one further token together, in tokens.
+
+    Source:
+        Raffel et al. 2020 (https://arxiv.org/abs/1910.10683), section 3.1.4, and Megatron-LM.  If
+        sentinels or the decoder's length run out, Megatron stops the run; here no further span is
+        removed.
     """
     chosen = choose_spans(
         tokens,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.files import IndexedFiles, changed, disk_errors
+from lmcore.data.indexed.files import IndexedFiles, disk_errors, file_changed
 from lmcore.data.indexed.idx_reader import Index, read_index
 from lmcore.errors import DataError
 
@@ -93,7 +93,7 @@ class DocumentRange:
         index = read_index(f"{self.prefix}.idx", verify=False)
         same = len(index.sizes) >= self.last_sequence and index.document_count >= self.last
         if not same or int(index.document_indices[self.last]) != self.last_sequence:
-            raise changed(index.path)
+            raise file_changed(index.path)
         return index
 
 
@@ -147,7 +147,7 @@ def write_ranges(files: IndexedFiles, ranges: Sequence[DocumentRange]) -> None:
             files.bin.flush()
             start = one.first_token * one.token_bytes
             if copy_bytes(stream.fileno(), files.bin.fileno(), start, size) != size:
-                raise changed(source)
+                raise file_changed(source)
 
 
 def copy_bytes(source: int, target: int, start: int, count: int) -> int:

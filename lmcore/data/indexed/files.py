@@ -23,11 +23,11 @@ from lmcore.errors import DataError
 __all__ = [
     "DiskFullError",
     "IndexedFiles",
-    "changed",
+    "check_token_range",
     "commit_pair",
     "disk_errors",
+    "file_changed",
     "replacing",
-    "require_range",
 ]
 
 _BUFFER = 1 << 20
@@ -55,7 +55,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise DataError(what, why=why, hint=hint) from error
 
 
-def changed(path: str | Path) -> DataError:
+def file_changed(path: str | Path) -> DataError:
     """Return the error of a file that is not what it was when its reading began."""
     return DataError(
         f"`{path}` changed while it was read", hint="wait until it is written, and start again"
@@ -81,7 +81,9 @@ def commit_pair(made: tuple[Path, Path], bin_path: Path, idx_path: Path) -> None
             publish_file(temporary, path)
 
 
-def require_range(tokens: npt.NDArray[np.integer], dtype: npt.DTypeLike, bin_path: Path) -> None:
+def check_token_range(
+    tokens: npt.NDArray[np.integer], dtype: npt.DTypeLike, bin_path: Path
+) -> None:
     """Raise `DataError` for a token that is negative or too large for its type."""
     highest = np.iinfo(np.dtype(dtype)).max
     low, high = (int(tokens.min()), int(tokens.max())) if tokens.size else (0, 0)

@@ -1,4 +1,4 @@
-"""A short key of a data set's content, by which it is known again wherever it lies."""
+"""Fingerprint of a dataset's content, which identifies it wherever its files are."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import hashlib
 import numpy as np
 
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.statistics import SequenceFacts, sequence_facts
+from lmcore.data.indexed.statistics import SequenceStatistics, sequence_statistics
 
-__all__ = ["source_key"]
+__all__ = ["content_fingerprint"]
 
 _PIECE = 1 << 14
 _PIECES = 16
 
 
-def source_key(
+def content_fingerprint(
     indexed: IndexedDataset,
     sequence_range: tuple[int, int],
     *,
-    facts: SequenceFacts | None = None,
+    statistics: SequenceStatistics | None = None,
 ) -> str:
-    """Return a key of a range of sequences: all sizes, and pieces of the tokens from end to end.
+    """Return a fingerprint of a range of sequences: 32 hexadecimal digits.
 
-    It changes where a file is replaced, cut, extended or reordered; single tokens that are
-    altered in place, all sizes kept, may go unseen.
+    It is a hash of all sizes and of tokens at 16 evenly spaced sequences.  It changes if a file is
+    replaced, cut, extended or reordered; single tokens changed in place may go unnoticed.
 
     Args:
-        indexed: The data set.
-        sequence_range: First sequence, and the one after the last.
-        facts: Of the range, if they are known; else they are taken in a pass over the sizes.
+        indexed: the dataset.
+        sequence_range: first sequence, and the one after the last.
+        statistics: statistics of the range, if known; otherwise they take a pass over the sizes.
     """
     start, end = sequence_range
     digest = hashlib.blake2b(str(indexed.dtype).encode(), digest_size=16)
-    known = facts or sequence_facts(indexed, sequence_range)
+    known = statistics or sequence_statistics(indexed, sequence_range)
     digest.update(known.digest.encode())
     for number in (
         np.unique(np.linspace(start, end - 1, _PIECES).astype(np.int64)) if end > start else ()

@@ -17,13 +17,13 @@ import numpy.typing as npt
 from lmcore.data.indexed.idx_reader import Index, map_file
 from lmcore.data.indexed.token_scan import document_bounds
 
-__all__ = ["CountedEnds", "UncountedEnd", "find_uncounted_end"]
+__all__ = ["IndexWithEod", "MissingEod", "find_missing_eod"]
 
 Integers = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
-class UncountedEnd:
+class MissingEod:
     """A token that stands uncounted after documents.
 
     Attributes:
@@ -37,7 +37,7 @@ class UncountedEnd:
     count: int
 
 
-def find_uncounted_end(index: Index, bin_path: Path, eod: int | None = None) -> UncountedEnd | None:
+def find_missing_eod(index: Index, bin_path: Path, eod: int | None = None) -> MissingEod | None:
     """Return the token that each document is followed by and that the index does not count.
 
     Args:
@@ -58,7 +58,7 @@ def find_uncounted_end(index: Index, bin_path: Path, eod: int | None = None) -> 
         if count == excess and not (after_empty and _without_sequences(index)):
             token = _common_end(index, tokens, after_empty=after_empty)
             if token is not None and (eod == token or (eod is None and count > 1)):
-                return UncountedEnd(token, after_empty, count)
+                return MissingEod(token, after_empty, count)
     return None
 
 
@@ -87,10 +87,10 @@ def _common_end(index: Index, tokens: Integers, *, after_empty: bool) -> int | N
     return found
 
 
-class CountedEnds:
+class IndexWithEod:
     """The content of the right index: the last sequence of each document is one longer."""
 
-    def __init__(self, index: Index, end: UncountedEnd) -> None:
+    def __init__(self, index: Index, end: MissingEod) -> None:
         self._index, self._after_empty = index, end.after_empty
         self.sequences = len(index.sizes)
         self.documents = index.document_count

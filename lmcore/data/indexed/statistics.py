@@ -1,9 +1,8 @@
-"""What an index follows from: how many tokens a range of sequences has, and a hash of its sizes.
+"""Statistics of a range of sequences: number of tokens, and a hash of the sizes.
 
-Both take a pass over the sizes, which a warm start cannot afford for a large dataset.  They are
-therefore recorded beside the cached indices, with the state of the `.idx` that they were taken
-from: the file's size, inode, and times of change.  Whatever touches the file changes its state, and
-the pass is made again.
+Both take a pass over the sizes, too slow at each start for a large dataset.  They are therefore
+recorded beside the cached indices, with the state of the `.idx`: size, inode, and modification
+times.  Any write to the file changes its state, and the statistics are computed again.
 """
 
 from __future__ import annotations
@@ -25,77 +24,83 @@ import numpy.typing as npt
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.durable import write_atomically
 
-__all__ = ["SequenceFacts", "record_facts", "sequence_facts"]
+__all__ = ["SequenceStatistics", "record_statistics", "sequence_statistics"]
 
 _log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
 _SETTLED_SECONDS = 3.0
-"""A file changed more recently may change once more without its times showing it."""
+"""Minimum age of a recorded file: a younger one may change again within its times' resolution."""
 
 
 @dataclass(frozen=True)
-class SequenceFacts:
-    """Of a range of sequences.
+class SequenceStatistics:
+    """Statistics of a range of sequences.
 
     Attributes:
-        tokens: How many there are.
-        digest: Hash of the sizes in order, and of where documents begin among them.
+        tokens: number of tokens.
+        digest: hash of the sizes in order, and of the first sequences of documents.
     """
 
     tokens: int
     digest: str
 
 
-def sequence_facts(
+def sequence_statistics(
     indexed: IndexedDataset, sequence_range: tuple[int, int], *, record_dir: Path | None = None
-) -> SequenceFacts:
-    """Return the facts of a range of sequences, in a time that does not depend on its size.
+) -> SequenceStatistics:
+    """Return the statistics of a range of sequences; recorded ones take constant time.
 
     Args:
-        indexed: The dataset.
-        sequence_range: First sequence, and the one after the last.
-        record_dir: Where facts are recorded, if it is there and can be written; None: they are
-            taken anew each time, in a pass over the sizes.
+        indexed: the dataset.
+        sequence_range: first sequence, and the one after the last.
+        record_dir: directory of the records, used if it exists and is writable.  None: compute
+            them in a pass over the sizes.
     """
     start, end = sequence_range
     if not 0 <= start <= end <= len(indexed.sizes):
         raise ValueError(f"sequences {sequence_range} of {len(indexed.sizes)}")
     if record_dir is None:
-        return _take(indexed, start, end)
-    known = _read(_record(indexed, sequence_range, record_dir), _state(indexed))
+        return _compute(indexed, start, end)
+    known = _read(_record_path(indexed, sequence_range, record_dir), _state(indexed))
     if known is not None:
         return known
     before = _state(indexed)
-    facts = _take(indexed, start, end)
+    statistics = _compute(indexed, start, end)
     if before == _state(indexed):
-        record_facts(indexed, sequence_range, facts, record_dir)
-    return facts
+        record_statistics(indexed, sequence_range, statistics, record_dir)
+    return statistics
 
 
-def record_facts(
+def record_statistics(
     indexed: IndexedDataset,
     sequence_range: tuple[int, int],
-    facts: SequenceFacts,
+    statistics: SequenceStatistics,
     record_dir: Path,
 ) -> None:
-    """Record facts that were just taken, if the directory is there and can be written.
+    """Record statistics that were just computed, if the directory exists and is writable.
 
-    Without the record all is right, only slower.
+    A missing record only costs time.
+
+    Args:
+        indexed: the dataset.
+        sequence_range: first sequence, and the one after the last.
+        statistics: statistics of the range.
+        record_dir: directory of the record.
     """
-    record = _record(indexed, sequence_range, record_dir)
+    record = _record_path(indexed, sequence_range, record_dir)
     state = _state(indexed)
     age = time.time() - max(state["mtime_ns"], state["ctime_ns"]) / 1e9
     if age < _SETTLED_SECONDS or record.exists() or not record_dir.is_dir():
         return
-    values = {"file": str(indexed.idx_path), "state": state, **vars(facts)}
+    values = {"file": str(indexed.idx_path), "state": state, **vars(statistics)}
     try:
         write_atomically(record, json.dumps(values).encode())
     except OSError as error:
-        _log.debug("`%s` is not recorded: %s", record, error)
+        _log.debug("cannot record `%s`: %s", record, error)
 
 
-def _take(indexed: IndexedDataset, start: int, end: int) -> SequenceFacts:
+def _compute(indexed: IndexedDataset, start: int, end: int) -> SequenceStatistics:
     digest = hashlib.blake2b(digest_size=16)
     tokens = 0
     for at in range(start, end, _CHUNK):
@@ -103,7 +108,7 @@ def _take(indexed: IndexedDataset, start: int, end: int) -> SequenceFacts:
         digest.update(np.require(sizes, requirements=["A"]).data)
         tokens += int(sizes.sum(dtype=np.int64))
     documents = indexed.document_indices
-    # Not searchsorted, which copies what lies unaligned in a file.
+    # Not searchsorted, which copies an unaligned array.
     first, last = bisect_left(documents, start), bisect_left(documents, end)
     digest.update(f"{end - start} sequences, {last - first} documents".encode())
 
@@ -112,19 +117,19 @@ def _take(indexed: IndexedDataset, start: int, end: int) -> SequenceFacts:
             yield at - first, documents[at : min(at + _CHUNK, last)] - start
 
     if any(not np.array_equal(part, np.arange(at, at + len(part))) for at, part in chunks()):
-        for _, part in chunks():  # not one sequence a document
+        for _, part in chunks():  # documents of several sequences
             digest.update(part.tobytes())
-    return SequenceFacts(tokens, digest.hexdigest())
+    return SequenceStatistics(tokens, digest.hexdigest())
 
 
-def _record(indexed: IndexedDataset, sequence_range: tuple[int, int], directory: Path) -> Path:
+def _record_path(indexed: IndexedDataset, sequence_range: tuple[int, int], directory: Path) -> Path:
     start, end = sequence_range
-    place = f"{indexed.idx_path.resolve()} {start} {end}"
-    return directory / f"facts-{hashlib.blake2b(place.encode(), digest_size=12).hexdigest()}.json"
+    key = f"{indexed.idx_path.resolve()} {start} {end}"
+    return directory / f"facts-{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.json"
 
 
 def _state(indexed: IndexedDataset) -> dict[str, int]:
-    """Return what changes when the `.idx` does, and what was read of it, lest it changed since."""
+    """Return the state of the `.idx` on disk, and the counts that were read from it."""
     found = indexed.idx_path.stat()
     return {
         "bytes": found.st_size,
@@ -136,13 +141,13 @@ def _state(indexed: IndexedDataset) -> dict[str, int]:
     }
 
 
-def _read(record: Path, state: dict[str, int]) -> SequenceFacts | None:
+def _read(record: Path, state: dict[str, int]) -> SequenceStatistics | None:
     try:
         values: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
         if values["state"] != state:
             with suppress(OSError):
                 record.unlink(missing_ok=True)  # makes room for the next one
             return None
-        return SequenceFacts(int(values["tokens"]), str(values["digest"]))
+        return SequenceStatistics(int(values["tokens"]), str(values["digest"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.files import changed
+from lmcore.data.indexed.files import file_changed
 from lmcore.data.indexed.idx_reader import Index
 from lmcore.data.indexed.idx_writer import NumberSpool
 from lmcore.errors import DataError
@@ -176,7 +176,7 @@ def _read(file: BinaryIO, count: int, path: Path) -> bytes:
     except OSError as error:
         raise DataError(f"cannot read `{path}`", why=error.strerror or str(error)) from error
     if left:
-        raise changed(path)
+        raise file_changed(path)
     return b"".join(pieces)
 
 

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.indexed.files import IndexedFiles, disk_errors, require_range
+from lmcore.data.indexed.files import IndexedFiles, check_token_range, disk_errors
 from lmcore.data.indexed.idx_reader import Format
 from lmcore.data.indexed.idx_writer import NumberSpool, dtype_code
 from lmcore.errors import DataError
@@ -125,7 +125,7 @@ class IndexedDatasetWriter:
     def _append(self, values: npt.NDArray[np.integer], sizes: npt.NDArray[np.int64]) -> None:
         if values.ndim != 1 or int(sizes.sum()) != values.size or (sizes < 0).any():
             raise ValueError(f"{values.size} tokens do not make sequences of {sizes.sum()}")
-        require_range(values, self.dtype, self.bin_path)
+        check_token_range(values, self.dtype, self.bin_path)
         _check_sizes(sizes, self.bin_path)
         with disk_errors(self.idx_path):
             self._sizes.extend(sizes)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
     from lmcore.data.loading.loader import Batch, BatchLoader
 
-__all__ = ["Batches", "on_device"]
+__all__ = ["Batches", "prefetch_to_device"]
 
 
 class Batches(Protocol):
@@ -34,7 +34,7 @@ class Batches(Protocol):
         """Return the next one."""
 
 
-def on_device(loader: BatchLoader, device: Device) -> Batches:
+def prefetch_to_device(loader: BatchLoader, device: Device) -> Batches:
     """Return what gives the loader's micro-batches on *device*.
 
     Where that has no streams, events or pinned memory, the loader itself: its batches are on the

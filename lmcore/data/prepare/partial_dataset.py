@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.indexed.files import commit_pair, disk_errors, require_range
+from lmcore.data.indexed.files import check_token_range, commit_pair, disk_errors
 from lmcore.data.indexed.idx_reader import Format
 from lmcore.data.indexed.idx_writer import write_index
 from lmcore.data.prepare.encode_types import KeyTokens
@@ -120,7 +120,7 @@ class KeyOutput:
 
     def _fitting(self, tokens: Integers) -> Integers:
         if tokens.dtype != self.dtype:
-            require_range(tokens, self.dtype, self.bin_path)
+            check_token_range(tokens, self.dtype, self.bin_path)
         return tokens.astype(self.dtype.newbyteorder("<"), copy=False)
 
     def sync(self) -> None:

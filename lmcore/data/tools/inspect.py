@@ -11,7 +11,7 @@ import numpy as np
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.idx_reader import Format, Index, read_index
 from lmcore.data.indexed.metadata import DatasetMetadata, read_metadata
-from lmcore.data.indexed.missing_eod import find_uncounted_end
+from lmcore.data.indexed.missing_eod import find_missing_eod
 from lmcore.data.indexed.token_scan import TokenScan, document_bounds, scan_tokens
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import DataError, counted
@@ -208,7 +208,7 @@ def _open(
 
 def _uncounted(index: Index, bin_path: Path, eod: int | None) -> list[str]:
     """Explain tokens that the index does not count, if it is the ends of documents."""
-    end = find_uncounted_end(index, bin_path, eod)
+    end = find_missing_eod(index, bin_path, eod)
     if end is None:
         return []
     told = (

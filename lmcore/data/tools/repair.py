@@ -15,7 +15,7 @@ import numpy as np
 
 from lmcore.data.indexed.copy import copy_bytes
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.files import changed, disk_errors, replacing
+from lmcore.data.indexed.files import disk_errors, file_changed, replacing
 from lmcore.data.indexed.idx_reader import CACHED_MAGIC, TOKEN_DTYPES, Format, Index, read_index
 from lmcore.data.indexed.idx_rebuild import RebuiltIndex
 from lmcore.data.indexed.idx_writer import IndexContent, write_index
@@ -25,7 +25,7 @@ from lmcore.data.indexed.metadata import (
     read_metadata,
     write_metadata,
 )
-from lmcore.data.indexed.missing_eod import CountedEnds, find_uncounted_end
+from lmcore.data.indexed.missing_eod import IndexWithEod, find_missing_eod
 from lmcore.errors import ConfigError, DataError, counted
 
 __all__ = ["RepairReport", "RepairRequest", "hyphenated", "repair"]
@@ -208,14 +208,14 @@ class _Mended:
         size = self.bin_path.stat().st_size
         if size == index.bin_bytes:
             return
-        end = find_uncounted_end(index, self.bin_path, eod)
+        end = find_missing_eod(index, self.bin_path, eod)
         if end is None:
             raise _unexplained(index, self.bin_path, size, eod)
         found.append(
             f"token {end.token} stands after each of {counted(end.count, 'document')} and was not "
             "counted"
         )
-        self.content, self.end = CountedEnds(index, end), end.token
+        self.content, self.end = IndexWithEod(index, end), end.token
 
     def _old_index(self, found: list[str]) -> Index | None:
         if self.idx_path is None:
@@ -322,7 +322,7 @@ def _copy(source: Path, target: Path) -> None:
     with source.open("rb") as old, replacing(target) as new:
         size = source.stat().st_size
         if copy_bytes(old.fileno(), new.fileno(), 0, size) != size:
-            raise changed(source)
+            raise file_changed(source)
 
 
 def _right_metadata(

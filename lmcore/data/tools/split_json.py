@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from lmcore.data.indexed.files import changed, disk_errors
+from lmcore.data.indexed.files import disk_errors, file_changed
 from lmcore.data.input.compression import BOM, STDIN, open_text
 from lmcore.data.input.files import find_inputs
 from lmcore.durable import AtomicFile
@@ -163,14 +163,14 @@ def _deal(
         for number, piece in _pieces(file):
             if number != last:
                 if not any(left):
-                    raise changed(file)
+                    raise file_changed(file)
                 last, chosen = number, _choose(left, chance)
                 left[chosen] -= 1
                 part = parts[chosen]
                 part.begin(file, number)
             part.write(piece)
     if any(left):
-        raise changed(files[-1])
+        raise file_changed(files[-1])
 
 
 def _choose(left: Sequence[int], chance: random.Random) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmcore.data.loading.device_prefetch import on_device
+from lmcore.data.loading.device_prefetch import prefetch_to_device
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.train.async_scalars import LateReader
 
@@ -60,7 +60,7 @@ def test_batches_are_late_and_right(
     misbehave("slow:copy=20ms")
     right = []
     with BatchLoader(Counting(), micro_batch_size=4, prefetch=2, pin=device.pin_memory) as loader:
-        batches = on_device(loader, device)
+        batches = prefetch_to_device(loader, device)
         while not loader._ready.full():
             time.sleep(0.001)
         for number in range(4):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmcore.data.blend.cyclic_sampler import CyclicOrder
+from lmcore.data.blend.cyclic_sampler import CyclicDataset
 from lmcore.data.loading.loader import BatchLoader
 
 
@@ -29,7 +29,7 @@ def read(dataset, **arguments):
 
 def test_passes():
     """Each pass has every sample once, in torch's permutation for the pass's number."""
-    cyclic = CyclicOrder(Numbers(), 35)
+    cyclic = CyclicDataset(Numbers(), 35)
     found = [int(cyclic[i][0]) for i in range(35)]
     for number in range(3):
         generator = torch.Generator().manual_seed(number)
@@ -45,8 +45,8 @@ def test_passes():
 @pytest.mark.parametrize("consumed", [0, 4, 10, 12, 28])
 def test_resumed_run_sees_what_an_unbroken_one_sees(consumed):
     """From any position on, also from the middle of a later pass, the samples are the same."""
-    whole = read(CyclicOrder(Numbers(), 36), micro_batch_size=2)
-    rest = read(CyclicOrder(Numbers(), 36), micro_batch_size=2, consumed_samples=consumed)
+    whole = read(CyclicDataset(Numbers(), 36), micro_batch_size=2)
+    rest = read(CyclicDataset(Numbers(), 36), micro_batch_size=2, consumed_samples=consumed)
     assert rest == whole[consumed:]
 
 
@@ -55,7 +55,7 @@ def test_order_does_not_depend_on_the_number_of_processes(size):
     """A global batch of six holds the same samples for one process or six."""
     batches = [
         read(
-            CyclicOrder(Numbers(), 36),
+            CyclicDataset(Numbers(), 36),
             micro_batch_size=6 // size,
             data_parallel_rank=rank,
             data_parallel_size=size,
@@ -69,9 +69,9 @@ def test_order_does_not_depend_on_the_number_of_processes(size):
         for one in batches
         for sample in one[step * each : (step + 1) * each]
     ]
-    assert together == read(CyclicOrder(Numbers(), 36), micro_batch_size=6)
+    assert together == read(CyclicDataset(Numbers(), 36), micro_batch_size=6)
 
 
 def test_order_is_the_dataset_s():
     """A shorter or longer run has the same order, a plain one another."""
-    assert CyclicOrder(Numbers(), 5).order == CyclicOrder(Numbers(), 50).order != Numbers.order
+    assert CyclicDataset(Numbers(), 5).order == CyclicDataset(Numbers(), 50).order != Numbers.order

@@ -14,7 +14,7 @@ from lmcore.data.blend import index_cache as blend_cache
 from lmcore.data.blend.index import (
     build_blend_index,
     build_exhaustive_index,
-    normalized,
+    normalize,
     source_sizes,
 )
 from lmcore.data.blend.index_cache import blend_index
@@ -35,7 +35,7 @@ def test_sizes_of_the_sources():
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
 def test_weights_sum_to_one(weights):
     """Whatever the weights, their shares of the whole are kept."""
-    shares = normalized(weights)
+    shares = normalize(weights)
     assert abs(sum(shares) - 1) < 1e-9
     assert shares == pytest.approx([weight / sum(weights) for weight in weights])
 

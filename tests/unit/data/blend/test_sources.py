@@ -12,7 +12,7 @@ import pytest
 from lmcore.config.data_source import Blend, DataSource, RunSources
 from lmcore.data.blend.dataset import BlendedDataset, BlendRecord, SourceStream
 from lmcore.data.blend.index import build_blend_index, source_sizes
-from lmcore.data.blend.resume import changed_blend, continued_blend, record_of
+from lmcore.data.blend.resume import blend_record, changed_blend, continued_blend
 from lmcore.data.blend.sources import (
     OpenSource,
     SampleSettings,
@@ -235,7 +235,7 @@ def test_new_weights_in_mid_run_repeat_nothing(write, settings):
     total = 900  # of each source there are 999 samples in an epoch
     first = build_samples(sources_of((a, 0.7), (b, 0.3)), total, settings, name="train")
     seen = identities(first, range(300))
-    record = BlendRecord.from_dict(record_of(first, 300, a).to_dict())
+    record = BlendRecord.from_dict(blend_record(first, 300, a).to_dict())
     assert [one.consumed for one in record.sources] == [210, 90]
     second = changed_blend(sources_of((b, 0.5), (c, 0.5)), record, 300, total, settings)
     seen += identities(second, range(300, 500))
@@ -254,7 +254,7 @@ def test_a_changed_blend_goes_on_as_if_unbroken(write, settings):
     a, b = unique(write, "a"), unique(write, "b")
     first = build_samples(sources_of((a, 1.0)), 400, settings, name="train")
     changed = changed_blend(
-        sources_of((a, 0.5), (b, 0.5)), record_of(first, 100, a), 100, 400, settings
+        sources_of((a, 0.5), (b, 0.5)), blend_record(first, 100, a), 100, 400, settings
     )
     record = BlendRecord.from_dict(changed.record(217).to_dict())
     resumed = continued_blend(sources_of((a, 0.5), (b, 0.5)), record, 400, settings)
@@ -271,7 +271,7 @@ def test_a_source_goes_on_after_its_last_sample(write, settings):
     a, b = write("a", 40), write("b", 40)
     first = build_samples(sources_of((a, None)), 24, settings, name="train")
     changed = changed_blend(
-        sources_of((a, 0.9), (b, 0.1)), record_of(first, 20, a), 20, 200, settings
+        sources_of((a, 0.9), (b, 0.1)), blend_record(first, 20, a), 20, 200, settings
     )
     assert changed.sources[0].requested[0] == 24
     assert len(changed.sources[0].requested) == 2
@@ -282,7 +282,7 @@ def test_a_source_that_changed_is_refused(write, settings):
     """The same name with other documents, or other settings of the order, repeat samples."""
     a = write("a", 40)
     first = build_samples(sources_of((a, 1.0)), 24, settings, name="train")
-    record = record_of(first, 8, a)
+    record = blend_record(first, 8, a)
     other = SampleSettings(LENGTH, 99, settings.cache_dir, 0.8)
     with pytest.raises(ConfigError, match="not in the checkpoint's order"):
         changed_blend(sources_of((a, 2.0)), record, 8, 24, other)
@@ -297,7 +297,7 @@ def test_a_source_that_moved_goes_on(write, settings, tmp_path):
     """Documents are known by their content, not by where they lie."""
     a, b = unique(write, "a"), unique(write, "b")
     first = build_samples(sources_of((a, 0.5), (b, 0.5)), 100, settings, name="train")
-    record = record_of(first, 50, a)
+    record = blend_record(first, 50, a)
     for suffix in (".bin", ".idx"):
         Path(a + suffix).rename(tmp_path / f"moved{suffix}")
     moved = str(tmp_path / "moved")

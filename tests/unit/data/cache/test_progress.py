@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lmcore.data.cache.progress import BuildProgress, log_progress, reported
+from lmcore.data.cache.progress import BuildProgress, log_progress, report_progress
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -21,10 +21,10 @@ def wait_for(condition: Callable[[], object]) -> None:
 def test_a_long_build_is_reported_and_a_short_one_is_not():
     """Reports come in steps with what is done by then; a build within the first step is silent."""
     seen: list[BuildProgress] = []
-    with reported("x", 100, seen.append, every=5.0) as counter:
+    with report_progress("x", 100, seen.append, every=5.0) as counter:
         counter[0] += 100
     assert seen == []
-    with reported("x", 100, seen.append, every=0.05) as counter:
+    with report_progress("x", 100, seen.append, every=0.05) as counter:
         for part in range(1, 11):
             counter[0] += 10
             wait_for(lambda part=part: len(seen) >= part // 5)
@@ -38,7 +38,7 @@ def test_an_error_in_the_build_ends_the_reports():
     seen: list[BuildProgress] = []
 
     def build():
-        with reported("x", 0, seen.append, every=0.02):
+        with report_progress("x", 0, seen.append, every=0.02):
             wait_for(lambda: seen)
             {}["missing"]
 

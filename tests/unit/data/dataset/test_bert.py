@@ -111,7 +111,7 @@ def test_a_sample_is_the_same_whenever_it_is_read(indexed, tmp_path):
     assert forward == backward[::-1]
     other = dataset(indexed, tmp_path, seed=8)
     assert forward != [other[i].tokens_S.tolist() for i in range(20)]
-    assert made.samples.order != other.samples.order
+    assert made.order != other.order
 
 
 def test_a_range_keeps_to_its_documents(indexed, tmp_path):
@@ -124,7 +124,7 @@ def test_a_range_keeps_to_its_documents(indexed, tmp_path):
 def test_an_epoch_without_a_number(indexed, tmp_path):
     """Without a number of samples the dataset is one epoch, each sentence once."""
     made = dataset(indexed, tmp_path, num_samples=None, sequence_length=60)
-    rows = sorted(made.samples.rows[:, :2].tolist())
+    rows = sorted(made.rows[:, :2].tolist())
     covered = [sentence for first, last in rows for sentence in range(first, last)]
     assert covered == list(range(len(indexed)))
     with pytest.raises(IndexError):
@@ -145,8 +145,8 @@ def test_the_mapping_is_cached(indexed, tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("train-*")}
     second = dataset(indexed, tmp_path)
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("train-*")} == before
-    assert (first.samples.rows == second.samples.rows).all()
-    assert not second.samples.rows.flags.writeable
+    assert (first.rows == second.rows).all()
+    assert not second.rows.flags.writeable
     dataset(indexed, tmp_path, sequence_length=25)
     assert len(list(tmp_path.glob("train-*.json"))) == 2
 

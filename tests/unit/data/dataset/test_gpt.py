@@ -16,13 +16,13 @@ import pytest
 
 from lmcore.data import native
 from lmcore.data.cache import array_store, build_lock
-from lmcore.data.cache.index_cache import cache_key, default_cache_dir, load_or_build
+from lmcore.data.cache.index_cache import cache_key, index_cache_dir, load_or_build
 from lmcore.data.dataset import gpt_index
 from lmcore.data.dataset.gpt import GPTDataset
 from lmcore.data.dataset.gpt_index import IndexRequest
 from lmcore.data.indexed import statistics
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.statistics import sequence_facts
+from lmcore.data.indexed.statistics import sequence_statistics
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.errors import DataError
 
@@ -118,7 +118,7 @@ def test_a_warm_cache_is_opened_without_reading_it(make_dataset, tmp_path, monke
     indexed = make_dataset(DOCUMENTS)
     (tmp_path / "cache").mkdir()
     first = dataset(indexed, tmp_path)
-    monkeypatch.setattr(statistics, "_take", None)
+    monkeypatch.setattr(statistics, "_compute", None)
     monkeypatch.setattr(array_store, "_checksum", None)
     monkeypatch.setattr(gpt_index, "build_gpt_index", None)
     again = dataset(indexed, tmp_path)
@@ -183,12 +183,12 @@ def test_key_follows_the_data_not_its_place(make_dataset, tmp_path):
 
 
 def key_of(request: IndexRequest, indexed: IndexedDataset) -> str:
-    return cache_key(request, sequence_facts(indexed, request.sequence_range))
+    return cache_key(request, sequence_statistics(indexed, request.sequence_range))
 
 
 @pytest.mark.parametrize("which", ["document_index", "sample_index", "shuffle_index", "json"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone"])
-def test_damaged_cache_is_built_anew_with_a_warning(make_dataset, tmp_path, caplog, which, damage):
+def test_damaged_cache_is_rebuilt_with_a_warning(make_dataset, tmp_path, caplog, which, damage):
     """Whatever happened to a cache file, the samples are right and a warning says what happened."""
     indexed = make_dataset(DOCUMENTS)
     expected = [dataset(indexed, tmp_path)[i].tolist() for i in range(5)]
@@ -209,7 +209,7 @@ def test_damaged_cache_is_built_anew_with_a_warning(make_dataset, tmp_path, capl
         again = dataset(indexed, tmp_path)
     assert [again[i].tolist() for i in range(5)] == expected
     if (which, damage) != ("json", "gone"):
-        assert "anew" in caplog.text
+        assert "rebuilding" in caplog.text
     caplog.clear()
     dataset(indexed, tmp_path)
     assert not caplog.text
@@ -242,8 +242,8 @@ def test_default_cache_lies_beside_the_data(make_dataset, tmp_path):
     """Without a cache path the index goes to a directory named after the data."""
     indexed = make_dataset(DOCUMENTS)
     dataset(indexed, tmp_path, cache_dir=None)
-    assert default_cache_dir(indexed) == tmp_path / "made_index_cache"
-    assert len(list(default_cache_dir(indexed).iterdir())) == 4
+    assert index_cache_dir(indexed, None) == tmp_path / "made_index_cache"
+    assert len(list(index_cache_dir(indexed, None).iterdir())) == 4
 
 
 def test_read_only_data_keeps_the_index_in_memory(make_dataset, tmp_path, caplog):
@@ -257,7 +257,7 @@ def test_read_only_data_keeps_the_index_in_memory(make_dataset, tmp_path, caplog
         tmp_path.chmod(0o755)
     assert len(made[0]) == 5
     assert caplog.text.count("--data-cache-path") == 1
-    assert not default_cache_dir(indexed).exists()
+    assert not index_cache_dir(indexed, None).exists()
 
 
 def test_read_only_cache_is_used_and_never_written(make_dataset, tmp_path, caplog, monkeypatch):

@@ -20,7 +20,7 @@ from lmcore.data.dataset.gpt_index import (
     build_sample_index,
     build_sample_index_python,
 )
-from lmcore.data.indexed.statistics import SequenceFacts
+from lmcore.data.indexed.statistics import SequenceStatistics
 from lmcore.errors import DataError
 
 needs_native = pytest.mark.skipif(not native.available, reason=native.reason)
@@ -163,7 +163,7 @@ def test_progress_ends_at_the_work_planned(either):
     progress = np.zeros(1, dtype=np.int64)
     build_gpt_index(sizes, (0, 5), sequence_length=4, num_samples=50, seed=1, progress=progress)
     request = IndexRequest((0, 5), num_samples=50, sequence_length=4, seed=1)
-    assert progress[0] == request.work(SequenceFacts(tokens=21, digest=""))
+    assert progress[0] == request.work(SequenceStatistics(tokens=21, digest=""))
 
 
 @needs_native

@@ -85,6 +85,6 @@ def test_a_sample_beyond_the_index_names_the_dataset(either, tmp_path):
     indexed, _ = written(tmp_path / "x", "uint16")
     index = build_gpt_index(indexed.sizes, (0, 50), sequence_length=13, num_samples=5, seed=2)
     reader = SampleReader(indexed, index, 13)
-    with pytest.raises(DataError, match="does not lie within") as caught:
+    with pytest.raises(DataError, match="is not within") as caught:
         reader.read(index.samples)
-    assert "remove the directory" in caught.value.hint
+    assert "delete the directory" in caught.value.hint

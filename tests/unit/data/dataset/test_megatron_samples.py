@@ -179,7 +179,7 @@ def our_bert(case: dict, folder: Path) -> list[dict]:
             "loss_mask": one.loss_mask_S,
             "truncated": int(one.truncated),
         }
-        for one in (made[i] for i in range(len(made.samples.rows)))
+        for one in (made[i] for i in range(len(made.rows)))
     ]
 
 
@@ -209,7 +209,7 @@ def our_t5(case: dict, folder: Path) -> list[dict]:
             "enc_mask": one.encoder_mask_E,
             "dec_mask": one.decoder_mask_D,
         }
-        for one in (made[i] for i in range(len(made.samples.rows)))
+        for one in (made[i] for i in range(len(made.rows)))
     ]
 
 

@@ -102,7 +102,7 @@ def test_the_text_is_the_document_s(indexed, tmp_path):
     made = dataset(indexed, tmp_path)
     for i in range(len(made)):
         one = made[i]
-        first, last, target = made.samples.row(i)
+        first, last, target = made.row(i)
         text = np.concatenate([indexed.get(at) for at in range(first, last)]).tolist()
         encoder = one.encoder_tokens_E[: int(one.encoder_mask_E.sum())].tolist()
         decoder = one.labels_D[: int(one.loss_mask_D.sum()) - 1].tolist()

@@ -9,7 +9,7 @@ import pytest
 
 from lmcore.data.indexed import statistics as module
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.statistics import SequenceFacts, sequence_facts
+from lmcore.data.indexed.statistics import SequenceStatistics, sequence_statistics
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 
 
@@ -33,81 +33,83 @@ def settled(monkeypatch):
 
 def test_tokens_and_digest_are_of_the_range(indexed, tmp_path):
     """Tokens are those of the range; the digest follows sizes and documents, not the place."""
-    assert sequence_facts(indexed, (0, 5)).tokens == 21
-    assert sequence_facts(indexed, (1, 3)).tokens == 7
+    assert sequence_statistics(indexed, (0, 5)).tokens == 21
+    assert sequence_statistics(indexed, (1, 3)).tokens == 7
     same = written(tmp_path / "same", [[3], [5, 2], [7], [4]])
-    assert sequence_facts(same, (0, 5)) == sequence_facts(indexed, (0, 5))
+    assert sequence_statistics(same, (0, 5)) == sequence_statistics(indexed, (0, 5))
     for other in ([[3], [5], [2], [7], [4]], [[3], [2, 5], [7], [4]], [[3], [5, 2], [11]]):
         made = written(tmp_path / "other", other)
         whole = (0, len(made.sizes))
-        assert sequence_facts(made, whole).digest != sequence_facts(indexed, (0, 5)).digest
+        assert (
+            sequence_statistics(made, whole).digest != sequence_statistics(indexed, (0, 5)).digest
+        )
     shifted = written(tmp_path / "shifted", [[9], [3], [5, 2], [7], [4]])
-    assert sequence_facts(shifted, (1, 6)) == sequence_facts(indexed, (0, 5))
+    assert sequence_statistics(shifted, (1, 6)) == sequence_statistics(indexed, (0, 5))
 
 
 def test_chunks_do_not_show(indexed, monkeypatch):
     """The digest is that of the whole, however it is read."""
-    whole = sequence_facts(indexed, (0, 5))
+    whole = sequence_statistics(indexed, (0, 5))
     monkeypatch.setattr(module, "_CHUNK", 2)
-    assert sequence_facts(indexed, (0, 5)) == whole
+    assert sequence_statistics(indexed, (0, 5)) == whole
 
 
 def test_a_record_spares_the_pass(indexed, tmp_path, settled, monkeypatch):
     """What is on record is not taken again, in whatever process."""
-    first = sequence_facts(indexed, (0, 5), record_dir=tmp_path)
-    monkeypatch.setattr(module, "_take", None)
-    assert sequence_facts(indexed, (0, 5), record_dir=tmp_path) == first
-    assert sequence_facts(IndexedDataset(indexed.prefix), (0, 5), record_dir=tmp_path) == first
+    first = sequence_statistics(indexed, (0, 5), record_dir=tmp_path)
+    monkeypatch.setattr(module, "_compute", None)
+    assert sequence_statistics(indexed, (0, 5), record_dir=tmp_path) == first
+    assert sequence_statistics(IndexedDataset(indexed.prefix), (0, 5), record_dir=tmp_path) == first
     with pytest.raises(TypeError):
-        sequence_facts(indexed, (0, 4), record_dir=tmp_path)
+        sequence_statistics(indexed, (0, 4), record_dir=tmp_path)
 
 
 def test_a_changed_file_voids_its_record(indexed, tmp_path, settled):
     """A dataset written again under its name, of the same size and time even, is gone through."""
-    first = sequence_facts(indexed, (0, 5), record_dir=tmp_path)
+    first = sequence_statistics(indexed, (0, 5), record_dir=tmp_path)
     times = indexed.idx_path.stat()
     again = written(tmp_path / "made", [[3], [5, 2], [4], [7]])
     os.utime(again.idx_path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    second = sequence_facts(again, (0, 5), record_dir=tmp_path)
+    second = sequence_statistics(again, (0, 5), record_dir=tmp_path)
     assert second != first
-    assert second == sequence_facts(again, (0, 5))
-    assert sequence_facts(again, (0, 5), record_dir=tmp_path) == second
+    assert second == sequence_statistics(again, (0, 5))
+    assert sequence_statistics(again, (0, 5), record_dir=tmp_path) == second
 
 
 def test_a_file_just_changed_gets_no_record(indexed, tmp_path):
     """Times are too coarse to tell a second change from the first, so one waits."""
-    sequence_facts(indexed, (0, 5), record_dir=tmp_path)
+    sequence_statistics(indexed, (0, 5), record_dir=tmp_path)
     assert not list(tmp_path.glob("facts-*"))
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"state": 1}', "[]"])
 def test_a_damaged_record_is_passed_over(indexed, tmp_path, settled, damage):
     """A record that says nothing is taken anew."""
-    first = sequence_facts(indexed, (0, 5), record_dir=tmp_path)
+    first = sequence_statistics(indexed, (0, 5), record_dir=tmp_path)
     (record,) = tmp_path.glob("facts-*")
     record.write_text(damage)
-    assert sequence_facts(indexed, (0, 5), record_dir=tmp_path) == first
+    assert sequence_statistics(indexed, (0, 5), record_dir=tmp_path) == first
 
 
 def test_a_record_that_cannot_be_written_is_done_without(indexed, tmp_path, settled):
     """Where the directory is not there, or is a file, facts are given all the same."""
     (tmp_path / "file").write_text("")
     for directory in (tmp_path / "none", tmp_path / "file"):
-        assert sequence_facts(indexed, (0, 5), record_dir=directory).tokens == 21
+        assert sequence_statistics(indexed, (0, 5), record_dir=directory).tokens == 21
     assert not (tmp_path / "none").exists()
 
 
 def test_the_record_names_its_file(indexed, tmp_path, settled):
     """A person who looks into the directory sees what a record is of."""
-    facts = sequence_facts(indexed, (0, 5), record_dir=tmp_path)
+    facts = sequence_statistics(indexed, (0, 5), record_dir=tmp_path)
     (record,) = tmp_path.glob("facts-*")
     values = json.loads(record.read_text())
     assert values["file"] == str(indexed.idx_path)
-    assert SequenceFacts(values["tokens"], values["digest"]) == facts
+    assert SequenceStatistics(values["tokens"], values["digest"]) == facts
 
 
 def test_a_range_outside_is_refused(indexed):
     """The range lies within the dataset."""
     for bounds in [(-1, 2), (0, 6), (3, 2)]:
         with pytest.raises(ValueError):
-            sequence_facts(indexed, bounds)
+            sequence_statistics(indexed, bounds)

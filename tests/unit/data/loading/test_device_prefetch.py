@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.data.loading.device_prefetch import on_device
+from lmcore.data.loading.device_prefetch import prefetch_to_device
 from lmcore.data.loading.loader import Batch, BatchLoader
 from lmcore.errors import DataError
 
@@ -92,7 +92,7 @@ def test_each_is_copied_while_the_one_before_is_used(monkeypatch: pytest.MonkeyP
     """A copy is queued beside the computation, which waits for the copy of its own batch alone."""
     device: Any = Device(monkeypatch)
     with BatchLoader(Counting(), micro_batch_size=2, prefetch=2) as loader:
-        batches = on_device(loader, device)
+        batches = prefetch_to_device(loader, device)
         full(loader)
         first = next(batches)
         assert first.tokens_BS[:, 0].tolist() == [0, 1]
@@ -112,7 +112,7 @@ def test_all_batches_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are the loader's, none left out or repeated, with the time that it waited."""
     device: Any = Device(monkeypatch)
     with BatchLoader(Counting(), micro_batch_size=3) as loader:
-        batches = on_device(loader, device)
+        batches = prefetch_to_device(loader, device)
         assert batches is not loader
         found = [batch.tokens_BS[:, 0].tolist() for batch in batches]
         assert batches.wait_seconds == loader.wait_seconds
@@ -123,7 +123,7 @@ def test_host_memory_stays_until_it_is_copied(monkeypatch: pytest.MonkeyPatch) -
     """What a copy reads from is let go of when the copy is done."""
     device: Any = Device(monkeypatch)
     with BatchLoader(Counting(), micro_batch_size=2) as loader:
-        batches: Any = on_device(loader, device)
+        batches: Any = prefetch_to_device(loader, device)
         for _ in range(3):
             next(batches)
         assert len(batches._left) >= 3
@@ -138,7 +138,7 @@ def test_an_error_comes_with_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> N
     """Batches before a damaged sample are given out; then it is raised, as often as asked."""
     device: Any = Device(monkeypatch)
     with BatchLoader(Counting(broken=5), micro_batch_size=2) as loader:
-        batches = on_device(loader, device)
+        batches = prefetch_to_device(loader, device)
         loader._thread.join()
         assert [next(batches).tokens_BS[0, 0].item() for _ in range(2)] == [0, 2]
         for _ in range(2):
@@ -151,7 +151,7 @@ def test_a_device_without_queues(monkeypatch: pytest.MonkeyPatch, ability: str) 
     """Where the device lacks an ability the loader itself is used."""
     device: Any = Device(monkeypatch, **{ability: None})
     with BatchLoader(Counting(), micro_batch_size=2) as loader:
-        assert on_device(loader, device) is loader
+        assert prefetch_to_device(loader, device) is loader
 
 
 def test_next_if_ready() -> None:

@@ -147,7 +147,7 @@ def test_metadata_that_differs(tmp_path):
 
 
 @pytest.mark.parametrize("dataset_impl", ["mmap", "cached"])
-def test_uncounted_end(tmp_path, dataset_impl):
+def test_missing_eod(tmp_path, dataset_impl):
     """Tokens that were appended to documents and not counted are explained, and counts told."""
     prefix = write(tmp_path / "u", [[[1, 2]], [[3]]], "uint16", dataset_impl)
     np.array([1, 2, 256, 3, 256], dtype="<u2").tofile(tmp_path / "u.bin")
