@@ -37,10 +37,10 @@ class BatchWork(Generic[_Batch, _Result]):
     """Work on each batch.
 
     Attributes:
-        run: function of a batch; it is pickled to each worker process once.
-        carried: name of the object in *run* that may not be picklable, such as "the tokenizer
+        run: Function of a batch; it is pickled to each worker process once.
+        carried: Name of the object in *run* that may not be picklable, such as "the tokenizer
             `x`", for messages.
-        done: verb in the past tense for messages, such as "encoded".
+        done: Verb in the past tense for messages, such as "encoded".
     """
 
     run: Callable[[_Batch], _Result]
@@ -76,14 +76,14 @@ def work_ordered(
     to stop early.
 
     Args:
-        batches: batches of documents.
-        work: the work on each batch.
-        workers: number of threads or processes.  One process means this process.
+        batches: Batches of documents.
+        work: The work on each batch.
+        workers: Number of threads or processes.  One process means this process.
         threads: True for threads, False for processes.
 
     Raises:
-        RunError: a worker process died.
-        ConfigError: the work cannot be sent to another process.
+        RunError: A worker process died.
+        ConfigError: The work cannot be sent to another process.
     """
     if workers == 1 and not threads:
         yield from map(work.run, batches)

@@ -38,11 +38,11 @@ def store_arrays(stem: Path, arrays: Mapping[str, npt.NDArray[np.integer]]) -> N
     """Write *arrays* so that `load_arrays` finds all of them or none.
 
     Args:
-        stem: path of the files without `-NAME.npy`.
-        arrays: the arrays by name.
+        stem: Path of the files without `-NAME.npy`.
+        arrays: The arrays by name.
 
     Raises:
-        DataError: a file cannot be written; nothing incomplete is left.
+        DataError: A file cannot be written; nothing incomplete is left.
     """
     described = {}
     for name, values in arrays.items():
@@ -58,7 +58,7 @@ def load_arrays(stem: Path) -> Arrays | None:
     """Memory-map the arrays, read-only; return None if the set is missing or damaged.
 
     Args:
-        stem: path that was given to `store_arrays`.  A damaged set is reported in a warning.
+        stem: Path that was given to `store_arrays`.  A damaged set is reported in a warning.
     """
     description = Path(f"{stem}.json")
     try:

@@ -133,16 +133,16 @@ def build_or_wait(
     """Return the result of *find*; one process builds it first, the others wait.
 
     Args:
-        lock: path of the lock file, in the directory that the build writes to.  Hosts without a
+        lock: Path of the lock file, in the directory that the build writes to.  Hosts without a
             shared disk see different directories, so each elects a builder of its own.
-        find: function that returns the finished result or None.  It is polled, so it has to be
+        find: Function that returns the finished result or None.  It is polled, so it has to be
             cheap when there is no result.
-        build: function that builds the result so that *find* returns it.
-        what: name of the result, for messages.
-        patience: seconds to wait without a result and without a live builder.
+        build: Function that builds the result so that *find* returns it.
+        what: Name of the result, for messages.
+        patience: Seconds to wait without a result and without a live builder.
 
     Raises:
-        DataError: no process built the result, or the lock cannot be written.
+        DataError: No process built the result, or the lock cannot be written.
     """
     watch = _Watch(lock)
     start = alive = time.monotonic()

@@ -78,7 +78,7 @@ def index_cache_dir(indexed: IndexedDataset, cache_dir: str | Path | None) -> Pa
     """Return the directory of a dataset's indices.
 
     Args:
-        indexed: the dataset.
+        indexed: The dataset.
         cache_dir: `--data-cache-path`; None for a directory beside the data.
     """
     return Path(f"{indexed.prefix}_index_cache" if cache_dir is None else cache_dir)
@@ -99,13 +99,13 @@ def load_or_build(
     a directory builds, the others wait for its files.  No collective is used.
 
     Args:
-        indexed: the dataset.
-        request: description of the arrays.
+        indexed: The dataset.
+        request: Description of the arrays.
         cache_dir: `--data-cache-path`; None for a directory beside the data.  If arrays are
             missing in a read-only directory, they are built in memory, with a warning.
-        name: first part of the file names, such as `train`.
-        report: function that gets the progress of the build, once a second.
-        statistics: statistics of the request's sequences, if known.
+        name: First part of the file names, such as `train`.
+        report: Function that gets the progress of the build, once a second.
+        statistics: Statistics of the request's sequences, if known.
 
     Raises:
         DataError: *cache_dir* is given and is not a directory, or its disk is full.

@@ -27,10 +27,10 @@ class BuildProgress:
     """Progress of a build.
 
     Attributes:
-        what: name of the result, such as `the sample index of train`.
-        done: finished units of work.
-        total: all units of work; 0 if unknown before the end.
-        seconds: time since the build began.
+        what: Name of the result, such as `the sample index of train`.
+        done: Finished units of work.
+        total: All units of work; 0 if unknown before the end.
+        seconds: Time since the build began.
     """
 
     what: str
@@ -63,11 +63,11 @@ def report_progress(
     """Yield a counter for the build inside the block, and report it periodically.
 
     Args:
-        what: name of the result, for messages.
-        total: all units of work; 0 if unknown.
-        callback: function that gets each report, in a thread of its own.  A build that ends
+        what: Name of the result, for messages.
+        total: All units of work; 0 if unknown.
+        callback: Function that gets each report, in a thread of its own.  A build that ends
             within *every* seconds is not reported.
-        every: seconds between two reports.
+        every: Seconds between two reports.
 
     Yields:
         int64 [1]: number of finished units of work, to be increased by the build.

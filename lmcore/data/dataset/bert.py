@@ -30,12 +30,12 @@ class BertSettings:
 
     Attributes:
         sequence_length: S, in tokens.
-        seed: seed of the sentence index, and plus a sample's number, of its draws; 0 to
+        seed: Seed of the sentence index, and plus a sample's number, of its draws; 0 to
             2**31 - 1.
         binary_head: True for pairs of segments, half of them swapped, for a model with a
             sentence-order head; False for one segment (`--bert-no-binary-head`).
-        short_probability: fraction of shorter samples (`--short-seq-prob`).
-        policy: masking (`--mask-prob` and others).
+        short_probability: Fraction of shorter samples (`--short-seq-prob`).
+        policy: Masking (`--mask-prob` and others).
     """
 
     sequence_length: int
@@ -76,13 +76,13 @@ class BertDataset(SentenceDataset):
     """Samples for BERT, in the order of training.
 
     Args:
-        indexed: dataset with one sequence per sentence.
-        words: token ids needed for masking.
-        settings: settings of the samples.
+        indexed: Dataset with one sequence per sentence.
+        words: Token ids needed for masking.
+        settings: Settings of the samples.
         **options: `document_range`, `num_samples` and others of `SentenceDataset`.
 
     Raises:
-        DataError: the documents make no sample; see also `load_or_build`.
+        DataError: The documents make no sample; see also `load_or_build`.
 
     Source:
         Megatron-LM, `megatron/core/datasets/bert_dataset.py`.  Samples are equal if the padding id
@@ -111,7 +111,7 @@ class BertDataset(SentenceDataset):
 
         Raises:
             IndexError: *i* is not the number of a sample.
-            DataError: a token is not in the vocabulary.
+            DataError: A token is not in the vocabulary.
         """
         first, last, length = self.row(i)
         sentences = self.sentences(first, last)

@@ -23,23 +23,23 @@ class GPTDataset:
     """Samples of `sequence_length + 1` tokens, in the order of training.
 
     Args:
-        indexed: the tokens.
-        document_range: first document to use, and the one after the last (see `split_ranges`).
-        num_samples: length of the dataset; documents repeat in further epochs as needed.  None:
+        indexed: The tokens.
+        document_range: First document to use, and the one after the last (see `split_ranges`).
+        num_samples: Length of the dataset; documents repeat in further epochs as needed.  None:
             as many samples as one epoch holds.
-        sequence_length: tokens of a sample, without the last target.
-        seed: seed of the shuffles.
-        cache_dir: directory of the index; None for a directory beside the data.
-        name: first part of the cache's file names, such as `train`.
-        final_epoch_threshold: see `build_gpt_index`.
+        sequence_length: Tokens of a sample, without the last target.
+        seed: Seed of the shuffles.
+        cache_dir: Directory of the index; None for a directory beside the data.
+        name: First part of the cache's file names, such as `train`.
+        final_epoch_threshold: See `build_gpt_index`.
 
     Attributes:
-        key: fingerprint of the documents' content, independent of their path.
-        order: fingerprint of documents and order: equal if the samples come in the same order.  It
+        key: Fingerprint of the documents' content, independent of their path.
+        order: Fingerprint of documents and order: equal if the samples come in the same order.  It
             depends on the number of epochs, not on the number of samples.
 
     Raises:
-        DataError: see `load_or_build` and `build_gpt_index`.
+        DataError: See `load_or_build` and `build_gpt_index`.
         ValueError: *num_samples* is None, and the documents do not fill one sample.
 
     Source:

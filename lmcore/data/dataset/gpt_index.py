@@ -71,8 +71,8 @@ class EpochPlan:
     """Number of epochs over the documents.
 
     Attributes:
-        epochs: passes over all documents.
-        before_last: number of samples in all passes but the last.
+        epochs: Passes over all documents.
+        before_last: Number of samples in all passes but the last.
         last_apart: True if the last pass is shuffled separately from the others.
     """
 
@@ -91,10 +91,10 @@ def plan_epochs(
     """Return the epochs needed for a number of samples.
 
     Args:
-        tokens: number of tokens in one epoch, at least 1.
-        num_samples: number of samples wanted.
-        sequence_length: tokens that a sample advances.
-        final_epoch_threshold: see `build_gpt_index`.
+        tokens: Number of tokens in one epoch, at least 1.
+        num_samples: Number of samples wanted.
+        sequence_length: Tokens that a sample advances.
+        final_epoch_threshold: See `build_gpt_index`.
 
     Source:
         Megatron-LM, `GPTDataset._build_document_sample_shuffle_indices`.
@@ -120,16 +120,16 @@ def build_gpt_index(
 
     Args:
         sizes: int32 [sequences], tokens of each sequence of the dataset.
-        sequence_range: first sequence to use, and the one after the last.
-        sequence_length: tokens that a sample advances; it has one more.
-        num_samples: number of samples wanted; epochs are added until they hold as many.
-        seed: seed of `numpy.random.RandomState`.
-        final_epoch_threshold: the last epoch is shuffled separately if less than this fraction of
+        sequence_range: First sequence to use, and the one after the last.
+        sequence_length: Tokens that a sample advances; it has one more.
+        num_samples: Number of samples wanted; epochs are added until they hold as many.
+        seed: Seed of `numpy.random.RandomState`.
+        final_epoch_threshold: The last epoch is shuffled separately if less than this fraction of
             its samples is wanted.
-        progress: counter of finished units of work, raised to `IndexRequest.work`.
+        progress: Counter of finished units of work, raised to `IndexRequest.work`.
 
     Raises:
-        DataError: the range has no tokens, or an index is too large for its type.
+        DataError: The range has no tokens, or an index is too large for its type.
 
     Source:
         Megatron-LM, `GPTDataset._build_document_sample_shuffle_indices`.
@@ -181,12 +181,12 @@ class IndexRequest:
     """Everything that determines a GPT index, besides the sizes of the sequences.
 
     Attributes:
-        sequence_range: first sequence to use, and the one after the last.
-        num_samples: number of samples wanted.
-        sequence_length: tokens that a sample advances; it has one more.
-        seed: seed of the shuffles.
-        final_epoch_threshold: see `build_gpt_index`.
-        kind: name of the index in messages.
+        sequence_range: First sequence to use, and the one after the last.
+        num_samples: Number of samples wanted.
+        sequence_length: Tokens that a sample advances; it has one more.
+        seed: Seed of the shuffles.
+        final_epoch_threshold: See `build_gpt_index`.
+        kind: Name of the index in messages.
     """
 
     sequence_range: tuple[int, int]
@@ -253,15 +253,15 @@ def build_sample_index(
     Args:
         sizes: int32 [sequences], tokens of each sequence of the dataset.
         document_index: int32 [documents], the sequences of the stream, in order.
-        sequence_length: tokens from one start to the next.
-        num_samples: number of samples; the stream must hold one token more than they advance.
-        progress: counter of finished units of work, raised by the number of documents.
+        sequence_length: Tokens from one start to the next.
+        num_samples: Number of samples; the stream must hold one token more than they advance.
+        progress: Counter of finished units of work, raised by the number of documents.
 
     Returns:
         int32 [num_samples + 1, 2]: position in *document_index*, and token in that sequence.
 
     Raises:
-        ValueError: an argument is out of range, or the stream is too short.
+        ValueError: An argument is out of range, or the stream is too short.
 
     Source:
         Megatron-LM, `build_sample_idx` in `megatron/core/datasets/helpers.cpp`.

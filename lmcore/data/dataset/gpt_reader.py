@@ -22,9 +22,9 @@ class SampleReader:
     """Samples of `sequence_length + 1` tokens by their number in the sample index.
 
     Args:
-        indexed: the tokens.
-        index: order of the sequences, and the start of each sample in them.
-        sequence_length: tokens that a sample advances.
+        indexed: The tokens.
+        index: Order of the sequences, and the start of each sample in them.
+        sequence_length: Tokens that a sample advances.
     """
 
     def __init__(self, indexed: IndexedDataset, index: GPTIndex, sequence_length: int) -> None:
@@ -46,10 +46,10 @@ class SampleReader:
         """Return a sample's tokens: int64 [sequence_length + 1].
 
         Args:
-            sample: number of the sample in the sample index.
+            sample: Number of the sample in the sample index.
 
         Raises:
-            DataError: the index does not match the dataset.
+            DataError: The index does not match the dataset.
         """
         try:
             return self._read(sample) if self._native is None else self._native.read(sample)

@@ -29,9 +29,9 @@ class ICTVocabulary:
     """Special token ids.
 
     Attributes:
-        cls: id that begins a sequence.
-        sep: id that ends a segment.
-        pad: id of the padding.
+        cls: Id that begins a sequence.
+        sep: Id that ends a segment.
+        pad: Id of the padding.
     """
 
     cls: int
@@ -45,9 +45,9 @@ class ICTSettings:
 
     Attributes:
         sequence_length: S of query and block each, in tokens.
-        seed: seed of the sentence index, and plus a sample's number, of its draws; 0 to
+        seed: Seed of the sentence index, and plus a sample's number, of its draws; 0 to
             2**31 - 1.
-        query_in_block_probability: fraction of samples whose block keeps the query
+        query_in_block_probability: Fraction of samples whose block keeps the query
             (`--query-in-block-prob`).
         one_sentence: True to include documents of a single sentence (`--use-one-sent-docs`).
     """
@@ -73,7 +73,7 @@ class ICTSample:
         query_mask_S: int64, 0 at padding.
         block_tokens_S: int64, title and block.
         block_mask_S: int64, 0 at padding.
-        block: first sentence, the one after the last, document, and number of the block.
+        block: First sentence, the one after the last, document, and number of the block.
     """
 
     query_tokens_S: Int64
@@ -87,16 +87,16 @@ class ICTDataset(SentenceDataset):
     """Samples of the inverse cloze task, in the order of training.
 
     Args:
-        indexed: dataset with one sequence per sentence.
-        titles: dataset with one sequence per document of *indexed* (`--titles-data-path`); None:
+        indexed: Dataset with one sequence per sentence.
+        titles: Dataset with one sequence per document of *indexed* (`--titles-data-path`); None:
             blocks have no titles.
-        vocabulary: special token ids.
-        settings: settings of the samples.
+        vocabulary: Special token ids.
+        settings: Settings of the samples.
         **options: `document_range`, `num_samples` and others of `SentenceDataset`.  An epoch has
             each block once.
 
     Raises:
-        DataError: the number of titles is not that of documents, or the documents make no block;
+        DataError: The number of titles is not that of documents, or the documents make no block;
             see also `load_or_build`.
 
     Source:

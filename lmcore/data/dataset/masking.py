@@ -27,8 +27,8 @@ class MaskingWords:
     """Vocabulary properties needed to choose words.
 
     Attributes:
-        cls: id that begins a sample; never chosen.
-        sep: id that ends a segment; never chosen.
+        cls: Id that begins a sample; never chosen.
+        sep: Id that ends a segment; never chosen.
         continues: bool [vocabulary], True for tokens that continue the word before them, as
             `##ing` does; all False if each token is a word.
     """
@@ -49,8 +49,8 @@ class MaskingVocabulary(MaskingWords):
     """Vocabulary properties needed for BERT's masking.
 
     Attributes:
-        mask: id that replaces masked tokens.
-        pad: id of the padding.
+        mask: Id that replaces masked tokens.
+        pad: Id of the padding.
     """
 
     mask: int
@@ -68,11 +68,11 @@ class MaskingVocabulary(MaskingWords):
         """Return the properties of a WordPiece vocabulary, in which `##` continues a word.
 
         Args:
-            pieces: spelling of each token, by id.
-            cls_id: id that begins a sample.
-            sep: id that ends a segment.
-            mask: id that replaces masked tokens.
-            pad: id of the padding.
+            pieces: Spelling of each token, by id.
+            cls_id: Id that begins a sample.
+            sep: Id that ends a segment.
+            mask: Id that replaces masked tokens.
+            pad: Id of the padding.
         """
         continues = np.array([piece.startswith("##") for piece in pieces], dtype=np.bool_)
         return cls(cls_id, sep, continues, mask, pad)
@@ -83,8 +83,8 @@ class MaskingPolicy:
     """Number of chosen tokens, and distribution of the span lengths.
 
     Attributes:
-        probability: fraction of tokens to choose.
-        max_ngram: maximum number of words in a span.
+        probability: Fraction of tokens to choose.
+        max_ngram: Maximum number of words in a span.
         whole_words: True to choose all tokens of a word or none.
         geometric: True to draw the words of a span from a geometric distribution (p = 0.2), as T5
             and SpanBERT do; False for n words with a probability proportional to 1 / n.
@@ -124,10 +124,10 @@ def mask_tokens(
 
     Args:
         tokens: int64 [length], the text.
-        target_length: intended length of the sample, in tokens; limits the tokens chosen.
-        words: vocabulary properties.
-        policy: number of tokens and length of the spans.
-        rng: generator, advanced in place.
+        target_length: Intended length of the sample, in tokens; limits the tokens chosen.
+        words: Vocabulary properties.
+        policy: Number of tokens and length of the spans.
+        rng: Generator, advanced in place.
 
     Source:
         Devlin et al. 2018 (https://arxiv.org/abs/1810.04805), section 3.1; Megatron-LM,
@@ -168,13 +168,13 @@ def choose_spans(
 
     Args:
         tokens: int64 [length], the text.
-        target_length: intended length of the sample, in tokens; limits the tokens chosen.
-        words: vocabulary properties.
-        policy: number of tokens and length of the spans.
-        rng: generator, advanced in place.
-        replace: function that draws the replacement of each chosen token.
-        most_spans: maximum number of spans.
-        most_spans_and_tokens: maximum of spans plus chosen tokens; a span that would exceed it is
+        target_length: Intended length of the sample, in tokens; limits the tokens chosen.
+        words: Vocabulary properties.
+        policy: Number of tokens and length of the spans.
+        rng: Generator, advanced in place.
+        replace: Function that draws the replacement of each chosen token.
+        most_spans: Maximum number of spans.
+        most_spans_and_tokens: Maximum of spans plus chosen tokens; a span that would exceed it is
             skipped.
 
     Returns:

@@ -34,21 +34,21 @@ class SentenceDataset:
     """Samples made of whole sentences, in the order of training.
 
     Args:
-        indexed: dataset with one sequence per sentence.
-        request: function that makes the index's request for ranges and a number of samples; its
+        indexed: Dataset with one sequence per sentence.
+        request: Function that makes the index's request for ranges and a number of samples; its
             seed is also the seed of the draws within samples.
-        document_range: first document to use, and the one after the last.
-        num_samples: length of the dataset; documents repeat as needed.  None: one epoch.
-        cache_dir: directory of the index; None for a directory beside the data.
-        name: first part of the cache's file names, such as `train`.
+        document_range: First document to use, and the one after the last.
+        num_samples: Length of the dataset; documents repeat as needed.  None: one epoch.
+        cache_dir: Directory of the index; None for a directory beside the data.
+        name: First part of the cache's file names, such as `train`.
 
     Attributes:
-        rows: sentence index [samples, 3 or 4], read-only; see `sentence_index`.
-        key: fingerprint of the documents' content, independent of their path.
-        order: fingerprint of documents and order.
+        rows: Sentence index [samples, 3 or 4], read-only; see `sentence_index`.
+        key: Fingerprint of the documents' content, independent of their path.
+        order: Fingerprint of documents and order.
 
     Raises:
-        DataError: the documents make no sample; see also `load_or_build`.
+        DataError: The documents make no sample; see also `load_or_build`.
     """
 
     def __init__(

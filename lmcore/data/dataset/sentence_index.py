@@ -52,20 +52,20 @@ def build_segment_mapping(
     Args:
         documents: int64 [documents + 1], first sequence of each document, and end of the last.
         sizes: int32 [sequences], tokens of each sequence of the dataset.
-        num_samples: number of samples wanted; epochs are added as needed.  None: one epoch.
-        longest: tokens of a sample, without special tokens.
-        short_probability: fraction of samples of a random length, from 2 tokens on.
-        seed: seed of lengths and shuffle, 0 to 2**31 - 1.
-        least_sentences: minimum sentences of a sample: 2 for pairs of segments, otherwise 1.
-        progress: counter of finished units of work, raised by each epoch's samples.
+        num_samples: Number of samples wanted; epochs are added as needed.  None: one epoch.
+        longest: Tokens of a sample, without special tokens.
+        short_probability: Fraction of samples of a random length, from 2 tokens on.
+        seed: Seed of lengths and shuffle, 0 to 2**31 - 1.
+        least_sentences: Minimum sentences of a sample: 2 for pairs of segments, otherwise 1.
+        progress: Counter of finished units of work, raised by each epoch's samples.
 
     Returns:
         uint32 (uint64 for more than 2**32 - 1 sequences) [samples, 3]: first sentence, the one
         after the last, and the tokens that the sample is cut to.
 
     Raises:
-        DataError: the documents make no sample.
-        ValueError: an argument is out of range.
+        DataError: The documents make no sample.
+        ValueError: An argument is out of range.
 
     Source:
         Megatron-LM, `build_mapping` in `megatron/core/datasets/helpers.cpp`.
@@ -100,12 +100,12 @@ def build_block_mapping(
         documents: int64 [documents + 1], first sequence of each document, and end of the last.
         sizes: int32 [sequences], tokens of each sequence of the dataset.
         title_sizes: int32 [documents], tokens of each document's title.
-        num_samples: number of samples wanted; epochs are added as needed.  None: one epoch, each
+        num_samples: Number of samples wanted; epochs are added as needed.  None: one epoch, each
             block once.
-        longest: tokens of a block and its title.
-        seed: seed of the shuffle, 0 to 2**31 - 1.
+        longest: Tokens of a block and its title.
+        seed: Seed of the shuffle, 0 to 2**31 - 1.
         one_sentence: True to include documents (and blocks) of a single sentence.
-        progress: counter of finished units of work, raised by each epoch's blocks.
+        progress: Counter of finished units of work, raised by each epoch's blocks.
 
     Returns:
         uint32 (uint64 for more than 2**32 - 1 sequences) [samples, 4]: first sentence, the one
@@ -113,8 +113,8 @@ def build_block_mapping(
         which is the same in each epoch.
 
     Raises:
-        DataError: the documents make no block.
-        ValueError: an argument is out of range.
+        DataError: The documents make no block.
+        ValueError: An argument is out of range.
 
     Source:
         Megatron-LM, `build_blocks_mapping` in `megatron/core/datasets/helpers.cpp`.

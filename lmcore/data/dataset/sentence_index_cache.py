@@ -70,8 +70,8 @@ class BlockRequest(_MappingRequest):
     """Request for the rows of `build_block_mapping` over a range of documents.
 
     Attributes:
-        titles: dataset of titles, one sequence per document; None: there are no titles.
-        longest_title: tokens that a title is cut to.
+        titles: Dataset of titles, one sequence per document; None: there are no titles.
+        longest_title: Tokens that a title is cut to.
     """
 
     seed: int

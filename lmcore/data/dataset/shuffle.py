@@ -23,9 +23,9 @@ def shuffle(
     """Shuffle *values* in place, with the same result and generator state as `rng.shuffle`.
 
     Args:
-        rng: the generator; in C++ only MT19937, the generator of every `RandomState(seed)`.
+        rng: The generator; in C++ only MT19937, the generator of every `RandomState(seed)`.
         values: [n], shuffled in place.
-        progress: counter of finished units of work, raised by n.
+        progress: Counter of finished units of work, raised by n.
     """
     fits = values.dtype in _TYPES and values.ndim == 1 and _LEAST <= len(values) <= _MOST
     fits = fits and values.flags.carray  # contiguous, aligned, writable

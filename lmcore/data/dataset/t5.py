@@ -30,11 +30,11 @@ class T5Vocabulary:
     """Token ids needed for span corruption.
 
     Attributes:
-        words: special tokens, and tokens that continue a word.
-        bos: id that begins the decoder's input.
-        eos: id that ends the decoder's output.
-        pad: id of the padding; samples have 0 instead.
-        sentinels: ids that replace spans, in the order of use (`--vocab-extra-ids`).
+        words: Special tokens, and tokens that continue a word.
+        bos: Id that begins the decoder's input.
+        eos: Id that ends the decoder's output.
+        pad: Id of the padding; samples have 0 instead.
+        sentinels: Ids that replace spans, in the order of use (`--vocab-extra-ids`).
     """
 
     words: MaskingWords
@@ -55,10 +55,10 @@ class T5Settings:
     Attributes:
         encoder_length: E, in tokens.
         decoder_length: D, in tokens.
-        seed: seed of the sentence index, and plus a sample's number, of its draws; 0 to
+        seed: Seed of the sentence index, and plus a sample's number, of its draws; 0 to
             2**31 - 1.
-        short_probability: fraction of shorter samples (`--short-seq-prob`).
-        policy: fraction of tokens to remove; span lengths are geometric, up to ten words.
+        short_probability: Fraction of shorter samples (`--short-seq-prob`).
+        policy: Fraction of tokens to remove; span lengths are geometric, up to ten words.
     """
 
     encoder_length: int
@@ -101,13 +101,13 @@ class T5Dataset(SentenceDataset):
     """Samples for T5, in the order of training.
 
     Args:
-        indexed: dataset with one sequence per sentence.
-        vocabulary: token ids needed for span corruption.
-        settings: settings of the samples.
+        indexed: Dataset with one sequence per sentence.
+        vocabulary: Token ids needed for span corruption.
+        settings: Settings of the samples.
         **options: `document_range`, `num_samples` and others of `SentenceDataset`.
 
     Raises:
-        DataError: the documents make no sample; see also `load_or_build`.
+        DataError: The documents make no sample; see also `load_or_build`.
 
     Source:
         Megatron-LM, `megatron/core/datasets/t5_dataset.py`: the same samples.
@@ -135,7 +135,7 @@ class T5Dataset(SentenceDataset):
 
         Raises:
             IndexError: *i* is not the number of a sample.
-            DataError: a token is not in the vocabulary.
+            DataError: A token is not in the vocabulary.
         """
         first, last, length = self.row(i)
         tokens = np.concatenate(self.sentences(first, last))
@@ -188,11 +188,11 @@ def corrupt_spans(
 
     Args:
         tokens: int64 [length], the text.
-        target_length: intended length of the sample, in tokens; limits the tokens removed.
-        vocabulary: token ids.
-        policy: number and length of the spans.
-        rng: generator, advanced in place.
-        decoder_length: maximum of spans, sentinels and one further token together, in tokens.
+        target_length: Intended length of the sample, in tokens; limits the tokens removed.
+        vocabulary: Token ids.
+        policy: Number and length of the spans.
+        rng: Generator, advanced in place.
+        decoder_length: Maximum of spans, sentinels and one further token together, in tokens.
 
     Source:
         Raffel et al. 2020 (https://arxiv.org/abs/1910.10683), section 3.1.4, and Megatron-LM.  If

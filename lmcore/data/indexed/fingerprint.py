@@ -27,9 +27,9 @@ def content_fingerprint(
     replaced, cut, extended or reordered; single tokens changed in place may go unnoticed.
 
     Args:
-        indexed: the dataset.
-        sequence_range: first sequence, and the one after the last.
-        statistics: statistics of the range, if known; otherwise they take a pass over the sizes.
+        indexed: The dataset.
+        sequence_range: First sequence, and the one after the last.
+        statistics: Statistics of the range, if known; otherwise they take a pass over the sizes.
     """
     start, end = sequence_range
     digest = hashlib.blake2b(str(indexed.dtype).encode(), digest_size=16)

@@ -38,8 +38,8 @@ class SequenceStatistics:
     """Statistics of a range of sequences.
 
     Attributes:
-        tokens: number of tokens.
-        digest: hash of the sizes in order, and of the first sequences of documents.
+        tokens: Number of tokens.
+        digest: Hash of the sizes in order, and of the first sequences of documents.
     """
 
     tokens: int
@@ -52,9 +52,9 @@ def sequence_statistics(
     """Return the statistics of a range of sequences; recorded ones take constant time.
 
     Args:
-        indexed: the dataset.
-        sequence_range: first sequence, and the one after the last.
-        record_dir: directory of the records, used if it exists and is writable.  None: compute
+        indexed: The dataset.
+        sequence_range: First sequence, and the one after the last.
+        record_dir: Directory of the records, used if it exists and is writable.  None: compute
             them in a pass over the sizes.
     """
     start, end = sequence_range
@@ -83,10 +83,10 @@ def record_statistics(
     A missing record only costs time.
 
     Args:
-        indexed: the dataset.
-        sequence_range: first sequence, and the one after the last.
-        statistics: statistics of the range.
-        record_dir: directory of the record.
+        indexed: The dataset.
+        sequence_range: First sequence, and the one after the last.
+        statistics: Statistics of the range.
+        record_dir: Directory of the record.
     """
     record = _record_path(indexed, sequence_range, record_dir)
     state = _state(indexed)
