@@ -100,7 +100,7 @@ def _in_place(placed: ParallelModel, batches: list[Batch]) -> list[Tensor]:
     losses = []
     for number, batch in enumerate(batches, start=1):
         arguments, options = loss_arguments(batch, torch.device("cpu"), share=1 / len(batches))
-        arguments, options = placed._own(*arguments, **options)
+        arguments, options = placed._local_arguments((arguments, options))
         with placed._replica.accumulation(last=number == len(batches)):
             loss = placed.root(*arguments, **options)
             loss.backward()

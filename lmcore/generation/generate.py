@@ -22,7 +22,7 @@ from lmcore.generation.sampling import SamplingOptions, new_generators, sample
 
 if TYPE_CHECKING:
     from lmcore.model.cache import KeyValueCache
-    from lmcore.model.gpt import GPT
+    from lmcore.model.protocol import CausalLM
 
 __all__ = ["Generation", "OnToken", "generate", "require_room", "room"]
 
@@ -49,7 +49,7 @@ def room(max_positions: int, prompt_length: int) -> int:
 
 
 def generate(
-    model: GPT,
+    model: CausalLM,
     prompts: Sequence[Sequence[int]],
     *,
     num_tokens: int,
@@ -81,6 +81,7 @@ def generate(
         RunError: The model's scores are not finite.
     """
     assert num_tokens >= 0
+    assert model.causal, "generation needs causal attention"
     if not prompts:
         return []
     rows = [_checked(prompt, row, eod, vocab_size) for row, prompt in enumerate(prompts)]
@@ -140,7 +141,7 @@ def require_room(prompts: Sequence[Sequence[int]], num_tokens: int, max_position
 class _Session:
     """One batch on its way from the prompts to the last token."""
 
-    model: GPT
+    model: CausalLM
     rows: Sequence[Sequence[int]]
     num_tokens: int
     eod: int | None
@@ -148,7 +149,7 @@ class _Session:
     use_cache: bool = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        self.device = self.model.token_embedding.weight.device
+        self.device = self.model.head_weight.device
         self.new: list[list[int]] = [[] for _ in self.rows]
         self.finished = [False] * len(self.rows)
 
@@ -180,7 +181,7 @@ class _Session:
     def _new_cache(self) -> KeyValueCache:
         # The last token drawn is never fed back.
         capacity = max(len(row) for row in self.rows) + self.num_tokens - 1
-        one = self.model.token_embedding.weight.new_ones(1, 1)
+        one = self.model.head_weight.new_ones(1, 1)
         computed = torch.nn.functional.linear(one, one).dtype  # what the precision computes in
         return self.model.new_cache(len(self.rows), capacity, computed)
 

@@ -30,7 +30,8 @@ from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
 from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.model.build import op_binding
-from lmcore.model.gpt import GPT
+from lmcore.model.protocol import CausalLM
+from lmcore.model.registry import create_model
 from lmcore.model.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class LoadedModel:
         checkpoint: Where that is.
     """
 
-    model: GPT
+    model: CausalLM
     tokenizer: Tokenizer
     manifest: Manifest
     checkpoint: Path
@@ -115,7 +116,7 @@ def load_model(
 
 def load_weights(
     checkpoint: Path, manifest: Manifest, runtime: Runtime, *, verify: bool = True
-) -> GPT:
+) -> CausalLM:
     """Return the whole model of a checkpoint, on the run's device and in evaluation mode.
 
     Args:
@@ -129,7 +130,9 @@ def load_weights(
     """
     shape = read_shape(manifest.model_shape, checkpoint)
     with torch.device("meta"):
-        model = GPT(shape, op_binding(runtime))
+        model = create_model(shape, op_binding(runtime))
+    if not isinstance(model, CausalLM):
+        raise CheckpointError(f"the {shape.family} model of `{checkpoint}` cannot generate text")
     tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
     _require_tensors(tensors, manifest, checkpoint)
     model.to_empty(device=runtime.device.torch_device)

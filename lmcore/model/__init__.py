@@ -1,1 +1,1 @@
-"""One transformer, written as if for one device; its ops come bound from the op table."""
+"""Model families, written for one device; their ops are bound from the op table."""

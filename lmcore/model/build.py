@@ -1,4 +1,4 @@
-"""Build the model that a plan asks for, on the run's device."""
+"""Build the model of a run on its device."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.recompute import recompute_of
-from lmcore.model.shape import ModelPart, ModelShape
+from lmcore.model.registry import create_model
 
 if TYPE_CHECKING:
     import torch
 
+    from lmcore.model.protocol import Model
+    from lmcore.model.shape import ModelPart, ModelShape
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["build_model", "op_binding"]
 
 
 def op_binding(runtime: Runtime, *, compile_blocks: bool = False) -> OpBinding:
-    """Return the binding of a model's ops on the run's device, in the run's dtype."""
+    """Return the binding of a model's ops on the run's device, in the run's dtype.
+
+    Args:
+        runtime: Op table, device and precision.
+        compile_blocks: True if each layer will be compiled.
+    """
     return OpBinding(
         runtime.ops, runtime.device.type, runtime.precision.activations, compile=compile_blocks
     )
@@ -37,25 +43,25 @@ def build_model(
     masked: bool = False,
     part: ModelPart | None = None,
     device: torch.device | None = None,
-) -> GPT:
-    """Return a GPT on the run's device, or where *device* says.
+) -> Model:
+    """Return a model of the family of *shape*.
 
     Args:
-        shape: Its numbers.
+        shape: Sizes of the model.
         runtime: Device, kernels, precision and recompute policy.
-        seed: Seed of the initial weights; None leaves them uninitialised, to be loaded.
-        compile_blocks: Whether each block is compiled at its first call.
-        masked: Whether tokens of a sample may be told to attend to their own document alone.
-        part: What of the model to build; None: all.
-        device: Where its parameters are made, which may be the meta device: they then have no
-            values and no memory.  None: on the run's device.
+        seed: Seed of the initial weights; None: uninitialized, to be loaded from a checkpoint.
+        compile_blocks: True if each layer is compiled at its first call.
+        masked: True if attention can be limited to documents.
+        part: Part of the model to build; None: all of it.
+        device: Device of the parameters, possibly the meta device, on which they have no memory;
+            None: the run's device.
 
     Raises:
-        DeviceError: The precision is not in force in the model.
-        PluginError: The precision's preparation spoilt it.
+        DeviceError: The precision policy has no effect in the model.
+        PluginError: The precision policy broke the model.
     """
     with runtime.ops.bind_all(), device or runtime.device.torch_device:
-        model = GPT(
+        model = create_model(
             shape,
             op_binding(runtime, compile_blocks=compile_blocks),
             recompute_of(runtime, compile_blocks=compile_blocks),
@@ -67,19 +73,19 @@ def build_model(
     with _smallest_projection_on(runtime.device.torch_device, model):
         runtime.precision.apply(model)
     if compile_blocks:
-        for block in model.blocks.values():
-            block.compile(dynamic=False)
+        for layer in model.layers:
+            layer.compile(dynamic=False)
     return model
 
 
 @contextlib.contextmanager
-def _smallest_projection_on(device: torch.device, model: GPT) -> Iterator[None]:
-    """Give memory to the projection that a precision tries, where the model has none yet."""
-    projections = [one for one in model.modules() if isinstance(one, nn.Linear)]
-    least = min(projections, key=lambda one: one.weight.numel())
-    if not least.weight.is_meta:
+def _smallest_projection_on(device: torch.device, model: Model) -> Iterator[None]:
+    """Give the projection that a precision policy tries memory, if the model has none yet."""
+    projections = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    smallest = min(projections, key=lambda module: module.weight.numel())
+    if not smallest.weight.is_meta:
         yield
         return
-    least.to_empty(device=device)
+    smallest.to_empty(device=device)
     yield
-    least.to("meta")
+    smallest.to("meta")

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens already seen, for generation one token at a time.
+"""Key-value cache of the tokens so far, for generation of one token at a time.
 
 Shapes: B batch, N heads of keys, S new tokens, T all tokens so far, D head channels.
 """
@@ -15,14 +15,18 @@ __all__ = ["KeyValueCache", "LayerCache"]
 
 @dataclass
 class LayerCache:
-    """One layer's keys and values, room for all positions."""
+    """Keys and values of one layer, in memory for all positions.
+
+    Attributes:
+        length: Number of positions filled.
+    """
 
     k_BNTD: Tensor
     v_BNTD: Tensor
     length: int = 0
 
     def extend(self, k_BNSD: Tensor, v_BNSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Append S positions and return all keys and values so far."""
+        """Append S positions and return all keys and values so far, [B, N, T, D] each."""
         end = self.length + k_BNSD.shape[2]
         self.k_BNTD[:, :, self.length : end] = k_BNSD
         self.v_BNTD[:, :, self.length : end] = v_BNSD
@@ -31,7 +35,7 @@ class LayerCache:
 
 
 class KeyValueCache:
-    """A cache for every layer of a model."""
+    """Key-value cache of every layer of a model."""
 
     def __init__(
         self,
@@ -44,7 +48,17 @@ class KeyValueCache:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Allocate room for *capacity* positions of *batch* sequences."""
+        """Allocate the cache.
+
+        Args:
+            num_layers: Number of layers.
+            batch: Number of sequences.
+            num_heads: Number of heads of keys and values.
+            capacity: Number of positions.
+            head_dim: Channels of a head.
+            device: Device of the cache.
+            dtype: Dtype of keys and values.
+        """
         shape = (batch, num_heads, capacity, head_dim)
         self.capacity = capacity
         self.layers = [
@@ -57,5 +71,5 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """Positions filled."""
+        """Number of positions filled."""
         return self.layers[0].length

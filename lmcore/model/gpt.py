@@ -1,8 +1,8 @@
-"""The causal language model: embeddings, blocks, a final norm, and a head.
+"""Causal language model of the GPT and Llama families: embeddings, blocks, final norm and head.
 
-By itself it is GPT-2 as Megatron trains it: normalization before each branch, learned positions,
-biases everywhere but in the head, which is tied to the embedding, and a padded vocabulary.  Llama's
-parts are settings of its shape.  Shapes: B batch, S sequence, H hidden, V padded vocabulary,
+By default it is GPT-2 as Megatron trains it: pre-normalization, learned positions, biases
+everywhere but in the head, which is tied to the token embedding, and a padded vocabulary.  Llama's
+parts are settings of `ModelShape`.  Shapes: B batch, S sequence, H hidden, V padded vocabulary,
 T = B * S.
 """
 
@@ -19,26 +19,23 @@ from torch.nn import functional
 
 from lmcore.model.cache import KeyValueCache
 from lmcore.model.layers import Embedding
+from lmcore.model.protocol import Arguments, CausalLM, Split, TensorParallelPlan
 from lmcore.model.recompute import KEEP_ALL, Recompute
 from lmcore.model.rotary import Rotation, rotation_of
-from lmcore.model.shape import ModelPart
-from lmcore.model.transformer import Block, norm_of, output_std
+from lmcore.model.transformer import Attention, Block, FeedForward, norm_of, output_std
 
 if TYPE_CHECKING:
     from lmcore.model.op_binding import OpBinding
-    from lmcore.model.shape import ModelShape
+    from lmcore.model.shape import ModelPart, ModelShape
 
-__all__ = ["GPT", "initial_weight"]
+__all__ = ["GPT"]
 
-_SAMPLED_AT_ONCE = 1024
-"""Tokens whose scores are held together when targets are drawn."""
+_SAMPLED_TOKENS = 1024
+"""Tokens whose logits are in memory at once when targets are sampled."""
 
 
-class GPT(nn.Module):
-    """A causal language model.
-
-    `forward` gives hidden states; `loss` and `logits` are the two heads on them.
-    """
+class GPT(CausalLM):
+    """Causal language model; `forward` returns hidden states, `loss` and `logits` are its heads."""
 
     def __init__(
         self,
@@ -49,34 +46,26 @@ class GPT(nn.Module):
         masked: bool = False,
         part: ModelPart | None = None,
     ) -> None:
-        """Build the model; parameters are uninitialised until `initialize`.
-
-        Args:
-            shape: Numbers of layers, channels and so on.
-            ops: Where the kernels come from.
-            recompute: How layers and their attention run in training.
-            masked: Whether attention may be limited to documents.
-            part: What of the model to build; None: all.
-        """
-        super().__init__()
-        part = part or ModelPart.whole(shape)
-        self.shape, self.masked, self.part = shape, masked, part
+        """Build the model; see `Model`."""
+        super().__init__(shape, ops, recompute, masked=masked, part=part)
+        part = self.part
         if part.embedding or (part.head and shape.tied):
             self.token_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
         if part.embedding and shape.learned_positions:
             self.position_embedding = Embedding(shape.max_position_embeddings, shape.hidden_size)
         self.blocks = nn.ModuleDict(
             {
-                str(number): Block(shape, ops, recompute.attention, masked=masked)
+                str(number): Block(
+                    shape, ops, recompute.attention, masked=masked, causal=self.causal
+                )
                 for number in part.layers
             }
         )
-        self.recompute = recompute
         if part.head:
             self.final_norm = norm_of(shape, ops)
             if not shape.tied:
                 self.output_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
-            self.linear_cross_entropy: Callable[..., Tensor] = ops.bind(
+            self.linear_cross_entropy = ops.bind(
                 "linear_cross_entropy",
                 vocab_size=shape.padded_vocab_size,
                 hidden_size=shape.hidden_size,
@@ -84,20 +73,43 @@ class GPT(nn.Module):
 
     @property
     def layers(self) -> list[Block]:
-        """The blocks, in their order."""
+        """Blocks of this part, in order."""
         return [cast("Block", block) for block in self.blocks.values()]
 
     @property
+    def attentions(self) -> list[Attention]:
+        """Attention module of each block."""
+        return [block.attention for block in self.layers]
+
+    @property
     def head_weight(self) -> Tensor:
-        """What hidden states are multiplied with to give scores, [V, H]."""
+        """Weight of the head, [V, H]."""
         rows = self.token_embedding if self.shape.tied else self.output_embedding
         return rows.weight
 
-    def initialize(self, seed: int) -> None:
-        """Give every weight its initial value; see `initial_weight`."""
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                parameter.copy_(initial_weight(name, parameter.shape, self.shape, seed))
+    @property
+    def tied_parameters(self) -> frozenset[str]:
+        """Token embedding, if the head uses its weight."""
+        return frozenset({"token_embedding.weight"} if self.shape.tied else ())
+
+    def initial_weight(self, name: str, size: torch.Size, seed: int) -> Tensor:
+        """Return the initial value of a whole parameter in float32, on the CPU.
+
+        Matrices are drawn from N(0, sigma), those that write to the residual stream from
+        N(0, sigma / sqrt(2 l)); gains are 1, biases and offsets 0.
+
+        Args:
+            name: Name of the parameter.
+            size: Size of the whole parameter.
+            seed: Seed of the run.
+        """
+        if len(size) < 2:
+            return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0)
+        residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+        std = output_std(self.shape) if residual else self.shape.init_method_std
+        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        return torch.empty(size, dtype=torch.float32).normal_(0.0, std, generator=generator)
 
     def forward(
         self,
@@ -107,15 +119,16 @@ class GPT(nn.Module):
         positions_BS: Tensor | None = None,
         documents_BS: Tensor | None = None,
     ) -> Tensor:
-        """Return hidden states after the final norm.
+        """Return the hidden states after the final norm, [B, S, H].
 
         Args:
             tokens_BS: Token ids.
             cache: Keys and values of the tokens before these; extended in place.
-            positions_BS: Position of each token; None: its place in the sequence.
-            documents_BS: A number for each token's document, beyond which it does not attend; of
-                a model that was built `masked`, without *cache*.
+            positions_BS: Position of each token; None: its index in the sequence.
+            documents_BS: Number of each token's document, beyond which it does not attend; only if
+                the model was built with *masked*, and without *cache*.
         """
+        assert cache is None or self.causal, "a cache needs causal attention"
         start = cache.length if cache else 0
         x_BSH = self.embed(tokens_BS, positions_BS, start=start)
         rotation = self.rotation(tokens_BS, positions_BS, x_BSH.dtype, start=start)
@@ -123,8 +136,7 @@ class GPT(nn.Module):
             x_BSH = self.run_blocks(x_BSH, documents_BS, rotation=rotation)
         else:
             for block, layer_cache in zip(self.layers, cache.layers, strict=True):
-                # Not what `compile` has made of the block: with a cache it would be compiled anew
-                # for every token, as the lengths are part of it.
+                # Bypasses a compiled block, which would recompile for every length of the cache.
                 x_BSH = block._call_impl(x_BSH, layer_cache, rotation=rotation)  # type: ignore[no-untyped-call]  # noqa: SLF001
         return self.final_norm(x_BSH)  # type: ignore[no-any-return]
 
@@ -135,12 +147,12 @@ class GPT(nn.Module):
 
         Args:
             tokens_BS: Token ids.
-            positions_BS: Position of each token; None: its place in the sequence.
-            start: Place of the first token.
+            positions_BS: Position of each token; None: its index in the sequence.
+            start: Position of the first token, if *positions_BS* is None.
         """
         x_BSH: Tensor = self.token_embedding(tokens_BS)
         if self.shape.learned_positions:
-            x_BSH = x_BSH + self.position_embedding(_places(tokens_BS, positions_BS, start))
+            x_BSH = x_BSH + self.position_embedding(_positions(tokens_BS, positions_BS, start))
         return functional.dropout(x_BSH, self.shape.hidden_dropout, self.training)
 
     def rotation(
@@ -151,17 +163,17 @@ class GPT(nn.Module):
         *,
         start: int = 0,
     ) -> Rotation | None:
-        """Return what all layers turn queries and keys by; None where positions are not rotary.
+        """Return the rotation of queries and keys in all layers; None without rotary positions.
 
         Args:
             tokens_BS: Token ids.
-            positions_BS: Position of each token; None: its place in the sequence.
-            dtype: Of the hidden states.
-            start: Place of the first token.
+            positions_BS: Position of each token; None: its index in the sequence.
+            dtype: Dtype of the hidden states.
+            start: Position of the first token, if *positions_BS* is None.
         """
         if not self.shape.rotary:
             return None
-        return rotation_of(_places(tokens_BS, positions_BS, start), self.shape, dtype)
+        return rotation_of(_positions(tokens_BS, positions_BS, start), self.shape, dtype)
 
     def run_blocks(
         self,
@@ -174,10 +186,10 @@ class GPT(nn.Module):
         """Return the hidden states after some layers.
 
         Args:
-            x_BSH: Those before.
-            documents_BS: See `forward`.
-            layers: Some of the blocks; None: all.
-            rotation: See `rotation`.
+            x_BSH: Hidden states before the layers.
+            documents_BS: Number of each token's document; see `forward`.
+            layers: Layers to run; None: all.
+            rotation: Rotation of queries and keys; see `rotation`.
         """
         blocks: list[Callable[..., Tensor]] = list(self.layers if layers is None else layers)
         if rotation is not None:
@@ -188,14 +200,9 @@ class GPT(nn.Module):
             blocks = [functools.partial(block, mask_B1SS=mask_B1SS) for block in blocks]
         if self.training:
             return self.recompute.run_blocks(blocks, x_BSH)
-        for run in blocks:
-            x_BSH = run(x_BSH)
+        for block in blocks:
+            x_BSH = block(x_BSH)
         return x_BSH
-
-    @staticmethod
-    def document_mask(documents_BS: Tensor) -> Tensor:
-        """Return True where a token of another document is hidden, [B, 1, S, S]."""
-        return documents_BS[:, None, :, None] != documents_BS[:, None, None, :]
 
     def loss(
         self,
@@ -206,10 +213,14 @@ class GPT(nn.Module):
         positions_BS: Tensor | None = None,
         documents_BS: Tensor | None = None,
     ) -> Tensor:
-        """Return the sum over tokens of loss_weight times the cross entropy, a float32 scalar.
+        """Return the sum over tokens of loss weight times cross entropy, a float32 scalar.
 
-        Without targets they are drawn from the model's own predictions.  See `forward` for the
-        arguments by name.
+        Args:
+            tokens_BS: Token ids.
+            targets_BS: Next token of each; None: sampled from the model's own predictions.
+            loss_weight_BS: Weight of each token's cross entropy.
+            positions_BS: Position of each token; see `forward`.
+            documents_BS: Number of each token's document; see `forward`.
         """
         hidden_BSH = self(tokens_BS, positions_BS=positions_BS, documents_BS=documents_BS)
         if targets_BS is None:
@@ -227,11 +238,15 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def sampled_targets(self, hidden_BSH: Tensor) -> Tensor:
-        """Return a token for each position, drawn from the model's prediction there."""
+        """Return a token for each position, drawn from the model's prediction, [B, S].
+
+        Args:
+            hidden_BSH: Hidden states after the final norm.
+        """
         drawn = []
-        for part_TH in hidden_BSH.flatten(0, 1).split(_SAMPLED_AT_ONCE):
+        for part_TH in hidden_BSH.flatten(0, 1).split(_SAMPLED_TOKENS):
             scores_TV = self.logits(part_TH).float()
-            # The highest score after Gumbel noise is a draw from their softmax.
+            # The largest logit after adding Gumbel noise is a draw from the softmax.
             noise_TV = torch.empty_like(scores_TV).exponential_().log_()
             drawn.append((scores_TV - noise_TV).argmax(dim=-1))
         return torch.cat(drawn).view(hidden_BSH.shape[:-1])
@@ -248,38 +263,62 @@ class GPT(nn.Module):
             num_heads=self.shape.num_query_groups,
             capacity=capacity,
             head_dim=self.shape.head_dim,
-            device=self.token_embedding.weight.device,
+            device=self.head_weight.device,
             dtype=dtype,
         )
 
-    def parameter_count(self) -> int:
-        """Return the number of parameters, tied ones once."""
-        return sum(parameter.numel() for parameter in self.parameters())
+    def tensor_parallel_plan(self) -> TensorParallelPlan:
+        """Return the tensor parallelism of this narrow model: Megatron's (Shoeybi et al., 2019)."""
+        splits = {"token_embedding.weight": Split(0), "output_embedding.weight": Split(0)}
+        for prefix, module in self.named_modules():
+            if isinstance(module, Attention | FeedForward):
+                splits |= {f"{prefix}.{name}": split for name, split in module.splits.items()}
+        names = {name for name, _ in self.named_parameters()}
+        pairs = [(block.attention, block.feed_forward) for block in self.layers]
+        embedding = self.part.embedding
+        return TensorParallelPlan(
+            splits={name: split for name, split in splits.items() if name in names},
+            column=[linear for attn, ffn in pairs for linear in (attn.qkv, ffn.up)],
+            row=[linear for attn, ffn in pairs for linear in (attn.output, ffn.down)],
+            token_embedding=self.token_embedding if embedding else None,
+            position_embedding=self.position_embedding
+            if embedding and self.shape.learned_positions
+            else None,
+            head_norm=self.final_norm if self.part.head else None,
+        )
+
+    def stage_modules(self, *, first: bool, last: bool) -> dict[str, nn.Module]:
+        """Return embeddings, final norm and head, as far as the stage has them."""
+        shape = self.shape
+        modules: dict[str, nn.Module] = {}
+        if first or (last and shape.tied):
+            modules["token_embedding"] = self.token_embedding
+        if first and shape.learned_positions:
+            modules["position_embedding"] = self.position_embedding
+        if last:
+            modules["final_norm"] = self.final_norm
+            if not shape.tied:
+                modules["output_embedding"] = self.output_embedding
+        return modules
+
+    def run_stage(
+        self,
+        hidden_BSH: Tensor | None,
+        arguments: Arguments,
+        layers: Sequence[Callable[..., Tensor]],
+        *,
+        last: bool,
+    ) -> Tensor:
+        """Return the hidden states after a pipeline stage; the loss if it is the last."""
+        (tokens_BS, *targets), options = arguments
+        positions = options.get("positions_BS")
+        x_BSH = self.embed(tokens_BS, positions) if hidden_BSH is None else hidden_BSH
+        rotation = self.rotation(tokens_BS, positions, x_BSH.dtype)
+        x_BSH = self.run_blocks(x_BSH, options.get("documents_BS"), layers, rotation=rotation)
+        return self.loss_of(self.final_norm(x_BSH), *targets) if last else x_BSH
 
 
-def _places(tokens_BS: Tensor, positions_BS: Tensor | None, start: int) -> Tensor:
+def _positions(tokens_BS: Tensor, positions_BS: Tensor | None, start: int) -> Tensor:
     if positions_BS is not None:
         return positions_BS
     return torch.arange(start, start + tokens_BS.shape[1], device=tokens_BS.device)
-
-
-def initial_weight(name: str, size: torch.Size, shape: ModelShape, seed: int) -> Tensor:
-    """Return a parameter's initial value in float32, on the CPU.
-
-    Matrices are drawn from N(0, sigma), those that write to the residual stream with sigma /
-    sqrt(2 l); gains are 1, biases and offsets 0.  It depends on name, size, *shape* and *seed*
-    alone: not on the device, on other parameters or on any other random state.
-
-    Args:
-        name: Of the parameter in the model.
-        size: Of the whole parameter.
-        shape: The model's; sigma and the number of layers are used.
-        seed: The run's.
-    """
-    if len(size) < 2:
-        return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0)
-    residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-    std = output_std(shape) if residual else shape.init_method_std
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.empty(size, dtype=torch.float32).normal_(0.0, std, generator=generator)

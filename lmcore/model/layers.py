@@ -1,7 +1,6 @@
-"""torch's layers without their own initialisation: `GPT.initialize` draws every weight.
+"""torch's layers without initialization of their own: `Model.initialize` sets every weight.
 
-Their random fill would be work thrown away, and on the meta device it imports torch's compiler,
-1.2 s of a start.
+torch's would be overwritten, and on the meta device it imports torch's compiler, 1.2 s at start.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ __all__ = ["Embedding", "Linear"]
 
 
 class Linear(nn.Linear):
-    """A projection by the bound `linear`; parameters are uninitialised."""
+    """Projection by the bound `linear`; parameters are uninitialized."""
 
     def __init__(
         self, in_features: int, out_features: int, ops: OpBinding, *, bias: bool = True
     ) -> None:
-        """Bind the op for this size."""
+        """Bind the op for this size; for the arguments see `nn.Linear`."""
         super().__init__(in_features, out_features, bias=bias)
         self.op: Callable[..., Tensor] = ops.bind(
             "linear", in_features=in_features, out_features=out_features, bias=bias
@@ -38,7 +37,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A lookup table; parameters are uninitialised."""
+    """Lookup table; parameters are uninitialized."""
 
     def reset_parameters(self) -> None:
         """Leave the parameters as they are."""

@@ -1,4 +1,4 @@
-"""Binds ops for one model: the device, dtype and flags that all of its binds have in common."""
+"""Binding of a model's ops to kernels, for one device type and dtype."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ __all__ = ["OpBinding"]
 
 @dataclass(frozen=True)
 class OpBinding:
-    """An op table with the part of the context that does not change within a model."""
+    """Op table with the part of the context that is the same for all ops of a model.
+
+    Attributes:
+        table: Op table of the run.
+        device_type: Device type that the kernels run on.
+        dtype: Name of the dtype of activations.
+        compile: True if the layers will be compiled.
+    """
 
     table: OpTable
     device_type: str
@@ -24,9 +31,12 @@ class OpBinding:
     compile: bool = False
 
     def bind(self, op: str, **attributes: Any) -> Callable[..., Any]:
-        """Return the callable for *op* in the case that *attributes* describe.
+        """Return the kernel of an op for given attributes.
 
-        The words are those of `OpAttributes`; an op gets all that its spec declares, and no other.
+        Args:
+            op: Name of the op.
+            attributes: All attributes that the op's spec declares but `compile`, by the names of
+                `OpAttributes`.
         """
         spec = self.table.specs[op]
         values = {"compile": self.compile, **attributes} if spec.attributes else attributes

@@ -1,4 +1,4 @@
-"""How a model's layers run in training: a recompute policy on the layers that it is meant for."""
+"""Recompute policy of a model: the layers and attention ops that it runs in training."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ Run = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Recompute:
-    """What a model needs of a policy.
+    """Recompute policy, as a model uses it.
 
     Attributes:
-        block: Runs a group of layers: `block(call, x)`; None calls it.
-        attention: Runs the attention op: `attention(call, q, k, v)`; None calls it.
-        placement: Which layers `block` runs.
+        block: Function that runs a group of layers, `block(call, x)`; None: called directly.
+        attention: Function that runs the attention op, `attention(call, q, k, v)`; None: called
+            directly.
+        placement: Layers that `block` runs.
     """
 
     block: Run | None = None
@@ -34,13 +35,18 @@ class Recompute:
     placement: Placement = field(default_factory=Placement)
 
     def run_blocks(self, blocks: Sequence[Callable[[Tensor], Tensor]], x_BSH: Tensor) -> Tensor:
-        """Return x after all of *blocks*, each group run as the placement says."""
+        """Return x after all blocks.
+
+        Args:
+            blocks: Layers, in order; `placement` groups them.
+            x_BSH: Hidden states.
+        """
         if self.block is None:
             return _through(blocks, x_BSH)
-        for first, end, again in self.placement.groups(len(blocks)):
+        for first, end, recomputed in self.placement.groups(len(blocks)):
             group = blocks[first:end]
-            if again:
-                # A group of one is the layer itself, whatever module stands in its place.
+            if recomputed:
+                # A group of one layer is passed as the module itself.
                 call = group[0] if len(group) == 1 else functools.partial(_through, group)
                 x_BSH = self.block(call, x_BSH)
             else:
@@ -49,15 +55,15 @@ class Recompute:
 
 
 KEEP_ALL = Recompute()
-"""Every layer is called, and keeps what it wants."""
+"""No recompute: every layer keeps its activations."""
 
 
 def recompute_of(runtime: Runtime, *, compile_blocks: bool = False) -> Recompute:
-    """Return how a model runs under the run's policy.
+    """Return the run's recompute policy for a model.
 
     Args:
-        runtime: Policy, placement, random numbers and precision.
-        compile_blocks: Whether layers are compiled; what runs within one is then left out of it.
+        runtime: Policy, placement, random number streams and precision.
+        compile_blocks: True if layers are compiled; the attention policy then breaks the graph.
     """
     policy = runtime.recompute
     remember = remembering(runtime.rng, runtime.precision.context)
@@ -78,7 +84,7 @@ def _through(blocks: Sequence[Callable[[Tensor], Tensor]], x_BSH: Tensor) -> Ten
 
 
 def _outside_of_compiled(run: Run) -> Run:
-    """Return *run* so that a compiled layer is split there: a compiler cannot see through hooks."""
+    """Return *run* with a graph break: the compiler cannot trace its hooks."""
     import torch
 
     disabled: Run = torch.compiler.disable(run)

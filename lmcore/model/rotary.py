@@ -1,11 +1,11 @@
-"""Rotary positions: queries and keys are turned by angles that grow with their place.
+"""Rotary positional encoding (Su et al., 2021): queries and keys are rotated by their position.
 
-Su et al., 2021; of each head the first 2R channels are turned, channel i together with channel
-i + R.  The angles are made once for a forward pass, on the device and from nothing but the places,
-so that nothing is stored with the model and nobody waits.
+The first 2R channels of each head are rotated, channel i together with channel i + R.  The angles
+are computed once per forward pass, on the device, from the positions only: the model stores no
+table, and the host does not wait.
 
-Shapes: B batch, N heads, S sequence, D head channels, R turned pairs, P places: S where all samples
-have the same, B * S where each has its own.
+Shapes: B batch, N heads, S sequence, D head channels, R rotated pairs, P positions: S if all
+samples have the same, else B * S.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ Rotation = tuple[Tensor, Tensor]
 
 _TRAINED_LENGTH = 8192
 _FEWEST_TURNS, _MOST_TURNS = 1.0, 4.0
-"""Llama 3.1's: within so many tokens, pairs that turn less than the former are slowed down whole,
-those that turn more than the latter not at all."""
+"""Llama 3.1's bounds: within `_TRAINED_LENGTH` tokens, pairs with fewer turns than the first are
+slowed down fully, pairs with more turns than the second not at all."""
 
 
-def rotation_of(places: Tensor, shape: ModelShape, dtype: torch.dtype) -> Rotation:
-    """Return the rotation of tokens at some places, in at least float32.
+def rotation_of(positions: Tensor, shape: ModelShape, dtype: torch.dtype) -> Rotation:
+    """Return cosine and sine of the rotation angles, in at least float32.
 
     Args:
-        places: Integers, [S] or [B, S].
-        shape: Says how many channels are turned, and how fast.
-        dtype: Of the hidden states.
+        positions: Positions, int64 [S] or [B, S].
+        shape: Number of rotated channels, base and scaling.
+        dtype: Dtype of the hidden states.
     """
     wide = torch.promote_types(dtype, torch.float32)
     pairs = shape.rotary_dim // 2
-    share_R = torch.arange(pairs, dtype=wide, device=places.device) / pairs
-    speed_R = _scaled(shape.rotary_base**-share_R, shape.rope_scaling_factor)
-    angle_PR = places.flatten().to(wide).unsqueeze(-1) * speed_R
+    fraction_R = torch.arange(pairs, dtype=wide, device=positions.device) / pairs
+    speed_R = _scaled(shape.rotary_base**-fraction_R, shape.rope_scaling_factor)
+    angle_PR = positions.flatten().to(wide).unsqueeze(-1) * speed_R
     return angle_PR.cos(), angle_PR.sin()
 
 
 def _scaled(speed_R: Tensor, factor: float) -> Tensor:
-    """Return slower angles for a longer context, as Llama 3.1 has them; 1: as they are."""
+    """Return slower angles for a longer context, by Llama 3.1's rule; factor 1 changes nothing."""
     if factor == 1.0:
         return speed_R
     turns_R = speed_R * (_TRAINED_LENGTH / (2 * math.pi))
@@ -57,16 +57,21 @@ def _scaled(speed_R: Tensor, factor: float) -> Tensor:
 
 
 def rotate(op: Callable[..., Tensor], x_BNSD: Tensor, rotation: Rotation) -> Tensor:
-    """Return x turned by the bound `rotary_embedding`.
+    """Return rotated queries or keys, [B, N, S, D].
 
-    The op knows one sequence of places: samples that have their own are laid end to end, which
-    moves nothing where the heads of a token lie together.
+    The op takes one sequence of positions: samples with positions of their own are concatenated,
+    which copies nothing if the heads of a token are adjacent in memory.
+
+    Args:
+        op: Bound `rotary_embedding`.
+        x_BNSD: Queries or keys.
+        rotation: Cosine and sine of the angles.
     """
     cos_PR, sin_PR = rotation
     batch, _, length, _ = x_BNSD.shape
     if cos_PR.shape[0] == length:
         return op(x_BNSD, cos_PR, sin_PR)
     joined_1NPD = x_BNSD.transpose(0, 1).flatten(1, 2).unsqueeze(0)
-    turned_1NPD: Tensor = op(joined_1NPD, cos_PR, sin_PR)
-    turned_NBSD = torch.unflatten(turned_1NPD.squeeze(0), 1, (batch, length))
-    return turned_NBSD.transpose(0, 1)
+    rotated_1NPD: Tensor = op(joined_1NPD, cos_PR, sin_PR)
+    rotated_NBSD = torch.unflatten(rotated_1NPD.squeeze(0), 1, (batch, length))
+    return rotated_NBSD.transpose(0, 1)

@@ -1,4 +1,4 @@
-"""`ModelShape`: what a model is built from, and `ModelPart`: which of its layers."""
+"""`ModelShape`: sizes of a model, and `ModelPart`: the layers that one rank builds."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["ModelPart", "ModelShape"]
 
 _LATER = "may be missing"
 _NUMBERS = 6
-"""Fields without a default."""
+"""Number of fields without a default."""
 
 
 def _later(default: Any) -> Any:
-    """Return a field of which a checkpoint says nothing where it has its default."""
+    """Return a field that checkpoints leave out if it has its default value."""
     return field(default=default, metadata={_LATER: True})
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Shape and initialisation of a model; the words are those of the `model` section.
+    """Sizes and initialization of a model; names are those of the `model` section.
 
     Attributes:
         head_dim: Channels of one attention head; 0: hidden_size / num_attention_heads.
-        num_query_groups: Heads of keys and values; 0: one for each query head.
-        rope_scaling_factor: How many times longer than in training contexts may be; 1: no longer.
+        num_query_groups: Number of heads of keys and values; 0: one for each query head.
+        rope_scaling_factor: Ratio of the longest context to that of training; 1: no scaling.
     """
 
     num_layers: int
@@ -56,7 +56,7 @@ class ModelShape:
     add_qkv_bias: bool = _later(False)  # noqa: FBT003
 
     def __post_init__(self) -> None:
-        """Fill in what follows from the rest."""
+        """Replace zeros by the values that follow from other fields."""
         if not self.head_dim:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         if not self.num_query_groups:
@@ -64,44 +64,53 @@ class ModelShape:
 
     @property
     def attention_size(self) -> int:
-        """Channels of all attention heads together."""
+        """Number of channels of all query heads together."""
         return self.num_attention_heads * self.head_dim
 
     @property
     def key_size(self) -> int:
-        """Channels of all heads of keys together, which are those of values too."""
+        """Number of channels of all heads of keys together; the same for values."""
         return self.num_query_groups * self.head_dim
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether queries, keys and values have biases."""
+        """True if queries, keys and values have biases."""
         return self.add_bias_linear or self.add_qkv_bias
 
     @property
     def learned_positions(self) -> bool:
-        """Whether every place has an embedding of its own."""
+        """True if positions are encoded by learned embeddings."""
         return self.position_embedding_type == "learned_absolute"
 
     @property
     def rotary(self) -> bool:
-        """Whether queries and keys are turned by their place."""
+        """True if positions are encoded by rotation of queries and keys."""
         return self.position_embedding_type == "rope"
 
     @property
+    def family(self) -> str:
+        """Name of the model family: Llama with RMSNorm, SwiGLU and rotary positions, else GPT."""
+        llama = self.normalization == "RMSNorm" and self.swiglu and self.rotary
+        return "Llama" if llama else "GPT"
+
+    @property
     def rotary_dim(self) -> int:
-        """Channels of a head that are turned."""
+        """Number of rotated channels of a head."""
         return int(self.head_dim * self.rotary_percent)
 
     @property
     def tied(self) -> bool:
-        """Whether the embedding's weights are those of the head, too."""
+        """True if token embedding and head share a weight."""
         return not self.untie_embeddings_and_output_weights
 
     def narrowed(self, size: int) -> ModelShape:
-        """Return the shape of one of *size* equal parts of every layer and of the vocabulary.
+        """Return the shape of the narrow model of one rank of tensor parallelism.
 
-        The residual stream keeps its width; heads, feed-forward channels and rows of the
-        embedding are divided.
+        Heads, feed-forward channels and rows of the embedding are split; the residual stream keeps
+        its width.
+
+        Args:
+            size: Number of ranks.
         """
         return replace(
             self,
@@ -113,7 +122,7 @@ class ModelShape:
 
     @classmethod
     def from_plan(cls, plan: RunPlan) -> ModelShape:
-        """Return the shape that a resolved plan asks for."""
+        """Return the shape of the model of a resolved plan."""
         model = plan.config.model
         assert model.ffn_hidden_size is not None
         assert model.max_position_embeddings is not None
@@ -142,7 +151,7 @@ class ModelShape:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values, for a checkpoint's manifest: of a GPT-2 what it always had."""
+        """Return JSON values for a checkpoint's manifest, without later fields at their default."""
         values = {name: getattr(self, name) for name in self.saved_types()}
         usual = type(self)(*(values[one.name] for one in dataclasses.fields(self)[:_NUMBERS]))
         left_out = {name for name in self.later() if values[name] == getattr(usual, name)}
@@ -150,24 +159,24 @@ class ModelShape:
 
     @classmethod
     def saved_types(cls) -> dict[str, str]:
-        """Return the type of each value that `to_dict` may have, by its name."""
+        """Return the type of each value that `to_dict` may return, by name."""
         return {one.name: str(one.type) for one in dataclasses.fields(cls)}
 
     @classmethod
     def later(cls) -> frozenset[str]:
-        """Return the names that may be missing in a manifest, and have their defaults then."""
+        """Return the names that a manifest may leave out; they then have their defaults."""
         fields = dataclasses.fields(cls)
         return frozenset(one.name for one in fields if one.metadata.get(_LATER))
 
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Which part of a model to build.
+    """Part of a model that one rank of a pipeline builds.
 
     Attributes:
         layers: Numbers of the layers.
-        embedding: Whether it turns tokens into hidden states.
-        head: Whether it has the final norm and the loss; the head's weights are then there.
+        embedding: True if the part has the token embedding.
+        head: True if the part has final norm, head and loss.
     """
 
     layers: tuple[int, ...]
@@ -176,5 +185,5 @@ class ModelPart:
 
     @classmethod
     def whole(cls, shape: ModelShape) -> ModelPart:
-        """Return all of the model."""
+        """Return the part that is the whole model."""
         return cls(tuple(range(shape.num_layers)))

@@ -1,7 +1,7 @@
 """The transformer block: attention and feed-forward, each on a residual branch, normalized first.
 
-Shapes: B batch, S sequence, T tokens seen so far, H hidden, N heads, K heads of keys and values, D
-head channels, F feed-forward width.
+Shapes: B batch, S sequence, T tokens so far, H hidden, N heads, K heads of keys and values, D head
+channels, F feed-forward width.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lmcore.model.layers import Linear
+from lmcore.model.protocol import Split
 from lmcore.model.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ __all__ = ["Attention", "Block", "FeedForward", "LayerNorm", "RMSNorm", "norm_of
 
 
 class LayerNorm(nn.Module):
-    """Gain and offset, applied by the bound `layer_norm`."""
+    """Layer normalization by the bound `layer_norm`, with gain and offset."""
 
     def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Gain, applied by the bound `rms_norm`."""
+    """Root-mean-square normalization by the bound `rms_norm`, with gain."""
 
     def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
         super().__init__()
@@ -55,14 +56,17 @@ class RMSNorm(nn.Module):
 
 
 def norm_of(shape: ModelShape, ops: OpBinding) -> LayerNorm | RMSNorm:
-    """Return a norm of the kind that the model has."""
+    """Return a norm of the kind that the shape names."""
     return (RMSNorm if shape.normalization == "RMSNorm" else LayerNorm)(shape, ops)
 
 
 class Attention(nn.Module):
-    """Causal multi-head attention; the output projection's bias is left to the residual op.
+    """Multi-head attention; the bias of the output projection is left to the residual op.
 
-    Each head of keys and values serves as many query heads as there are to a group.
+    With grouped queries, each head of keys and values serves a group of query heads.
+
+    Attributes:
+        splits: Parameters that tensor parallelism splits.
     """
 
     output_bias: nn.Parameter | None
@@ -74,10 +78,19 @@ class Attention(nn.Module):
         run: Callable[..., Tensor] | None = None,
         *,
         masked: bool = False,
+        causal: bool = True,
     ) -> None:
-        """Build it; *run* calls the op in training, None: it is called; *masked*: with a mask."""
+        """Build the module and bind its ops.
+
+        Args:
+            shape: Sizes of the model.
+            ops: Binding of ops to kernels.
+            run: Recompute policy that calls the attention op in training; None: called directly.
+            masked: True if `forward` may get a mask.
+            causal: True if no token attends to later ones.
+        """
         super().__init__()
-        self.run = run
+        self.run, self.causal = run, causal
         self.num_heads, self.num_groups = shape.num_attention_heads, shape.num_query_groups
         self.head_dim = shape.head_dim
         self.dropout = shape.attention_dropout
@@ -91,7 +104,7 @@ class Attention(nn.Module):
             num_attention_heads=shape.num_attention_heads,
             num_query_groups=shape.num_query_groups,
             seq_length=shape.max_position_embeddings,
-            causal=True,
+            causal=causal,
             masked=masked,
             dropout=shape.attention_dropout,
         )
@@ -104,6 +117,13 @@ class Attention(nn.Module):
                 seq_length=shape.max_position_embeddings,
             )
 
+        packed_sizes = (shape.attention_size, shape.key_size, shape.key_size)
+        self.splits = {
+            "qkv.weight": Split(0, packed_sizes),
+            "qkv.bias": Split(0, packed_sizes),
+            "output.weight": Split(1),
+        }
+
     def forward(
         self,
         x_BSH: Tensor,
@@ -111,28 +131,32 @@ class Attention(nn.Module):
         mask_B1SS: Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """Attend to this and earlier tokens, but for those that the mask hides by True.
+        """Return the attention branch without its last bias.
 
-        Those in *cache* come before x_BSH's.
+        Args:
+            x_BSH: Normalized hidden states.
+            cache: Keys and values of the tokens before x_BSH; extended in place.
+            mask_B1SS: Document-boundary mask, True if hidden.
+            rotation: Rotation of queries and keys.
         """
         q_BNSD, k_BKSD, v_BKSD = self._heads(self.qkv(x_BSH), rotation)
         if cache is not None:
             k_BKSD, v_BKSD = cache.extend(k_BKSD, v_BKSD)
         dropout = self.dropout if self.training else 0.0
-        how: dict[str, Any] = {"causal": True, "dropout": dropout}
+        options: dict[str, Any] = {"causal": self.causal, "dropout": dropout}
         if mask_B1SS is not None:
-            how["mask"] = mask_B1SS
+            options["mask"] = mask_B1SS
         if self.run is None or not self.training or cache is not None:
-            out_BNSD = self.op(q_BNSD, k_BKSD, v_BKSD, **how)
+            out_BNSD = self.op(q_BNSD, k_BKSD, v_BKSD, **options)
         else:
-            core = functools.partial(self.op, **how)
+            core = functools.partial(self.op, **options)
             out_BNSD = self.run(core, q_BNSD, k_BKSD, v_BKSD)
         return self.output(out_BNSD.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _heads(
         self, packed_BSQ: Tensor, rotation: Rotation | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of a packed projection, Q = (N + 2 K) D, by heads."""
+        """Return queries, keys and values by heads from packed ones, Q = (N + 2 K) D."""
         heads, groups = self.num_heads, self.num_groups
         packed_BSPD = packed_BSQ.unflatten(-1, (heads + 2 * groups, self.head_dim))
         if rotation is None:
@@ -142,7 +166,7 @@ class Attention(nn.Module):
         both_BSPD, v_BSKD = packed_BSPD.split([heads + groups, groups], dim=2)
         both_BPSD = rotate(self.rotary, both_BSPD.transpose(1, 2), rotation)
         q_BNSD, k_BKSD = both_BPSD.split([heads, groups], dim=1)
-        # Copied, or attention would keep queries and keys as they were before the rotation, too.
+        # Copied: as a view, values would keep the unrotated queries and keys in memory.
         return q_BNSD, k_BKSD, v_BSKD.contiguous().transpose(1, 2)
 
 
@@ -153,7 +177,10 @@ def _bias(size: int, shape: ModelShape) -> nn.Parameter | None:
 class FeedForward(nn.Module):
     """Two projections with GELU or SwiGLU between; biases are left to the fused ops.
 
-    With SwiGLU the first projection is two in one, gate before up, and adds its bias itself.
+    With SwiGLU the first projection is packed, gate before up, and adds its bias itself.
+
+    Attributes:
+        splits: Parameters that tensor parallelism splits.
     """
 
     up_bias: nn.Parameter | None
@@ -171,6 +198,13 @@ class FeedForward(nn.Module):
         self.op: Callable[..., Tensor] = ops.bind(
             "swiglu" if swiglu else "bias_gelu", ffn_hidden_size=width
         )
+        packed_sizes = (width, width) if swiglu else ()
+        self.splits = {
+            "up.weight": Split(0, packed_sizes),
+            "up.bias": Split(0, packed_sizes),
+            "up_bias": Split(0),
+            "down.weight": Split(1),
+        }
 
     def forward(self, x_BSH: Tensor) -> Tensor:
         """Return the branch without its last bias."""
@@ -193,11 +227,12 @@ class Block(nn.Module):
         run_attention: Callable[..., Tensor] | None = None,
         *,
         masked: bool = False,
+        causal: bool = True,
     ) -> None:
-        """Build it; *run_attention* and *masked* are for `Attention`."""
+        """Build the block; for *run_attention*, *masked* and *causal* see `Attention`."""
         super().__init__()
         self.attention_norm = norm_of(shape, ops)
-        self.attention = Attention(shape, ops, run_attention, masked=masked)
+        self.attention = Attention(shape, ops, run_attention, masked=masked, causal=causal)
         self.feed_forward_norm = norm_of(shape, ops)
         self.feed_forward = FeedForward(shape, ops)
         self.dropout = shape.hidden_dropout
@@ -215,7 +250,7 @@ class Block(nn.Module):
         mask_B1SS: Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """Return the residual stream after both branches; the arguments are those of attention."""
+        """Return the residual stream after both branches; see `Attention.forward`."""
         branch_BSH = self.attention(self.attention_norm(x_BSH), cache, mask_B1SS, rotation)
         x_BSH = self.add(
             branch_BSH,
@@ -235,5 +270,5 @@ class Block(nn.Module):
 
 
 def output_std(shape: ModelShape) -> float:
-    """Standard deviation of projections that write to the residual stream: sigma / sqrt(2 l)."""
+    """Return the std of projections that write to the residual stream: sigma / sqrt(2 l)."""
     return shape.init_method_std / math.sqrt(2.0 * shape.num_layers)

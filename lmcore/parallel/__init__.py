@@ -1,4 +1,4 @@
-"""Where a model is laid out over a device mesh: tensor, sequence, pipeline and data parallel.
+"""Tensor, sequence, context, pipeline and data parallelism of a model over a device mesh.
 
-Placement is applied to a finished model, never written in it; see docs/explanation/parallel.md.
+It is applied to a finished model, never written in one; see docs/explanation/parallel.md.
 """

@@ -18,7 +18,7 @@ from lmcore.parallel.gradient_buckets import GradientBuckets
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
-    from lmcore.model.gpt import GPT
+    from lmcore.model.protocol import Model
     from lmcore.parallel.mesh import ParallelMesh
     from lmcore.parallel.pipeline import StageModule
 
@@ -42,13 +42,13 @@ class Accumulation(Protocol):
 class LossModule(nn.Module):
     """A model whose forward pass returns its loss, from which backward starts."""
 
-    def __init__(self, model: GPT) -> None:
+    def __init__(self, model: Model) -> None:
         """Wrap *model*."""
         super().__init__()
         self.model = model
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        """Return the model's loss; see `GPT.loss`."""
+        """Return the model's loss; see `Model.loss`."""
         return self.model.loss(*arguments, **options)
 
 
@@ -67,7 +67,7 @@ class Replica:
     buckets: GradientBuckets | None = None
 
 
-def replicate(model: GPT, mesh: ParallelMesh) -> Replica:
+def replicate(model: Model, mesh: ParallelMesh) -> Replica:
     """Connect a model with its replicas; all ranks must call it.
 
     After the backward pass of the last micro-batch of a step, gradients are means over

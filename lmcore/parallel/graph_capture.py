@@ -19,7 +19,7 @@ from lmcore.errors import DeviceError
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
-    from lmcore.parallel.pipeline import Arguments
+    from lmcore.model.protocol import Arguments
 
 __all__ = ["GraphedMicroBatch", "allocate_gradients", "require_graphs"]
 
@@ -44,7 +44,7 @@ class GraphedMicroBatch:
         """Set up; the capture follows after the warm-up micro-batches.
 
         Args:
-            loss: Function that takes the arguments of `GPT.loss` and returns the loss, on the
+            loss: Function that takes the arguments of `Model.loss` and returns the loss, on the
                 device.
             parameters: Parameters that get gradients.
             device: Device that captures.

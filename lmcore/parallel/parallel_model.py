@@ -1,7 +1,6 @@
-"""`ParallelModel`: the part of a run's model that one process holds, and how the parts act as one.
+"""`ParallelModel`: a run's model on the ranks of a mesh, as plain local tensors with layouts.
 
-The step, checkpoints and optimizer see plain local tensors with their layouts, whatever divides
-them.  Shapes: B batch, S sequence.
+The step, checkpoints and optimizers use it the same way in every parallel layout.
 """
 
 from __future__ import annotations
@@ -17,15 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from lmcore.model.build import build_model
-from lmcore.model.gpt import initial_weight
 from lmcore.model.shape import ModelPart
 from lmcore.parallel import context_parallel, tensor_parallel
 from lmcore.parallel.collectives import all_reduce_coalesced
-from lmcore.parallel.context_parallel import own_places, own_tokens
+from lmcore.parallel.context_parallel import local_positions, local_tokens
 from lmcore.parallel.data_parallel import replicate, shard_stages
 from lmcore.parallel.graph_capture import GraphedMicroBatch, allocate_gradients
 from lmcore.parallel.mesh import ParallelMesh
-from lmcore.parallel.pipeline import Arguments, Pipeline
+from lmcore.parallel.pipeline import Pipeline
 from lmcore.parallel.pipeline_split import own_part
 from lmcore.parallel.tensor_layout import TensorLayout
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
@@ -33,28 +31,26 @@ from lmcore.runtime.profiler_range import ProfilerRange, no_range
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
     from lmcore.config.layout import ParallelLayout
-    from lmcore.model.gpt import GPT
+    from lmcore.model.protocol import Arguments, Model
     from lmcore.model.shape import ModelShape
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["LocalParameter", "ParallelModel", "parallelize"]
 
-_TIED = "token_embedding.weight"
-"""Held by the first stage of a pipeline and, where it is tied, by the last, whose loss uses it."""
-
 
 @dataclass(frozen=True)
 class LocalParameter:
-    """A parameter of the model as far as this process holds it.
+    """This rank's part of one parameter.
 
     Attributes:
-        name: In the whole model.
-        tensor: What an optimizer updates; its `grad` is set by `ParallelModel.gradients`.
-        source: The module's parameter, of which `tensor` is the local part, or itself.
-        layout: Which part of the whole it is.
-        replica_count: Processes of the run that hold the same part.
-        replicated: Whether those that divide a layer all hold it.
-        partial: Whether its gradient is to be summed over them: each saw some of the tokens.
+        name: Name in the whole model.
+        tensor: Local tensor that the optimizer updates; `ParallelModel.gradients` sets its `grad`.
+        source: Parameter of the module: `tensor` itself, or a DTensor with `tensor` as local part.
+        layout: Position in the whole tensor.
+        replica_count: Number of ranks of the run that hold the same part.
+        replicated: True if all ranks of the tensor axis hold it.
+        partial: True if its gradient must be summed over the tensor axis, as each rank saw some of
+            the tokens.
     """
 
     name: str
@@ -67,24 +63,32 @@ class LocalParameter:
 
 
 class ParallelModel:
-    """A model on the processes of a run."""
+    """Model on the ranks of a run.
+
+    Attributes:
+        model: Part of the model on this rank.
+        mesh: Mesh of the run.
+        shape: Sizes of the whole model.
+        device: Device of this rank.
+        parameters: Local parameters that are not empty.
+    """
 
     def __init__(
         self,
-        model: GPT,
+        model: Model,
         mesh: ParallelMesh,
         shape: ModelShape,
         layouts: dict[str, TensorLayout],
         device: torch.device,
     ) -> None:
-        """Place *model*; all processes must call it.
+        """Replicate, shard or pipeline *model*; all ranks must call it.
 
         Args:
-            model: This process's part, connected with the others of its layers.
-            mesh: The run's processes.
-            shape: Of the whole model.
-            layouts: Which part of each whole parameter the model has, by name.
-            device: This process's; parameters that have no memory yet get it there.
+            model: Part of the model on this rank, with the collectives of its layers connected.
+            mesh: Mesh of the run.
+            shape: Sizes of the whole model.
+            layouts: Layout of each parameter before ZeRO, by name.
+            device: Device of this rank; parameters on the meta device get memory there.
         """
         self.model, self.mesh, self.shape, self.device = model, mesh, shape, device
         self._pipeline = Pipeline(model, mesh, device) if mesh.layout.pipeline > 1 else None
@@ -105,18 +109,23 @@ class ParallelModel:
             self._by_replica_count.setdefault(one.replica_count, []).append(one.tensor)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the local parameters that are not empty, by the names of the whole model."""
+        """Return the local parameters that are not empty, with their names in the whole model."""
         return [(one.name, one.tensor) for one in self.parameters]
 
     @property
     def layouts(self) -> dict[str, TensorLayout]:
-        """Which part of the whole each local parameter is, by name."""
+        """Layout of each local parameter, by name."""
         return {one.name: one.layout for one in self.parameters}
 
     def initialize(self, seed: int) -> None:
-        """Give every weight the value that it has in a model that is not divided."""
+        """Set every weight to its initial value, the same in every layout.
+
+        Args:
+            seed: Seed of the run.
+        """
         for one in self.parameters:
-            whole = initial_weight(one.name, torch.Size(one.layout.shape), self.shape, seed)
+            size = torch.Size(one.layout.shape)
+            whole = self.model.initial_weight(one.name, size, seed)
             one.layout.fill(one.tensor, whole)
 
     def run(
@@ -129,16 +138,16 @@ class ParallelModel:
         """Run forward and backward of a step and return the loss of each micro-batch.
 
         Args:
-            micro_batches: Arguments of `GPT.loss`, by place and by name, on the device.
-            count: How many there are.
-            context: The precision's, in which a forward pass runs.
-            profiler_range: Names forward, backward and the exchange of gradients.
+            micro_batches: Arguments of `Model.loss`, on the device.
+            count: Number of micro-batches.
+            context: Context of a forward pass, which sets the precision.
+            profiler_range: Profiler ranges of forward, backward and gradient reduction.
 
         Returns:
-            Losses; none where the process does not have the last layer.
+            Losses; empty if this rank does not have the last pipeline stage.
         """
         if self._pipeline is not None:
-            own = (self._own(*arguments, **options) for arguments, options in micro_batches)
+            own = (self._local_arguments(arguments) for arguments in micro_batches)
             return self._pipeline.run(own, count, context, profiler_range)
         if self._graphed is not None:
             return self._run_graphed(self._graphed, micro_batches, context, profiler_range)
@@ -187,53 +196,47 @@ class ParallelModel:
             self._replica.buckets.all_reduce(profiler_range)
         return losses
 
-    def loss(
-        self,
-        tokens_BS: Tensor,
-        targets_BS: Tensor,
-        loss_weight_BS: Tensor,
-        **options: Tensor,
-    ) -> Tensor:
-        """Return the loss of a micro-batch; see `GPT.loss`.
+    def loss(self, *arguments: Tensor, **options: Tensor) -> Tensor:
+        """Return the loss of a micro-batch; see `Model.loss`.
 
-        Where sequences are divided each process returns that of its tokens, times the number of
-        processes: the mean over them is the whole.  In a pipeline there are no gradients, and
-        processes without the last layer return 0.
+        With context parallelism, each rank returns the loss of its tokens times the number of
+        ranks, so that the mean over the axis is the loss of all tokens.  In a pipeline there are no
+        gradients, and ranks without the last stage return 0.
+
+        Args:
+            arguments: Tensors named by the model's `sample_kind.arguments`.
+            options: Tensors named by its `sample_kind.options`.
         """
-        arguments, own = self._own(tokens_BS, targets_BS, loss_weight_BS, **options)
+        own, own_options = self._local_arguments((arguments, options))
         if self._pipeline is not None:
-            return self._pipeline.evaluate((arguments, own), contextlib.nullcontext)
-        loss: Tensor = self.root(*arguments, **own)
+            return self._pipeline.evaluate((own, own_options), contextlib.nullcontext)
+        loss: Tensor = self.root(*own, **own_options)
         return loss
 
-    def _own(
-        self,
-        tokens_BS: Tensor,
-        targets_BS: Tensor,
-        loss_weight_BS: Tensor,
-        **options: Tensor,
-    ) -> Arguments:
-        """Return the arguments of `GPT.loss` for this process's part of the sequences."""
-        axis = self.mesh.context
-        arguments = (tokens_BS, targets_BS, loss_weight_BS)
+    def _local_arguments(self, arguments: Arguments) -> Arguments:
+        """Return the arguments of `Model.loss` for this rank's part of the sequences."""
+        axis, kind = self.mesh.context, self.model.sample_kind
         if axis.size == 1:
-            return arguments, options
-        own = {name: own_tokens(values, axis) for name, values in options.items()}
-        if "positions_BS" not in own:
-            own["positions_BS"] = own_places(tokens_BS.shape[1], axis).to(tokens_BS.device)
-        tokens, targets, weights = (own_tokens(values, axis) for values in arguments)
-        return (tokens, targets, weights * axis.size), own
+            return arguments
+        tensors, options = arguments
+        named = dict(zip(kind.arguments, tensors, strict=True))
+        own = {name: local_tokens(values, axis) for name, values in {**named, **options}.items()}
+        if "positions_BS" in kind.options and "positions_BS" not in own:
+            own["positions_BS"] = local_positions(tensors[0].shape[1], axis).to(tensors[0].device)
+        own[kind.loss_weight] = own[kind.loss_weight] * axis.size
+        return tuple(own.pop(name) for name in kind.arguments), own
 
-    def drop_gathered(self) -> None:
-        """Have the next pass gather sharded weights anew: a pass without backward keeps them.
+    def reshard(self) -> None:
+        """Drop weights that ZeRO has gathered; the next pass gathers them again.
 
-        To be called wherever weights are changed other than by a step of the optimizer.
+        Must be called after weights change in any other way than by a step of the optimizer, as a
+        pass without backward leaves them gathered.
         """
         if not self.mesh.layout.zero_stage:
             return
         roots = self._pipeline.modules if self._pipeline is not None else [self.root]
-        for module in (one for root in roots for one in root.modules()):
-            reshard = getattr(module, "reshard", None)  # of those that `fully_shard` has made
+        for module in (module for root in roots for module in root.modules()):
+            reshard = getattr(module, "reshard", None)  # a method of `fully_shard`'s modules
             if reshard is not None:
                 reshard()
 
@@ -246,7 +249,7 @@ class ParallelModel:
             one.tensor.grad = one.source.grad = None
 
     def gradients(self) -> list[Tensor]:
-        """Finish the gradients of a step and return the local ones; all processes must call it."""
+        """Finish the gradients of a step and return the local ones; all ranks must call it."""
         for one in self.parameters:
             if one.tensor is not one.source:
                 one.tensor.grad = _local(one.source.grad)
@@ -255,32 +258,36 @@ class ParallelModel:
         if self._pipeline is not None:
             if not mesh.layout.zero_stage:
                 all_reduce_coalesced(grads, mesh.replicas, scale=1.0 / mesh.replicas.size)
-            if self.shape.tied:
-                tied = [grad for one, grad in found if one.name == _TIED]
+            if tied_names := self.model.tied_parameters:
+                tied = [grad for one, grad in found if one.name in tied_names]
                 all_reduce_coalesced(tied, mesh.pipeline_ends)
         all_reduce_coalesced([grad for one, grad in found if one.partial], mesh.tensor)
         return grads
 
     def total_loss(self, total: float) -> float:
-        """Return the loss of a step from the sum of what `run` returned over all processes."""
-        return total * self.mesh.layout.pipeline / self.mesh.layout.world_size
-
-    def square(
-        self, norm: Callable[[list[Tensor]], Tensor], *, scale: float = 1.0
-    ) -> Tensor | float:
-        """Return this process's share of the squared gradient norm; all shares sum up to it.
+        """Return the loss of a step.
 
         Args:
-            norm: The bound `grad_norm`.
-            scale: What gradients are to be divided by.
+            total: Sum of the losses that `run` returned, over all ranks.
+        """
+        return total * self.mesh.layout.pipeline / self.mesh.layout.world_size
+
+    def squared_grad_norm(
+        self, norm: Callable[[list[Tensor]], Tensor], *, scale: float = 1.0
+    ) -> Tensor | float:
+        """Return this rank's term of the squared gradient norm, which is the sum over all ranks.
+
+        Args:
+            norm: Bound `grad_norm`.
+            scale: Loss scale that gradients are divided by.
 
         Returns:
-            On the device, where there are gradients.
+            A scalar on the device; 0.0 if this rank has no gradients.
         """
         total: Tensor | float = 0.0
         for replica_count, parameters in self._by_replica_count.items():
             grads = [one.grad for one in parameters if one.grad is not None]
-            if grads:  # divided first: the square of a scaled norm may be beyond the dtype
+            if grads:  # divided first: the square of a scaled norm may overflow
                 total = total + (norm(grads) / scale) ** 2 / replica_count
         return total
 
@@ -298,7 +305,7 @@ class ParallelModel:
                     continue
             replicated = layouts[name].shape == tuple(source.shape)
             replica_count = replicas * (layout.tensor if replicated else 1)
-            if name == _TIED and self.shape.tied:
+            if name in self.model.tied_parameters:
                 replica_count *= self.mesh.pipeline_ends.size
             yield LocalParameter(
                 name,
@@ -320,13 +327,13 @@ def parallelize(
     compile_blocks: bool = False,
     masked: bool = False,
 ) -> ParallelModel:
-    """Build a model and place it on the processes of a run; all must call it.
+    """Build a model and place it on the ranks of a run; all ranks must call it.
 
     Args:
-        shape: Of the whole model.
-        layout: How it is divided.
-        runtime: This process.
-        seed: Seed of the initial weights; None leaves them uninitialised, to be loaded.
+        shape: Sizes of the whole model.
+        layout: Parallel layout of the run.
+        runtime: Rank, device, kernels and policies.
+        seed: Seed of the initial weights; None: uninitialized, to be loaded from a checkpoint.
         compile_blocks: See `build_model`.
         masked: See `build_model`.
     """
@@ -353,6 +360,6 @@ def parallelize(
 
 
 def _local(tensor: Tensor | None) -> Any:
-    """Return the local part of a tensor that `fully_shard` has made, others as they are."""
+    """Return the local part of a DTensor; other tensors unchanged."""
     to_local = getattr(tensor, "to_local", None)  # without importing torch's class, 0.3 s
     return to_local() if to_local is not None else tensor

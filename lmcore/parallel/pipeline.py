@@ -1,8 +1,8 @@
-"""Pipeline parallelism: each process has some of the layers, by torch's pipelining schedules.
+"""Pipeline parallelism: each rank has some of the layers, run by torch's pipelining schedules.
 
-A stage is a few layers of the process's model; the first also embeds, the last also computes the
-loss.  torch's schedule says when which stage takes which micro-batch and moves hidden states and
-their gradients.  Shapes: B micro-batch, S sequence of this process, H hidden.
+A stage is some layers of the rank's model; the first stage also embeds, the last also computes the
+loss.  torch's schedules order the micro-batches and send hidden states and their gradients.
+Shapes: B micro-batch, S sequence of this rank, H hidden.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ from lmcore.parallel.pipeline_split import owner_of, stage_layers, stages_of
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
-    from lmcore.model.gpt import GPT
+    from lmcore.model.protocol import Arguments, Model
     from lmcore.parallel.mesh import ParallelMesh
 
-__all__ = ["Arguments", "Pipeline", "StageModule"]
+__all__ = ["Pipeline", "StageModule"]
 
-_DIVIDES_BACKWARD = Version("2.13")
+_SPLITS_BACKWARD = Version("2.13")
 
 Context = Callable[[], AbstractContextManager[Any]]
-Arguments = tuple[tuple[Tensor, ...], dict[str, Tensor]]
-"""What `GPT.loss` takes, by place and by name."""
 
 
 @dataclass
 class _Feed:
-    """The micro-batches of the step that runs, the context of their forward pass, and names."""
+    """Micro-batches of the current step, with the context and profiler ranges of forward."""
 
     batches: Sequence[Arguments] = ()
     context: Context = contextlib.nullcontext
@@ -45,68 +43,80 @@ class _Feed:
 
 
 class StageModule(nn.Module):
-    """One stage: takes hidden states, but the first; micro-batches come in their order."""
+    """Pipeline stage; its forward pass takes the next micro-batch of the feed.
 
-    def __init__(self, model: GPT, layers: range, feed: _Feed, *, first: bool, last: bool) -> None:
-        """Take the layers of a stage from a process's model, which keeps them too."""
+    Attributes:
+        layers: Layers of the stage.
+        first: True for the stage that embeds.
+        last: True for the stage that computes the loss.
+        taken: Number of micro-batches of the step whose forward pass has run.
+    """
+
+    def __init__(
+        self, model: Model, layers: range, feed: _Feed, *, first: bool, last: bool
+    ) -> None:
+        """Register the modules of a stage.
+
+        Args:
+            model: Part of the model on this rank, which keeps the modules too.
+            layers: Numbers of the layers.
+            feed: Micro-batches of the current step.
+            first: True for the stage that embeds.
+            last: True for the stage that computes the loss.
+        """
         super().__init__()
-        self.layers = nn.ModuleList(model.blocks[str(number)] for number in layers)
-        shape = model.shape
-        if first or (last and shape.tied):
-            self.token_embedding = model.token_embedding
-        if first and shape.learned_positions:
-            self.position_embedding = model.position_embedding
-        if last:
-            self.final_norm = model.final_norm
-            if not shape.tied:
-                self.output_embedding = model.output_embedding
-        self._model, self._feed = (model,), feed  # a tuple hides the rest of it from torch
+        by_number = dict(zip(model.part.layers, model.layers, strict=True))
+        self.layers = nn.ModuleList(by_number[number] for number in layers)
+        for name, module in model.stage_modules(first=first, last=last).items():
+            self.add_module(name, module)
+        self._model, self._feed = (model,), feed  # the tuple keeps the model from being a submodule
         self.first, self.last = first, last
         self.taken = 0
 
     def forward(self, *hidden: Tensor) -> Tensor:
         """Return the hidden states after the last layer; of the last stage the loss, [1]."""
-        model = self._model[0]
-        arguments, options = self._feed.batches[self.taken]
+        arguments = self._feed.batches[self.taken]
         self.taken += 1
         with self._feed.profiler_range("forward"), self._feed.context():
-            tokens_BS, positions = arguments[0], options.get("positions_BS")
-            x_BSH = model.embed(tokens_BS, positions) if self.first else hidden[0]
-            rotation = model.rotation(tokens_BS, positions, x_BSH.dtype)
-            x_BSH = model.run_blocks(
-                x_BSH, options.get("documents_BS"), list(self.layers), rotation=rotation
+            out = self._model[0].run_stage(
+                None if self.first else hidden[0], arguments, list(self.layers), last=self.last
             )
-            if not self.last:
-                return x_BSH
-            loss = model.loss_of(model.final_norm(x_BSH), *arguments[1:])
-            return torch.stack([loss])
+            return torch.stack([out]) if self.last else out
 
 
-def _require_divided_backward(schedule: str) -> None:
-    """Refuse schedules that this torch cannot run.
+def _require_split_backward(schedule: str) -> None:
+    """Raise for schedules that this version of torch cannot run.
+
+    Args:
+        schedule: Value of `--pipeline-schedule`.
 
     Raises:
-        RunError: It cannot.
+        RunError: torch is too old.
     """
-    if schedule.startswith("zero-bubble") and Version(torch.__version__) < _DIVIDES_BACKWARD:
+    if schedule.startswith("zero-bubble") and Version(torch.__version__) < _SPLITS_BACKWARD:
         raise RunError(
-            f"`--pipeline-schedule {schedule}` needs torch {_DIVIDES_BACKWARD} or newer",
-            why="it divides backward passes in two, which older ones cannot where a function has a "
-            f"backward pass of its own; this is torch {torch.__version__}",
+            f"`--pipeline-schedule {schedule}` needs torch {_SPLITS_BACKWARD} or newer",
+            why="it splits backward passes in two, which older versions cannot for custom autograd "
+            f"functions; this is torch {torch.__version__}",
             hint="use `1f1b` or `interleaved`, or install a newer torch",
         )
 
 
 class Pipeline:
-    """The stages of this process, and their schedules.
+    """Pipeline stages of this rank, and their schedule.
 
     Attributes:
-        modules: This process's stages; where gradients are to be sharded, torch's `fully_shard`
-            has been applied to them.
+        modules: Stages of this rank; with ZeRO, `fully_shard` is applied to them.
     """
 
-    def __init__(self, model: GPT, mesh: ParallelMesh, device: torch.device) -> None:
-        """Cut *model*, built as `own_part` says, into this process's stages."""
+    def __init__(self, model: Model, mesh: ParallelMesh, device: torch.device) -> None:
+        """Split *model* into the stages of this rank.
+
+        Args:
+            model: Part of the model that `own_part` gives this rank.
+            mesh: Mesh of the run.
+            device: Device of this rank.
+        """
         self.layout, self.axis = mesh.layout, mesh.pipeline
         layers = stage_layers(model.shape.num_layers, self.layout)
         self.count = len(layers)
@@ -124,8 +134,8 @@ class Pipeline:
         ]
         self._device = device
         self._hidden_size = model.shape.hidden_size
-        self._made_for: tuple[int, ...] = ()
-        self._made: Any = None
+        self._schedule_key: tuple[int, ...] = ()
+        self._cached: Any = None
 
     def run(
         self,
@@ -134,18 +144,30 @@ class Pipeline:
         context: Context,
         profiler_range: ProfilerRange = no_range,
     ) -> list[Tensor]:
-        """Run forward and backward of a step; return the losses where the last stage is."""
+        """Run forward and backward of a step; return its losses if this rank has the last stage.
+
+        Args:
+            micro_batches: Arguments of `Model.loss`, on the device.
+            count: Number of micro-batches.
+            context: Context of a forward pass, which sets the precision.
+            profiler_range: Profiler ranges of forward and backward.
+        """
         batches = list(micro_batches)
         schedule = self._schedule(batches[0][0][0], count)
         losses: list[Tensor] = []
-        # Targets come with the micro-batch; the schedule wants something to hand out.
+        # Targets come with the micro-batch; the schedule requires some to pass to the loss.
         target = {"target": torch.arange(count), "losses": losses} if self._has_last else {}
         with self._feeding(batches, context, profiler_range):
             schedule.step(return_outputs=False, **target)
         return [loss.detach() for loss in losses]
 
     def evaluate(self, batch: Arguments, context: Context) -> Tensor:
-        """Return the loss of a micro-batch where the last stage is, elsewhere 0; no gradients."""
+        """Return the loss of a micro-batch, without gradients; 0 without the last stage.
+
+        Args:
+            batch: Arguments of `Model.loss`, on the device.
+            context: Context of a forward pass, which sets the precision.
+        """
         x: Tensor = torch.zeros((), device=self._device)
         group = self.axis.group
         shape = self._hidden_shape(batch[0][0])
@@ -197,21 +219,20 @@ class Pipeline:
         return torch.empty(shape, dtype=next(module.parameters()).dtype, device=self._device)
 
     def _schedule(self, tokens_BS: Tensor, count: int) -> Any:
-        """Return the schedule for so many micro-batches of this size; made when these change.
+        """Return the schedule for *count* micro-batches of this shape; cached until either changes.
 
-        It has memory for what each micro-batch receives: of a batch that has grown that of the
-        smaller one is given back.
+        A schedule holds receive buffers for each micro-batch; the old ones are freed first.
         """
         shape = self._hidden_shape(tokens_BS)
-        if self._made_for != (count, *shape):
-            self._made = None
-            self._made, self._made_for = self._new_schedule(shape, count), (count, *shape)
-        return self._made
+        if self._schedule_key != (count, *shape):
+            self._cached = None
+            self._cached, self._schedule_key = self._new_schedule(shape, count), (count, *shape)
+        return self._cached
 
     def _new_schedule(self, shape: tuple[int, int, int], count: int) -> Any:
         from torch.distributed.pipelining import schedules
 
-        _require_divided_backward(self.layout.schedule)
+        _require_split_backward(self.layout.schedule)
         several, kind = {
             "1f1b": (False, schedules.Schedule1F1B),
             "gpipe": (False, schedules.ScheduleGPipe),
@@ -228,7 +249,7 @@ class Pipeline:
             stages if several else stages[0],
             count,
             loss_fn=lambda loss, _number: loss.sum(),  # not a view: the schedule detaches it
-            scale_grads=False,  # the weights of the loss do
+            scale_grads=False,  # loss weights do
         )
 
     def _stage(self, number: int, module: StageModule, shape: tuple[int, int, int]) -> Any:
@@ -253,7 +274,7 @@ class Pipeline:
         return stage
 
     def _named(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a stage's backward pass with the name that it has in a profile."""
+        """Return a stage's backward pass within its profiler range."""
 
         def run(*arguments: Any, **options: Any) -> Any:
             with self._feed.profiler_range("backward"):

@@ -1,4 +1,4 @@
-"""Which layers each stage of a pipeline has, and which stages each process."""
+"""Split of a pipeline: the layers of each stage, and the stages of each rank."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ __all__ = ["own_part", "owner_of", "stage_layers", "stages_in_words", "stages_of
 
 
 def stage_layers(num_layers: int, layout: ParallelLayout) -> list[range]:
-    """Return the layers of each stage, as equal as can be.
+    """Return the layers of each stage, split as evenly as possible.
 
-    Layers that are left over go to stages that neither embed nor compute the loss, then to the
-    first, last to the last.
+    Remaining layers go to the stages between the first and the last, then to the first, then to
+    the last: embedding and loss are work too.
+
+    Args:
+        num_layers: Number of layers of the model.
+        layout: Parallel layout of the run.
     """
     count = layout.pipeline * layout.stages_per_process
     each, extra = divmod(num_layers, count)
@@ -27,7 +31,7 @@ def stage_layers(num_layers: int, layout: ParallelLayout) -> list[range]:
 
 
 def stages_of(rank: int, layout: ParallelLayout) -> list[int]:
-    """Return the stages of a process of a pipeline, in the order of the layers."""
+    """Return the stages of a rank of the pipeline axis, in the order of the layers."""
     return [
         stage
         for stage in range(layout.pipeline * layout.stages_per_process)
@@ -36,7 +40,7 @@ def stages_of(rank: int, layout: ParallelLayout) -> list[int]:
 
 
 def own_part(num_layers: int, rank: int, layout: ParallelLayout) -> ModelPart:
-    """Return what of the model a process of a pipeline holds."""
+    """Return the part of the model that a rank of the pipeline axis holds."""
     layers, own = stage_layers(num_layers, layout), stages_of(rank, layout)
     return ModelPart(
         tuple(layer for stage in own for layer in layers[stage]),
@@ -46,14 +50,14 @@ def own_part(num_layers: int, rank: int, layout: ParallelLayout) -> ModelPart:
 
 
 def owner_of(stage: int, layout: ParallelLayout) -> int:
-    """Return the process of a pipeline that has a stage."""
-    if layout.schedule == "zero-bubble-v":  # down the processes and up again
+    """Return the rank of the pipeline axis that has a stage."""
+    if layout.schedule == "zero-bubble-v":  # from the first rank to the last and back
         return min(stage, 2 * layout.pipeline - 1 - stage)
     return stage % layout.pipeline
 
 
 def stages_in_words(num_layers: int, layout: ParallelLayout) -> str:
-    """Return the layers of every process for people: "layers 0-2 | 3-5", or "0, 4 | 1, 5"."""
+    """Return the layers of every rank as text, such as "layers 0-2 | 3-5" or "0, 4 | 1, 5"."""
     layers = stage_layers(num_layers, layout)
     return "layers " + " | ".join(
         ", ".join(_in_words(layers[stage]) for stage in stages_of(rank, layout))

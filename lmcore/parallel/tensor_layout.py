@@ -1,7 +1,7 @@
-"""`TensorLayout`: which part of a whole tensor the tensor of one process is.
+"""`TensorLayout`: position of a rank's local tensor in the whole tensor.
 
-Divided tensors are plain tensors; their layouts stand beside them.  Initial weights, checkpoints
-and gradient norms are all that need to know the whole.
+Local tensors are plain tensors with a layout beside them.  Initial weights, checkpoints and
+gradient norms are its only users.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of the local tensor that is a box of the whole one.
+    """Chunk: a box of the local tensor that is a box of the whole tensor.
 
     Attributes:
-        start: First element in the local tensor, by dim.
-        offset: First element in the whole tensor.
-        size: Elements.
+        start: Index of the first element in the local tensor, by dim.
+        offset: Index of the first element in the whole tensor, by dim.
+        size: Number of elements, by dim.
     """
 
     start: Numbers
@@ -34,11 +34,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The pieces that the local tensor consists of; together they are all of it.
+    """Chunks that make up a local tensor.
 
     Attributes:
-        shape: Of the whole tensor.
-        pieces: Without those that are empty.
+        shape: Shape of the whole tensor.
+        pieces: Chunks, without empty ones.
     """
 
     shape: Numbers
@@ -46,7 +46,7 @@ class TensorLayout:
 
     @classmethod
     def whole(cls, shape: Numbers) -> TensorLayout:
-        """Return the layout of a tensor that is not divided."""
+        """Return the layout of a tensor that is not split."""
         zeros = (0,) * len(shape)
         return cls(shape, (Piece(zeros, zeros, shape),))
 
@@ -58,12 +58,11 @@ class TensorLayout:
 
         Args:
             local: Shape of the part.
-            dim: The dim that is divided.
-            rank: Which part.
-            size: How many there are.
-            groups: Sizes, in the part, of groups that the whole dim consists of and each of which
-                is divided: three where queries, keys and values lie one after the other; none:
-                all is one.
+            dim: Dim that is split.
+            rank: Index of the part.
+            size: Number of parts.
+            groups: Sizes, in the part, of packed groups that are split one by one, such as queries,
+                keys and values; empty: the dim is split as a whole.
         """
         groups = groups or (local[dim],)
         assert sum(groups) == local[dim]
@@ -80,7 +79,7 @@ class TensorLayout:
         return cls(shape, tuple(pieces))
 
     def rows(self, first: int, count: int) -> TensorLayout:
-        """Return the layout of the local rows *first* to *first* + *count*, a tensor of its own."""
+        """Return the layout of a tensor of *count* local rows from *first* on."""
         found = []
         for piece in self.pieces:
             low = max(piece.start[0], first)
@@ -96,14 +95,20 @@ class TensorLayout:
         return TensorLayout(self.shape, tuple(found))
 
     def fill(self, local: Tensor, whole: Tensor) -> None:
-        """Copy this part of *whole* into *local*."""
+        """Copy this rank's part of *whole* into *local*."""
         with torch.no_grad():
             for piece in self.pieces:
                 box(local, piece.start, piece.size).copy_(box(whole, piece.offset, piece.size))
 
 
 def box(tensor: Tensor, start: Numbers, size: Numbers) -> Tensor:
-    """Return the view of a box of *tensor*."""
+    """Return a view of a box of *tensor*.
+
+    Args:
+        tensor: Tensor to view.
+        start: Index of the first element, by dim.
+        size: Number of elements, by dim.
+    """
     for dim, (first, length) in enumerate(zip(start, size, strict=True)):
         tensor = tensor.narrow(dim, first, length)
     return tensor

@@ -1,127 +1,107 @@
-"""Tensor and sequence parallelism: connects a model that was built narrow with its other parts.
+"""Tensor and sequence parallelism of a model whose layers were built narrow.
 
-`ModelShape.narrowed` gives every process its heads, feed-forward channels and rows of the
-vocabulary; here the layers' ops are wrapped so that what they exchange makes them one model
-(Shoeybi et al., 2019; with `sequence`, Korthikanti et al., 2022).  Nothing of a layer is written
-anew: a wrapped op calls the bound one.
+`ModelShape.narrowed` gives every rank its heads, feed-forward channels and rows of the vocabulary.
+Here the bound ops of the layers are wrapped with collectives that make the narrow models one
+(Shoeybi et al., 2019; with `sequence`, Korthikanti et al., 2022), as the model's
+`TensorParallelPlan` says.
 
-Shapes: B batch, S sequence (of this process, where it is divided), I and O channels in and out.
+Shapes: B batch, S sequence (of this rank, if it is split), I and O channels in and out.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmcore.model.gpt import GPT
-from lmcore.model.transformer import Attention, FeedForward
 from lmcore.parallel.collectives import all_gather, all_reduce, copy_to_group, reduce_scatter
 from lmcore.parallel.tensor_layout import TensorLayout
-from lmcore.parallel.vocabulary import VocabularyLoss, embed_divided
+from lmcore.parallel.vocabulary import VocabularyLoss, embed_split
 
 if TYPE_CHECKING:
     from lmcore.accelerator.rng import RngTracker
-    from lmcore.model.shape import ModelShape
+    from lmcore.model.protocol import Model, TensorParallelPlan
     from lmcore.parallel.mesh import Axis
 
 __all__ = ["STREAM", "connect", "tensor_layouts"]
 
 STREAM = "tensor-parallel"
-"""Random numbers that differ between the parts of a layer."""
-
-_DIVIDED: Mapping[type, Mapping[str, int]] = {
-    Attention: {"qkv.weight": 0, "qkv.bias": 0, "output.weight": 1},
-    FeedForward: {"up.weight": 0, "up.bias": 0, "up_bias": 0, "down.weight": 1},
-    GPT: {"token_embedding.weight": 0, "output_embedding.weight": 0},
-}
-"""Dim of the parameters that are divided."""
+"""Random number stream that differs between the ranks of tensor parallelism."""
 
 Op = Callable[..., Tensor]
 
 
-def tensor_layouts(model: GPT, axis: Axis) -> dict[str, TensorLayout]:
-    """Return the layout of every parameter of a narrow model, by name."""
-    found = {name: TensorLayout.whole(tuple(p.shape)) for name, p in model.named_parameters()}
-    if axis.size == 1:
-        return found
-    for prefix, module in model.named_modules():
-        for name, dim in _DIVIDED.get(type(module), {}).items():
-            full = f"{prefix}.{name}" if prefix else name
-            if full in found:
-                found[full] = TensorLayout.divided(
-                    found[full].shape,
-                    dim,
-                    rank=axis.rank,
-                    size=axis.size,
-                    groups=_groups(name.partition(".")[0], model.shape),
-                )
-    return found
-
-
-def _groups(name: str, shape: ModelShape) -> tuple[int, ...]:
-    """Return the rows of each projection of several that are one, by the name of that."""
-    if name == "qkv":
-        return shape.attention_size, shape.key_size, shape.key_size
-    if name == "up" and shape.swiglu:
-        return shape.ffn_hidden_size, shape.ffn_hidden_size
-    return ()
-
-
-def connect(model: GPT, axis: Axis, *, sequence: bool, rng: RngTracker) -> None:
-    """Make narrow models one: exchange what their layers have in common over *axis*.
+def tensor_layouts(model: Model, axis: Axis) -> dict[str, TensorLayout]:
+    """Return the layout of every parameter of a narrow model, by name.
 
     Args:
-        model: Of `ModelShape.narrowed(axis.size)`; changed in place.
-        axis: The processes that divide it.
-        sequence: Whether activations between the layers are divided along the sequence.
-        rng: Has the stream `STREAM`, which parts of a layer draw from.
+        model: Model of `ModelShape.narrowed(axis.size)`.
+        axis: Tensor axis of the mesh.
+
+    Raises:
+        RunError: The model's family does not support tensor parallelism.
+    """
+    layouts = {name: TensorLayout.whole(tuple(p.shape)) for name, p in model.named_parameters()}
+    if axis.size == 1:
+        return layouts
+    for name, split in model.tensor_parallel_plan().splits.items():
+        layouts[name] = TensorLayout.divided(
+            layouts[name].shape, split.dim, rank=axis.rank, size=axis.size, groups=split.groups
+        )
+    return layouts
+
+
+def connect(model: Model, axis: Axis, *, sequence: bool, rng: RngTracker) -> None:
+    """Wrap the ops of a narrow model with the collectives of tensor parallelism.
+
+    Args:
+        model: Model of `ModelShape.narrowed(axis.size)`; changed in place.
+        axis: Tensor axis of the mesh.
+        sequence: True if activations between the layers are split along the sequence.
+        rng: Random number streams; attention dropout draws from `STREAM`.
     """
     if axis.size == 1:
         return
+    plan = model.tensor_parallel_plan()
     enter: Callable[[Tensor], Tensor] = functools.partial(
         all_gather if sequence else copy_to_group, axis=axis
     )
     leave: Callable[[Tensor], Tensor] = functools.partial(
         reduce_scatter if sequence else all_reduce, axis=axis
     )
-    for block in model.layers:
-        attention, feed_forward = block.attention, block.feed_forward
-        attention.qkv.op = _after(enter, attention.qkv.op)
-        attention.output.op = _before(attention.output.op, leave)
-        if attention.dropout and not sequence:  # with it all of the process draws its own
+    for linear in plan.column:
+        linear.op = _after(enter, linear.op)
+    for linear in plan.row:
+        linear.op = _before(linear.op, leave)
+    for attention in model.attentions:
+        if attention.dropout and not sequence:  # with it, all random numbers differ by rank
             attention.op = _drawing(attention.op, lambda: rng.fork(STREAM))
-        feed_forward.up.op = _after(enter, feed_forward.up.op)
-        feed_forward.down.op = _before(feed_forward.down.op, leave)
-    if model.part.embedding:
-        _divide_embedding(model, axis, sequence=sequence)
-    if model.part.head:
+    _connect_embeddings(plan, axis, sequence=sequence)
+    if plan.head_norm is not None:
         if sequence:
-            norm = model.final_norm
-            norm.op = _before(norm.op, functools.partial(all_gather, axis=axis))
+            plan.head_norm.op = _before(plan.head_norm.op, functools.partial(all_gather, axis=axis))
         model.linear_cross_entropy = VocabularyLoss(axis, gathered=sequence)
 
 
-def _divide_embedding(model: GPT, axis: Axis, *, sequence: bool) -> None:
-    tokens = model.token_embedding
+def _connect_embeddings(plan: TensorParallelPlan, axis: Axis, *, sequence: bool) -> None:
+    tokens, positions = plan.token_embedding, plan.position_embedding
+    if tokens is not None:
 
-    def embed_tokens(tokens_BS: Tensor) -> Tensor:
-        return embed_divided(tokens_BS, tokens.weight, axis, scatter=sequence)
+        def embed_tokens(tokens_BS: Tensor) -> Tensor:
+            return embed_split(tokens_BS, tokens.weight, axis, scatter=sequence)
 
-    _replace_forward(tokens, embed_tokens)
-    if not (sequence and model.shape.learned_positions):
-        return
-    positions = model.position_embedding
+        _replace_forward(tokens, embed_tokens)
+    if positions is not None and sequence:
 
-    def embed_positions(places: Tensor) -> Tensor:
-        own = places.chunk(axis.size, dim=-1)[axis.rank]
-        return functional.embedding(own, positions.weight)
+        def embed_positions(positions_BS: Tensor) -> Tensor:
+            own = positions_BS.chunk(axis.size, dim=-1)[axis.rank]
+            return functional.embedding(own, positions.weight)
 
-    _replace_forward(positions, embed_positions)
+        _replace_forward(positions, embed_positions)
 
 
 def _replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
@@ -143,10 +123,10 @@ def _before(op: Op, last: Callable[[Tensor], Tensor]) -> Op:
 
 
 def _drawing(op: Op, stream: Callable[[], AbstractContextManager[None]]) -> Op:
-    def call(*arguments: Any, **how: Any) -> Tensor:
-        if not how.get("dropout"):
-            return op(*arguments, **how)
+    def call(*arguments: Any, **options: Any) -> Tensor:
+        if not options.get("dropout"):
+            return op(*arguments, **options)
         with stream():
-            return op(*arguments, **how)
+            return op(*arguments, **options)
 
     return call

@@ -1,10 +1,10 @@
-"""Embedding and loss over a vocabulary whose rows are divided over an axis.
+"""Vocabulary-parallel embedding and loss: each rank has some rows of the vocabulary.
 
-No process ever has the scores of the whole vocabulary: of each token the largest score, the sum of
-exponentials and the target's score are exchanged.  A block of tokens is scored at a time, and its
-gradients are computed at once, so that the scores of one block are the most that is kept.
+No rank ever has the logits of the whole vocabulary: the largest logit of each token, the sum of
+exponentials and the target's logit are all-reduced.  Logits and their gradients are computed for
+one block of tokens at a time, which bounds the memory.
 
-Shapes: T tokens, C tokens of a block, H hidden, V rows of the vocabulary on this process.
+Shapes: T tokens, C tokens of a block, H hidden, V rows of the vocabulary on this rank.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
 
     from lmcore.parallel.mesh import Axis
 
-__all__ = ["VocabularyLoss", "embed_divided"]
+__all__ = ["VocabularyLoss", "embed_split"]
 
 _BLOCK_BYTES = 128 * 2**20
 
 
-def embed_divided(
+def embed_split(
     tokens_BS: Tensor, weight_VH: Tensor, axis: Axis, *, scatter: bool = False
 ) -> Tensor:
-    """Return the rows of the tokens, from whichever process of *axis* has them.
+    """Return the embeddings of tokens, [B, S, H].
 
     Args:
         tokens_BS: Token ids of the whole vocabulary.
-        weight_VH: This process's rows; those of each process follow those of the one before.
-        axis: The processes that divide the vocabulary.
-        scatter: Whether each process gets its part of the sequence alone.
+        weight_VH: Rows of this rank; ranks hold consecutive rows.
+        axis: Tensor axis of the mesh.
+        scatter: True if each rank gets its part of the sequence only.
     """
     rows = weight_VH.shape[0]
     local_BS = tokens_BS - axis.rank * rows
-    elsewhere_BS = (local_BS < 0) | (local_BS >= rows)
-    x_BSH = functional.embedding(local_BS.masked_fill(elsewhere_BS, 0), weight_VH)
-    x_BSH = x_BSH.masked_fill(elsewhere_BS.unsqueeze(-1), 0.0)
+    remote_BS = (local_BS < 0) | (local_BS >= rows)
+    x_BSH = functional.embedding(local_BS.masked_fill(remote_BS, 0), weight_VH)
+    x_BSH = x_BSH.masked_fill(remote_BS.unsqueeze(-1), 0.0)
     return reduce_scatter(x_BSH, axis) if scatter else all_reduce(x_BSH, axis)
 
 
 class VocabularyLoss:
-    """`linear_cross_entropy` over a divided vocabulary; the arguments are those of the op."""
+    """`linear_cross_entropy` over a split vocabulary, with the arguments of the op."""
 
     def __init__(self, axis: Axis, *, gathered: bool) -> None:
-        """Keep the axis.
+        """Set the axis.
 
         Args:
-            axis: The processes that divide the vocabulary.
-            gathered: Whether the hidden states were gathered from parts of the sequence, which
+            axis: Tensor axis of the mesh.
+            gathered: True if the hidden states were all-gathered along the sequence, whose backward
                 sums their gradients.
         """
         self.axis, self.gathered = axis, gathered
@@ -62,7 +62,7 @@ class VocabularyLoss:
     def __call__(
         self, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, loss_weight_T: Tensor
     ) -> Tensor:
-        """Return the sum of loss_weight times the cross entropy of hidden @ weight.T."""
+        """Return the sum of loss_weight times the cross entropy of hidden @ weight.T, float32."""
         if not self.gathered:
             hidden_TH = copy_to_group(hidden_TH, self.axis)
         first = self.axis.rank * weight_VH.shape[0]
@@ -114,13 +114,13 @@ def _blocks(tokens: int, rows: int) -> list[slice]:
 def _score(
     score_CV: Tensor, local_C: Tensor, group: ProcessGroup, *, gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the cross entropy of each token and, if wanted, its gradient by this part's scores.
+    """Return the cross entropy of each token, [C], and its gradient by this rank's logits, [C, V].
 
     Args:
-        score_CV: This process's scores.
-        local_C: The target's column, outside [0, V) where another process has it.
-        group: The processes that have the others.
-        gradient: Whether the gradient is wanted.
+        score_CV: Logits of this rank.
+        local_C: Column of the target, outside [0, V) if another rank has it.
+        group: Process group of the tensor axis.
+        gradient: False: the gradient is not computed, and None.
     """
     from torch import distributed
 

@@ -21,6 +21,7 @@ from lmcore.checkpoint import Writers, warm_up
 from lmcore.config.model_math import query_groups
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import RunError
+from lmcore.model.shape import ModelShape
 from lmcore.parallel.pipeline_split import stages_in_words
 from lmcore.plugin import run_end, run_start
 from lmcore.runtime.process.consistency import agree, agree_on_kernels
@@ -362,8 +363,8 @@ class _Session:
         if plan.config.training.step_graph:
             say("graph     forward and backward of a micro-batch, recorded once and played again")
         say(
-            f"model     GPT, {plan.parameter_count:,} parameters: {model.num_layers} "
-            f"layers, hidden {model.hidden_size}, {_heads(model)}, vocabulary "
+            f"model     {ModelShape.from_plan(plan).family}, {plan.parameter_count:,} parameters: "
+            f"{model.num_layers} layers, hidden {model.hidden_size}, {_heads(model)}, vocabulary "
             f"{plan.vocab_size} padded to {plan.padded_vocab_size}"
         )
         say(

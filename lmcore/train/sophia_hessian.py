@@ -42,8 +42,8 @@ def estimate_hessian(
 
     Args:
         state: Its gradients are spent.
-        arguments: What `GPT.loss` takes, by place and by name, of one micro-batch; the loss is its
-            mean times `state.loss_scale`.
+        arguments: Arguments of `Model.loss`, of one micro-batch; the loss is its mean times
+            `state.loss_scale`.
         context: The precision's, in which a forward pass runs.
         norm: The bound `grad_norm`.
         runtime: The run.
@@ -55,6 +55,6 @@ def estimate_hessian(
     parallel.run([(without_targets, options)], 1, context)
     parallel.gradients()
     counted = float((weight_BS > 0).sum())
-    square, num_tokens = all_reduce_scalars(runtime, parallel.square(norm), counted)
+    square, num_tokens = all_reduce_scalars(runtime, parallel.squared_grad_norm(norm), counted)
     if math.isfinite(square):
         state.optimizer.update_hessian(num_tokens / scale**2)

@@ -22,7 +22,7 @@ from lmcore.parallel.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.model.gpt import GPT
+    from lmcore.model.protocol import Model
     from lmcore.parallel.parallel_model import ParallelModel
     from lmcore.runtime.runtime import Runtime
 
@@ -88,8 +88,8 @@ class TrainState:
         return cls(parallel, optimizer, LearningRateSchedule.from_plan(plan), scale)
 
     @property
-    def model(self) -> GPT:
-        """The part of the model that this process holds."""
+    def model(self) -> Model:
+        """Part of the model on this rank."""
         return self.parallel.model
 
     @contextlib.contextmanager
@@ -100,12 +100,12 @@ class TrainState:
         training goes on with after it.
         """
         self.optimizer.eval_mode()
-        self.parallel.drop_gathered()
+        self.parallel.reshard()
         try:
             yield
         finally:
             self.optimizer.train_mode()
-            self.parallel.drop_gathered()
+            self.parallel.reshard()
 
     def tensors(self, *, optimizer: bool = True) -> dict[str, Tensor]:
         """Return the live weights and, if wanted, optimizer state, by checkpoint name.

@@ -155,7 +155,7 @@ class TrainStep:
         losses = parallel.run(arguments, count, self.context, self.profiler_range)
         with self.profiler_range("reduce"):
             gradients = parallel.gradients()
-            loss, square = sum(losses) / scale, parallel.square(self.norm, scale=scale)
+            loss, square = sum(losses) / scale, parallel.squared_grad_norm(self.norm, scale=scale)
             sums = all_reduce_scalars_on_device(self.runtime, loss, square, *requests())
         if self._copier is None:
             return self._update(samples, losses, gradients, sums.tolist())

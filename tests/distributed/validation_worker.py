@@ -53,7 +53,7 @@ def run(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
             for one in parallel.parameters:
                 if one.name == "final_norm.weight":
                     one.tensor.fill_(math.nan)
-        parallel.drop_gathered()
+        parallel.reshard()
         words = ""
         try:
             validate(parallel, samples, plan, runtime, first_sample=0)

@@ -337,11 +337,11 @@ class DeepSpeedModel:
         """Give every weight its initial value; before the engine begins."""
         self.model.initialize(seed)
 
-    def drop_gathered(self) -> None:
+    def reshard(self) -> None:
         """Do nothing: what DeepSpeed gathers it gathers anew."""
 
     def loss(self, *arguments: Tensor, **options: Tensor) -> Tensor:
-        """Return `GPT.loss`."""
+        """Return `Model.loss`."""
         found: Tensor = self.root(*arguments, **options)
         return found
 

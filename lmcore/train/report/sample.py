@@ -11,12 +11,12 @@ from lmcore.checkpoint import read_manifest
 from lmcore.generation.generate import generate
 from lmcore.generation.load import load_weights, weight_bytes
 from lmcore.generation.sampling import SamplingOptions
+from lmcore.model.protocol import CausalLM, Model
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.data.blend.train_split import Part
     from lmcore.data.tokenizer import Tokenizer
-    from lmcore.model.gpt import GPT
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.datasets import Corpus
 
@@ -38,7 +38,7 @@ class Sample:
     text: str
 
 
-def whole_model(checkpoint: Path, runtime: Runtime) -> GPT | None:
+def whole_model(checkpoint: Path, runtime: Runtime) -> Model | None:
     """Return the model of a run whose processes have divided it, from a checkpoint just saved.
 
     None, and a line that says so, where it is too large to be held beside this process's part.
@@ -57,9 +57,9 @@ def whole_model(checkpoint: Path, runtime: Runtime) -> GPT | None:
 
 
 def take_sample(
-    model: GPT, corpus: Corpus, plan: RunPlan, runtime: Runtime, tokenizer: Tokenizer
+    model: Model, corpus: Corpus, plan: RunPlan, runtime: Runtime, tokenizer: Tokenizer
 ) -> Sample | None:
-    """Return a sample, or None where `--sample-tokens 0` or a tokenizer without text says so.
+    """Return a sample; None with `--sample-tokens 0`, or if model or tokenizer make no text.
 
     The prompt is `--sample-prompt`, or the first tokens of a document that training did not see
     (of the first training document, where a run has no validation documents).  The random numbers
@@ -67,6 +67,8 @@ def take_sample(
     """
     training = plan.config.training
     if training.sample_tokens == 0 or not tokenizer.encodes_any_text:
+        return None
+    if not isinstance(model, CausalLM) or not model.causal:
         return None
     room = model.shape.max_position_embeddings
     if training.sample_prompt is not None:

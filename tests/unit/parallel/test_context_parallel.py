@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lmcore.accelerator.op.reference import attention
 from lmcore.parallel import context_parallel
-from lmcore.parallel.context_parallel import own_places, own_tokens
+from lmcore.parallel.context_parallel import local_positions, local_tokens
 from lmcore.parallel.mesh import Axis
 
 
@@ -22,17 +22,17 @@ def test_parts_are_the_sequence(size: int, chunk: int) -> None:
     """Places are disjoint and complete, and tokens are those at the places."""
     length = 2 * size * chunk
     tokens_BT = torch.arange(3 * length).view(3, length) * 7
-    places = [own_places(length, axis) for axis in axes(size)]
+    places = [local_positions(length, axis) for axis in axes(size)]
     assert torch.cat(places).sort().values.tolist() == list(range(length))
     for axis, own in zip(axes(size), places, strict=True):
-        assert torch.equal(own_tokens(tokens_BT, axis), tokens_BT[:, own])
+        assert torch.equal(local_tokens(tokens_BT, axis), tokens_BT[:, own])
 
 
 @given(st.integers(2, 6), st.integers(1, 5))
 def test_work_is_equal(size: int, chunk: int) -> None:
     """The keys before the tokens of a process are as many for all processes."""
     length = 2 * size * chunk
-    work = {int((own_places(length, axis) + 1).sum()) for axis in axes(size)}
+    work = {int((local_positions(length, axis) + 1).sum()) for axis in axes(size)}
     assert len(work) == 1
 
 
@@ -41,7 +41,7 @@ def test_gathered_parts_are_put_in_order(size: int, chunk: int) -> None:
     """What the processes give one after the other becomes the sequence."""
     length = 2 * size * chunk
     values_BT = torch.arange(2 * length).view(2, length)
-    gathered = torch.cat([own_tokens(values_BT, axis) for axis in axes(size)], dim=1)
+    gathered = torch.cat([local_tokens(values_BT, axis) for axis in axes(size)], dim=1)
     assert torch.equal(context_parallel._in_order(gathered, axes(size)[0], dim=1), values_BT)
 
 
@@ -55,7 +55,7 @@ def test_attention_of_parts(size: int, masked: bool, monkeypatch: pytest.MonkeyP
     documents_BT = torch.randint(0, 3, (2, length)).sort(dim=1).values
     mask = documents_BT[:, None, :, None] != documents_BT[:, None, None, :]
     whole = attention(q, k, v, causal=True, mask=mask if masked else None)
-    order = torch.cat([own_places(length, axis) for axis in axes(size)])
+    order = torch.cat([local_positions(length, axis) for axis in axes(size)])
     others: dict[int, torch.Tensor] = {}  # what the processes together have, by one's part
     monkeypatch.setattr(
         context_parallel,
@@ -63,7 +63,7 @@ def test_attention_of_parts(size: int, masked: bool, monkeypatch: pytest.MonkeyP
         lambda x, axis, dim=1: others[id(x)].index_select(dim, order),
     )
     for axis in axes(size):
-        own = own_places(length, axis)
+        own = local_positions(length, axis)
         k_own, v_own, documents_BS = k[:, :, own], v[:, :, own], documents_BT[:, own]
         others |= {id(k_own): k, id(v_own): v, id(documents_BS): documents_BT}
         more = {"mask": context_parallel._document_mask(axis, documents_BS)} if masked else {}

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline; what they compute is in `tests/distributed`."""
+"""Schedules of a pipeline; their results are compared in `tests/distributed`."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ import torch
 
 from lmcore.config.layout import ParallelLayout
 from lmcore.errors import RunError
+from lmcore.model.shape import ModelPart
 from lmcore.parallel import pipeline as pipeline_module
 from lmcore.parallel.mesh import Axis, ParallelMesh
 from lmcore.parallel.pipeline import Pipeline
 
 
 class Schedule:
-    """Stands for torch's, which has memory for every micro-batch."""
+    """Stand-in for torch's schedule, which has memory for every micro-batch."""
 
 
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    """Return the pipeline of a stage in the middle, which holds no weights here."""
+    """Pipeline of a rank with the middle stage, without weights."""
     group: Any = object()
     mesh = ParallelMesh(ParallelLayout(pipeline=3), 1, new_group=lambda ranks: group)
     assert mesh.pipeline == Axis(1, 3, (0, 1, 2), group)
 
-    shape = SimpleNamespace(num_layers=3, hidden_size=4)
-    model: Any = SimpleNamespace(shape=shape, blocks={"1": torch.nn.Identity()})
+    model: Any = SimpleNamespace(
+        shape=SimpleNamespace(num_layers=3, hidden_size=4),
+        part=ModelPart((1,), embedding=False, head=False),
+        layers=[torch.nn.Identity()],
+        stage_modules=lambda **_: {},
+    )
     monkeypatch.setattr(Pipeline, "_new_schedule", lambda *_: Schedule())
     return Pipeline(model, mesh, torch.device("cpu"))
 
 
-def test_one_schedule_is_kept(pipeline: Pipeline) -> None:
-    """It is made anew where number or size of the micro-batches change, and the old one goes."""
+def test_one_schedule_is_cached(pipeline: Pipeline) -> None:
+    """A new schedule replaces it if number or size of the micro-batches changes."""
     tokens_BS = torch.zeros(2, 8)
     first = pipeline._schedule(tokens_BS, 4)
     assert pipeline._schedule(tokens_BS, 4) is first
@@ -46,14 +51,12 @@ def test_one_schedule_is_kept(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["zero-bubble", "zero-bubble-v"])
-def test_divided_backward_needs_a_newer_torch(
-    schedule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An older torch is told by name, with the schedules that it can run."""
+def test_split_backward_needs_a_newer_torch(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the version needed and the schedules that an older torch can run."""
     monkeypatch.setattr(torch, "__version__", "2.12.0+cpu")
     with pytest.raises(RunError, match=f"`--pipeline-schedule {schedule}` needs torch 2.13") as one:
-        pipeline_module._require_divided_backward(schedule)
+        pipeline_module._require_split_backward(schedule)
     assert "`1f1b` or `interleaved`" in str(one.value.hint)
-    pipeline_module._require_divided_backward("interleaved")
+    pipeline_module._require_split_backward("interleaved")
     monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
-    pipeline_module._require_divided_backward(schedule)
+    pipeline_module._require_split_backward(schedule)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from lmcore.parallel import vocabulary
 from lmcore.parallel.mesh import Axis
-from lmcore.parallel.vocabulary import VocabularyLoss, embed_divided
+from lmcore.parallel.vocabulary import VocabularyLoss, embed_split
 
 TOKENS, HIDDEN, VOCABULARY = 11, 6, 9
 
@@ -81,6 +81,6 @@ def test_rows_of_others_are_zero(axis, rank) -> None:
     own = whole[3 * rank : 3 * rank + 3]
     tokens = torch.tensor([[0, 3, 8, 5, 2]])
     place = Axis(rank, 3, (0, 1, 2), axis.group)
-    found = embed_divided(tokens, own, place)
+    found = embed_split(tokens, own, place)
     here = (tokens // 3 == rank).unsqueeze(-1)
     assert torch.equal(found, torch.where(here, whole[tokens], 0.0))
