@@ -96,7 +96,7 @@ def facts(runner: Runner) -> None:
 def conformance(runner: Runner) -> None:
     """Run the conformance suite, all levels."""
     report = runner.out / "conformance.json"
-    command = [*PYTEST, "-p", "lmcore_conformance.plugin", "--pyargs", "lmcore_conformance"]
+    command = [*PYTEST, "-p", "lmcore_conformance.pytest_plugin", "--pyargs", "lmcore_conformance"]
     command += ["--accelerator", runner.suite.device, "--conformance-json", str(report)]
     if runner.suite.patience > 1:
         command += ["--patience", f"{runner.suite.patience:g}"]

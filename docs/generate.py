@@ -2,7 +2,8 @@
 
 `python docs/generate.py` writes docs/reference/{options,presets,megatron-flags,commands}.md,
 tests/golden/flags.txt and the snapshot of the plugin contract; a test fails where a file and the
-code differ.  Of the plugins only the CPU's is described, whatever else is installed.
+code differ.  Of the plugins only the CPU's and the authors' kit are described, whatever else is
+installed; the kit has to be importable.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from unittest import mock
 
 from lmcore.accelerator import API_VERSION
+from lmcore.accelerator.op.records import load_target
+from lmcore.accelerator.registry import CommandRegistry
 from lmcore.cli.main import COMMANDS, main
 from lmcore.cli.plugin.commands import find_commands
 from lmcore.config.foreign import megatron
@@ -27,10 +30,12 @@ from lmcore.config.plugin_section import PluginSections, summary_of
 from lmcore.config.preset import PRESETS
 from lmcore.config.section import SECTIONS, ModelSection, run_options
 from lmcore.plugin import ALLOW_LIST, discover
-from lmcore.plugin.check.contract_snapshot import renewed_contract
 from lmcore.plugin.registrations import plugin_sections
+from lmcore_conformance import plugin as kit
+from lmcore_conformance.contract.snapshot import renewed_contract
 
 ROOT = Path(__file__).resolve().parents[1]
+CONTRACTS = "plugins/conformance/src/lmcore_conformance/contract/versions"
 _NOTE = "<!-- Made by `python docs/generate.py`; do not edit. -->"
 
 _ABOUT_OPTIONS = """\
@@ -60,7 +65,6 @@ _INNER = {
         *("train-tokenizer", "corpora"),
     ),
     "config": ("show",),
-    "plugin": ("new", "check"),
     "ops": ("list", "explain"),
 }
 
@@ -154,6 +158,12 @@ def commands_page() -> str:
         for line in lines:
             parts.append(f"## `lmcore {' '.join(line)}`")
             parts.append(f"```\n{_help_text([*line, '--help'])}\n```")
+    registry = CommandRegistry("lmcore-conformance")
+    kit.lmcore_add_commands(registry)
+    for command in registry.found.values():
+        text = _printed(load_target(command.load), ["--help"])
+        parts.append(f"## `lmcore {command.name}`\n\nFrom the package `lmcore-conformance`.")
+        parts.append(f"```\n{text}\n```")
     return "\n\n".join(parts) + "\n"
 
 
@@ -169,7 +179,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/megatron-flags.md": megatron_page,
     "tests/golden/flags.txt": flags_list,
     "docs/reference/commands.md": commands_page,
-    f"lmcore/plugin/contracts/{API_VERSION}.json": renewed_contract,
+    f"{CONTRACTS}/{API_VERSION}.json": renewed_contract,
 }
 """What makes each file."""
 
@@ -220,13 +230,20 @@ def _only_the_cpu() -> AbstractContextManager[object]:
 
 
 def _help_text(argv: list[str]) -> str:
+    return _printed(main, argv)
+
+
+def _printed(run: Callable[[list[str]], int], argv: list[str]) -> str:
     text = io.StringIO()
     with (
         _only_the_cpu(),
         mock.patch.dict(os.environ, {"COLUMNS": "100"}),
         contextlib.redirect_stdout(text),
     ):
-        status = main(argv)
+        try:
+            status = run(argv)
+        except SystemExit as ended:  # help was printed
+            status = ended.code
     assert status == 0, argv
     return text.getvalue().rstrip("\n")
 

@@ -7,7 +7,8 @@ when called.
 from __future__ import annotations
 
 from lmcore.accelerator.communication import CommBackend
-from lmcore.accelerator.device import Device, MemoryStats
+from lmcore.accelerator.device import Device
+from lmcore.accelerator.memory_stats import MemoryStats
 from lmcore.accelerator.op.context import OpAttributes
 from lmcore.accelerator.op.records import OpContext, OpImpl, OpSpec, Reject, Resolution, Tolerance
 from lmcore.accelerator.op.spec import OP_SPECS

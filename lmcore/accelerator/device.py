@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lmcore.accelerator.memory_stats import MemoryStats
 from lmcore.errors import DeviceError, PluginError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from lmcore.accelerator.rng import RngTracker
 
-__all__ = ["Device", "MemoryStats"]
+__all__ = ["Device"]
 
 _OPTIONAL = (
     "memory_stats",
@@ -33,16 +34,6 @@ _OPTIONAL = (
 )
 _LATER = {"new_graph": "its plugin says nothing of it"}
 """Abilities that came after version 1.0 of the contract, and their reason where none is given."""
-
-
-@dataclass(frozen=True)
-class MemoryStats:
-    """Bytes of device memory: in use by tensors now, at the peak, held by the allocator, in all."""
-
-    allocated: int
-    peak_allocated: int
-    reserved: int
-    total: int | None
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,10 @@ __all__ = [
 
 T = TypeVar("T")
 
-_COMMAND = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_WORD = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
+_COMMAND = re.compile(rf"{_WORD}( {_WORD})?")
+_OPEN_GROUPS = ("plugin",)
+"""Commands of the core that are groups, to which plugins may add `GROUP NAME`."""
 _CORPUS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*")  # names files
 _TOKENIZER = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -41,7 +44,13 @@ _NOBODY: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class PluginCommand:
-    """A command that a plugin adds; `load` is "package.module:function"."""
+    """A command that a plugin adds.
+
+    Attributes:
+        name: One word, or two of which the first one is the command's group.
+        load: "package.module:function".
+        summary: One line for the help.
+    """
 
     name: str
     load: str
@@ -161,7 +170,9 @@ class CommandRegistry(_Registry[PluginCommand]):
         """Register a command.
 
         Args:
-            name: What follows `lmcore` on the command line: small letters, digits and dashes.
+            name: What follows `lmcore` on the command line: a word of small letters, digits and
+                dashes, or two such words, `GROUP NAME`.  The group is a word that is no command, or
+                the core's `plugin`; several plugins may add to one group.
             load: "package.module:function", loaded when the command is used; the function takes
                 the arguments after the command's name and returns the exit status.
             summary: One line for `lmcore --help`.
@@ -169,13 +180,26 @@ class CommandRegistry(_Registry[PluginCommand]):
         Raises:
             PluginError: One of them is malformed, or the name is taken.
         """
-        claimed = self._claim(name, _COMMAND, "small letters, digits and dashes")
+        claimed = self._claim(name, _COMMAND, "one or two words of small letters, digits, dashes")
+        self._check_group(claimed)
         if not _is_target(load):
             raise self._error(
                 f"registers the command `{name}` with the target {load!r:.100}",
                 why="a target is written `package.module:function`",
             )
         self.found[claimed] = PluginCommand(claimed, load, self._summary(claimed, summary))
+
+    def _check_group(self, name: str) -> None:
+        """Raise if a word would be both a command and a group of commands."""
+        group, _, inner = name.partition(" ")
+        used = {**self._taken, **dict.fromkeys(self.found, self._plugin)}
+        if not inner:
+            used = {one.partition(" ")[0]: owner for one, owner in used.items() if " " in one}
+        if group in used and not (inner and group in _OPEN_GROUPS):
+            raise self._error(
+                f"registers the command `{name}`, and `{group}` is taken",
+                why=f"it is a {'command' if inner else 'group of commands'} of {used[group]}",
+            )
 
 
 class CorpusRegistry(_Registry[PluginCorpus]):

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lmcore.errors import DeviceError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
-
-    from lmcore.accelerator.device import Device
 
 __all__ = ["RngSnapshot", "RngTracker"]
 
@@ -37,6 +36,18 @@ class RngSnapshot:
     host: Tensor | None
 
 
+class _Device(Protocol):
+    """The part of a `Device` that has to do with random numbers."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def torch_device(self) -> torch.device: ...
+    def seed(self, number: int, /) -> None: ...
+    def get_rng_state(self) -> Tensor: ...
+    def set_rng_state(self, state: Tensor, /) -> None: ...
+
+
 class RngTracker:
     """The streams of a device.
 
@@ -44,7 +55,7 @@ class RngTracker:
     generator for each stream; `snapshot` and `restore` are then its own too.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: _Device) -> None:
         """Begin without streams."""
         self.device = device
         self._current: str | None = None

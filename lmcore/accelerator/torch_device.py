@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lmcore.accelerator.device import MemoryStats
 from lmcore.accelerator.device_errors import first_line
+from lmcore.accelerator.memory_stats import MemoryStats
 from lmcore.errors import DeviceError, PluginError
 
 __all__ = ["defaults", "own_index", "require_complete"]

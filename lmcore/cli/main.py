@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "doctor": ("lmcore.cli.doctor", "Check this installation and name the fixes."),
         "plugin": (
-            "lmcore.cli.plugin.check",
+            "lmcore.cli.plugin.group",
             "Write a new plugin, check one against the contract.",
         ),
     },

@@ -72,18 +72,23 @@ def subcommands_of(command: str) -> set[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Of the plugins the CPU's is there, and the example, of which some pages speak."""
+    """Of the plugins the CPU's is there, the authors' kit, and the example of some pages."""
     site = tmp_path_factory.mktemp("site")
-    record = site / "lmcore_example_extension-1.0.dist-info"
-    record.mkdir()
-    points = "[lmcore.plugins]\nexample = lmcore_example_extension.plugin\n"
-    (record / "entry_points.txt").write_text(points, encoding="utf-8")
-    metadata = "Metadata-Version: 2.1\nName: lmcore-example-extension\nVersion: 1.0\n"
-    (record / "METADATA").write_text(metadata, encoding="utf-8")
-    source = ROOT / "examples" / "plugin_extension" / "src"
+    sources = []
+    for name, package, folder in (
+        ("example", "lmcore_example_extension", "examples/plugin_extension"),
+        ("conformance", "lmcore_conformance", "plugins/conformance"),
+    ):
+        record = site / f"{package}-1.0.dist-info"
+        record.mkdir()
+        points = f"[lmcore.plugins]\n{name} = {package}.plugin\n"
+        (record / "entry_points.txt").write_text(points, encoding="utf-8")
+        metadata = f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: 1.0\n"
+        (record / "METADATA").write_text(metadata, encoding="utf-8")
+        sources.append(str(ROOT / folder / "src"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(site), str(source), *sys.path])
-        patch.setenv("LMCORE_PLUGINS", "example")
+        patch.setattr(sys, "path", [str(site), *sources, *sys.path])
+        patch.setenv("LMCORE_PLUGINS", "example,conformance")
         yield
 
 

@@ -5,21 +5,11 @@ The environment is empty but for what this one has, lmcore's wheel among it.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import zipfile
-from pathlib import Path
 
 import pytest
+from suite.environment import VERSION
 
-SOURCES = Path(__file__).parent / "throwaway"
-VERSION = "3.1.4"
-HEAVY = """\
-'''What takes long to load: leaves a mark where it was.'''
-import os, pathlib
-pathlib.Path(os.environ["HEAVY_MARK"]).touch()
-"""
 SMALL = (
     *("--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2"),
     *("--seq-length", "16", "--train-iters", "3", "--eval-iters", "0", "--sample-tokens", "0"),
@@ -27,39 +17,10 @@ SMALL = (
 )
 
 
-def build_wheel(name: str, folder: Path) -> Path:
-    """Write the wheel of a distribution with one plugin; return its path."""
-    package, info = f"lmcore_{name}", f"lmcore_{name}-{VERSION}.dist-info"
-    files = {
-        f"{package}/__init__.py": "",
-        f"{package}/heavy.py": HEAVY,
-        f"{package}/plugin.py": (SOURCES / f"{name}.py").read_text(encoding="utf-8"),
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: lmcore-{name}\nVersion: {VERSION}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": f"[lmcore.plugins]\n{name} = {package}.plugin\n",
-    }
-    rows = [f"{path},sha256={digest(text)},{len(text.encode())}" for path, text in files.items()]
-    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
-    wheel = folder / f"lmcore_{name}-{VERSION}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path, text in files.items():
-            archive.writestr(path, text)
-    return wheel
-
-
-def digest(text: str) -> str:
-    """Return a file's hash as RECORD has it."""
-    raw = hashlib.sha256(text.encode()).digest()
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
-
-
 @pytest.fixture(scope="module")
-def environment(new_environment):
+def environment(throwaway_environment):
     """An environment with a good plugin, a broken one, a stale one, and one that crashes."""
-    made = new_environment()
-    names = ("goodchip", "broken", "stale", "crashing")
-    made.install(*(build_wheel(name, made.work) for name in names))
-    return made
+    return throwaway_environment
 
 
 OTHERS = ("--plugin-off", "broken", "stale", "crashing")
@@ -145,20 +106,3 @@ def test_the_doctor_sees_all_of_them(environment):
     assert "failed" not in good.values(), by_plugin["goodchip"]
     for name in ("broken", "stale", "crashing"):
         assert "failed" in {check["status"] for check in by_plugin[name]}
-
-
-@pytest.mark.parametrize(
-    "name, status, said",
-    [
-        ("goodchip", 0, "layer_norm"),
-        ("broken", 1, "libfrobnicate.so.7"),
-        ("stale", 1, ">=0.3,<1"),
-        ("crashing", 1, "SIGSEGV"),
-        ("nosuch", 2, "lmcore-nosuch"),
-    ],
-)
-def test_authors_can_check_theirs(environment, name, status, said):
-    """`lmcore plugin check` passes the good one and says what is wrong with the others."""
-    found = environment.run("plugin", "check", f"lmcore-{name}")
-    assert found.returncode == status, found.stdout + found.stderr
-    assert said in found.stdout + found.stderr

@@ -15,7 +15,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small tree of sources, in the place of this repository."""
     for name in (
         *("pyproject.toml", "lmcore/a.py", "native/a.cpp", "plugins/cpu/src/lmcore_cpu/plugin.py"),
-        *("plugins/template/tests/test_x.py", "plugins_cuda/src/lmcore_cuda/plugin.py"),
+        *("plugins/conformance/src/a/template/tests/test_x.py.in",),
+        *("plugins_cuda/src/lmcore_cuda/plugin.py",),
         *("plugins/cpu/tests/test_a.py", "plugins_cuda/tests/test_b.py", "tests/test_c.py"),
         *("lmcore/__pycache__/a.pyc", "plugins_cuda/build/lib/x.py", "docs/page.md"),
     ):
@@ -31,8 +32,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "name",
     [
         *("pyproject.toml", "lmcore/a.py", "lmcore/new.py", "native/a.cpp"),
-        *("plugins/cpu/src/lmcore_cpu/plugin.py", "plugins/template/tests/test_x.py"),
-        "plugins_cuda/src/lmcore_cuda/plugin.py",
+        *("plugins/cpu/src/lmcore_cpu/plugin.py", "plugins_cuda/src/lmcore_cuda/plugin.py"),
+        "plugins/conformance/src/a/template/tests/test_x.py.in",
     ],
 )
 def test_a_change_of_a_source_makes_another_fingerprint(tree: Path, name: str) -> None:

@@ -1,1 +1,1 @@
-"""Commands about plugins: `lmcore plugins`, and `lmcore plugin check|new|versions`."""
+"""Commands about plugins: `lmcore plugins`, and those that plugins add."""

@@ -18,7 +18,8 @@ from torch import Tensor
 from lmcore.model.shape import ModelShape
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device, MemoryStats
+    from lmcore.accelerator.device import Device
+    from lmcore.accelerator.memory_stats import MemoryStats
     from lmcore.config.plan import RunPlan
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState

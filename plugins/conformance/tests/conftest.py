@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from suite import calls
+from suite.environment import new_environment, throwaway_environment
 
 from lmcore.plugin.isolation import subprocess_call as isolated
+
+__all__ = ["new_environment", "throwaway_environment"]
 
 FAKE = Path(__file__).parent / "fake"
 

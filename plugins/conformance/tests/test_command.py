@@ -40,7 +40,7 @@ def suite(tmp_path: Path, fake_site: Path) -> Callable[..., subprocess.Completed
         installed = any(one.name == "lmcore_conformance" for one in entry_points(group="pytest11"))
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
         command += [] if cold else ["-p", "suite.calls"]
-        command += [] if installed else ["-p", "lmcore_conformance.plugin"]
+        command += [] if installed else ["-p", "lmcore_conformance.pytest_plugin"]
         command += ["--pyargs", "lmcore_conformance"] if pyargs else []
         inherited = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
         path = os.pathsep.join([str(fake_site), *inherited])

@@ -2,7 +2,7 @@
 
     wheels.py install              build what is stale into dist/, install it in this environment
     wheels.py ensure WORK_DIR      the same for the environment of `py` under WORK_DIR, with tox
-    wheels.py accelerators FOLDER  put the simulated device and the conformance suite into FOLDER
+    wheels.py accelerators FOLDER  put the simulated device and the authors' kit into FOLDER
     wheels.py packages FOLDER NAME ...  put packages from the index into FOLDER, without their own
 
 What is stale is decided by a fingerprint of the sources, so that the environments that work in that
@@ -48,7 +48,7 @@ def files(paths: Iterable[str]) -> Iterator[Path]:
 
 def is_test(parts: tuple[str, ...]) -> bool:
     """Return whether a path is one of a plugin's own tests, which no wheel has."""
-    own = parts[1:] if parts[0] == "plugins" and parts[1:2] != ("template",) else parts
+    own = parts[1:] if parts[0] == "plugins" else parts
     return parts[0].startswith("plugins") and own[1:2] == ("tests",)
 
 
@@ -137,7 +137,7 @@ def ensure(work_dir: Path) -> None:
 
 
 def accelerators(folder: Path) -> None:
-    """Install the simulated device and the conformance suite in a folder for PYTHONPATH.
+    """Install the simulated device and the authors' kit in a folder for PYTHONPATH.
 
     The device's library is built against the torch of this environment.
     """

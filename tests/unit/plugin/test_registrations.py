@@ -255,6 +255,8 @@ def test_commands_of_plugins():
         (("-dig", "a:b", "Dig."), "registers '-dig' as a command"),
         ((3, "a:b", "Dig."), "registers 3 as a command"),
         (("train", "a:b", "Dig."), "the command `train`, which is taken: it is lmcore's"),
+        (("dig a hole", "a:b", "Dig."), "registers 'dig a hole' as a command"),
+        (("train fast", "a:b", "Dig."), "`train` is taken: it is a command of lmcore"),
         (("dig", "a.b", "Dig."), "`package.module:function`"),
         (("dig", "a b:c", "Dig."), "`package.module:function`"),
         (("dig", None, "Dig."), "`package.module:function`"),
@@ -284,6 +286,19 @@ def test_a_command_of_another_plugin_cannot_be_taken():
     assert {name: one.load for name, one in commands.items()} == {"dig": "a:dig"}
     assert "it is plugin `one` (lmcore-one 1.0)'s" in commands.failures["two"]
     assert "`two`" in commands.why_missing()
+
+
+def test_a_word_is_a_command_or_a_group():
+    """A plugin cannot make a command of another's group, nor the other way about."""
+
+    def adder(name):
+        return lambda registry: registry.add(name, "a:dig", "Dig.")
+
+    for first, second, what in (("dig", "dig deep", "command"), ("dig deep", "dig", "group")):
+        plugins = found("lmcore_add_commands", one=adder(first), two=adder(second))
+        commands = plugin_commands(plugins)
+        assert list(commands) == [first]
+        assert f"it is a {what}" in commands.failures["two"]
 
 
 @pytest.fixture

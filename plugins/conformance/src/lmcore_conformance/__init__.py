@@ -1,9 +1,13 @@
-"""The tests that any accelerator plugin of lmcore must pass, as a pytest plugin.
+"""The kit for authors of plugins: `lmcore plugin new|check`, the contract, the conformance suite.
 
+    lmcore plugin new mychip
+    lmcore plugin check mychip
     pytest --pyargs lmcore_conformance --accelerator mychip
 
-`registry` has every check with its level and reason, `declaration` what an author says of gaps,
-`runner` the processes in which checks run, `report` the levels that a plugin reaches.
+`plugin` adds the commands of `new_plugin` and `plugin_check`; `contract` has the snapshots.  Of the
+suite, `pytest_plugin` is the module that pytest loads, `registry` has every check with its level
+and reason, `declaration` an author's gaps, `runner` the processes in which checks run, `report` the
+levels that a plugin reaches.
 """
 
 from __future__ import annotations

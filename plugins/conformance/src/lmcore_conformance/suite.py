@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-    from lmcore_conformance.plugin import Conformance
+    from lmcore_conformance.pytest_plugin import Conformance
     from lmcore_conformance.registry import Check
 
 __all__ = [

@@ -204,3 +204,39 @@ def test_a_wrong_allow_list_does_not_spoil_the_help(install, capsys, monkeypatch
     shown = capsys.readouterr()
     assert "  train " in shown.out
     assert "`LMCORE_PLUGINS` names the plugin `nowhere`" in shown.err
+
+
+def test_commands_of_a_group(install, capsys) -> None:
+    """Two words name a command; several plugins may share a group, whose help lists all of it."""
+    install(mine=add("dig deep", "echo"), other=add("dig wide", "echo"))
+    assert main(["dig", "deep", "a", "b"]) == 2
+    assert capsys.readouterr().out == "a b\n"
+    assert main(["dig"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: lmcore dig COMMAND")
+    assert "\n  deep        Dig dig deep.\n  wide        Dig dig wide.\n" in out
+    assert main(["dig", "depe"]) == 2
+    err = capsys.readouterr().err
+    assert "unknown command `lmcore dig depe`" in err
+    assert "did you mean `deep`?" in err
+    assert main(["--help"]) == 0
+    assert "\nplugin mine:\n  dig deep    Dig dig deep.\n" in capsys.readouterr().out
+
+
+def test_a_command_may_have_another_below_it(install, capsys) -> None:
+    """The longer name goes before the shorter one's arguments, and neither hides the core's."""
+    install(mine=add("plugin dig", "echo"))
+    assert main(["plugin", "dig", "x"]) == 1
+    assert main(["plugin", "--help"]) == 0
+    assert "\n  dig         Dig plugin dig.\n" in capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert "plugin mine:" not in capsys.readouterr().out  # `lmcore plugin --help` has it
+
+
+@pytest.mark.parametrize("name", ["train fast", "data dig", "help me"])
+def test_groups_that_are_the_cores_cannot_be_added_to(install, capsys, name) -> None:
+    """A command of the core is no group, and its groups are closed but for `plugin`."""
+    install(mine=add(name, "echo"))
+    assert main(["--help"]) == 0
+    word = name.partition(" ")[0]
+    assert f"`{word}` is taken" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator.device import MemoryStats
+from lmcore.accelerator.memory_stats import MemoryStats
 from lmcore.accelerator.recompute import full_policy, selective_policy
 from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import load_config

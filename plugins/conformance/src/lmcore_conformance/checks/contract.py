@@ -17,9 +17,10 @@ from typing import Any
 
 from lmcore.accelerator.probe import API_VERSION, CheckStatus
 from lmcore.accelerator.probe import Check as Line
-from lmcore.plugin.check.run import read_steps
 from lmcore.plugin.discovery import ALLOW_LIST, GROUP
 from lmcore.plugin.isolation.subprocess_call import call_isolated
+from lmcore_conformance.plugin_check.registrations import reserved_names
+from lmcore_conformance.plugin_check.trial import read_steps
 from lmcore_conformance.registry import Failure, NotRun, check
 
 __all__ = ["ContractBench", "watch_import", "watch_probe", "watch_registration"]
@@ -49,8 +50,10 @@ class ContractBench:
     def lines(self) -> list[Line]:
         """What the check of the contract says, with what it did not come to."""
         assert self.point.dist is not None
-        arguments = (self.point.name, self.point.dist.name, API_VERSION, _names_of_the_core())
-        outcome = call_isolated("lmcore.plugin.check.run:check_plugin", *arguments, timeout=100.0)
+        arguments = (self.point.name, self.point.dist.name, API_VERSION, reserved_names())
+        outcome = call_isolated(
+            "lmcore_conformance.plugin_check.trial:check_plugin", *arguments, timeout=100.0
+        )
         return read_steps(outcome.values, outcome.fault)
 
     def judge(self, names: tuple[str, ...] | None, *, prefix: str = "") -> str:
@@ -231,20 +234,6 @@ def idempotent(bench: ContractBench) -> str:
     if differing:
         raise Failure(*(f"{name} differs the second time" for name in differing))
     return ", ".join(found["pairs"])
-
-
-def _names_of_the_core() -> dict[str, list[str]]:
-    """Return the names that no plugin can register."""
-    from lmcore.cli.main import COMMANDS
-    from lmcore.cli.plugin.commands import RESERVED
-    from lmcore.data.prepare.named_text import BUNDLED
-    from lmcore.data.tokenizer import tokenizer_types
-
-    return {
-        "commands": [*(name for group in COMMANDS.values() for name in group), *RESERVED],
-        "corpora": [BUNDLED],
-        "tokenizers": list(tokenizer_types()),
-    }
 
 
 def _load(entry_point: str) -> Any:

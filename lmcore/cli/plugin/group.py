@@ -1,0 +1,43 @@
+"""`lmcore plugin ...`: commands for authors of plugins, which `lmcore-conformance` adds."""
+
+from __future__ import annotations
+
+from lmcore.cli.plugin.commands import commands_of_group, find_commands, group_help, run_command
+from lmcore.errors import ConfigError
+from lmcore.plugin.discovery import discover
+
+__all__ = ["SUMMARY", "run"]
+
+SUMMARY = "Write a new plugin, check one against the contract."
+
+_KIT = "lmcore-conformance"
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore plugin ...` and return the exit status.
+
+    Raises:
+        ConfigError: No installed plugin adds the command.
+    """
+    commands = commands_of_group(find_commands(()), "plugin")
+    if not argv or argv[0] in {"-h", "--help"}:
+        about = f"The package `{_KIT}` adds the commands for authors of plugins."
+        print("\n\n".join([SUMMARY, group_help("plugin", commands), about]))
+        return 0
+    if not commands:
+        raise _no_commands(argv[0])
+    return run_command("plugin", argv, ())
+
+
+def _no_commands(name: str) -> ConfigError:
+    """Return the error for a command of the kit, which is missing or cannot be used."""
+    what = f"`lmcore plugin {name}` is not available"
+    for one in discover(probe=False):
+        if one.distribution == _KIT:
+            why = f"plugin {one.label}, which adds it, is {one.state}: {one.reason}"
+            return ConfigError(what, why=why, hint="`lmcore plugins` shows every plugin")
+    return ConfigError(
+        what,
+        why=f"the package `{_KIT}`, which adds it, is not installed",
+        hint=f"`pip install {_KIT}`",
+    )

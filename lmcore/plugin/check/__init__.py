@@ -1,1 +1,0 @@
-"""Checks of one plugin: its hooks, records, kernels, device and source."""

@@ -1,0 +1,258 @@
+"""What two versions of the plugin contract differ in, and which version number that asks for.
+
+Breaking is what a plugin written for the old contract may run into; compatible is what it can
+ignore; wording is what is only said differently.  Works on the dictionaries of
+`snapshot.describe_contract`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from packaging.version import Version
+
+__all__ = ["Change", "ChangeKind", "compare", "needed_version", "version_problem"]
+
+Described = Mapping[str, Any]
+
+
+class ChangeKind(StrEnum):
+    """What a change means for a plugin that exists."""
+
+    BREAKING = "breaking"
+    COMPATIBLE = "compatible"
+    WORDING = "wording"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference: what it means, and what it is, in words that name the place."""
+
+    kind: ChangeKind
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+def compare(old: Described, new: Described) -> list[Change]:
+    """Return how *new* differs from *old*; the version and `frozen` are not compared."""
+    return [
+        *_entries("hook", old["hooks"], new["hooks"], _hook),
+        *_entries("type", old["types"], new["types"], _type),
+        *_entries("function", old["functions"], new["functions"], _function),
+        *_names("name", old["names"], new["names"]),
+        *_entries("op", old["ops"], new["ops"], _op),
+    ]
+
+
+def needed_version(old: Described, changes: Sequence[Change]) -> Version:
+    """Return the lowest version that a contract with these changes to *old* may have."""
+    was = Version(old["api"])
+    kinds = {change.kind for change in changes}
+    if ChangeKind.BREAKING in kinds:
+        return Version(f"{was.major + 1}.0")
+    if ChangeKind.COMPATIBLE in kinds:
+        return Version(f"{was.major}.{was.minor + 1}")
+    return was
+
+
+def version_problem(old: Described, new: Described) -> str | None:
+    """Return why *new* may not have the version it has, given the earlier *old*; None if it may."""
+    changes = compare(old, new)
+    needed = needed_version(old, changes)
+    if Version(new["api"]) >= needed:
+        return None
+    listed = "\n".join(f"  {change}" for change in changes if change.kind != ChangeKind.WORDING)
+    return (
+        f"the plugin contract {new['api']} differs from {old['api']}:\n{listed}\n"
+        f"take this back, or raise `API_VERSION` in lmcore/accelerator/probe.py to {needed}"
+    )
+
+
+def _breaking(text: str) -> Change:
+    return Change(ChangeKind.BREAKING, text)
+
+
+def _compatible(text: str) -> Change:
+    return Change(ChangeKind.COMPATIBLE, text)
+
+
+def _entries(
+    what: str,
+    old: Described,
+    new: Described,
+    inside: Callable[[str, Described, Described], Iterator[Change]],
+) -> Iterator[Change]:
+    """Yield what was removed, what was added, and the changes *inside* what stayed."""
+    for name in old:
+        if name not in new:
+            yield _breaking(f"{what} `{name}` is gone")
+        else:
+            yield from inside(f"{what} `{name}`", old[name], new[name])
+    for name in new:
+        if name not in old:
+            yield _compatible(f"{what} `{name}` is new")
+
+
+def _names(what: str, old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:
+    """Yield what was removed from, and added to, a list of names."""
+    for name in old:
+        if name not in new:
+            yield _breaking(f"{what} `{name}` is gone")
+    for name in new:
+        if name not in old:
+            yield _compatible(f"{what} `{name}` is new")
+
+
+def _hook(where: str, old: Described, new: Described) -> Iterator[Change]:
+    for name, annotation in old["arguments"].items():
+        if name not in new["arguments"]:
+            yield _breaking(f"{where}: argument `{name}` is gone")
+        else:
+            yield from _same(f"{where}: type of `{name}`", annotation, new["arguments"][name])
+    for name in new["arguments"]:
+        if name not in old["arguments"]:
+            yield _compatible(f"{where}: argument `{name}` is new")
+    yield from _same(f"{where}: result", old["result"], new["result"])
+    for key in ("summary", "called_by", "when", "ranks", "returns"):
+        if old[key] != new[key]:
+            yield Change(ChangeKind.WORDING, f"{where}: `{key}`")
+
+
+def _type(where: str, old: Described, new: Described) -> Iterator[Change]:
+    if old["kind"] != new["kind"]:
+        yield _breaking(f"{where}: it was {old['kind']}, it is {new['kind']}")
+    elif old["kind"] == "enum":
+        yield from _values(where, old["values"], new["values"])
+    else:
+        yield from _fields(where, old["fields"], new["fields"], ordered=old["kind"] == "record")
+        yield from _methods(where, old["methods"], new["methods"])
+
+
+def _values(where: str, old: Described, new: Described) -> Iterator[Change]:
+    for name, value in old.items():
+        if name not in new:
+            yield _breaking(f"{where}: `{name}` is gone")
+        else:
+            yield from _same(f"{where}: value of `{name}`", value, new[name])
+    for name in new:
+        if name not in old:
+            yield _compatible(f"{where}: `{name}` is new")
+
+
+def _fields(
+    where: str, old: Sequence[Described], new: Sequence[Described], *, ordered: bool
+) -> Iterator[Change]:
+    """Yield the changes of fields; *ordered*: they can be given by their position."""
+    now = {one["name"]: one for one in new}
+    before = {one["name"]: one for one in old}
+    for name, was in before.items():
+        if name not in now:
+            yield _breaking(f"{where}: field `{name}` is gone")
+            continue
+        yield from _same(f"{where}: type of `{name}`", was["type"], now[name]["type"])
+        if was["default"] and not now[name]["default"]:
+            yield _breaking(f"{where}: field `{name}` has no default any more")
+        elif now[name]["default"] and not was["default"]:
+            yield _compatible(f"{where}: field `{name}` has a default")
+    for name, one in now.items():
+        if name not in before:
+            added = f"{where}: field `{name}` is new"
+            yield _compatible(added) if one["default"] else _breaking(f"{added}, without a default")
+    if ordered:
+        yield from _order(where, "fields", list(before), list(now))
+
+
+def _order(where: str, what: str, old: list[str], new: list[str]) -> Iterator[Change]:
+    """Yield a change where what can be given by position has another position."""
+    kept = [name for name in old if name in new]
+    if new[: len(kept)] != kept:
+        yield _breaking(f"{where}: {what} stand in another order: {', '.join(new)}")
+
+
+def _methods(where: str, old: Described, new: Described) -> Iterator[Change]:
+    for name, was in old.items():
+        if name not in new:
+            yield _breaking(f"{where}: method `{name}` is gone")
+            continue
+        now, place = new[name], f"{where}: method `{name}`"
+        yield from _same(f"{place}: kind", was["kind"], now["kind"])
+        if now["abstract"] and not was["abstract"]:
+            yield _breaking(f"{place} has to be written now")
+        for change in _function(place, was, now):
+            # A plugin that wrote the method for the old call cannot take the new one.
+            written = now["abstract"] and change.kind is ChangeKind.COMPATIBLE
+            yield _breaking(change.text) if written else change
+    for name, now in new.items():
+        if name not in old:
+            added = f"{where}: method `{name}` is new"
+            yield _breaking(f"{added}, to be written") if now["abstract"] else _compatible(added)
+
+
+def _function(where: str, old: Described, new: Described) -> Iterator[Change]:
+    """Yield the changes of something that a plugin calls."""
+    before = {one["name"]: one for one in old["parameters"]}
+    now = {one["name"]: one for one in new["parameters"]}
+    for name, was in before.items():
+        if name not in now:
+            yield _breaking(f"{where}: parameter `{name}` is gone")
+            continue
+        place = f"{where}: parameter `{name}`"
+        yield from _same(f"{place}: type", was["type"], now[name]["type"])
+        yield from _same(f"{place}: kind", was["kind"], now[name]["kind"])
+        if was["default"] is not None and now[name]["default"] is None:
+            yield _breaking(f"{place} has no default any more")
+        elif was["default"] != now[name]["default"]:
+            yield _compatible(f"{place}: its default is {now[name]['default']}")
+    for name, one in now.items():
+        if name not in before:
+            added = f"{where}: parameter `{name}` is new"
+            optional = one["default"] is not None or one["kind"].startswith("var_")
+            yield _compatible(added) if optional else _breaking(f"{added}, without a default")
+    placed = [_placed(parameters) for parameters in (old["parameters"], new["parameters"])]
+    yield from _order(where, "parameters", *placed)
+    yield from _same(f"{where}: result", old["result"], new["result"])
+
+
+def _placed(parameters: Sequence[Described]) -> list[str]:
+    return [one["name"] for one in parameters if one["kind"].startswith("positional")]
+
+
+def _op(where: str, old: Described, new: Described) -> Iterator[Change]:
+    """Yield the changes of an op; each one of its call breaks a kernel, which gets all of it."""
+    shapes = [
+        [(one["name"], one["kind"], one["type"], one["default"]) for one in op["parameters"]]
+        for op in (old, new)
+    ]
+    if shapes[0] != shapes[1] or old["schema"] != new["schema"]:
+        yield _breaking(
+            f"{where}: its call was {_call(old)}, it is {_call(new)}"
+            if _call(old) != _call(new)
+            else f"{where}: types or kinds of its parameters changed"
+        )
+    for name in new["gradients"]:
+        if name not in old["gradients"]:
+            yield _breaking(f"{where}: gradients have to flow to `{name}` now")
+    for name in old["gradients"]:
+        if name not in new["gradients"]:
+            yield _compatible(f"{where}: gradients need not flow to `{name}` any more")
+    yield from _names(f"{where}: attribute", old["attributes"], new["attributes"])
+    if old["summary"] != new["summary"]:
+        yield Change(ChangeKind.WORDING, f"{where}: `summary`")
+
+
+def _call(op: Described) -> str:
+    shown = [
+        one["name"] if one["default"] is None else f"{one['name']}={one['default']}"
+        for one in op["parameters"]
+    ]
+    return f"({', '.join(shown)}) with the schema `{op['schema']}`"
+
+
+def _same(where: str, old: object, new: object) -> Iterator[Change]:
+    if old != new:
+        yield _breaking(f"{where} was `{old}`, is `{new}`")

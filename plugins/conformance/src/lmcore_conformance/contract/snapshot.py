@@ -1,0 +1,125 @@
+"""The plugin contract as data: the contract of the installed lmcore, and snapshots by version.
+
+`describe_contract` reads the code: the hooks, every type that can be reached from a hook's
+arguments or result, the functions that plugins call, the ops.  The result is JSON;
+`versions/<version>.json` are the snapshots, made by `python docs/generate.py`.  `diff` compares two
+of them, `lmcore plugin check` holds a plugin against one.  Loads no torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from importlib import resources
+from typing import Any
+
+from packaging.version import Version
+
+from lmcore import accelerator, hookspecs
+from lmcore.accelerator.probe import API_VERSION
+from lmcore.errors import ConfigError, PluginError, suggestion
+from lmcore_conformance.contract.diff import version_problem
+from lmcore_conformance.contract.types import describe_function, describe_ops, describe_types
+
+__all__ = [
+    "HOOK_FIELDS",
+    "contract_versions",
+    "describe_contract",
+    "load_contract",
+    "parse_hook_docstring",
+    "renewed_contract",
+    "specified_hooks",
+]
+
+HOOK_FIELDS = {"Called by": "called_by", "When": "when", "Ranks": "ranks", "Return": "returns"}
+"""The lines of a hook's docstring, and the key of each in a snapshot."""
+
+_FOLDER = "versions"
+
+
+def specified_hooks() -> dict[str, Any]:
+    """Return the functions that specify the hooks, by name, in the order of the page."""
+    return {
+        name: function
+        for name, function in vars(hookspecs).items()
+        if hasattr(function, f"{hookspecs.PROJECT}_spec")
+    }
+
+
+def describe_contract() -> dict[str, Any]:
+    """Return the contract of this lmcore as JSON values.
+
+    Keys: `api` (the version); `hooks`, `types`, `functions` and `ops` by name; and `names`, what
+    else `lmcore.accelerator` offers.
+    """
+    hooks = specified_hooks()
+    offered = {name: getattr(accelerator, name) for name in sorted(accelerator.__all__)}
+    functions = {name: one for name, one in offered.items() if inspect.isfunction(one)}
+    types = describe_types([*hooks.values(), *functions.values()])
+    return {
+        "api": API_VERSION,
+        "hooks": {name: _describe_hook(hook) for name, hook in hooks.items()},
+        "types": types,
+        "functions": {name: describe_function(one) for name, one in functions.items()},
+        "names": [name for name in offered if name not in {*types, *functions}],
+        "ops": describe_ops(),
+    }
+
+
+def _describe_hook(hook: Any) -> dict[str, Any]:
+    summary, fields = parse_hook_docstring(inspect.getdoc(hook) or "")
+    signature = inspect.signature(hook)
+    return {
+        "arguments": {name: str(one.annotation) for name, one in signature.parameters.items()},
+        "result": str(signature.return_annotation),
+        "summary": summary,
+        **{key: fields.get(title, "") for title, key in HOOK_FIELDS.items()},
+    }
+
+
+def parse_hook_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Return the first paragraph, and the text of each line `Title: ...` with those that go on."""
+    titles = "|".join(HOOK_FIELDS)
+    first, *rest = re.split(rf"^({titles}):", text, flags=re.MULTILINE)
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return " ".join(first.split()), {title: " ".join(body.split()) for title, body in pairs}
+
+
+def contract_versions() -> list[str]:
+    """Return the versions whose snapshots are shipped, oldest first."""
+    folder = resources.files(__package__) / _FOLDER
+    names = [one.name.removesuffix(".json") for one in folder.iterdir() if one.name[-5:] == ".json"]
+    return sorted(names, key=Version)
+
+
+def load_contract(version: str) -> dict[str, Any]:
+    """Return the snapshot of a version of the contract; `frozen` says whether it was released.
+
+    Raises:
+        ConfigError: This lmcore ships none for that version.
+    """
+    known = contract_versions()
+    if version not in known:
+        raise ConfigError(
+            f"there is no snapshot of version `{version}` of the plugin contract",
+            hint=suggestion(version, known),
+        )
+    path = resources.files(__package__) / _FOLDER / f"{version}.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def renewed_contract() -> str:
+    """Return the text that the snapshot of `API_VERSION` should have.
+
+    Raises:
+        PluginError: That version is released, and the code has another contract.
+    """
+    current = describe_contract()
+    shipped = load_contract(API_VERSION) if API_VERSION in contract_versions() else {}
+    frozen = bool(shipped.get("frozen"))
+    problem = version_problem(shipped, current) if frozen else None
+    if problem is not None:
+        raise PluginError("the plugin contract changed after its release", why=problem)
+    return json.dumps({"frozen": frozen, **current}, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,1 @@
+"""`lmcore plugin new`: the distribution of a new plugin, from the folder `template`."""

@@ -1,0 +1,235 @@
+"""The template of a new plugin: which files it has, and how a folder of them is written.
+
+The template is the folder `template` of this package; its README says how it is laid out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmcore
+from lmcore.accelerator.probe import API_VERSION
+from lmcore.errors import ConfigError
+
+__all__ = ["LICENCES", "MARK", "NewPlugin", "render", "write"]
+
+LICENCES: Mapping[str, str] = {
+    "Apache-2.0": "Apache-2.0: see `LICENSE`.",
+    "MIT": "MIT: see `LICENSE`.",
+    "BSD-3-Clause": "BSD-3-Clause: see `LICENSE`.",
+    "proprietary": "All rights reserved.",
+}
+"""What the README says of each licence that a new plugin can have."""
+
+MARK = "# EDIT:"
+"""What stands before each place that is the author's to fill in."""
+
+_HOST = "cpu"
+_WORD = re.compile(r"@([A-Z][A-Z_]*)@")
+_ENDING = ".in"
+_TO_EDIT = """\
+1. `src/@PACKAGE@/probe.py`: how a device is found, and what else has to be there.
+2. `src/@PACKAGE@/device.py`: in which dtypes the device computes.
+3. `src/@PACKAGE@/conformance.toml`: what it lacks, and why.
+
+The lines are marked `EDIT`."""
+_TO_REPLACE = """\
+The host stands in for a device now, so that everything can be tried at once. When torch knows the
+device, write the plugin again with `--torch-device` and the type by which torch does, and go on
+there: its `probe.py` looks for a device, its `device.py` takes what torch knows of it."""
+
+
+@dataclass(frozen=True)
+class NewPlugin:
+    """What is asked for.
+
+    Attributes:
+        name: The plugin's.
+        torch_device: Device type as torch calls it; empty for a plugin without a device.
+        torch_module: Package that brings it to torch; "torch" where it needs no other.
+        licence: One of `LICENCES`.
+        author: As given, an address in angle brackets maybe behind it.
+        year: Of the copyright.
+    """
+
+    name: str
+    torch_device: str
+    torch_module: str
+    licence: str
+    author: str
+    year: int
+
+    @property
+    def distribution(self) -> str:
+        """The name that pip knows."""
+        return f"lmcore-{self.name.replace('_', '-')}"
+
+    @property
+    def package(self) -> str:
+        """The name that Python imports."""
+        return f"lmcore_{self.name}"
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether the host is to be taken for the device."""
+        return self.torch_device == _HOST
+
+
+def render(plugin: NewPlugin) -> dict[str, str]:
+    """Return the text of each file of a new plugin, by its path in the plugin's folder."""
+    folder = Path(__file__).parents[1] / "template"
+    layers = ["every", *_layers(plugin)]
+    words = _words(plugin)
+    files = {}
+    for layer in layers:
+        for path in sorted((folder / layer).rglob(f"*{_ENDING}")):
+            name = path.relative_to(folder / layer).as_posix().removesuffix(_ENDING)
+            files[_filled(name, words)] = _filled(path.read_text(encoding="utf-8"), words)
+    if plugin.licence != "proprietary":
+        text = (folder / "licences" / f"{plugin.licence}.txt").read_text(encoding="utf-8")
+        files["LICENSE"] = _filled(text, words)
+    return dict(sorted(files.items()))
+
+
+def write(files: Mapping[str, str], directory: Path) -> None:
+    """Write *files* into a new folder, which is complete or absent.
+
+    Raises:
+        ConfigError: The folder exists already, or cannot be made there.
+    """
+    if os.path.lexists(directory):
+        raise _exists(directory)
+    try:
+        made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    except OSError as cause:
+        raise _cannot_write(directory, cause) from cause
+    try:
+        _fill(made, files)
+        # Of what came into being there meanwhile, this replaces nothing but an empty folder.
+        made.rename(directory)
+    except OSError as cause:
+        shutil.rmtree(made, ignore_errors=True)
+        raise _cannot_write(directory, cause) from cause
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _fill(folder: Path, files: Mapping[str, str]) -> None:
+    folder.chmod(0o777 & ~_umask())  # it was made for this user alone
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _layers(plugin: NewPlugin) -> Sequence[str]:
+    if not plugin.torch_device:
+        return ["extension"]
+    return ["device", "host"] if plugin.stands_in else ["device"]
+
+
+def _words(plugin: NewPlugin) -> dict[str, str]:
+    """Return what stands for each `@WORD@`."""
+    author, address = _author(plugin)
+    fields = {"name": author} | ({"email": address} if address else {})
+    version = ".".join(lmcore.__version__.split(".")[:2])
+    owned = plugin.licence == "proprietary"
+    device = bool(plugin.torch_device)
+    packages = ["lmcore", "lmcore-conformance"] if device else ["lmcore"]
+    extra = [f"lmcore-conformance>={version}"] if device else []
+    return {
+        "API": f">={API_VERSION},<{int(API_VERSION.split('.')[0]) + 1}",
+        "AUTHOR": author,
+        "AUTHORS": f"{{ {', '.join(f'{key} = {_toml(one)}' for key, one in fields.items())} }}",
+        "CLASSIFIERS": "\n".join(f'    "{one}",' for one in _classifiers(plugin)),
+        "DISTRIBUTION": plugin.distribution,
+        "FIRST_STEPS": (_TO_REPLACE if plugin.stands_in else _TO_EDIT).replace(
+            "@PACKAGE@", plugin.package
+        ),
+        "FLAG": plugin.name.replace("_", "-"),
+        "IMPORTS": _imports(plugin.torch_module),
+        "LICENCE": "LicenseRef-Proprietary" if owned else plugin.licence,
+        "LICENCE_FILES": "" if owned else '"LICENSE"',
+        "LICENCE_WORDS": LICENCES[plugin.licence],
+        "LMCORE": version,
+        "CORE_PACKAGES": " ".join(packages),
+        "NAME": plugin.name,
+        "PACKAGE": plugin.package,
+        "PACKAGE_DATA": '"conformance.toml", "py.typed"' if device else '"py.typed"',
+        "SUMMARY": f"{plugin.name} for lmcore",
+        "TEST_PACKAGES": ", ".join(f'"{one}"' for one in [*extra, "pytest>=9"]),
+        "TORCH_DEVICE": plugin.torch_device,
+        "TORCH_PACKAGE": plugin.torch_module.partition(".")[0],
+        "YEAR": str(plugin.year),
+    }
+
+
+def _imports(module: str) -> str:
+    """Return the imports by which a device module gets torch, and torch the device."""
+    brings = f"import {module}  # noqa: F401  # brings the device to torch"
+    lines = ["import torch"] if module == "torch" else ["import torch", brings]
+    return "\n".join(sorted(lines))
+
+
+def _author(plugin: NewPlugin) -> tuple[str, str]:
+    """Return name and address of the author."""
+    found = re.fullmatch(
+        r"\s*(?P<name>[^<>]*?)\s*(<(?P<address>[^<>\s]+@[^<>\s]+)>)?\s*", plugin.author
+    )
+    if found is None or not found["name"] or not plugin.author.isprintable():
+        raise ConfigError(
+            f"`--author {plugin.author!r:.80}` is no name",
+            hint='give a name, or a name and an address: "Ada Lovelace <ada@example.org>"',
+        )
+    return found["name"], found["address"] or ""
+
+
+def _classifiers(plugin: NewPlugin) -> list[str]:
+    private = ["Private :: Do Not Upload"] if plugin.licence == "proprietary" else []
+    return [
+        "Development Status :: 2 - Pre-Alpha",
+        *private,
+        "Programming Language :: Python :: 3 :: Only",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ]
+
+
+def _toml(text: str) -> str:
+    """Return *text*, which is printable, as a string of TOML: JSON's escapes are TOML's too."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _filled(text: str, words: Mapping[str, str]) -> str:
+    return _WORD.sub(lambda found: words[found[1]], text)
+
+
+def _umask() -> int:
+    """Return the process's mask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _exists(directory: Path) -> ConfigError:
+    return ConfigError(
+        f"`{directory}` exists already",
+        why="a new plugin gets a new folder; nothing is written over",
+        hint="choose another one with `--directory`, or move that one away",
+    )
+
+
+def _cannot_write(directory: Path, cause: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot write `{directory}`; nothing is left of it",
+        why=f"{cause.strerror or cause}: {cause.filename or directory.parent}",
+        hint="choose another folder with `--directory`; the one above it has to exist",
+    )

@@ -1,0 +1,1 @@
+"""`lmcore plugin check`: one plugin's hooks, records, kernels, device and source."""

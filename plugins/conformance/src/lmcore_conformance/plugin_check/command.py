@@ -1,0 +1,197 @@
+"""`lmcore plugin check`: says what of a plugin does not work with the contract, and why.
+
+The plugin is loaded and called in a process of its own (`lmcore_conformance.plugin_check.trial`)
+with a time limit, so that a crash in its native code, or a hang, is a finding like any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from packaging.utils import canonicalize_name
+
+from lmcore.accelerator.probe import API_VERSION, Check, CheckStatus
+from lmcore.cli.doctor.text import ReportText
+from lmcore.config.option import REQUIRED, option
+from lmcore.config.options.command_line import parse_section
+from lmcore.errors import ConfigError, nearest, suggestion
+from lmcore.plugin.discovery import GROUP
+from lmcore.plugin.isolation.subprocess_call import call_isolated
+from lmcore_conformance.contract.snapshot import load_contract
+from lmcore_conformance.plugin_check.registrations import reserved_names
+from lmcore_conformance.plugin_check.trial import read_steps
+
+__all__ = ["CheckSection", "run"]
+
+_EPILOG = """\
+Exits with 0 where nothing is wrong, 1 where something is, 2 where there is no such package.  What
+needs a device that is not here is skipped, and listed as such.
+
+  lmcore plugin check lmcore-mychip
+  lmcore plugin check mychip --against 1.0 --json"""
+
+
+@dataclass(frozen=True)
+class CheckSection:
+    """Say what of a plugin does not work, and why."""
+
+    package: str = option(REQUIRED, "Package that brings the plugin, or the plugin's name.")
+    against: str = option(API_VERSION, "Version of the plugin contract.", metavar="VERSION")
+    timeout: float = option(120.0, "Seconds that the plugin may take.", above=0.0)
+    json: bool = option(False, "Print JSON.")
+
+
+@dataclass(frozen=True)
+class _Plugin:
+    """An entry point that is to be checked, and what was found."""
+
+    name: str
+    distribution: str
+    version: str
+    target: str
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return all(check.status is not CheckStatus.FAILED for check in self.checks)
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore plugin check ...` and return the exit status."""
+    wanted = parse_section(
+        CheckSection,
+        argv,
+        command="lmcore plugin check",
+        positionals=("package",),
+        epilog=_EPILOG,
+    )
+    load_contract(wanted.against)
+    plugins = [_tried(one, wanted) for one in _find(wanted.package, wanted.timeout)]
+    passed = all(one.passed for one in plugins)
+    if wanted.json:
+        print(json.dumps(_as_dict(plugins, wanted, passed=passed), indent=2))
+    else:
+        _print_text(plugins, wanted.against)
+    return 0 if passed else 1
+
+
+def _find(package: str, timeout: float) -> list[_Plugin]:
+    """Return the plugins of a distribution, or the one of this name.
+
+    Raises:
+        ConfigError: Nothing of that name is installed.
+    """
+    points = [
+        _Plugin(point.name, point.dist.name, point.dist.version, point.value)
+        for point in importlib.metadata.entry_points(group=GROUP)
+        if point.dist is not None
+    ]
+    wanted = canonicalize_name(package)
+    found = [one for one in points if canonicalize_name(one.distribution) == wanted]
+    found = found or [one for one in points if one.name == package]
+    if found:
+        return found
+    try:
+        installed = importlib.metadata.distribution(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        pass
+    else:
+        checks = (_no_entry_point(installed),)
+        return [_Plugin(package, installed.name, installed.version, "", checks)]
+    names = (
+        call_isolated("lmcore_conformance.plugin_check.trial:plugin_names", timeout=timeout).value
+        or {}
+    )
+    if package in names:
+        return [one for one in points if one.name == names[package]]
+    known = {*(one.name for one in points), *(one.distribution for one in points)}
+    raise ConfigError(
+        f"no package or plugin `{package}` is installed",
+        why="looked for a distribution of that name, and among the entry points of "
+        f"`{GROUP}`, in {_python()}",
+        hint=suggestion(package, known),
+    )
+
+
+def _python() -> str:
+    import sys
+
+    return sys.executable
+
+
+def _no_entry_point(installed: importlib.metadata.Distribution) -> Check:
+    groups = {point.group for point in installed.entry_points}
+    close = nearest(GROUP, groups)
+    return Check(
+        "entry point",
+        CheckStatus.FAILED,
+        f"the package is installed, and has no entry point in the group `{GROUP}`"
+        + (f", but one in `{close}`" if close else ""),
+        f'in its pyproject.toml: `[project.entry-points."{GROUP}"]`, then `NAME = "MODULE"`',
+    )
+
+
+def _tried(plugin: _Plugin, wanted: CheckSection) -> _Plugin:
+    """Return the plugin with what was found of it."""
+    if plugin.checks:
+        return plugin
+    rivals = [
+        point.dist.name
+        for point in importlib.metadata.entry_points(group=GROUP, name=plugin.name)
+        if point.dist is not None and point.dist.name != plugin.distribution
+    ]
+    if rivals:
+        detail = f"the name `{plugin.name}` is also taken by `{'`, `'.join(rivals)}`"
+        first = Check("entry point", CheckStatus.FAILED, detail, "uninstall one of them")
+    else:
+        first = Check("entry point", CheckStatus.OK, f"`{plugin.name} = {plugin.target}`")
+    outcome = call_isolated(
+        "lmcore_conformance.plugin_check.trial:check_plugin",
+        *(plugin.name, plugin.distribution, wanted.against, reserved_names()),
+        timeout=wanted.timeout,
+    )
+    checks = (first, *read_steps(outcome.values, outcome.fault))
+    return dataclasses.replace(plugin, checks=checks)
+
+
+def _as_dict(
+    plugins: Sequence[_Plugin], wanted: CheckSection, *, passed: bool
+) -> dict[str, object]:
+    return {
+        "package": wanted.package,
+        "against": wanted.against,
+        "passed": passed,
+        "plugins": [
+            {
+                "name": one.name,
+                "distribution": one.distribution,
+                "version": one.version,
+                "entry_point": one.target,
+                "passed": one.passed,
+                "checks": [dataclasses.asdict(check) for check in one.checks],
+            }
+            for one in plugins
+        ],
+    }
+
+
+def _print_text(plugins: Sequence[_Plugin], against: str) -> None:
+    report = ReportText()
+    for one in plugins:
+        report.group(f"plugin {one.name} ({one.distribution} {one.version})", one.checks)
+    report.end()
+    for one in plugins:
+        failed = sum(check.status is CheckStatus.FAILED for check in one.checks)
+        skipped = sum(check.status is CheckStatus.SKIPPED for check in one.checks)
+        if failed:
+            finding = f"{failed} finding{'' if failed == 1 else 's'}"
+            print(f"`{one.name}` does not work with version {against} of the contract: {finding}.")
+        elif skipped:
+            print(f"Nothing is wrong with `{one.name}` in what could be checked here.")
+        else:
+            print(f"`{one.name}` works with version {against} of the contract.")

@@ -1,0 +1,299 @@
+"""The hooks of a plugin that need a device, or answer for one: called, and their results checked.
+
+Part of `lmcore plugin check`.  Where the plugin's device is not present, each of them is skipped
+with that reason.  A plugin that brings no device is tried on the CPU.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lmcore.accelerator.communication import CommBackend
+from lmcore.accelerator.op.records import OpImpl
+from lmcore.accelerator.precision import PrecisionPolicy
+from lmcore.accelerator.probe import Check, CheckStatus, Probe, ProbeState, Problem
+from lmcore.accelerator.recompute import RecomputePolicy
+from lmcore.accelerator.staging import CheckpointStager
+from lmcore.errors import LmcoreError, PluginError
+from lmcore.plugin.discovery import GROUP, discover
+from lmcore.plugin.hook_calls import create_device
+from lmcore.plugin.record import CPU, PluginRecord, PluginSet, describe
+from lmcore.plugin.registrations import plugin_sections
+from lmcore.plugin.selection import Selection
+from lmcore_conformance.plugin_check.kernels import check_kernels
+from lmcore_conformance.plugin_check.records import (
+    call_hook,
+    check_backends,
+    check_device,
+    check_named,
+    check_precisions,
+    check_recompute,
+    field_problems,
+    listed,
+    offer,
+)
+
+if TYPE_CHECKING:
+    from lmcore.accelerator.device import Device
+    from lmcore.config.load import LoadedConfig
+    from lmcore.config.section import Config
+
+__all__ = ["DEVICE_CHECKS", "Bench"]
+
+T = TypeVar("T")
+
+_BYTES = 257  # the vocabulary of a run without arguments
+_RANKS = {"rank": 0, "local_rank": 0, "world_size": 2, "local_world_size": 2}
+
+
+class Bench:
+    """A plugin on the bench, and the device that it is tried on, which is created when needed.
+
+    Attributes:
+        record: The plugin; with its probe, once that is known.
+        plugins: It and the CPU's plugin, not probed.
+        contract: The version of the contract that it is held against.
+    """
+
+    def __init__(
+        self, record: PluginRecord, plugins: PluginSet, contract: Mapping[str, Any]
+    ) -> None:
+        self.record = record
+        self.plugins = plugins
+        self.contract = contract
+
+    @property
+    def brings_device(self) -> bool:
+        """Whether the plugin answers for a device of its own."""
+        return self.record.implements("lmcore_probe")
+
+    @cached_property
+    def owner(self) -> PluginRecord:
+        """The plugin whose device is used: this one, or the CPU's where it brings none."""
+        if self.brings_device:
+            return self.record
+        (cpu,) = discover(
+            env={}, entry_points=importlib.metadata.entry_points(group=GROUP, name=CPU)
+        )
+        return cpu
+
+    @property
+    def probe(self) -> Probe | None:
+        """What the owner of the device says of it."""
+        return self.owner.probe
+
+    @property
+    def why_no_device(self) -> str:
+        """Why nothing can be tried on the device; empty where it is present."""
+        if self.probe is None:
+            return "its `lmcore_probe` gave no answer"
+        if self.probe.state is ProbeState.PRESENT:
+            return ""
+        found = f": {self.probe.evidence[0]}" if self.probe.evidence else ""
+        return f"its device is {self.probe.state} here{found}"
+
+    @cached_property
+    def loaded(self) -> LoadedConfig:
+        """The settings of a run without arguments."""
+        from lmcore.config.load import load_config
+
+        return load_config([], plugins=plugin_sections(self.plugins))
+
+    @property
+    def config(self) -> Config:
+        """The same, as hooks get them."""
+        return self.loaded.config
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """The same, resolved, as hooks hear of a run."""
+        from lmcore.config.resolve import resolve
+        from lmcore.config.tokenizer import TokenizerIdentity
+        from lmcore.config.validate import validate
+
+        tokenizer = TokenizerIdentity(vocab_size=_BYTES)
+        return resolve(validate(self.loaded), tokenizer=tokenizer).to_dict()
+
+    @cached_property
+    def creation(self) -> Device | str:
+        """The device, created once, or why it cannot be."""
+        owner = self.owner
+        assert owner.probe is not None
+        chosen = Selection(owner.name, owner.distribution, owner.version, owner.probe, "on trial")
+        try:
+            return create_device(PluginSet((owner,)), chosen, self.config)
+        except LmcoreError as error:
+            return f"{error.what}: {error.why}" if error.why else error.what
+        except SystemExit as error:
+            return f"it raised {describe(error)}"
+
+    @property
+    def device(self) -> Device:
+        """The device, where it could be created."""
+        assert not isinstance(self.creation, str)
+        return self.creation
+
+    def offered(self, hook: str, kind: type[T], **arguments: Any) -> list[T]:
+        """Return what a hook lists.
+
+        Raises:
+            PluginError: It raised or returned something else.
+        """
+        return listed(self.record, hook, kind, **arguments)
+
+
+def _on_device(
+    hook: str, check: Callable[[Bench], Iterator[Check]]
+) -> Callable[[Bench], Iterator[Check]]:
+    """Return *check* for a device that is present and can be created; else the reason."""
+
+    def checked(bench: Bench) -> Iterator[Check]:
+        if bench.why_no_device:
+            yield Check(hook, CheckStatus.SKIPPED, f"not called: {bench.why_no_device}")
+            return
+        if isinstance(bench.creation, str):
+            yield Check(hook, CheckStatus.SKIPPED, "not called: the device cannot be created")
+            return
+        try:
+            yield from check(bench)
+        except PluginError as error:
+            yield Check(hook, CheckStatus.FAILED, error.what)
+
+    return checked
+
+
+def _create(bench: Bench) -> Iterator[Check]:
+    """Create the device and use it a little."""
+    hook = "lmcore_create_device"
+    if not bench.brings_device:
+        yield Check(hook, CheckStatus.SKIPPED, "not called: the plugin has no `lmcore_probe`")
+        return
+    if bench.why_no_device:
+        yield Check(hook, CheckStatus.SKIPPED, f"not called: {bench.why_no_device}")
+        return
+    if isinstance(bench.creation, str):
+        yield Check(hook, CheckStatus.FAILED, bench.creation)
+    else:
+        yield from check_device(bench.creation, bench.contract)
+
+
+def _launch(bench: Bench) -> Iterator[Check]:
+    """Ask for the environment of a worker."""
+    hook = "lmcore_launch_env"
+    if bench.why_no_device:
+        yield Check(hook, CheckStatus.SKIPPED, f"not called: {bench.why_no_device}")
+        return
+    try:
+        found = call_hook(bench.record, hook, probe=bench.probe, rank_info=dict(_RANKS))
+    except PluginError as error:
+        yield Check(hook, CheckStatus.FAILED, error.what)
+        return
+    if isinstance(found, Mapping) and all(
+        isinstance(part, str) for pair in found.items() for part in pair
+    ):
+        shown = ", ".join(f"{name}={value}" for name, value in found.items())
+        yield Check(hook, CheckStatus.OK, shown or "it sets nothing")
+    else:
+        detail = f"it returned {found!r:.200}, not a mapping of text to text"
+        yield Check(hook, CheckStatus.FAILED, detail)
+
+
+def _problems(bench: Bench) -> Iterator[Check]:
+    """Ask what of a run without arguments the device cannot do."""
+    hook = "lmcore_validate_config"
+    found = bench.offered(hook, Problem, device=bench.device, config=bench.config)
+    wrong = [text for one in found for text in field_problems(one, bench.contract)]
+    yield from (Check(hook, CheckStatus.FAILED, text) for text in wrong)
+    if found and not wrong:
+        detail = f"it refuses a run without arguments: {found[0].what}"
+        yield Check(hook, CheckStatus.WARNING, detail, found[0].hint)
+    elif not wrong:
+        yield Check(hook, CheckStatus.OK, "a run without arguments has no problem")
+
+
+def _backends(bench: Bench) -> Iterator[Check]:
+    found = bench.offered("lmcore_comm_backends", CommBackend, device=bench.device)
+    yield from check_backends(found, bench.device, bench.contract)
+
+
+def _kernels(bench: Bench) -> Iterator[Check]:
+    found = bench.offered("lmcore_op_impls", OpImpl, device=bench.device)
+    yield from check_kernels(found, bench.device.type, bench.contract)
+
+
+def _precisions(bench: Bench) -> Iterator[Check]:
+    found = bench.offered("lmcore_precision_policies", PrecisionPolicy, device=bench.device)
+    yield from check_precisions(found, bench.device, bench.contract)
+
+
+def _recompute(bench: Bench) -> Iterator[Check]:
+    found = bench.offered("lmcore_recompute_policies", RecomputePolicy, device=bench.device)
+    yield from check_recompute(found, bench.contract, brings_device=bench.brings_device)
+
+
+def _stagers(bench: Bench) -> Iterator[Check]:
+    hook = "lmcore_checkpoint_stagers"
+    found = bench.offered(hook, CheckpointStager, device=bench.device)
+    problems = list(check_named(hook, found, bench.contract))
+    yield from problems or [offer(hook, found)]
+
+
+def _run(hook: str) -> Callable[[Bench], Iterator[Check]]:
+    """Return the check of a hook that is told of a run: it hears of one without steps."""
+
+    def check(bench: Bench) -> Iterator[Check]:
+        with tempfile.TemporaryDirectory(prefix="lmcore-run-") as folder:
+            ended = {"status": "completed", "iteration": 0} if hook == "lmcore_run_end" else {}
+            facts = {"directory": folder, "rank": 0, "world_size": 1, "plan": bench.plan, **ended}
+            found = call_hook(bench.record, hook, run=facts)
+        if found is None:
+            yield Check(hook, CheckStatus.OK, "it heard of a run without steps")
+        else:
+            detail = f"it returned {found!r:.80}, which nobody reads"
+            yield Check(hook, CheckStatus.WARNING, detail)
+
+    return check
+
+
+def _doctor(bench: Bench) -> Iterator[Check]:
+    """Ask for the plugin's own checks; what they find is `lmcore doctor`'s to tell."""
+    hook = "lmcore_doctor"
+    try:
+        found = bench.offered(hook, Check, probe=bench.record.probe)
+    except PluginError as error:
+        yield Check(hook, CheckStatus.FAILED, error.what)
+        return
+    wrong = [text for one in found for text in field_problems(one, bench.contract)]
+    wrong += [
+        f"`{one.name}` has the status {one.status!r:.80}, no `CheckStatus`"
+        for one in found
+        if type(one.status) is not CheckStatus
+    ]
+    yield from (Check(hook, CheckStatus.FAILED, text) for text in wrong)
+    if not wrong:
+        count = f"{len(found)} check{'' if len(found) == 1 else 's'}"
+        yield Check(hook, CheckStatus.OK, f"{count}; `lmcore doctor` shows what they find")
+
+
+_ON_DEVICE: Mapping[str, Callable[[Bench], Iterator[Check]]] = {
+    "lmcore_validate_config": _problems,
+    "lmcore_comm_backends": _backends,
+    "lmcore_op_impls": _kernels,
+    "lmcore_precision_policies": _precisions,
+    "lmcore_recompute_policies": _recompute,
+    "lmcore_checkpoint_stagers": _stagers,
+    "lmcore_run_start": _run("lmcore_run_start"),
+    "lmcore_run_end": _run("lmcore_run_end"),
+}
+
+DEVICE_CHECKS: Mapping[str, Callable[[Bench], Iterator[Check]]] = {
+    "lmcore_launch_env": _launch,
+    "lmcore_create_device": _create,
+    **{hook: _on_device(hook, check) for hook, check in _ON_DEVICE.items()},
+    "lmcore_doctor": _doctor,
+}
+"""What checks each hook that is about a device."""

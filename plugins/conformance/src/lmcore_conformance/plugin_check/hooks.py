@@ -1,0 +1,169 @@
+"""What of a plugin's hooks a version of the contract does not know or cannot call.
+
+Part of `lmcore plugin check`.  Reads the functions of a loaded plugin and calls none of them.
+pluggy refuses a plugin at its first mistake; this names all of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Any
+
+from lmcore import hookspecs
+from lmcore.accelerator.probe import Check, CheckStatus
+from lmcore.errors import nearest
+from lmcore_conformance.contract.snapshot import specified_hooks
+
+__all__ = ["Implementation", "check_hooks", "implementations"]
+
+_PREFIX = f"{hookspecs.PROJECT}_"
+_MARK = f"{hookspecs.PROJECT}_impl"
+
+Described = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A function of a plugin that is a hook, or looks like one.
+
+    Attributes:
+        hook: The hook it is for: its name, or the one that the mark gives.
+        function: The function.
+        mark: What `hookimpl` noted; None where the function is not marked.
+    """
+
+    hook: str
+    function: Callable[..., Any]
+    mark: Mapping[str, Any] | None
+
+
+def implementations(plugin: object) -> list[Implementation]:
+    """Return what of a plugin is marked as a hook or named like one."""
+    found = []
+    for name in dir(plugin):
+        function = getattr(plugin, name, None)
+        if not inspect.isroutine(function):
+            continue
+        mark = getattr(function, _MARK, None)
+        if mark is not None:
+            found.append(Implementation(mark.get("specname") or name, function, mark))
+        elif name.startswith(_PREFIX):
+            found.append(Implementation(name, function, None))
+    return found
+
+
+def check_hooks(plugin: object, contract: Described) -> Iterator[Check]:
+    """Yield a check for each mistake in the hooks of *plugin*, and a line on those that are right.
+
+    Args:
+        plugin: What the entry point loads.
+        contract: The version of the contract that it is held against.
+    """
+    right = []
+    for one in implementations(plugin):
+        problems = list(_problems(one, contract))
+        yield from problems
+        if one.mark is not None and not problems:
+            right.append(one.hook)
+    if right:
+        count = f"{len(right)} hook{'' if len(right) == 1 else 's'}"
+        detail = f"{count} as version {contract['api']} of the contract specifies"
+        yield Check("hooks", CheckStatus.OK, detail)
+    marked = {one.hook for one in implementations(plugin) if one.mark is not None}
+    yield from _missing(marked)
+
+
+def _failed(hook: str, detail: str, fix: str | None = None) -> Check:
+    return Check(hook, CheckStatus.FAILED, detail, fix)
+
+
+def _problems(one: Implementation, contract: Described) -> Iterator[Check]:
+    """Yield why a function is not called, or not as its author meant."""
+    hooks = contract["hooks"]
+    if one.hook not in hooks:
+        yield from _unknown(one, contract)
+    elif one.mark is None:
+        yield _failed(
+            one.hook,
+            "it is not marked with `@hookimpl`, so it is never called",
+            "mark it: `from lmcore.hookspecs import hookimpl`",
+        )
+    else:
+        yield from _kind_problems(one)
+        yield from _argument_problems(one, hooks[one.hook]["arguments"], contract["api"])
+
+
+def _unknown(one: Implementation, contract: Described) -> Iterator[Check]:
+    close = _nearest_hook(one.hook, contract["hooks"])
+    version = contract["api"]
+    if one.hook in specified_hooks():
+        detail = f"version {version} of the contract does not have this hook; it came later"
+        yield _failed(one.hook, detail, f"leave it out, or ask for more than api {version}")
+    elif one.mark is not None or close is not None:
+        detail = f"version {version} of the contract has no such hook"
+        fix = f"did you mean `{close}`?" if close else "remove the mark, or the function"
+        yield _failed(one.hook, detail, fix)
+    else:
+        yield Check(
+            one.hook,
+            CheckStatus.WARNING,
+            f"a function that is no hook has the hooks' prefix `{_PREFIX}`",
+            "give it another name, so that no later hook takes it",
+        )
+
+
+def _nearest_hook(name: str, hooks: Iterable[str]) -> str | None:
+    """Return the hook that was meant; the prefix, which all have, makes none alike."""
+    close = nearest(name.removeprefix(_PREFIX), [hook.removeprefix(_PREFIX) for hook in hooks])
+    return f"{_PREFIX}{close}" if close else None
+
+
+def _kind_problems(one: Implementation) -> Iterator[Check]:
+    mark = one.mark or {}
+    if mark.get("hookwrapper") or mark.get("wrapper"):
+        yield _failed(one.hook, "it is a wrapper; a plugin is called alone, so write it plain")
+    elif inspect.isgeneratorfunction(one.function):
+        yield _failed(one.hook, "it is a generator; a hook returns what it offers, as a list")
+    elif inspect.iscoroutinefunction(one.function):
+        yield _failed(one.hook, "it is `async`; a hook is called plainly")
+
+
+def _argument_problems(one: Implementation, known: Described, version: str) -> Iterator[Check]:
+    for name, parameter in inspect.signature(one.function).parameters.items():
+        if parameter.kind in {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}:
+            yield _failed(one.hook, f"its `{parameter}` never gets anything; name what it takes")
+        elif name not in known:
+            close = nearest(name, known)
+            takes = ", ".join(f"`{argument}`" for argument in known) or "none"
+            yield _failed(
+                one.hook,
+                f"in version {version} it has no argument `{name}`; its arguments: {takes}",
+                f"did you mean `{close}`?" if close else None,
+            )
+        elif parameter.default is not Parameter.empty:
+            yield _failed(one.hook, f"argument `{name}` has a default, so it is never passed")
+        elif parameter.kind is Parameter.KEYWORD_ONLY:
+            yield _failed(one.hook, f"argument `{name}` stands after `*`, so it is never passed")
+
+
+def _missing(marked: set[str]) -> Iterator[Check]:
+    """Yield which hooks are not there that belong to those that are."""
+    if "lmcore_plugin_info" not in marked:
+        yield _failed("lmcore_plugin_info", "it is missing; it is the one that every plugin needs")
+    if "lmcore_create_device" in marked and "lmcore_probe" not in marked:
+        yield _failed("lmcore_probe", "it is missing, so the device can never be chosen")
+    if "lmcore_probe" not in marked:
+        return
+    for hook, why in (
+        ("lmcore_create_device", "a device that is present cannot be created"),
+        ("lmcore_precision_policies", "no run can start on the device without a precision"),
+        ("lmcore_recompute_policies", "no run can start without the policy `none`"),
+    ):
+        if hook not in marked:
+            yield _failed(hook, f"it is missing, and the plugin brings a device: {why}")
+    if "lmcore_comm_backends" not in marked:
+        detail = "it is missing: a run on this device has one process"
+        yield Check("lmcore_comm_backends", CheckStatus.WARNING, detail)

@@ -1,0 +1,258 @@
+"""Checks of the records that a plugin's hooks return: their fields, names, availability.
+
+Part of `lmcore plugin check`; `lmcore_conformance.plugin_check.trial` calls the hooks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lmcore.accelerator.probe import Check, CheckStatus
+from lmcore.errors import LmcoreError, PluginError
+from lmcore.plugin.record import PluginRecord, describe
+
+if TYPE_CHECKING:
+    from lmcore.accelerator.communication import CommBackend
+    from lmcore.accelerator.device import Device
+    from lmcore.accelerator.precision import PrecisionPolicy
+    from lmcore.accelerator.recompute import RecomputePolicy
+
+__all__ = [
+    "call_hook",
+    "check_backends",
+    "check_device",
+    "check_named",
+    "check_precisions",
+    "check_recompute",
+    "field_problems",
+    "listed",
+    "offer",
+]
+
+Described = Mapping[str, Any]
+T = TypeVar("T")
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (float, int),
+    "None": (type(None),),
+    "tuple": (tuple, list),
+    "frozenset": (frozenset, set),
+    "Mapping": (Mapping,),
+}
+"""What a value may be where a field is annotated so; other annotations are not looked into."""
+
+
+def call_hook(record: PluginRecord, hook: str, **arguments: Any) -> Any:
+    """Return what a plugin's hook returns.
+
+    Raises:
+        PluginError: It raised; what it meant for people and what it did not alike.
+    """
+    try:
+        return record.call(hook, **arguments)
+    except LmcoreError as error:
+        # What was not meant for people comes wrapped, with itself as the reason.
+        unmeant = error.what.endswith(f"raised in `{hook}`") and error.why
+        raise PluginError(f"it raised {error.why if unmeant else _told(error)}") from error
+    except SystemExit as error:
+        raise PluginError(f"it ended the process with status {error.code}") from error
+
+
+def _told(error: LmcoreError) -> str:
+    return f"{type(error).__name__}: {error.what}" + (f" ({error.why})" if error.why else "")
+
+
+def listed(record: PluginRecord, hook: str, kind: type[T], **arguments: Any) -> list[T]:
+    """Return what a hook offers.
+
+    Raises:
+        PluginError: It raised, or returned something else than a sequence of *kind*.
+    """
+    found = call_hook(record, hook, **arguments)
+    if not isinstance(found, Sequence) or isinstance(found, str | bytes):
+        raise PluginError(f"it returned {found!r:.200}, not a list of `{kind.__name__}`")
+    for one in found:
+        if not isinstance(one, kind):
+            raise PluginError(f"its list has {one!r:.200}, which is no `{kind.__name__}`")
+    return list(found)
+
+
+def field_problems(record: Any, contract: Described) -> Iterator[str]:
+    """Yield which fields of a record are of a wrong kind, or unknown to a version of the contract.
+
+    A field that the version does not have counts where it is given, not where it has its default.
+    """
+    name = type(record).__name__
+    described = contract["types"].get(name)
+    if described is None:
+        yield f"version {contract['api']} of the contract has no `{name}`"
+        return
+    known = {one["name"]: one["type"] for one in described["fields"]}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if field.name not in known:
+            if not _is_default(field, value):
+                yield (
+                    f"`{name}.{field.name}` is given, and version {contract['api']} of the "
+                    "contract does not have it"
+                )
+        elif not _fits(value, known[field.name]):
+            yield f"`{name}.{field.name}` is {value!r:.80}, and `{known[field.name]}` is wanted"
+
+
+def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(value == field.default_factory())
+    return value is field.default or value == field.default
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    """Say whether a value may be meant by an annotation; where that cannot be told, True."""
+    parts = [re.sub(r"\[.*", "", part).strip() for part in _alternatives(annotation)]
+    if all(part in _KINDS or part == "Callable" for part in parts):
+        return any(_is_kind(value, part) for part in parts)
+    return True
+
+
+def _alternatives(annotation: str) -> list[str]:
+    """Return the parts of a union, of which brackets may hold others."""
+    parts, depth, start = [], 0, 0
+    for place, sign in enumerate(annotation):
+        depth += (sign == "[") - (sign == "]")
+        if sign == "|" and depth == 0:
+            parts.append(annotation[start:place])
+            start = place + 1
+    return [*parts, annotation[start:]]
+
+
+def _is_kind(value: Any, part: str) -> bool:
+    if part == "Callable":
+        return callable(value)
+    wrong_bool = isinstance(value, bool) and part != "bool"
+    return isinstance(value, _KINDS[part]) and not wrong_bool
+
+
+def check_device(device: Device, contract: Described) -> Iterator[Check]:
+    """Yield whether a device's record is right, and its functions do what they can be asked for."""
+    problems = list(field_problems(device, contract))
+    problems += [
+        f"`{name}` {problem}"
+        for name, problem in (
+            ("describe", _raised(device.describe)),
+            ("set_current", _raised(device.set_current)),
+            ("synchronize", _raised(device.synchronize)),
+            ("set_rng_state", _raised(lambda: device.set_rng_state(device.get_rng_state()))),
+            ("memory_stats", _memory_problem(device)),
+        )
+        if problem
+    ]
+    hook = "lmcore_create_device"
+    yield from (Check(hook, CheckStatus.FAILED, problem) for problem in problems)
+    if not problems:
+        yield Check(hook, CheckStatus.OK, f"`{device.type}` {device.index}: {device.name}")
+
+
+def _raised(function: Callable[[], Any]) -> str | None:
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        return f"raised {describe(error)}"
+    return None
+
+
+def _memory_problem(device: Device) -> str | None:
+    from lmcore.accelerator.memory_stats import MemoryStats
+
+    if device.memory_stats is None:
+        return None
+    try:
+        found: object = device.memory_stats()
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        return f"raised {describe(error)}"
+    return None if isinstance(found, MemoryStats) else f"returned {found!r:.80}, no `MemoryStats`"
+
+
+def check_named(hook: str, offered: Sequence[Any], contract: Described) -> Iterator[Check]:
+    """Yield what is wrong with records that have a name and may be unavailable."""
+    for one in offered:
+        for problem in field_problems(one, contract):
+            yield Check(hook, CheckStatus.FAILED, problem)
+    names = [one.name for one in offered]
+    for name in sorted({name for name in names if names.count(name) > 1}, key=str):
+        yield Check(hook, CheckStatus.FAILED, f"it offers `{name}` {names.count(name)} times")
+    for one in offered:
+        wrong = _availability_problem(one)
+        if wrong:
+            yield Check(hook, CheckStatus.FAILED, f"`{one.name}`: {wrong}")
+
+
+def _availability_problem(one: Any) -> str | None:
+    try:
+        found = one.available()
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        return f"`available` raised {describe(error)}"
+    if found is None or (isinstance(found, str) and found):
+        return None
+    return f"`available` returned {found!r:.80}, neither None nor a reason"
+
+
+def check_backends(
+    backends: Sequence[CommBackend], device: Device, contract: Described
+) -> Iterator[Check]:
+    """Yield whether communication backends are right, and which can be used here."""
+    hook = "lmcore_comm_backends"
+    problems = list(check_named(hook, backends, contract))
+    problems += [
+        Check(hook, CheckStatus.FAILED, f"`{one.name}` is for `{one.device_type}`")
+        for one in backends
+        if one.device_type != device.type
+    ]
+    yield from problems or [offer(hook, backends)]
+
+
+def check_precisions(
+    policies: Sequence[PrecisionPolicy], device: Device, contract: Described
+) -> Iterator[Check]:
+    """Yield whether precision policies are right, and those that can be used are in force."""
+    hook = "lmcore_precision_policies"
+    problems = list(check_named(hook, policies, contract))
+    usable = [] if problems else [one for one in policies if one.available() is None]
+    for one in usable:
+        if one.compute in device.dtypes:
+            found = _raised(lambda policy=one: policy.verify(device))  # type: ignore[misc]
+            if found:
+                problems.append(Check(hook, CheckStatus.FAILED, f"`{one.name}` {found}"))
+    top = max((one.priority for one in usable), default=0)
+    rivals = [one.name for one in usable if one.priority == top]
+    if len(rivals) > 1:
+        names = " and ".join(f"`{name}`" for name in rivals)
+        detail = f"{names} both have the highest priority, {top}: neither is the default"
+        problems.append(Check(hook, CheckStatus.FAILED, detail))
+    yield from problems or [offer(hook, policies)]
+
+
+def check_recompute(
+    policies: Sequence[RecomputePolicy], contract: Described, *, brings_device: bool
+) -> Iterator[Check]:
+    """Yield whether recompute policies are right; a device's plugin offers `none`."""
+    hook = "lmcore_recompute_policies"
+    problems = list(check_named(hook, policies, contract))
+    if brings_device and "none" not in [one.name for one in policies]:
+        detail = "`none` is missing, which every run without `--recompute` asks for"
+        problems.append(Check(hook, CheckStatus.FAILED, detail))
+    yield from problems or [offer(hook, policies)]
+
+
+def offer(hook: str, offered: Sequence[Any]) -> Check:
+    """Return the line on what is offered and right; what cannot be used here has its reason."""
+    shown = []
+    for one in offered:
+        reason = one.available()
+        shown.append(f"`{one.name}`" + (f" (not here: {reason})" if reason else ""))
+    return Check(hook, CheckStatus.OK, ", ".join(shown) or "it offers none")

@@ -1,0 +1,115 @@
+"""Whether what a plugin registers can be registered, found and loaded.
+
+Part of `lmcore plugin check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from lmcore.accelerator.probe import Check, CheckStatus
+from lmcore.accelerator.registry import CommandRegistry, CorpusRegistry, TokenizerRegistry
+from lmcore.errors import LmcoreError
+from lmcore.plugin.record import PluginRecord, PluginSet
+from lmcore.plugin.registrations import load_command, plugin_sections
+from lmcore_conformance.plugin_check.records import call_hook
+
+__all__ = ["REGISTRATION_CHECKS", "reserved_names"]
+
+Taken = Mapping[str, Sequence[str]]
+
+
+def _options(record: PluginRecord, taken: Taken) -> Iterator[Check]:
+    """Check the plugin's settings."""
+    del taken
+    hook = "lmcore_add_options"
+    sections = plugin_sections(PluginSet((record,)))
+    if record.name in sections.left_out:
+        yield _failed(hook, sections.left_out[record.name].reason)
+    else:
+        flags = ", ".join(f"`{one.flag}`" for one in sections.options.values())
+        yield Check(hook, CheckStatus.OK, flags or "it registers no settings")
+
+
+def _commands(record: PluginRecord, taken: Taken) -> Iterator[Check]:
+    """Check that each command can be registered and loaded."""
+    hook = "lmcore_add_commands"
+    registry = CommandRegistry(record.label, _owned(taken.get("commands", ())))
+    try:
+        call_hook(record, hook, registry=registry)
+        for command in registry.found.values():
+            load_command(command, record)
+    except LmcoreError as error:
+        yield _failed(hook, _told(error))
+    else:
+        yield _registered(hook, registry.found, "commands")
+
+
+def _corpora(record: PluginRecord, taken: Taken) -> Iterator[Check]:
+    """Check that each text can be registered and read."""
+    hook = "lmcore_add_corpora"
+    registry = CorpusRegistry(record.label, _owned(taken.get("corpora", ())))
+    try:
+        call_hook(record, hook, registry=registry)
+    except LmcoreError as error:
+        yield _failed(hook, _told(error))
+        return
+    missing = [one for one in registry.found.values() if not one.path.is_file()]
+    yield from (_failed(hook, f"`{one.name}`: there is no file {one.path}") for one in missing)
+    if not missing:
+        yield _registered(hook, registry.found, "texts")
+
+
+def _tokenizers(record: PluginRecord, taken: Taken) -> Iterator[Check]:
+    """Check that each tokenizer type can be registered; its factory is not called."""
+    hook = "lmcore_add_tokenizers"
+    registry = TokenizerRegistry(record.label, _owned(taken.get("tokenizers", ())))
+    try:
+        call_hook(record, hook, registry=registry)
+    except LmcoreError as error:
+        yield _failed(hook, _told(error))
+        return
+    yield _registered(hook, registry.found, "tokenizer types")
+    for name in registry.found:
+        yield Check(
+            hook, CheckStatus.SKIPPED, f"`{name}` was not built: what files it needs is not known"
+        )
+
+
+def reserved_names() -> dict[str, list[str]]:
+    """Return the names that no plugin can register: "commands", "corpora" and "tokenizers"."""
+    from lmcore.cli.main import COMMANDS
+    from lmcore.cli.plugin.commands import RESERVED
+    from lmcore.data.prepare.named_text import BUNDLED
+    from lmcore.data.tokenizer import tokenizer_types
+
+    return {
+        "commands": [*(name for group in COMMANDS.values() for name in group), *RESERVED],
+        "corpora": [BUNDLED],
+        "tokenizers": list(tokenizer_types()),
+    }
+
+
+def _owned(names: Sequence[str]) -> dict[str, str]:
+    return dict.fromkeys(names, "lmcore")
+
+
+def _registered(hook: str, found: Mapping[str, object], what: str) -> Check:
+    names = ", ".join(f"`{name}`" for name in found)
+    return Check(hook, CheckStatus.OK, names or f"it registers no {what}")
+
+
+def _told(error: LmcoreError) -> str:
+    return f"{error.what}: {error.why}" if error.why else error.what
+
+
+def _failed(hook: str, detail: str) -> Check:
+    return Check(hook, CheckStatus.FAILED, detail)
+
+
+REGISTRATION_CHECKS: Mapping[str, Callable[[PluginRecord, Taken], Iterator[Check]]] = {
+    "lmcore_add_options": _options,
+    "lmcore_add_commands": _commands,
+    "lmcore_add_corpora": _corpora,
+    "lmcore_add_tokenizers": _tokenizers,
+}

@@ -1,0 +1,279 @@
+"""The process in which `lmcore plugin check` tries one plugin, step by step.
+
+`check_plugin` loads the plugin as a run would, calls its hooks, and yields what it finds; the
+command, in another process, reads it (`read_steps`), so that a native crash or a hang is a finding
+too.  Torch is loaded by the plugin when its device is created, and not before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.abc
+import importlib.metadata
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from lmcore.accelerator.probe import API_VERSION, Check, CheckStatus, PluginInfo, ProbeState
+from lmcore.errors import LmcoreError
+from lmcore.plugin.discovery import ALLOW_LIST, GROUP, OFF, discover
+from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState, describe
+from lmcore_conformance.contract.snapshot import load_contract
+from lmcore_conformance.plugin_check.device import DEVICE_CHECKS, Bench
+from lmcore_conformance.plugin_check.hooks import check_hooks, implementations
+from lmcore_conformance.plugin_check.records import field_problems
+from lmcore_conformance.plugin_check.registrations import REGISTRATION_CHECKS
+from lmcore_conformance.plugin_check.source import check_source, source_files
+
+__all__ = ["check_plugin", "plugin_names", "read_steps"]
+
+_NOTHING_TAKEN: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+
+def plugin_names() -> dict[str, str]:
+    """Return the entry point of each plugin that loads, by the name that it gives itself."""
+    plugins = discover(env=_environment(), probe=False)
+    return {one.name: one.entry_point for one in plugins if one.info is not None}
+
+
+def check_plugin(
+    name: str,
+    distribution: str,
+    against: str,
+    taken: Mapping[str, Sequence[str]] = _NOTHING_TAKEN,
+) -> Iterator[dict[str, Any]]:
+    """Try a plugin and yield what was found, in JSON values that `read_steps` understands.
+
+    Args:
+        name: Its entry point.
+        distribution: The package that brings it.
+        against: Version of the contract.
+        taken: What the core has of its own: names by "commands", "corpora" and "tokenizers".
+    """
+    (point,) = (
+        one
+        for one in importlib.metadata.entry_points(group=GROUP, name=name)
+        if one.dist is not None and one.dist.name == distribution
+    )
+    yield from _Trial(point, load_contract(against), taken).run()
+
+
+def read_steps(values: Iterable[Mapping[str, Any]], fault: str) -> list[Check]:
+    """Return the checks that `check_plugin` yielded; what it did not come to is a line, too.
+
+    Args:
+        values: What it yielded.
+        fault: How its process ended; empty where it came to its end.
+    """
+    checks: list[Check] = []
+    waiting: list[str] = []
+    current = "import"
+    for value in values:
+        waiting += value.get("steps", ())
+        if "begin" in value:
+            current = value["begin"]
+            waiting = [step for step in waiting if step != current]
+        if "check" in value:
+            found = value["check"]
+            checks.append(Check(**{**found, "status": CheckStatus(found["status"])}))
+    if fault:
+        checks.append(Check(current, CheckStatus.FAILED, fault))
+        reason = f"not reached: the process ended at `{current}`"
+        checks += [Check(step, CheckStatus.SKIPPED, reason) for step in waiting]
+    return checks
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment without what might leave the plugin out."""
+    return {name: value for name, value in os.environ.items() if name not in {ALLOW_LIST, OFF}}
+
+
+class _TorchWatch(importlib.abc.MetaPathFinder):
+    """Notes where torch is first imported; finds nothing itself."""
+
+    def __init__(self) -> None:
+        self.place = ""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        """Note the line of the plugin that imports torch."""
+        del path, target
+        if fullname == "torch" and not self.place:
+            lines = [
+                frame
+                for frame in traceback.extract_stack()[:-1]
+                if not frame.filename.startswith("<frozen importlib")
+            ]
+            self.place = f"{lines[-1].filename}, line {lines[-1].lineno}" if lines else ""
+
+
+class _Trial:
+    """One plugin, the contract it is held against, and what is known of it so far."""
+
+    def __init__(
+        self,
+        point: importlib.metadata.EntryPoint,
+        contract: Mapping[str, Any],
+        taken: Mapping[str, Sequence[str]],
+    ) -> None:
+        self.point = point
+        self.contract = contract
+        self.taken = taken
+        self.watch = _TorchWatch()
+        self.plugin: Any = None
+        self.obstacle = ""
+        self.record: PluginRecord | None = None
+        self.plugins = PluginSet(())
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        """Yield `steps` that will follow, `begin` of each, and its `check`s."""
+        sys.meta_path.insert(0, self.watch)
+        yield {"steps": ["import", "source", "hooks"]}
+        yield from _told("import", self.import_())
+        files = source_files(self.point.module)
+        yield from _told("source", check_source(files, self.contract))
+        if self.plugin is None:
+            yield from _told("hooks", [_skipped("hooks", "it cannot be imported")])
+            return
+        found = list(check_hooks(self.plugin, self.contract))
+        marked = {one.hook for one in implementations(self.plugin) if one.mark is not None}
+        hooks = [hook for hook in self.contract["hooks"] if hook in marked]
+        yield {"steps": hooks}
+        yield from _told("hooks", found)
+        self.load(clean=all(check.status is not CheckStatus.FAILED for check in found))
+        steps = self.steps()
+        for hook in hooks:
+            yield from _told(hook, steps(hook))
+
+    def import_(self) -> Iterator[Check]:
+        """Load what the entry point names."""
+        try:
+            self.plugin = self.point.load()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
+            detail = f"import of `{self.point.value}` raised {describe(error)}"
+            yield Check("import", CheckStatus.FAILED, detail)
+            return
+        if "torch" in sys.modules:
+            yield self.torch_check("import", "importing the plugin")
+        else:
+            yield Check("import", CheckStatus.OK, f"`{self.point.value}`, without torch")
+
+    def torch_check(self, title: str, doing: str) -> Check:
+        """Return the failure of something that loads torch."""
+        where = f": {self.watch.place}" if self.watch.place else ""
+        return Check(
+            title,
+            CheckStatus.FAILED,
+            f"{doing} imports torch{where}",
+            "import torch in the hooks that get a device, not at the top of a module",
+        )
+
+    def load(self, *, clean: bool) -> None:
+        """Load the plugin as a run does, beside the CPU's; keep why its hooks cannot be called."""
+        points = [self.point]
+        if self.point.name != CPU:
+            points += importlib.metadata.entry_points(group=GROUP, name=CPU)
+        self.plugins = discover(env=_environment(), entry_points=points, probe=False)
+        (self.record,) = (one for one in self.plugins if one.entry_point == self.point.name)
+        if self.record.state is not PluginState.USABLE:
+            self.obstacle = self.record.reason if clean else "its hooks have to be right first"
+
+    def steps(self) -> Callable[[str], Iterator[Check]]:
+        """Return what checks a hook."""
+        assert self.record is not None
+        bench = Bench(self.record, self.plugins, self.contract)
+
+        def step(hook: str) -> Iterator[Check]:
+            if hook == "lmcore_plugin_info":
+                yield from self.info()
+            elif self.obstacle:
+                yield _skipped(hook, f"not called: {self.obstacle}")
+            elif hook == "lmcore_probe":
+                yield from self.probe(bench)
+            elif hook in REGISTRATION_CHECKS:
+                yield from REGISTRATION_CHECKS[hook](bench.record, self.taken)
+            elif hook in DEVICE_CHECKS:
+                yield from DEVICE_CHECKS[hook](bench)
+            else:
+                yield _skipped(hook, "not called: this check does not know it")
+
+        return step
+
+    def info(self) -> Iterator[Check]:
+        """Check what the plugin says of itself."""
+        assert self.record is not None
+        hook, info = "lmcore_plugin_info", self.record.info
+        if info is None and self.obstacle != self.record.reason:
+            yield _skipped(hook, f"not called: {self.obstacle}")
+            return
+        problems = [self.record.reason] if info is None else list(self.info_problems(info))
+        yield from (Check(hook, CheckStatus.FAILED, problem) for problem in problems)
+        if info is not None and not problems:
+            detail = f"`{info.name}`, api {info.api}, torch {info.torch}"
+            yield Check(hook, CheckStatus.OK, detail)
+
+    def info_problems(self, info: PluginInfo) -> Iterator[str]:
+        """Yield which of the plugin's ranges leaves something out, and why else it is not used."""
+        yield from field_problems(info, self.contract)
+        version, api = self.contract["api"], SpecifierSet(str(info.api))
+        included = api.contains(version, prereleases=True)
+        if not included:
+            yield f"its api `{info.api}` leaves out version {version} of the contract"
+        assert self.record is not None
+        told = not included and not api.contains(API_VERSION, prereleases=True)
+        if self.record.state is not PluginState.USABLE and not told:
+            yield self.record.reason
+
+    def probe(self, bench: Bench) -> Iterator[Check]:
+        """Check what the plugin says of the hardware."""
+        hook = "lmcore_probe"
+        had_torch = "torch" in sys.modules
+        try:
+            bench.record.call(hook, env=_environment())
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
+            cause = error.why if isinstance(error, LmcoreError) and error.why else describe(error)
+            yield Check(hook, CheckStatus.FAILED, f"it raised {cause}")
+            return
+        if not had_torch and "torch" in sys.modules:
+            yield self.torch_check(hook, "it")
+        probed = discover(env=_environment(), entry_points=[self.point])
+        (record,) = probed
+        if record.probe is None:
+            yield Check(hook, CheckStatus.FAILED, record.reason)
+            return
+        bench.record = dataclasses.replace(bench.record, probe=record.probe)
+        yield from self.probe_checks(record)
+
+    def probe_checks(self, record: PluginRecord) -> Iterator[Check]:
+        """Check a probe that is valid."""
+        hook, probe = "lmcore_probe", record.probe
+        assert probe is not None
+        assert record.info is not None
+        problems = list(field_problems(probe, self.contract))
+        yield from (Check(hook, CheckStatus.FAILED, problem) for problem in problems)
+        if not probe.evidence:
+            detail = "it gives no evidence, so that nobody can say why a device is or is not used"
+            yield Check(hook, CheckStatus.WARNING, detail)
+        if probe.state is ProbeState.BROKEN and not probe.fix:
+            yield Check(hook, CheckStatus.WARNING, "it is broken, and no fix is given")
+        if probe.device_type not in record.info.provides:
+            detail = f"device type `{probe.device_type}` is not among `PluginInfo.provides`"
+            yield Check(hook, CheckStatus.WARNING, detail)
+        if not problems:
+            found = f"`{probe.device_type}` is {probe.state}: {'; '.join(probe.evidence)}"
+            yield Check(hook, CheckStatus.OK, found)
+
+
+def _skipped(title: str, detail: str) -> Check:
+    return Check(title, CheckStatus.SKIPPED, detail)
+
+
+def _told(title: str, checks: Iterable[Check]) -> Iterator[dict[str, Any]]:
+    """Yield a step: its beginning, so that a crash has a name, and its checks as JSON values."""
+    yield {"begin": title}
+    for check in checks:
+        yield {"check": dataclasses.asdict(check)}

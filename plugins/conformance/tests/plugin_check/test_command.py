@@ -1,0 +1,411 @@
+"""`lmcore plugin check` on plugins that are installed for the test: good, wrong, crashing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from lmcore.accelerator import API_VERSION, Check, CheckStatus
+from lmcore.cli.main import main
+from lmcore_conformance.contract.snapshot import contract_versions, specified_hooks
+from lmcore_conformance.plugin_check import command
+from lmcore_conformance.plugin_check.device import DEVICE_CHECKS
+from lmcore_conformance.plugin_check.registrations import REGISTRATION_CHECKS
+from lmcore_conformance.plugin_check.trial import read_steps
+
+HEAD = """
+import ctypes, os, sys, time
+from pathlib import Path
+from lmcore.accelerator import *
+from lmcore.hookspecs import hookimpl
+"""
+INFO = """
+@hookimpl
+def lmcore_plugin_info():
+    return PluginInfo("guest", ">=1,<2", provides=("guest",))
+"""
+ABSENT = """
+@hookimpl
+def lmcore_probe(env):
+    return Probe("guest", ProbeState.ABSENT, evidence=("no /dev/guest0",))
+
+@hookimpl
+def lmcore_create_device(): ...
+
+@hookimpl
+def lmcore_precision_policies(device): ...
+
+@hookimpl
+def lmcore_recompute_policies(device): ...
+
+@hookimpl
+def lmcore_comm_backends(device): ...
+"""
+KERNEL = """
+@hookimpl
+def lmcore_op_impls(device):
+    assert device.type == "cpu"
+    return [OpImpl("rms_norm", "guest", "guest_plugin:rms_norm")]
+
+def rms_norm(x, weight, epsilon):
+    return x
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Return a function that installs a plugin `guest` of these pieces of source."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("LMCORE_PLUGINS", "LMCORE_PLUGIN_OFF", "LMCORE_DEVICE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def write(*pieces, group="lmcore.plugins", name="guest", distribution="lmcore-guest"):
+        text = "".join(textwrap.dedent(piece) for piece in (HEAD, *pieces))
+        (tmp_path / "guest_plugin.py").write_text(text, encoding="utf-8")
+        info = tmp_path / f"{distribution.replace('-', '_')}-0.9.dist-info"
+        info.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.9\n"
+        (info / "METADATA").write_text(metadata, encoding="utf-8")
+        points = f"[{group}]\n{name} = guest_plugin\n"
+        (info / "entry_points.txt").write_text(points, encoding="utf-8")
+
+    return write
+
+
+@pytest.fixture
+def empty_torch(tmp_path):
+    """A torch that is imported at once, for plugins that are not to import it."""
+    (tmp_path / "torch").mkdir()
+    for module in ("__init__", "nn"):
+        (tmp_path / "torch" / f"{module}.py").touch()
+
+
+@pytest.fixture
+def check(capsys):
+    """Return a function that runs the command and returns its status and its JSON."""
+
+    def run(*arguments):
+        status = command.run([*arguments, "--json"])
+        return status, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def lines(found, status=None):
+    """Return the details of the one plugin's checks by name, of this status."""
+    (one,) = found["plugins"]
+    by_name = {}
+    for line in one["checks"]:
+        if status in {None, line["status"]}:
+            by_name.setdefault(line["name"], []).append(line["detail"])
+    return by_name
+
+
+def test_the_cpu_plugin_works(check):
+    """The reference accelerator has no finding, and nothing of it goes unchecked on a CPU."""
+    status, found = check("cpu")
+    assert status == 0
+    assert found["passed"]
+    assert found["against"] == API_VERSION
+    assert lines(found, "failed") == lines(found, "warning") == lines(found, "skipped") == {}
+    names = lines(found, "ok")
+    assert {"import", "source", "hooks", "lmcore_create_device", "attention=sdpa"} <= set(names)
+
+
+def test_a_plugin_whose_device_is_absent_passes_with_what_was_skipped(install, check):
+    """Every hook that needs the device is listed as not called, with the probe's evidence."""
+    install(INFO + ABSENT + KERNEL)
+    status, found = check("lmcore_Guest")
+    assert status == 0
+    assert lines(found, "failed") == {}
+    skipped = lines(found, "skipped")
+    assert set(skipped) == {
+        "lmcore_create_device",
+        "lmcore_precision_policies",
+        "lmcore_recompute_policies",
+        "lmcore_comm_backends",
+        "lmcore_op_impls",
+    }
+    for details in skipped.values():
+        assert details == ["not called: its device is absent here: no /dev/guest0"]
+    assert lines(found, "ok")["lmcore_probe"] == ["`guest` is absent: no /dev/guest0"]
+
+
+def test_an_extension_is_tried_on_the_cpu(install, check):
+    """A plugin without a device has its kernels bound, and its commands and texts looked for."""
+    install(
+        INFO,
+        KERNEL,
+        """
+        @hookimpl
+        def lmcore_add_commands(registry):
+            registry.add("guests", "guest_plugin:gone", "List guests.")
+
+        @hookimpl
+        def lmcore_add_corpora(registry):
+            registry.add("letters", Path(__file__).parents[1] / "letters.txt", "Letters.")
+
+        @hookimpl
+        def lmcore_add_tokenizers(registry):
+            registry.add("ByteTokenizer", dict)
+        """,
+    )
+    status, found = check("guest")
+    assert status == 1
+    assert lines(found, "ok")["rms_norm=guest"] == ["`guest_plugin:rms_norm` does 16 of 16 cases"]
+    failed = lines(found, "failed")
+    assert set(failed) == {"lmcore_add_commands", "lmcore_add_corpora", "lmcore_add_tokenizers"}
+    assert "has no attribute 'gone'" in failed["lmcore_add_commands"][0]
+    assert "`letters`: there is no file" in failed["lmcore_add_corpora"][0]
+    assert "is taken" in failed["lmcore_add_tokenizers"][0]
+
+
+@pytest.mark.parametrize(
+    "source, name, words",
+    [
+        ("import torch" + INFO, "import", "importing the plugin imports torch: "),
+        ("import no_such_module" + INFO, "import", "No module named 'no_such_module'"),
+        ("raise SystemExit(4)", "import", "SystemExit: 4"),
+        ("ctypes.string_at(0)", "import", "the process was killed by SIGSEGV"),
+        ("os._exit(7)", "import", "the process ended with status 7"),
+        (
+            INFO + ABSENT.replace("    return Probe", "    import torch\n    return Probe"),
+            "lmcore_probe",
+            "it imports torch: ",
+        ),
+        (
+            INFO + ABSENT.replace("    return Probe", "    1 // 0\n    return Probe"),
+            "lmcore_probe",
+            "ZeroDivisionError",
+        ),
+        (
+            INFO + ABSENT.replace("ABSENT", "PRESENT"),
+            "lmcore_probe",
+            "it is present with 0 devices",
+        ),
+        (
+            INFO + ABSENT.replace("    return Probe", "    ctypes.string_at(0)\n    return Probe"),
+            "lmcore_probe",
+            "the process was killed by SIGSEGV",
+        ),
+        (INFO.replace('"guest", ">=1,<2"', '"guest", ">=2"'), "lmcore_plugin_info", "leaves out"),
+        (
+            INFO.replace('">=1,<2"', '">=1,<2", torch="<2"'),
+            "lmcore_plugin_info",
+            "it works with torch <2",
+        ),
+        (
+            "@hookimpl\ndef lmcore_plugin_info():\n    return 'guest'",
+            "lmcore_plugin_info",
+            "returned 'guest', not a `PluginInfo`",
+        ),
+        (
+            INFO.replace('"guest", ">=1,<2"', '"cpu", ">=1,<2"'),
+            "lmcore_plugin_info",
+            "two plugins call themselves `cpu`",
+        ),
+        (INFO + "def lmcore_doctor(): ...", "lmcore_doctor", "not marked"),
+        (
+            INFO + "@hookimpl\ndef lmcore_doctor():\n    return ['fine']",
+            "lmcore_doctor",
+            "which is no `Check`",
+        ),
+        (
+            INFO + "@hookimpl\ndef lmcore_run_start(run):\n    run['moon']",
+            "lmcore_run_start",
+            "KeyError: 'moon'",
+        ),
+    ],
+)
+def test_a_plugin_that_does_not_work_is_told_where(request, install, check, source, name, words):
+    """The step at which it fails is named with the cause, and the exit status says so."""
+    if "import torch" in source:
+        request.getfixturevalue("empty_torch")
+    install(source)
+    status, found = check("guest")
+    assert status == 1
+    assert not found["passed"]
+    failed = lines(found, "failed")
+    assert set(failed) == {name}
+    assert words in " ".join(failed[name])
+
+
+def test_a_device_that_cannot_be_created_is_the_one_failure(install, check):
+    """What needs it is skipped with that reason, and the hook is called once."""
+    present = ABSENT.replace("ABSENT", "PRESENT, 1")
+    install(INFO, present.replace("device(): ...", "device():\n    return 3"), KERNEL)
+    status, found = check("guest")
+    assert status == 1
+    failed = lines(found, "failed")
+    assert set(failed) == {"lmcore_create_device"}
+    assert "returned 3 from `lmcore_create_device`" in failed["lmcore_create_device"][0]
+    reasons = {detail for details in lines(found, "skipped").values() for detail in details}
+    assert reasons == {"not called: the device cannot be created"}
+
+
+def test_the_line_that_imports_torch_is_named(install, check, empty_torch):
+    """Also where it is another module that the plugin imports."""
+    install(INFO + ABSENT.replace("    return Probe", "    import torch.nn\n    return Probe"))
+    _, found = check("guest")
+    (detail,) = lines(found, "failed")["lmcore_probe"]
+    assert "guest_plugin.py, line " in detail
+
+
+def test_a_crash_keeps_what_came_before_and_lists_what_was_not_reached(install, check):
+    """The steps after it are skipped, not passed."""
+    install(
+        INFO,
+        KERNEL,
+        """
+        @hookimpl
+        def lmcore_launch_env():
+            os.kill(os.getpid(), 9)
+        """,
+    )
+    status, found = check("guest")
+    assert status == 1
+    assert lines(found, "failed") == {"lmcore_launch_env": ["the process was killed by SIGKILL"]}
+    assert lines(found, "ok")["hooks"][0].startswith("3 hooks as version")
+    assert lines(found, "skipped") == {
+        "lmcore_op_impls": ["not reached: the process ended at `lmcore_launch_env`"]
+    }
+
+
+def test_a_hang_is_a_finding(install, check):
+    """The time limit ends it."""
+    install(INFO + "time.sleep(1000)")
+    status, found = check("guest", "--timeout", "3")
+    assert status == 1
+    assert "no answer within 3 s" in lines(found, "failed")["import"][0]
+
+
+def test_hooks_are_not_called_while_they_are_wrong(install, check):
+    """All mistakes are named at once; what depends on them is skipped."""
+    install(
+        INFO,
+        """
+        @hookimpl
+        def lmcore_doctor(patient): ...
+
+        @hookimpl
+        def lmcore_launch_env(probe=None): ...
+
+        @hookimpl
+        def lmcore_sing(): ...
+        """,
+    )
+    _, found = check("guest")
+    assert set(lines(found, "failed")) == {"lmcore_doctor", "lmcore_launch_env", "lmcore_sing"}
+    assert lines(found, "skipped")["lmcore_doctor"] == [
+        "not called: its hooks have to be right first"
+    ]
+
+
+def test_a_package_without_the_entry_point_is_a_finding(install, check):
+    """It is installed, so that the fix is the entry point, and the group that was meant."""
+    install(INFO, group="lmcore.plugin")
+    status, found = check("lmcore-guest")
+    assert status == 1
+    (detail,) = lines(found, "failed")["entry point"]
+    assert "no entry point in the group `lmcore.plugins`, but one in `lmcore.plugin`" in detail
+
+
+def test_a_plugin_is_found_by_the_name_it_gives_itself(install, check):
+    """`lmcore plugins` shows that name, not the entry point's."""
+    install(INFO, name="visitor")
+    status, found = check("guest")
+    assert status == 0
+    assert found["plugins"][0]["name"] == "visitor"
+
+
+def test_a_taken_name_is_a_finding(install, check):
+    """Two packages that bring one name keep each other out."""
+    install(INFO)
+    install(INFO, distribution="lmcore-other")
+    status, found = check("lmcore-guest")
+    assert status == 1
+    assert lines(found, "failed")["entry point"] == [
+        "the name `guest` is also taken by `lmcore-other`"
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["no-such-package"], "no package or plugin `no-such-package` is installed"),
+        (["cpuu"], "did you mean `cpu`?"),
+        (["cpu", "--against", "0.1"], "no snapshot of version `0.1`"),
+        ([], "missing argument `package`"),
+    ],
+)
+def test_a_wrong_request_is_exit_status_2(install, capsys, arguments, words):
+    """Nothing was checked, and the message says what there is."""
+    assert main(["plugin", "check", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_wrong_version_lists_those_there_are(capsys):
+    """The choices are the snapshots that are shipped."""
+    assert main(["plugin", "check", "cpu", "--against", "0.1"]) == 2
+    told = capsys.readouterr().err
+    assert all(f"`{version}`" in told for version in contract_versions())
+
+
+def test_text_output_reads_well(install, capsys):
+    """Title, a line for each check, the fix below it, the counts, and a verdict."""
+    install(INFO + ABSENT + "def lmcore_doctr(): ...")
+    assert command.run(["guest"]) == 1
+    text = capsys.readouterr().out.splitlines()
+    assert text[0] == "plugin guest (lmcore-guest 0.9)"
+    assert any(line.split()[:2] == ["failed", "lmcore_doctr"] for line in text)
+    assert any(line.strip() == "fix: did you mean `lmcore_doctor`?" for line in text)
+    assert (
+        text[-1] == f"`guest` does not work with version {API_VERSION} of the contract: 1 finding."
+    )
+
+
+def test_nothing_wrong_and_something_skipped_is_no_promise(install, capsys):
+    """The verdict says that not all could be checked."""
+    install(INFO + ABSENT)
+    assert command.run(["guest"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "Nothing is wrong with `guest` in what could be checked here."
+
+
+def test_an_unknown_command_lists_those_there_are(capsys):
+    """The group has help and names its commands."""
+    assert main(["plugin", "chekc"]) == 2
+    assert "did you mean `check`?" in capsys.readouterr().err
+    assert main(["plugin"]) == 0
+    assert "check" in capsys.readouterr().out
+
+
+def test_help_loads_no_torch():
+    """The help is there at once."""
+    code = (
+        "import sys; from lmcore.cli.main import main; main(['plugin', 'check', '--help']);"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_every_hook_has_a_check():
+    """A new hook is not skipped in silence, nor for want of a check."""
+    special = {"lmcore_plugin_info", "lmcore_probe"}
+    assert {*DEVICE_CHECKS, *REGISTRATION_CHECKS, *special} == set(specified_hooks())
+
+
+def test_steps_without_an_end_are_all_told():
+    """What was planned and not begun is skipped; what was begun when it ended is the failure."""
+    good = {"name": "a", "status": "ok", "detail": "", "fix": None}
+    values = [{"steps": ["a", "b", "c"]}, {"begin": "a"}, {"check": good}, {"begin": "b"}]
+    assert read_steps(values, "it ended") == [
+        Check("a", CheckStatus.OK, ""),
+        Check("b", CheckStatus.FAILED, "it ended"),
+        Check("c", CheckStatus.SKIPPED, "not reached: the process ended at `b`"),
+    ]
