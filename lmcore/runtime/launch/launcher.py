@@ -23,9 +23,8 @@ from typing import IO, Self
 from lmcore.child_process import INTERRUPTED, kill_group, signal_name
 from lmcore.errors import RunError
 from lmcore.runtime.launch.fork import ForkedProcess, can_fork, fork
-from lmcore.runtime.launch.rank import RankInfo
+from lmcore.runtime.launch.rank import RankInfo, named_ranks
 from lmcore.runtime.launch.worker_protocol import Launched, Report, report_of
-from lmcore.runtime.process.store import named_ranks
 
 __all__ = ["launch"]
 

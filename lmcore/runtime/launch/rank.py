@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from lmcore.errors import ConfigError
 
-__all__ = ["RankInfo", "only_process", "rank_info", "started_by_launcher"]
+__all__ = ["RankInfo", "named_ranks", "only_process", "rank_info", "started_by_launcher"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,18 @@ def only_process(env: Mapping[str, str]) -> RankInfo:
             hint="start it by itself, or unset WORLD_SIZE",
         )
     return rank_info(env)
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 3", or "ranks 0-2, 5" for several."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"
 
 
 def _number(env: Mapping[str, str], name: str) -> int | None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import DeviceError, LmcoreError, RunError
 from lmcore.plugin import verify
-from lmcore.runtime.process.store import Rendezvous, named_ranks
+from lmcore.runtime.launch.rank import named_ranks
+from lmcore.runtime.process.store import Rendezvous
 
 if TYPE_CHECKING:
     from lmcore.accelerator.op.table import OpTable

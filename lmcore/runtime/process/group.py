@@ -116,9 +116,9 @@ def start_processes(
             device_id=device.torch_device if backend.needs_device_id else None,
         )
     except (RuntimeError, ValueError) as cause:
-        heard = rendezvous.heard_failure()  # that of another rank, which explains this one's
-        if heard:
-            raise heard from cause
+        failure = rendezvous.reported_failure()  # of another rank, which explains this one
+        if failure:
+            raise failure from cause
         raise DeviceError(
             f"rank {rendezvous.rank.rank} cannot connect its device through `{backend.name}`",
             why=str(cause).partition("\n")[0].strip() or type(cause).__name__,

@@ -1,8 +1,8 @@
-"""How the processes of a run find each other and compare notes, before there is a device.
+"""Rendezvous: the processes of a run meet at torch's key-value store and exchange JSON values.
 
-Notes go through torch's key-value store, which needs no communication backend: a process that
-cannot use its device can still say so, and one that waits can say for whom.  Tensors go another
-way, see `lmcore.runtime.process.group`.
+The store needs no communication backend, so that a process that cannot use its device can report
+that, and a process that waits can name the missing ranks.  Tensors are exchanged by the process
+group, see `lmcore.runtime.process.group`.
 """
 
 from __future__ import annotations
@@ -14,43 +14,44 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import ConfigError, LmcoreError, OtherRankError, RunError
-from lmcore.runtime.launch.rank import RankInfo
+from lmcore.runtime.launch.rank import RankInfo, named_ranks
 from lmcore.runtime.launch.worker_protocol import launched
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # public all the same
 
-__all__ = ["VERDICT_SECONDS", "Rendezvous", "connection", "join_processes", "named_ranks"]
+__all__ = ["Rendezvous", "connection", "error_fields", "join_processes"]
 
 logger = logging.getLogger(__name__)
 
 _FAILED = "failed"
 _LEFT = "left"
-_POLL_SECONDS = (0.001, 0.02)  # first and longest pause between two looks at the store
-VERDICT_SECONDS = 5.0
-"""How much longer than rank 0 the others wait: it is the one that can name who is missing."""
-_BEAT_SECONDS = 1.0
-"""Pause between two signs of life of a process that the others wait for."""
+_POLL_SECONDS = (0.001, 0.02)  # first and longest pause between two reads of the store
+_VERDICT_SECONDS = 5.0
+"""Time that the other ranks wait longer than rank 0, which is the one that can name who is missing.
+"""
+_HEARTBEAT_SECONDS = 1.0
+"""Pause between two heartbeats of a working process, and between two looks at those of others."""
 _FAILURE_SECONDS = 2.0
-"""How long a process whose connection broke waits to hear which other one stopped."""
-_SIGNS_OF_A_LOST_PEER = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
+"""Time that a process whose connection broke waits for the report of the rank that stopped."""
+_LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
 _LAST_SECONDS = 30.0
 _LAST_SECONDS_AFTER_FAILURE = 2.0
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The processes of a run, connected for small notes.
+    """The connection of the processes of a run through the store.
 
     Attributes:
-        rank: This process's place.
-        timeout: Seconds that a process waits for the others, in each exchange.
+        rank: Rank of this process.
+        timeout: Time limit of each exchange, in seconds.
         store: torch's store, which also connects process groups.
     """
 
@@ -63,8 +64,8 @@ class Rendezvous:
         """Return every rank's JSON *value*, in the order of ranks; all ranks must call it.
 
         Args:
-            value: This rank's.
-            about: What the exchange is about, for the message when somebody does not come.
+            value: JSON value of this rank.
+            about: Subject of the exchange, for the message if a rank is missing.
 
         Raises:
             RunError: A rank stopped, or did not answer within the timeout.
@@ -75,23 +76,23 @@ class Rendezvous:
         with connection(self.rank.world_size):
             self.store.set(keys[self.rank.rank], json.dumps(value))
             if self.rank.rank == 0:
-                self._await(keys, about, self.timeout)
-                notes = [json.loads(self.store.get(key)) for key in keys]
-                self.store.set(result, json.dumps(notes))
-                return notes
-            self._await([result], about, self.timeout + VERDICT_SECONDS)
+                self.wait_for(dict(enumerate(keys)), about)
+                values = [json.loads(self.store.get(key)) for key in keys]
+                self.store.set(result, json.dumps(values))
+                return values
+            self.wait_for({0: result}, about)
             found: list[Any] = json.loads(self.store.get(result))
             return found
 
     def turn(self) -> int:
-        """Return a number that no other exchange of the run has; all ranks must call it."""
+        """Return the number of a new exchange; all ranks must call it."""
         return next(self._turns)
 
     def barrier(self, about: str = "a barrier") -> None:
-        """Wait until every rank has come here.
+        """Wait until every rank has called it.
 
         Raises:
-            RunError: A rank stopped, or did not come within the timeout.
+            RunError: A rank stopped, or did not call it within the timeout.
         """
         self.gather(None, about)
 
@@ -99,34 +100,34 @@ class Rendezvous:
     def first_process(self, about: str) -> Iterator[None]:
         """Let rank 0 run the block alone, then the others; all ranks must call it.
 
-        For work whose result the others find: they wait as long as rank 0 shows signs of life,
-        however long that takes.
+        The other ranks wait as long as rank 0 sends heartbeats, however long the work takes.
 
         Args:
-            about: What rank 0 does, for the message when it falls silent.
+            about: Work of rank 0, for the message if its heartbeats end.
 
         Raises:
-            RunError: Rank 0 stopped, or gave no sign of life within the timeout.
+            RunError: Rank 0 stopped, or sent no heartbeat within the timeout.
         """
         turn = next(self._turns)
-        done, beats = f"{turn}/done", f"{turn}/beats"
+        done, heartbeats = f"{turn}/done", f"{turn}/beats"
         if self.rank.rank == 0:
-            with connection(self.rank.world_size), self._signs_of_life(beats):
+            with connection(self.rank.world_size), self.heartbeats(heartbeats):
                 yield
             self.store.set(done, "")
             return
         with connection(self.rank.world_size):
-            self._await([done], about, self.timeout, beats=lambda: self.store.add(beats, 0))
+            self.wait_for({0: done}, about, heartbeats={0: heartbeats})
         yield
 
     @contextlib.contextmanager
-    def _signs_of_life(self, beats: str) -> Iterator[None]:
+    def heartbeats(self, key: str) -> Iterator[None]:
+        """Count up the number at *key* in the store, once a second, while the block runs."""
         over = threading.Event()
 
         def beat() -> None:
-            with contextlib.suppress(RuntimeError):  # whoever kept the store has gone
-                while not over.wait(_BEAT_SECONDS):
-                    self.store.add(beats, 1)
+            with contextlib.suppress(RuntimeError):  # the process with the store has gone
+                while not over.wait(_HEARTBEAT_SECONDS):
+                    self.store.add(key, 1)
 
         thread = threading.Thread(target=beat, name="lmcore-alive", daemon=True)
         thread.start()
@@ -136,57 +137,74 @@ class Rendezvous:
             over.set()
             thread.join()
 
-    def _await(
+    def wait_for(
         self,
-        keys: Sequence[str],
+        keys: Mapping[int, str],
         about: str,
-        seconds: float,
         *,
-        beats: Callable[[], int] = lambda: 0,
+        heartbeats: Mapping[int, str] | None = None,
     ) -> None:
-        """Wait for *keys* in the store, and stop when a rank says that it stopped.
+        """Wait until each rank has set its key in the store.
 
-        The time begins anew with each sign of life that *beats* counts.
+        The timeout of a rank starts again with each of its heartbeats.
+
+        Args:
+            keys: Key in the store by rank.
+            about: Subject of the exchange, for the message if a rank is missing.
+            heartbeats: Key in the store that each rank counts up while it works, by rank.
+
+        Raises:
+            RunError: A rank stopped, or did not set its key within the timeout.
         """
-        deadline, counted = time.monotonic() + seconds, 0
+        seconds = self.timeout + (0.0 if self.rank.rank == 0 else _VERDICT_SECONDS)
+        checked = time.monotonic()
+        deadlines = dict.fromkeys(keys, checked + seconds)
+        counts = dict.fromkeys(keys, -1)
         pause, longest = _POLL_SECONDS
-        while not self.store.check(list(keys)):
-            heard = self.heard_failure()
-            # Looked at again: who fails because of the notes hands them on before it says so.
-            if heard and not self.store.check(list(keys)):
-                raise heard
-            if (count := beats()) != counted:
-                deadline, counted = time.monotonic() + seconds, count
-            if time.monotonic() > deadline:
-                missing = [place for place, key in enumerate(keys) if not self.store.check([key])]
-                raise self.late(missing, about)
+        while not self.store.check(list(keys.values())):
+            failure = self.reported_failure()
+            # Checked again: a rank that fails because of a value passes the value on first.
+            if failure and not self.store.check(list(keys.values())):
+                raise failure
+            now = time.monotonic()
+            if heartbeats and now >= checked + min(_HEARTBEAT_SECONDS, seconds):
+                checked = now
+                for rank, key in heartbeats.items():
+                    count = int(self.store.add(key, 0))
+                    if count != counts[rank]:
+                        counts[rank], deadlines[rank] = count, now + seconds
+            missing = [
+                rank
+                for rank, key in keys.items()
+                if now > deadlines[rank] and not self.store.check([key])
+            ]
+            if missing:
+                raise self._missing(missing, about)
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
-    def late(self, missing: Sequence[int], about: str) -> RunError:
-        """Return the error of some ranks that did not come."""
-        # Every other rank waits for rank 0 alone, which is the first of `missing` then too.
-        who = named_ranks(missing)
+    def _missing(self, ranks: Sequence[int], about: str) -> RunError:
+        who = named_ranks(ranks)
         return RunError(
             f"{who} did not answer within {self.timeout:g} s",
             why=f"rank {self.rank.rank} of {self.rank.world_size} waited for {about}",
             hint=f"look at the last lines of {who}: dead, hanging, never started, or slow",
         )
 
-    def tell_failure(self, error: BaseException) -> None:
-        """Tell the others that this rank stops, so that they need not wait; the first counts."""
-        said = {"rank": self.rank.rank, "said": _told(error)}
-        with contextlib.suppress(RuntimeError):  # nobody is there to hear it
-            self.store.compare_set(_FAILED, "", json.dumps(said))
+    def report_failure(self, error: BaseException) -> None:
+        """Report to the other ranks that this rank stops; the first report counts."""
+        report = {"rank": self.rank.rank, **error_fields(error)}
+        with contextlib.suppress(RuntimeError):  # no other process is left
+            self.store.compare_set(_FAILED, "", json.dumps(report))
 
-    def heard_failure(self, *, wait: float = 0.0) -> RunError | None:
-        """Return what another rank said when it stopped; None while all go on.
+    def reported_failure(self, *, wait: float = 0.0) -> RunError | None:
+        """Return the failure that another rank reported; None if there is none.
 
         Args:
-            wait: Seconds to give it, where the connection has broken already.
+            wait: Time to wait for a report, in seconds, if the connection has broken already.
         """
         deadline = time.monotonic() + wait
-        with contextlib.suppress(RuntimeError):  # whoever kept the store has gone
+        with contextlib.suppress(RuntimeError):  # the process with the store has gone
             while True:
                 if self.store.check([_FAILED]):
                     return _stopped(json.loads(self.store.get(_FAILED)))
@@ -196,10 +214,10 @@ class Rendezvous:
         return None
 
     def leave(self, *, failed: bool) -> None:
-        """Go; the process that keeps the store waits a while for those that may still read it."""
+        """Disconnect; the process with the store waits for those that may still read it."""
         seconds = _LAST_SECONDS_AFTER_FAILURE if failed else _LAST_SECONDS
         deadline = time.monotonic() + min(seconds, self.timeout)
-        with contextlib.suppress(RuntimeError):  # whoever kept the store has gone before
+        with contextlib.suppress(RuntimeError):  # the process with the store has gone before
             self.store.add(_LEFT, 1)
             while self.rank.rank == 0 and time.monotonic() < deadline:
                 if self.store.add(_LEFT, 0) >= self.rank.world_size:
@@ -216,13 +234,13 @@ def join_processes(
     An exception that leaves the block stops the other ranks at their next exchange, with its text.
 
     Args:
-        rank: This process's place.
-        timeout: Seconds to wait for the others, here and in every exchange.
-        env: Where MASTER_ADDR and MASTER_PORT stand, and whether torchrun keeps the store.
+        rank: Rank of this process.
+        timeout: Time limit for the other processes, here and in every exchange, in seconds.
+        env: Environment with MASTER_ADDR and MASTER_PORT; torchrun says there if it has the store.
 
     Raises:
         ConfigError: The address is missing or wrong.
-        RunError: The others cannot be reached, or did not all come.
+        RunError: Other processes cannot be reached, or did not all connect.
     """
     rendezvous = Rendezvous(rank, timeout, _store(rank, timeout, env))
     failed = True
@@ -230,14 +248,14 @@ def join_processes(
         rendezvous.barrier("all processes of the run to start")
         yield rendezvous
         failed = False
-    except RuntimeError as error:  # not ours: a collective whose other side has gone
-        heard = rendezvous.heard_failure(wait=_FAILURE_SECONDS) or _broken(error)
-        if heard:
-            raise heard from error
-        rendezvous.tell_failure(error)
+    except RuntimeError as error:  # of torch: a collective whose other side has gone
+        failure = rendezvous.reported_failure(wait=_FAILURE_SECONDS) or _lost_peer(error)
+        if failure:
+            raise failure from error
+        rendezvous.report_failure(error)
         raise
     except BaseException as error:
-        rendezvous.tell_failure(error)
+        rendezvous.report_failure(error)
         raise
     finally:
         rendezvous.leave(failed=failed)
@@ -247,7 +265,7 @@ def _store(rank: RankInfo, timeout: float, env: Mapping[str, str]) -> Store:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # as above
 
     host, port = _address(rank, env)
-    # torchrun's own store outlives the processes, which then are all guests.
+    # torchrun's own store outlives the processes, all of which are its clients.
     keeps = rank.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         store = TCPStore(
@@ -289,7 +307,7 @@ def _address(rank: RankInfo, env: Mapping[str, str]) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def connection(world_size: int) -> Iterator[None]:
-    """Say in words that the store is gone, which is to say the process that kept it."""
+    """Turn torch's error of a lost store into an `OtherRankError`: its process has gone."""
     try:
         yield
     except RuntimeError as cause:  # torch's DistNetworkError and its kin
@@ -300,17 +318,18 @@ def connection(world_size: int) -> Iterator[None]:
         ) from cause
 
 
-def _stopped(said: Mapping[str, Any]) -> OtherRankError:
+def _stopped(report: Mapping[str, Any]) -> OtherRankError:
+    text = f"{report['what']}\n{report['why']}" if report["why"] else report["what"]
     return OtherRankError(
-        f"rank {said['rank']} stopped the run",
-        why=f"it says: {said['said']}",
+        f"rank {report['rank']} stopped the run",
+        why=f"it says: {text}",
         hint="its own output has the rest",
     )
 
 
-def _broken(error: RuntimeError) -> OtherRankError | None:
-    """Return what a failed collective means where the other side went without a word."""
-    if not any(sign in str(error) for sign in _SIGNS_OF_A_LOST_PEER):
+def _lost_peer(error: RuntimeError) -> OtherRankError | None:
+    """Return the error of a collective whose other side has gone without a report."""
+    if not any(message in str(error) for message in _LOST_PEER_MESSAGES):
         return None
     return OtherRankError(
         "another process of this run has gone in the middle of an exchange",
@@ -319,23 +338,13 @@ def _broken(error: RuntimeError) -> OtherRankError | None:
     )
 
 
-def _told(error: BaseException) -> str:
+def error_fields(error: BaseException) -> dict[str, str | None]:
+    """Return what, why and hint of an error, as JSON."""
     if isinstance(error, LmcoreError):
-        return f"{error.what}\n{error.why}" if error.why else error.what
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+        return {"what": error.what, "why": error.why, "hint": error.hint}
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    return {"what": what, "why": None, "hint": None}
 
 
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].strip() or type(error).__name__
-
-
-def named_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 3", or "ranks 0-2, 5" for several."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"

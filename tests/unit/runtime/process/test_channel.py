@@ -9,7 +9,7 @@ import time
 import pytest
 
 from lmcore.errors import CheckpointError, OtherRankError, RunError
-from lmcore.runtime.process import channel as channel_module
+from lmcore.runtime.process import store as store_module
 from lmcore.runtime.process.channel import Channel
 
 
@@ -128,8 +128,8 @@ def test_a_bug_is_told_too(ranks):
 @pytest.mark.parametrize("absent", [0, 1])
 def test_a_rank_that_does_not_come(ranks, absent, monkeypatch):
     """It is named after the timeout."""
-    monkeypatch.setattr(channel_module, "_BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(channel_module, "VERDICT_SECONDS", 0.5)
+    monkeypatch.setattr(store_module, "_HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(store_module, "_VERDICT_SECONDS", 0.5)
     others = threading.Barrier(3)
 
     def body(rendezvous):
@@ -150,8 +150,8 @@ def test_a_rank_that_does_not_come(ranks, absent, monkeypatch):
 
 def test_long_work_is_waited_for(ranks, monkeypatch):
     """Work that takes longer than the timeout shows signs of life, on any rank."""
-    monkeypatch.setattr(channel_module, "_BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(channel_module, "VERDICT_SECONDS", 0.1)
+    monkeypatch.setattr(store_module, "_HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(store_module, "_VERDICT_SECONDS", 0.1)
 
     def body(rendezvous):
         rendezvous.barrier()
