@@ -90,8 +90,8 @@ COMPARED = (
     "valid_perplexity",
 )
 """Values of `metrics.jsonl`; the others are times."""
-VARYING = ("files", "lmcore_version", "manifest_sha256")
-"""Entries of a manifest that say who wrote it and what the files' bytes are."""
+VARYING = ("files", "lmcore_version", "manifest_sha256", "sequence")
+"""Entries of a manifest that depend on who wrote it and how often, not on results."""
 
 
 def main() -> int:
@@ -113,11 +113,11 @@ def main() -> int:
             print(f"{name:26} not run: the package deepspeed is not installed", flush=True)
             continue
         if options.command == "record":
-            problem = record(options.folders[0], name)
+            problem = train(options.folders[0] / name, name)
         elif options.command == "resume":
             problem = resume(options.folders[0], name)
         else:
-            problem = differences(options.folders[0], options.folders[1], name)
+            problem = compare(options.folders[0], options.folders[1], name)
         failed += bool(problem)
         print(f"{name:26} {problem or 'ok'}", flush=True)
     return 1 if failed else 0
@@ -134,42 +134,26 @@ def train(folder: Path, name: str, *more: str) -> str:
     return "" if done.returncode == 0 else f"exit status {done.returncode}: {done.stderr[-600:]}"
 
 
-def record(folder: Path, name: str) -> str:
-    """Train a configuration and write its digest beside the run."""
-    problem = train(folder / name, name)
-    if not problem:
-        found = {
-            "rows": rows(folder / name),
-            "checkpoints": {str(step): digest(folder / name, step) for step in (SAVED, STEPS)},
-        }
-        (folder / f"{name}.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    return problem
-
-
 def resume(folder: Path, name: str) -> str:
     """Continue a recorded run from its first checkpoint; return how it differs at its end."""
-    expected = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     again = folder / f"{name}.resumed"
     source = folder / name / "checkpoints" / f"iter_{SAVED:07}"
     problem = train(again, name, "--load", str(source))
     if problem:
         return problem
-    last = [row for row in expected["rows"] if row["step"] > SAVED]
-    if rows(again) != last:
-        return f"losses differ: {first_difference(last, rows(again))}"
-    return checkpoint_difference(expected["checkpoints"][str(STEPS)], digest(again, STEPS))
+    expected = [row for row in rows(folder / name) if row["step"] > SAVED]
+    if rows(again) != expected:
+        return f"losses differ: {first_difference(expected, rows(again))}"
+    return checkpoint_difference(digest(folder / name, STEPS), digest(again, STEPS))
 
 
-def differences(before: Path, after: Path, name: str) -> str:
+def compare(before: Path, after: Path, name: str) -> str:
     """Return how two recorded runs differ; an empty string if they do not."""
-    one, other = (
-        json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        for folder in (before, after)
-    )
-    if one["rows"] != other["rows"]:
-        return f"losses differ: {first_difference(one['rows'], other['rows'])}"
-    for step in one["checkpoints"]:
-        problem = checkpoint_difference(one["checkpoints"][step], other["checkpoints"][step])
+    ours, theirs = rows(before / name), rows(after / name)
+    if ours != theirs:
+        return f"losses differ: {first_difference(ours, theirs)}"
+    for step in (SAVED, STEPS):
+        problem = checkpoint_difference(digest(before / name, step), digest(after / name, step))
         if problem:
             return f"checkpoint {step}: {problem}"
     return ""
@@ -204,6 +188,7 @@ def digest(folder: Path, step: int) -> dict[str, Any]:
     }
     load(tensors, storage_reader=reader, no_dist=True)
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    del manifest["meta"]["config"]  # has the paths of --load and --save
     return {
         "tensors": {
             name: hashlib.sha256(bytes(tensor.view(-1).view(torch.uint8).numpy())).hexdigest()

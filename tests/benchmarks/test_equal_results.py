@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,23 +21,25 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_equal_runs_and_a_changed_result(tmp_path: Path) -> None:
-    """Two recordings are equal; a changed loss and a changed tensor are reported."""
+    """Recorded and resumed runs are equal; a changed loss and changed tensors are reported."""
     before, after = tmp_path / "before", tmp_path / "after"
     for command in (("record", before), ("record", after), ("resume", before)):
         done = run(*command)
         assert done.returncode == 0, done.stdout + done.stderr
     assert run("compare", before, after).returncode == 0
-    path = after / "fp32.json"
-    recorded = json.loads(path.read_text(encoding="utf-8"))
-    name = next(iter(recorded["checkpoints"]["12"]["tensors"]))
-    recorded["checkpoints"]["12"]["tensors"][name] = "0"
-    path.write_text(json.dumps(recorded), encoding="utf-8")
-    done = run("compare", before, after)
-    assert done.returncode == 1
-    assert f"checkpoint 12: 1 tensors entries differ: {name}" in done.stdout
-    recorded["rows"][3]["loss"] = "1.0"
-    path.write_text(json.dumps(recorded), encoding="utf-8")
+    path = after / "fp32" / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines[3] = json.dumps(json.loads(lines[3]) | {"loss": 1.0})
+    path.write_text("\n".join(lines), encoding="utf-8")
     done = run("compare", before, after)
     assert done.returncode == 1
     assert "losses differ" in done.stdout
     assert "'step': 4" in done.stdout
+    path.write_bytes((before / "fp32" / "metrics.jsonl").read_bytes())
+    checkpoints = after / "fp32" / "checkpoints"
+    shutil.rmtree(checkpoints / "iter_0000012")
+    shutil.copytree(checkpoints / "iter_0000006", checkpoints / "iter_0000012")
+    done = run("compare", before, after)
+    assert done.returncode == 1
+    assert "checkpoint 12: " in done.stdout
+    assert "tensors entries differ: " in done.stdout
