@@ -83,7 +83,7 @@ def test_new_weights_in_mid_run(train: Any, assert_same: Any, prefixes: list[str
     assert data_of(part) == data_of(whole)
     back = train("back", f"{flags} {old} --load {part.directory}")
     assert back.status == 2
-    assert "sources or weights are not the checkpoint's" in back.err
+    assert "sources or weights differ from the checkpoint's" in back.err
 
 
 def test_longer_run_goes_on_without_repeats(train: Any, prefixes: list[str]) -> None:

@@ -1,1 +1,1 @@
-"""Blends: the sources of a run, their weights, and one dataset mixed from several."""
+"""Blends: data sources of a run, their weights, and the dataset mixed from them."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.config.data_source import Blend, DataSource, RunSources
-from lmcore.data.blend.sources import expand_what_can_be
+from lmcore.data.blend.file_list import read_data_file_list
 from lmcore.data.indexed.metadata import read_metadata
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.errors import ConfigError, LmcoreError, counted
 
 if TYPE_CHECKING:
     from lmcore.data.indexed.metadata import DatasetMetadata
@@ -35,9 +36,10 @@ def inspect_sources(sources: RunSources) -> tuple[RunSources, list[LmcoreError]]
         if not Path(divided.file_list).is_file():
             return sources, []
         try:
-            sources, problems = expand_what_can_be(sources)
+            listed, problems = _read_list(divided.file_list)
         except LmcoreError as problem:
             return sources, [problem]
+        sources = replace(sources, divided=replace(divided, sources=listed))
     metadata: dict[str, DatasetMetadata] = {}
     prefixes = [s.name for blend in sources.blends() for s in blend.sources if not s.corpus]
     for prefix in dict.fromkeys(prefixes):
@@ -48,6 +50,35 @@ def inspect_sources(sources: RunSources) -> tuple[RunSources, list[LmcoreError]]
         else:
             metadata |= {prefix: found} if found is not None else {}
     return _with_metadata(sources, metadata), [*problems, *_different_tokenizers(metadata)]
+
+
+def _read_list(path: str) -> tuple[tuple[DataSource, ...], list[LmcoreError]]:
+    """Return the data sets of a data file list, and its problems."""
+    files, problems = read_data_file_list(path)
+    prefixes = Counter(file.path for file in files)
+    problems += [
+        ConfigError(
+            f"`--data-file-list {path}` names `{prefix}` twice",
+            why="the same samples would be repeated in the same order",
+            hint="name it once, with a larger weight",
+        )
+        for prefix, count in prefixes.items()
+        if count > 1
+    ]
+    lost = [
+        f"`{prefix}{missing[0]}`"
+        for prefix in prefixes
+        if (missing := [end for end in (".idx", ".bin") if not Path(f"{prefix}{end}").is_file()])
+    ]
+    if lost:
+        problem = ConfigError(
+            f"`--data-file-list {path}`: {len(lost)} of {counted(len(files), 'data set')} "
+            f"{'does' if len(lost) == 1 else 'do'} not exist",
+            why=f"no file {', '.join(lost[:5])}{', ...' * (len(lost) > 5)}",
+            hint="if the data has moved, write the list again with `lmcore data weights --rebase`",
+        )
+        problems.append(problem)
+    return tuple(DataSource(file.path, file.weight) for file in files), problems
 
 
 def _with_metadata(sources: RunSources, metadata: Mapping[str, DatasetMetadata]) -> RunSources:

@@ -1,7 +1,7 @@
-"""Passes over all samples of a dataset, each shuffled anew: Megatron's cyclic sampler.
+"""Cyclic sampler: passes over all samples of a dataset, each in its own random order.
 
-Position p belongs to pass p // N and to no process in particular: whatever the number of
-data-parallel processes, and wherever a run was interrupted, position p is the same sample.
+Position p of N samples belongs to pass p // N.  It is the same sample for any number of
+data-parallel ranks, and after a resume.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CyclicDataset", "Ordered"]
+__all__ = ["CyclicDataset", "OrderedSamples"]
 
 
-class Ordered(Protocol):
-    """Samples that know a fingerprint of their order."""
+class OrderedSamples(Protocol):
+    """Samples with a fingerprint of their order."""
 
     def __len__(self) -> int: ...
 
@@ -23,23 +23,24 @@ class Ordered(Protocol):
 
     @property
     def order(self) -> str:
-        """The fingerprint."""
+        """Fingerprint of the samples' order."""
 
 
 class CyclicDataset:
-    """A dataset whose samples come in passes; each pass has a permutation of its own.
-
-    The permutation of pass e is `torch.randperm` of a generator seeded with e, as upstream's for
-    one process.
+    """Dataset of several passes over another one; each pass has its own permutation.
 
     Args:
-        dataset: All of its samples make a pass.
-        num_samples: Length of the whole.
+        dataset: Samples of one pass, at least one.
+        num_samples: Length of the cyclic dataset.
+
+    Source:
+        Megatron-LM, `MegatronPretrainingRandomSampler` (`--dataloader-type cyclic`) on one
+        process: the permutation of pass e is `torch.randperm` of a generator seeded with e.
     """
 
-    def __init__(self, dataset: Ordered, num_samples: int) -> None:
+    def __init__(self, dataset: OrderedSamples, num_samples: int) -> None:
         if len(dataset) < 1:
-            raise ValueError("passes over no samples")
+            raise ValueError("the dataset has no samples")
         self.dataset = dataset
         self._num_samples = num_samples
         self._pass = -1
@@ -53,24 +54,24 @@ class CyclicDataset:
         """Return the sample at position *i*.
 
         Raises:
-            IndexError: No such position.
+            IndexError: *i* is not in 0 to `len(self) - 1`.
         """
         if not 0 <= i < self._num_samples:
             raise IndexError(f"sample {i} of {self._num_samples}")
         return self.dataset[self.locate(i)]
 
     def locate(self, i: int) -> int:
-        """Return which of the dataset's samples stands at position *i*."""
-        number, place = divmod(i, len(self.dataset))
+        """Return the number of the dataset's sample at position *i*."""
+        number, position = divmod(i, len(self.dataset))
         if number != self._pass:
             import torch
 
             generator = torch.Generator().manual_seed(number)
             self._permutation = torch.randperm(len(self.dataset), generator=generator).numpy()
             self._pass = number
-        return int(self._permutation[place])
+        return int(self._permutation[position])
 
     @property
     def order(self) -> str:
-        """Fingerprint of the order in which samples come."""
+        """Fingerprint of the samples' order."""
         return f"cyclic:{len(self.dataset)}:{self.dataset.order}"

@@ -1,7 +1,7 @@
-"""Samples of several sources by their weights, and what a run has consumed of each.
+"""Blended dataset: samples of several sources by their weights, and its record in checkpoints.
 
-A blend that begins in the middle of a run starts at the run's position, and at the samples that
-each source has reached: with new weights no source gives a sample again before its end.
+A blend that begins in the middle of a run starts at the run's position, and at the sample that each
+source has reached: after a change of weights no source repeats a sample before its end.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from lmcore.errors import CheckpointError
 __all__ = [
     "BlendRecord",
     "BlendedDataset",
-    "Samples",
     "ShortSourceError",
+    "SourceIndex",
     "SourceRecord",
     "SourceStream",
 ]
 
 
-class Samples(Protocol):
-    """What a source gives: samples by position, as many as are available."""
+class SourceIndex(Protocol):
+    """Samples of one index of a source."""
 
     @property
     def available(self) -> int:
@@ -45,16 +45,16 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """What a checkpoint keeps of a source.
+    """Record of a source in a checkpoint.
 
     Attributes:
-        name: As the user named it, for messages.
-        key: Of its documents (`content_fingerprint`).
-        order: Of its samples, as far as indices were made for them.
-        requested: Samples asked of each of its indices, in turn; of the first with the run's
-            seed, of each further one with the seed after it.
-        taken: Samples that were consumed when the blend began.
-        consumed: Samples consumed now.
+        name: The user's name of the source, for messages.
+        key: Fingerprint of its documents (`content_fingerprint`).
+        order: Fingerprint of the samples' order in its indices.
+        requested: Number of samples requested of each of its indices; the first index uses the
+            run's seed, each further one the next seed.
+        taken: Number of samples consumed before the blend began.
+        consumed: Number of samples consumed until now.
     """
 
     name: str
@@ -67,12 +67,12 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class BlendRecord:
-    """What a checkpoint keeps of the run's sources.
+    """Record of the run's sources in a checkpoint.
 
     Attributes:
-        start: Samples that the run had consumed when this blend began.
-        weights: Of each source in the blend, normalized; 0 for one that it no longer has.
-        sources: Every source that the run ever had.
+        start: Number of samples that the run had consumed when this blend began.
+        weights: Normalized weight of each source; 0 if the blend no longer has it.
+        sources: Every source that the run has ever had.
     """
 
     start: int
@@ -80,27 +80,27 @@ class BlendRecord:
     sources: tuple[SourceRecord, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, for a checkpoint's metadata."""
+        """Return the record as plain values, for a checkpoint's metadata."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return what `to_dict` wrote.
+        """Return the record of a result of `to_dict`.
 
         Raises:
-            CheckpointError: It is something else.
+            CheckpointError: The values are not such a result.
         """
         try:
             sources = tuple(
                 SourceRecord(
-                    str(one["name"]),
-                    str(one["key"]),
-                    str(one["order"]),
-                    tuple(int(count) for count in one["requested"]),
-                    int(one["taken"]),
-                    int(one["consumed"]),
+                    str(source["name"]),
+                    str(source["key"]),
+                    str(source["order"]),
+                    tuple(int(count) for count in source["requested"]),
+                    int(source["taken"]),
+                    int(source["consumed"]),
                 )
-                for one in values["sources"]
+                for source in values["sources"]
             )
             weights = tuple(float(weight) for weight in values["weights"])
             record = cls(int(values["start"]), weights, sources)
@@ -114,27 +114,30 @@ class BlendRecord:
 
 
 class ShortSourceError(ValueError):
-    """A source has fewer samples than the blend takes of it; `needed` says how many of each."""
+    """A source with fewer samples than the blend takes from it.
+
+    Attributes:
+        needed: Number of samples that the blend takes from each source.
+    """
 
     def __init__(self, needed: Sequence[int], available: Sequence[int]) -> None:
-        super().__init__(f"{list(needed)} samples wanted of {list(available)}")
+        super().__init__(f"{list(needed)} samples needed, {list(available)} available")
         self.needed = tuple(needed)
 
 
 class SourceStream:
-    """One source of a blend: its indices one after another, as one stream of samples.
+    """Source of a blend: the samples of its indices, one index after another.
 
     Args:
-        name: As the user named it.
-        key: Of its documents.
-        parts: The indices' samples, each used to its end before the next.
-        requested: What was asked of each.
+        name: The user's name of the source.
+        key: Fingerprint of its documents.
+        parts: The indices, each used to its end before the next.
+        requested: Number of samples requested of each index.
     """
 
     def __init__(
-        self, name: str, key: str, parts: Sequence[Samples], requested: Sequence[int]
+        self, name: str, key: str, parts: Sequence[SourceIndex], requested: Sequence[int]
     ) -> None:
-        assert len(parts) == len(requested), "one number for each index"
         self.name, self.key = name, key
         self.requested = tuple(requested)
         self._parts = tuple(parts)
@@ -142,7 +145,7 @@ class SourceStream:
 
     @property
     def available(self) -> int:
-        """Number of samples of all indices together."""
+        """Number of samples in all indices together."""
         return int(self._ends[-1])
 
     @property
@@ -161,19 +164,19 @@ class SourceStream:
 
 
 class BlendedDataset:
-    """A blend of sources by Megatron's greedy rule.
+    """Blend of sources by Megatron's greedy rule (see `build_blend_index`).
 
     Args:
-        sources: Where samples come from.
-        weights: Of each source, normalized.
-        size: Samples of the blend.
-        start: Position of its first sample; those before belong to an earlier blend of the run.
-        taken: Samples of each source that were consumed by then.
-        index: The blend's index, if it is there already.
-        retired: Sources that the run had once, for the record.
+        sources: Samples of each source.
+        weights: Normalized weight of each source.
+        size: Number of samples in the blend.
+        start: Position of its first sample; earlier positions belong to an earlier blend.
+        taken: Number of samples consumed from each source before *start*.
+        index: The blend's index, if it is built already.
+        retired: Records of sources that the run no longer uses.
 
     Raises:
-        ShortSourceError: A source does not have the samples that its weight asks for.
+        ShortSourceError: A source has fewer samples than the blend takes from it.
     """
 
     def __init__(
@@ -198,27 +201,27 @@ class BlendedDataset:
             raise ValueError("a blend has a weight and a count for each source")
         needed = self.consumed(start + size)
         available = [source.available for source in self.sources]
-        if any(count > there for count, there in zip(needed, available, strict=True)):
+        if any(count > limit for count, limit in zip(needed, available, strict=True)):
             raise ShortSourceError(needed, available)
 
     def __len__(self) -> int:
-        """Return the number of positions, those before the blend included."""
+        """Return the number of positions, including positions before the blend."""
         return self.start + self.size
 
     def __getitem__(self, i: int) -> npt.NDArray[np.int64]:
         """Return the sample at position *i* of the run: int64 [sequence_length + 1].
 
         Raises:
-            IndexError: No such position, or one of an earlier blend.
+            IndexError: *i* is not a position of this blend.
         """
         source, sample = self.locate(i)
         return self.sources[source].read(sample)
 
     def locate(self, i: int) -> tuple[int, int]:
-        """Return source and sample of position *i*.
+        """Return the numbers of source and sample at position *i*.
 
         Raises:
-            IndexError: As `__getitem__`.
+            IndexError: *i* is not a position of this blend.
         """
         if not self.start <= i < len(self):
             raise IndexError(f"sample {i} of a blend of samples {self.start} to {len(self) - 1}")
@@ -226,24 +229,24 @@ class BlendedDataset:
         return source, self.taken[source] + int(self._sample_index[i - self.start])
 
     def consumed(self, position: int) -> list[int]:
-        """Return how many samples of each source lie before *position*."""
+        """Return the number of samples of each source before *position*."""
         before = self._source_index[: max(position - self.start, 0)]
         counts = np.bincount(before, minlength=len(self.sources)).tolist()
         return [base + int(count) for base, count in zip(self.taken, counts, strict=True)]
 
     @property
     def order(self) -> str:
-        """Fingerprint of the order in which samples come, however many are wanted of them."""
+        """Fingerprint of the samples' order, independent of their number."""
         orders = [source.order for source in self.sources]
-        facts = [orders, self.weights, self.start, self.taken]
-        return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+        settings = [orders, self.weights, self.start, self.taken]
+        return hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
 
     def record(self, position: int) -> BlendRecord:
-        """Return what a checkpoint at *position* keeps."""
+        """Return the record for a checkpoint at *position*."""
         now = self.consumed(position)
         sources = [
-            SourceRecord(one.name, one.key, one.order, one.requested, base, count)
-            for one, base, count in zip(self.sources, self.taken, now, strict=True)
+            SourceRecord(source.name, source.key, source.order, source.requested, base, count)
+            for source, base, count in zip(self.sources, self.taken, now, strict=True)
         ]
         weights = (*self.weights, *(0.0 for _ in self._retired))
         return BlendRecord(self.start, weights, (*sources, *self._retired))

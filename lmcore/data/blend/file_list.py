@@ -1,4 +1,4 @@
-"""Data file lists: `weight path corpus` a line, which say how much of each dataset a run sees.
+"""Data file lists: the datasets of a run and their weights, `weight path corpus` on each line.
 
 `lmcore data weights` writes them, training reads them.  Lists of two columns, `weight path`, are
 read as well; the corpus then follows from the path.
@@ -20,21 +20,22 @@ __all__ = [
     "format_data_file_list",
     "parse_data_file_list",
     "read_data_file_list",
-    "scan_data_file_list",
+    "read_small_text",
 ]
 
 _MAX_BYTES = 1 << 26
 _MOST_SHOWN = 20
+_SHAPE = "a line is `weight path corpus`, or `weight path`"
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One line of a data file list.
+    """Line of a data file list.
 
     Attributes:
-        weight: Share of the samples, above 0; readers divide by the sum.
+        weight: Share of the samples, above 0, not normalized.
         path: Prefix of the dataset, without `.bin` or `.idx`.
-        corpus: Name of the collection that the dataset is a part of.
+        corpus: Name of the collection that contains the dataset.
     """
 
     weight: float
@@ -47,73 +48,37 @@ def corpus_of(path: str) -> str:
     return PurePath(path).name.partition("-")[0]
 
 
-def read_data_file_list(path: str | Path) -> tuple[DataFile, ...]:
-    """Return the lines of a data file list.
+def read_data_file_list(path: str | Path) -> tuple[tuple[DataFile, ...], list[LmcoreError]]:
+    """Return the lines of a data file list, and its problems (see `parse_data_file_list`).
 
     Raises:
-        DataError: It cannot be read.
-        ConfigError: It is empty, or has lines that are none (names all of them).
+        DataError: The file cannot be read.
     """
-    return _sound(scan_data_file_list(path))
+    return parse_data_file_list(read_small_text(path), source=str(path))
 
 
-def scan_data_file_list(path: str | Path) -> tuple[tuple[DataFile, ...], list[LmcoreError]]:
-    """Return the lines of a data file list as far as they can be read, and what is wrong with them.
+def parse_data_file_list(
+    text: str, *, source: str
+) -> tuple[tuple[DataFile, ...], list[LmcoreError]]:
+    """Return the lines of a data file list, and its problems.
 
-    A line of which only the weight is wrong is among them, so that more can be found wrong with it.
-
-    Raises:
-        DataError: It cannot be read.
-    """
-    try:
-        with Path(path).open("rb") as stream:
-            content = stream.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise DataError(
-            f"cannot read the data file list `{path}`", why=error.strerror or str(error)
-        ) from None
-    if len(content) > _MAX_BYTES:
-        raise DataError(
-            f"`{path}` is no data file list", why=f"it is larger than {_MAX_BYTES >> 20} MiB"
-        )
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        raise DataError(f"`{path}` is no data file list", why="it is not UTF-8 text") from None
-    return _scan(text, str(path))
-
-
-def parse_data_file_list(text: str, *, source: str) -> tuple[DataFile, ...]:
-    """Return the lines of a data file list; blank lines and `#` comments are passed over.
+    Blank lines and `#` comments are skipped.  A line with only a wrong weight is returned, too, so
+    that its path can be checked.
 
     Args:
-        text: The content.
-        source: Where it stands, for messages.
-
-    Raises:
-        ConfigError: No line, or some that are none (names all of them).
+        text: Content of the list.
+        source: Path of the list, for messages.
     """
-    return _sound(_scan(text, source))
-
-
-def _sound(scanned: tuple[tuple[DataFile, ...], list[LmcoreError]]) -> tuple[DataFile, ...]:
-    files, problems = scanned
-    if problems:
-        raise ConfigError.collect(problems)
-    return files
-
-
-def _scan(text: str, source: str) -> tuple[tuple[DataFile, ...], list[LmcoreError]]:
     files: list[DataFile] = []
     problems: list[LmcoreError] = []
-    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.lstrip().startswith("#"):
             file = _parse_line(line.split(), f"`{source}` line {number}", problems)
             files += [file] if file is not None else []
     if not files and not problems:
         problems.append(ConfigError(f"`{source}` names no data", hint=_SHAPE))
     if (more := len(problems) - _MOST_SHOWN) > 0:
-        what = f"`{source}`: {more:,} more {'line is' if more == 1 else 'lines are'} none"
+        what = f"`{source}`: {more:,} more {'line is' if more == 1 else 'lines are'} invalid"
         problems[_MOST_SHOWN:] = [ConfigError(what, hint=_SHAPE)]
     return tuple(files), problems
 
@@ -122,14 +87,14 @@ def format_data_file_list(files: Iterable[DataFile]) -> str:
     """Return the list as text of three columns; weights keep all their digits.
 
     Raises:
-        DataError: A path or corpus that has white space in it, which the format cannot hold.
+        DataError: A path or corpus contains white space, which the format cannot represent.
     """
     lines = []
     for file in files:
         for word in (file.path, file.corpus):
             if word.split() != [word]:
                 raise DataError(
-                    f"`{word}` cannot stand in a data file list",
+                    f"a data file list cannot contain `{word}`",
                     why="its columns are separated by white space",
                     hint="rename it, or link to it under a name without spaces",
                 )
@@ -137,28 +102,37 @@ def format_data_file_list(files: Iterable[DataFile]) -> str:
     return "".join(lines)
 
 
-_SHAPE = "a line is `weight path corpus`, or `weight path`"
+def read_small_text(path: str | Path) -> str:
+    """Return the content of a UTF-8 text file of at most 64 MiB, without a byte-order mark.
+
+    Raises:
+        DataError: The file cannot be read, is larger, or is not UTF-8.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            content = stream.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise DataError(f"`{path}` is larger than {_MAX_BYTES >> 20} MiB")
+        return content.decode().removeprefix("\ufeff")
+    except OSError as error:
+        raise DataError(f"cannot read `{path}`", why=error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise DataError(f"`{path}` is not UTF-8 text") from None
 
 
-def _parse_line(words: list[str], where: str, problems: list[LmcoreError]) -> DataFile | None:
+def _parse_line(words: list[str], line: str, problems: list[LmcoreError]) -> DataFile | None:
     if len(words) not in (2, 3):
-        problems.append(ConfigError(f"{where} has {counted(len(words), 'column')}", hint=_SHAPE))
+        problems.append(ConfigError(f"{line} has {counted(len(words), 'column')}", hint=_SHAPE))
         return None
     weight = _number(words[0])
     if weight is None:
         swapped = _number(words[1]) is not None
-        problem = ConfigError(
-            f"{where}: `{words[0]}` is not a weight",
-            hint="the weight comes before the path" if swapped else _SHAPE,
-        )
-        problems.append(problem)
+        hint = "the weight comes before the path" if swapped else _SHAPE
+        problems.append(ConfigError(f"{line}: `{words[0]}` is not a weight", hint=hint))
         return None
     if not 0 < weight < math.inf:
-        problem = ConfigError(
-            f"{where}: the weight `{words[0]}` is not above 0",
-            hint="remove the line to leave the data out",
-        )
-        problems.append(problem)
+        hint = "remove the line to leave the data out"
+        problems.append(ConfigError(f"{line}: the weight `{words[0]}` is not above 0", hint=hint))
     path = without_ending(words[1])
     return DataFile(weight, path, words[2] if len(words) == 3 else corpus_of(path))
 

@@ -1,4 +1,4 @@
-"""Which dataset each sample of a blend comes from, by Megatron's greedy rule."""
+"""Blend index: the dataset of each sample of a blend, chosen by Megatron's greedy rule."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ BlendIndex = tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]
 
 
 def normalize(weights: Sequence[float]) -> list[float]:
-    """Return the weights divided by their sum, with numpy's rounding, as upstream."""
+    """Return the weights divided by their sum, with numpy's rounding, as Megatron."""
     values = np.array(weights, dtype=np.float64)
     return [float(weight) for weight in values / np.sum(values)]
 
 
 def source_sizes(weights: Sequence[float], num_samples: int) -> tuple[int, list[int]]:
-    """Return the size of a blend, and how many samples to build of each source.
+    """Return the size of a blend, and the number of samples to build of each source.
 
-    Each source's share is rounded up, so that the blend may be a little longer than asked for;
-    0.5% more of each source is built, as the greedy rule may take a few beyond its share.
+    Each source's share is rounded up, so the blend may be slightly longer than requested.  0.5%
+    more samples of each source are built, because the greedy rule may exceed its share.
 
     Args:
-        weights: One of each source, summing to 1.
-        num_samples: How many samples the blend is to have at least.
+        weights: Normalized weight of each source.
+        num_samples: Minimum number of samples in the blend.
+
+    Source:
+        Megatron-LM, `BlendedMegatronDatasetBuilder`.
     """
     shares = [math.ceil(num_samples * weight) for weight in weights]
     return sum(shares), [math.ceil(share * (1 + _SURPLUS)) for share in shares]
@@ -48,14 +51,17 @@ def build_blend_index(weights: Sequence[float], size: int) -> BlendIndex:
     """Choose for each sample the dataset that is furthest behind its weight.
 
     Args:
-        weights: One of each dataset, summing to 1.
+        weights: Normalized weight of each dataset.
         size: Number of samples.
 
     Returns:
-        The dataset of each sample (int16), and which of that dataset's samples it is (int64).
+        The dataset of each sample, int16 [size], and its number in that dataset, int64 [size].
 
     Raises:
-        ValueError: No weights, more than 32,767, or one that is negative or not finite.
+        ValueError: There are no weights, more than 32,767, or a negative or non-finite weight.
+
+    Source:
+        Megatron-LM, `build_blending_indices` in `megatron/core/datasets/helpers.cpp`.
     """
     values = _checked(weights, size)
     if native.builders is not None:
@@ -64,7 +70,7 @@ def build_blend_index(weights: Sequence[float], size: int) -> BlendIndex:
 
 
 def build_blend_index_python(weights: Sequence[float] | np.ndarray, size: int) -> BlendIndex:
-    """Do what `build_blend_index` does, in Python: its fallback and its oracle."""
+    """Build the same arrays as `build_blend_index` in Python: its fallback and its oracle."""
     shares: list[float] = _checked(weights, size).tolist()
     dataset = np.empty(size, dtype=np.int16)
     sample = np.empty(size, dtype=np.int64)
@@ -79,22 +85,28 @@ def build_blend_index_python(weights: Sequence[float] | np.ndarray, size: int) -
 
 
 def build_exhaustive_index(lengths: Sequence[int]) -> BlendIndex:
-    """Choose as `build_blend_index`, weights being the lengths, until every sample was taken once.
+    """Choose each sample of every dataset once, by the greedy rule with the lengths as weights.
 
     Args:
-        lengths: Samples of each dataset.
+        lengths: Number of samples in each dataset.
+
+    Returns:
+        The same arrays as `build_blend_index`, of `sum(lengths)` samples.
+
+    Source:
+        Megatron-LM, `build_exhaustive_blending_indices` in `megatron/core/datasets/helpers.cpp`.
     """
     total = sum(lengths)
     weights = normalize(lengths)
     dataset, sample = build_blend_index(weights, total)
     beyond = np.flatnonzero(sample >= np.asarray(lengths, dtype=np.int64)[dataset])
-    # Up to the first sample beyond a dataset's end the two rules choose the same.
+    # Up to the first sample beyond a dataset's end both rules make the same choices.
     first = int(beyond[0]) if beyond.size else total
     taken = np.bincount(dataset[:first], minlength=len(lengths)).tolist()
     for i in range(first, total):
         n = max(i, 1)
         left = [d for d, length in enumerate(lengths) if taken[d] < length]
-        chosen = max(left, key=lambda d: weights[d] * n - taken[d])  # the first of equal ones
+        chosen = max(left, key=lambda d: weights[d] * n - taken[d])  # the first maximum
         dataset[i], sample[i] = chosen, taken[chosen]
         taken[chosen] += 1
     return dataset, sample
@@ -105,7 +117,7 @@ def _checked(weights: Sequence[float] | np.ndarray, size: int) -> npt.NDArray[np
     if values.ndim != 1 or not 1 <= values.size <= np.iinfo(np.int16).max:
         raise ValueError(f"a blend of {values.size} datasets")
     if not np.isfinite(values).all() or (values < 0).any():
-        raise ValueError("weights of a blend are finite and not negative")
+        raise ValueError("weights of a blend must be finite and not negative")
     if size < 0:
         raise ValueError(f"a blend of {size} samples")
     return values

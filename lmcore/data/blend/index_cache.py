@@ -1,4 +1,4 @@
-"""Keeps the index of a large blend on disk, so that a host's processes map one copy of it."""
+"""On-disk cache of large blend indices, so that the processes of a host map one copy."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ["blend_index"]
 _log = logging.getLogger(__name__)
 
 _SMALL = 1 << 20
-"""Samples of a blend that is built faster than its files are found."""
+"""Size below which building an index is faster than loading its files."""
 _FORMAT = 1
 
 
 def blend_index(weights: Sequence[float], size: int, directory: Path, name: str) -> BlendIndex:
-    """Return the index of a blend; that of a large one from the cache, where it is built once.
+    """Return the index of a blend (see `build_blend_index`), a large one from the cache.
 
     Args:
-        weights: Of each source, normalized.
-        size: Samples of the blend.
-        directory: Of the cache.  Where it cannot be written the index is built in memory, with a
-            warning.
-        name: First part of the files' names, for people.
+        weights: Normalized weight of each source.
+        size: Number of samples in the blend.
+        directory: Directory of the cache.  If it is not writable, the index is built in memory,
+            with a warning.
+        name: First part of the file names, such as `train`.
     """
     if size < _SMALL:
         return build_blend_index(weights, size)
@@ -44,28 +44,24 @@ def blend_index(weights: Sequence[float], size: int, directory: Path, name: str)
         return _index(found)
     what = f"the blend of {name}"
 
-    def make() -> BlendIndex:
+    def build() -> BlendIndex:
         with report_progress(what, 0, log_progress):
             return build_blend_index(weights, size)
 
     def store() -> None:
-        source, sample = make()
+        source, sample = build()
         store_arrays(stem, {"source": source, "sample": sample})
 
     try:
         with disk_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
-        found = build_or_wait(
-            Path(f"{stem}.lock"),
-            lambda: load_arrays(stem),
-            store,
-            what=what,
-        )
+        lock = Path(f"{stem}.lock")
+        found = build_or_wait(lock, lambda: load_arrays(stem), store, what=what)
     except DataError as error:
         if not isinstance(error.__cause__, OSError):
             raise
         warn_once(_log, "%s: %s is kept in memory", error.what, what)
-        return make()
+        return build()
     return _index(found)
 
 

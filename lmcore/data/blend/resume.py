@@ -1,4 +1,4 @@
-"""A run's blend after an interruption: the same one, or new weights from where each source is."""
+"""Blend of a resumed run: the same as before, or new sources and weights (`--change-blend`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmcore.data.blend.sources import (
     SampleSettings,
     TrainingSamples,
     build_stream,
-    weigh,
+    weigh_sources,
 )
 from lmcore.data.cache.index_cache import index_cache_dir
 from lmcore.data.dataset.gpt import GPTDataset
@@ -23,46 +23,46 @@ __all__ = ["blend_record", "changed_blend", "continued_blend"]
 
 
 def blend_record(samples: TrainingSamples, position: int, name: str) -> BlendRecord:
-    """Return what a checkpoint at *position* keeps of the run's sources.
+    """Return the record of the run's sources for a checkpoint at *position*.
 
     Args:
         samples: Training samples.
-        position: Samples that the run has consumed.
-        name: What the user calls the source, where there is one.
+        position: Number of samples that the run has consumed, over all ranks.
+        name: The user's name of the source, if *samples* has only one.
     """
     if isinstance(samples, BlendedDataset):
         return samples.record(position)
     assert isinstance(samples, GPTDataset)
-    one = SourceRecord(
-        name, samples.key, samples.order, (len(samples),), taken=0, consumed=position
-    )
-    return BlendRecord(0, (1.0,), (one,))
+    source = SourceRecord(name, samples.key, samples.order, (len(samples),), consumed=position)
+    return BlendRecord(0, (1.0,), (source,))
 
 
 def continued_blend(
     sources: Sequence[OpenSource], record: BlendRecord, num_samples: int, settings: SampleSettings
 ) -> BlendedDataset:
-    """Return the blend that began in the middle of the run, as the checkpoint's record has it.
+    """Return the blend of a checkpoint's record, if that began in the middle of the run.
 
     Args:
-        sources: Of training.
-        record: The checkpoint's, of a blend that did not begin with the run.
-        num_samples: Of the whole run.
-        settings: Of all samples.
+        sources: Training sources.
+        record: Record of the checkpoint, with a `start` above 0.
+        num_samples: Number of training samples of the whole run.
+        settings: Settings of all samples.
 
     Raises:
-        ConfigError: These are not the record's sources and weights.
+        ConfigError: Sources or weights differ from the record.
     """
-    sources, weights = weigh(sources, settings.sequence_length)
-    keys = tuple(_key(one) for one in sources)
-    known = [one for one, weight in zip(record.sources, record.weights, strict=True) if weight > 0]
-    was = tuple(weight for weight in record.weights if weight > 0)
-    if keys != tuple(one.key for one in known) or tuple(weights) != was:
+    sources, weights = weigh_sources(sources, settings.sequence_length)
+    known = [
+        source for source, weight in zip(record.sources, record.weights, strict=True) if weight > 0
+    ]
+    known_weights = [weight for weight in record.weights if weight > 0]
+    same_sources = [_key(source) for source in sources] == [source.key for source in known]
+    if not same_sources or weights != known_weights:
         raise ConfigError(
-            "sources or weights are not the checkpoint's",
-            why=f"checkpoint: {_shown([one.name for one in known], was)}; "
-            f"this run: {_shown([one.name for one in sources], weights)}",
-            hint="`--change-blend` goes on with the new ones, each source from where it is",
+            "sources or weights differ from the checkpoint's",
+            why=f"checkpoint: {_show([source.name for source in known], known_weights)}; "
+            f"this run: {_show([source.name for source in sources], weights)}",
+            hint="`--change-blend` continues with the new ones, each source from its next sample",
         )
     return _blend(
         sources,
@@ -71,7 +71,7 @@ def continued_blend(
         num_samples,
         settings,
         start=record.start,
-        taken=[one.taken for one in known],
+        taken=[source.taken for source in known],
     )
 
 
@@ -82,26 +82,23 @@ def changed_blend(
     num_samples: int,
     settings: SampleSettings,
 ) -> BlendedDataset:
-    """Return a blend that begins at *position* with what its sources have not yet given.
+    """Return a blend of new sources or weights that begins at *position*.
 
-    A source that the run had before, if only in an earlier blend, goes on at the sample where it
-    stopped; after the last sample of its index comes an index of its own, shuffled anew.
+    A source that the run has used before continues with its next sample.  When its index ends, a
+    further index with another seed follows.
 
     Args:
-        sources: Of training, with their new weights.
-        record: The checkpoint's.
-        position: Samples that the run has consumed.
-        num_samples: Of the whole run.
-        settings: Of all samples.
+        sources: Training sources, with their new weights.
+        record: Record of the checkpoint.
+        position: Number of samples that the run has consumed, over all ranks.
+        num_samples: Number of training samples of the whole run.
+        settings: Settings of all samples.
 
     Raises:
-        ConfigError: A source is no longer what the checkpoint knows under its name.
+        ConfigError: The data of a source has changed since the checkpoint.
     """
-    sources, weights = weigh(sources, settings.sequence_length)
-    taken = []
-    for one in sources:
-        known = _known(one, record)
-        taken.append(known.consumed if known else 0)
+    sources, weights = weigh_sources(sources, settings.sequence_length)
+    taken = [known.consumed if (known := _known(one, record)) else 0 for one in sources]
     return _blend(sources, weights, record, num_samples, settings, start=position, taken=taken)
 
 
@@ -117,11 +114,11 @@ def _blend(
 ) -> BlendedDataset:
     size, wanted = source_sizes(weights, max(num_samples - start, 1))
     streams = [
-        _stream(one, _known(one, record), base + count, settings)
-        for one, base, count in zip(sources, taken, wanted, strict=True)
+        _stream(source, _known(source, record), base + count, settings)
+        for source, base, count in zip(sources, taken, wanted, strict=True)
     ]
-    here = {stream.key for stream in streams}
-    retired = [one for one in record.sources if one.key not in here]
+    keys = {stream.key for stream in streams}
+    retired = [source for source in record.sources if source.key not in keys]
     directory = index_cache_dir(sources[0].indexed, settings.cache_dir)
     index = blend_index(weights, size, directory, "train")
     return BlendedDataset(
@@ -132,7 +129,7 @@ def _blend(
 def _stream(
     source: OpenSource, known: SourceRecord | None, needed: int, settings: SampleSettings
 ) -> SourceStream:
-    """Return a source's samples up to *needed*, in the order in which the run began them."""
+    """Return at least *needed* samples of a source, in the order of the checkpoint's run."""
     if known is None:
         return build_stream(source, [needed], settings, "train")
     stream = build_stream(source, known.requested, settings, "train")
@@ -140,7 +137,7 @@ def _stream(
         raise ConfigError(
             f"the samples of `{source.name}` are not in the checkpoint's order",
             why="seed, sequence length or `--final-epoch-threshold` differ; samples would be "
-            "repeated or left out",
+            "repeated or skipped",
             hint="give the first run's settings; `--change-blend` changes sources and weights only",
         )
     if stream.available >= needed:
@@ -150,21 +147,21 @@ def _stream(
 
 
 def _known(source: OpenSource, record: BlendRecord) -> SourceRecord | None:
-    """Return what the record has of a source; None for a new one."""
+    """Return the record of a source; None for a new source.
+
+    Raises:
+        ConfigError: The record has other documents under the source's name.
+    """
     key = _key(source)
-    same = [one for one in record.sources if one.key == key]
-    for one in same:
-        if one.name == source.name:
-            return one
-    if same:
-        return same[0]  # moved, or named otherwise
-    for one in record.sources:
-        if one.name == source.name:
-            raise ConfigError(
-                f"`{source.name}` is not what the checkpoint's run read under this name",
-                why="its documents or `--split` have changed; samples would be repeated",
-                hint="give it as it was, or the new data under another name",
-            )
+    same = [known for known in record.sources if known.key == key]
+    if same:  # under another name if the data was moved
+        return next((known for known in same if known.name == source.name), same[0])
+    if any(known.name == source.name for known in record.sources):
+        raise ConfigError(
+            f"`{source.name}` has other documents than in the checkpoint's run",
+            why="its data or `--split` has changed; samples would be repeated",
+            hint="restore the data, or give the new data another name",
+        )
     return None
 
 
@@ -172,5 +169,5 @@ def _key(source: OpenSource) -> str:
     return content_fingerprint(source.indexed, source.indexed.sequence_range(source.documents))
 
 
-def _shown(names: Sequence[str], weights: Sequence[float]) -> str:
+def _show(names: Sequence[str], weights: Sequence[float]) -> str:
     return ", ".join(f"{weight:.4g} `{name}`" for name, weight in zip(names, weights, strict=True))

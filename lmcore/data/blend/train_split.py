@@ -1,29 +1,36 @@
-"""How a corpus is divided into documents for training, validation and test."""
+"""Division of a corpus into documents for training, validation and test (`--split`)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from itertools import pairwise
 
+from lmcore.config.data_source import PARTS, Part
 from lmcore.config.split import parse_split
 from lmcore.errors import DataError
 
-__all__ = ["Part", "split_documents", "split_ranges"]
+__all__ = ["LONG_NAME", "split_documents", "split_ranges"]
 
-Part = Literal["train", "valid", "test"]
-_PARTS: tuple[Part, ...] = ("train", "valid", "test")
-_LONG_NAME = {"train": "training", "valid": "validation", "test": "test"}
+LONG_NAME = {"train": "training", "valid": "validation", "test": "test"}
+"""Names of the parts in messages."""
 
 
 def split_documents(num_documents: int, split: str) -> list[int]:
     """Return the four bounds of the training, validation and test documents.
 
-    Megatron's rule: each share is rounded by itself, and the surplus or lack that the rounding
-    leaves moves every bound but the first.  Bounds stay between 0 and *num_documents*, which
-    upstream's do not always.
+    Each share is rounded by itself; the rounding error of their sum shifts every bound but the
+    first.
+
+    Args:
+        num_documents: Number of documents in the corpus.
+        split: Value of `--split`.
 
     Raises:
         ConfigError: *split* is malformed.
+
+    Source:
+        Megatron-LM, `get_train_valid_test_split_` in `megatron/legacy/data/dataset_utils.py`.  Here
+        bounds stay between 0 and *num_documents*, unlike there.
     """
     bounds = [0]
     for share in parse_split(split):
@@ -35,31 +42,28 @@ def split_documents(num_documents: int, split: str) -> list[int]:
 def split_ranges(
     num_documents: int, split: str, *, needed: Collection[Part]
 ) -> dict[Part, tuple[int, int]]:
-    """Return first and end document of each part.
+    """Return the first document of each part, and the one after the last.
 
     Args:
-        num_documents: Documents of the corpus.
-        split: As in `--split`.
-        needed: The parts that the run reads; others may be empty (`--split 100,0,0` with
+        num_documents: Number of documents in the corpus.
+        split: Value of `--split`.
+        needed: Parts that the run reads; others may be empty (`--split 100,0,0` with
             `--eval-iters 0`).
 
     Raises:
         ConfigError: *split* is malformed.
-        DataError: A part that is needed gets no document.
+        DataError: A needed part has no documents.
     """
     bounds = split_documents(num_documents, split)
-    ranges = {part: (bounds[i], bounds[i + 1]) for i, part in enumerate(_PARTS)}
-    for part in _PARTS:
-        start, end = ranges[part]
+    ranges = dict(zip(PARTS, pairwise(bounds), strict=True))
+    for part, (start, end) in ranges.items():
         if part in needed and start == end:
+            hint = "prepare a corpus of more documents, or give this part a larger share"
+            if part != "train":
+                hint += "; `--eval-iters 0` trains without validation"
             raise DataError(
-                f"`--split {split}` leaves no {_LONG_NAME[part]} documents",
+                f"`--split {split}` leaves no {LONG_NAME[part]} documents",
                 why=f"{num_documents} documents are divided at {bounds}",
-                hint=_hint(part),
+                hint=hint,
             )
     return ranges
-
-
-def _hint(part: Part) -> str:
-    more = "prepare a corpus of more documents, or give this part a larger share"
-    return f"{more}; `--eval-iters 0` trains without evaluation" if part != "train" else more

@@ -14,8 +14,8 @@ from lmcore.generation.sampling import SamplingOptions
 from lmcore.model.protocol import CausalLM, Model
 
 if TYPE_CHECKING:
+    from lmcore.config.data_source import Part
     from lmcore.config.plan import RunPlan
-    from lmcore.data.blend.train_split import Part
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.datasets import Corpus

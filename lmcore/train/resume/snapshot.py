@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lmcore.checkpoint import Share
     from lmcore.config.plan import RunPlan
-    from lmcore.data.blend.cyclic_sampler import Ordered
+    from lmcore.data.blend.cyclic_sampler import OrderedSamples
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.runtime.process.channel import Channel
     from lmcore.runtime.runtime import Runtime
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Snapshot", "data_order", "take_snapshot"]
 
 
-def data_order(dataset: Ordered) -> str:
+def data_order(dataset: OrderedSamples) -> str:
     """Return a fingerprint of the order in which a dataset gives its samples.
 
     It is equal for two data sets whose samples are the same in the same order, however many of

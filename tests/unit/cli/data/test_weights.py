@@ -57,7 +57,7 @@ def test_two_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "2 data sets of 2 corpora, 5 tokens" in captured.err
-    assert [file.path for file in read_data_file_list(listed)] == ["/fast/wiki-0", "/fast/c4-0"]
+    assert [file.path for file in read_data_file_list(listed)[0]] == ["/fast/wiki-0", "/fast/c4-0"]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_list() -> None:
     Path("list").write_text("1 a\n0 n\n1 b\n1 nowhere\n", encoding="utf-8")
     assert found("--data-file-list list") == [
         "`list` line 2: the weight `0` is not above 0",
-        "`--data-file-list list`: 1 of 4 data sets is not there",
+        "`--data-file-list list`: 1 of 4 data sets does not exist",
         "`b.meta.json` has no `tokenizer`",
         "`a` and `n` were not prepared with the same tokenizer",
     ]
@@ -98,4 +98,18 @@ def test_list() -> None:
 def test_list_that_cannot_be_read() -> None:
     """It is a problem among others."""
     Path("list").write_bytes(b"\xff")
-    assert found("--data-file-list list") == ["`list` is no data file list"]
+    assert found("--data-file-list list") == ["`list` is not UTF-8 text"]
+
+
+def test_all_problems_of_a_list() -> None:
+    """Invalid lines and weights, and data sets that are repeated or missing, come together."""
+    Path("list").write_text("1 a\n0 nowhere\nx b\n1 a.bin\n1\n1 elsewhere\n", encoding="utf-8")
+    _, problems = inspect_sources(load_config(["--data-file-list", "list"]).sources[0])
+    assert [problem.what for problem in problems] == [
+        "`list` line 2: the weight `0` is not above 0",
+        "`list` line 3: `x` is not a weight",
+        "`list` line 5 has 1 column",
+        "`--data-file-list list` names `a` twice",
+        "`--data-file-list list`: 2 of 4 data sets do not exist",
+    ]
+    assert "`nowhere.idx`, `elsewhere.idx`" in str(problems[-1].why)

@@ -15,7 +15,7 @@ from lmcore.data.blend.file_list import (
     parse_data_file_list,
     read_data_file_list,
 )
-from lmcore.errors import ConfigError, DataError
+from lmcore.errors import DataError
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,16 @@ from lmcore.errors import ConfigError, DataError
 )
 def test_line(line: str, expected: DataFile) -> None:
     """Both kinds of line are read; an ending is taken off, the name gives a missing corpus."""
-    assert parse_data_file_list(line, source="x") == (expected,)
+    assert parse_data_file_list(line, source="x") == ((expected,), [])
 
 
 def test_comments_and_blank_lines(tmp_path: Path) -> None:
     """They are passed over, with a byte-order mark and carriage returns; order is kept."""
     path = tmp_path / "list.txt"
     path.write_bytes(b"\xef\xbb\xbf# shares\r\n\r\n2 b\r\n1 a x\r\n")
-    assert read_data_file_list(path) == (DataFile(2.0, "b", "b"), DataFile(1.0, "a", "x"))
+    files, problems = read_data_file_list(path)
+    assert files == (DataFile(2.0, "b", "b"), DataFile(1.0, "a", "x"))
+    assert not problems
 
 
 @pytest.mark.parametrize(
@@ -58,29 +60,27 @@ def test_comments_and_blank_lines(tmp_path: Path) -> None:
         ("inf a", "`inf` is not above 0"),
     ],
 )
-def test_lines_that_are_none(text: str, message: str) -> None:
-    """What is no line, or weighs nothing, is refused by its number."""
-    with pytest.raises(ConfigError) as caught:
-        parse_data_file_list(text, source="list")
-    assert message in caught.value.render()
+def test_invalid_lines(text: str, message: str) -> None:
+    """A line of another shape, or without a weight above 0, is reported by its number."""
+    _, (problem,) = parse_data_file_list(text, source="list")
+    assert message in problem.render()
 
 
-def test_all_lines_that_are_none() -> None:
-    """They are named together; of very many the first ones."""
-    with pytest.raises(ConfigError) as caught:
-        parse_data_file_list("1\n1 a\n0 b\n" + "x y\n" * 30, source="list")
-    told = [one.what for one in (caught.value, *caught.value.others)]
-    assert told[:3] == [
+def test_all_invalid_lines() -> None:
+    """The problems are reported together, at most 20 of them."""
+    _, problems = parse_data_file_list("1\n1 a\n0 b\n" + "x y\n" * 30, source="list")
+    messages = [problem.what for problem in problems]
+    assert messages[:3] == [
         "`list` line 1 has 1 column",
         "`list` line 3: the weight `0` is not above 0",
         "`list` line 4: `x` is not a weight",
     ]
-    assert told[20:] == ["`list`: 12 more lines are none"]
+    assert messages[20:] == ["`list`: 12 more lines are invalid"]
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_unreadable_files(tmp_path: Path) -> None:
     """A missing, binary or enormous file is an error that names it."""
-    with pytest.raises(DataError, match="cannot read the data file list"):
+    with pytest.raises(DataError, match="cannot read"):
         read_data_file_list(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="not UTF-8"):
@@ -103,9 +103,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     )
 )
 def test_round_trip(rows: list[tuple[float, str, str]]) -> None:
-    """What is written is read back, weights to their last digit."""
+    """A list that was written is read back, weights to their last digit."""
     files = tuple(DataFile(*row) for row in rows)
-    assert parse_data_file_list(format_data_file_list(files), source="x") == files
+    assert parse_data_file_list(format_data_file_list(files), source="x") == (files, [])
 
 
 def test_white_space_cannot_be_written() -> None:

@@ -17,9 +17,8 @@ from lmcore.data.blend.sources import (
     OpenSource,
     SampleSettings,
     build_samples,
-    expand_file_lists,
     open_sources,
-    weigh,
+    weigh_sources,
 )
 from lmcore.data.dataset.gpt import GPTDataset
 from lmcore.data.indexed.writer import IndexedDatasetWriter
@@ -114,7 +113,7 @@ def test_more_than_the_surplus(write, settings):
     sources = sources_of(
         *((write(name, 2), weight) for name, weight in zip(names, shares_of_each, strict=True))
     )
-    _, weights = weigh(sources, LENGTH)
+    _, weights = weigh_sources(sources, LENGTH)
     size, wanted = source_sizes(weights, 38)
     taken = np.bincount(build_blend_index(weights, size)[0], minlength=len(names))
     assert (taken > wanted).any()
@@ -127,11 +126,11 @@ def test_small_source_is_left_out_of_a_blend_by_size(write, settings, caplog):
     """A source of less than one sample is named; alone it is an error."""
     small, large = sources_of((write("a", 1),), (write("b", 50),))
     with caplog.at_level(logging.WARNING):
-        kept, weights = weigh([small, large], LENGTH)
+        kept, weights = weigh_sources([small, large], LENGTH)
     assert (kept, weights) == ([large], [1.0])
     assert f"`{small.name}`: less than one sample of 9 tokens" in caplog.text
-    with pytest.raises(DataError, match="no source holds one sample"):
-        weigh([small], LENGTH)
+    with pytest.raises(DataError, match="no source has a sample"):
+        weigh_sources([small], LENGTH)
 
 
 def test_split_divides_every_source(write, caplog):
@@ -184,35 +183,6 @@ def test_ranges_of_documents(write):
         opened((b, (0, 0.1)))
 
 
-def test_data_file_list(write, tmp_path):
-    """A list's data sets and weights; all that are missing are named at once."""
-    a, b = write("a", 30), write("b", 30)
-    path = tmp_path / "list.txt"
-    path.write_text(f"0.25 {a}.bin web\n0.75 {b} books\n")
-    found = expand_file_lists(RunSources(Blend("data_file_list", (), file_list=str(path))))
-    assert found.divided.sources == (DataSource(a, 0.25), DataSource(b, 0.75))
-    path.write_text(f"1 {a} web\n1 nowhere x\n1 elsewhere y\n")
-    with pytest.raises(ConfigError, match="2 of 3 data sets are not there") as caught:
-        expand_file_lists(RunSources(Blend("data_file_list", (), file_list=str(path))))
-    assert "`nowhere.idx`, `elsewhere.idx`" in str(caught.value.why)
-
-
-def test_all_that_is_wrong_with_a_list(write, tmp_path):
-    """Lines that are none, bad weights, data sets named twice or not there come together."""
-    a, path = write("a", 3), tmp_path / "list.txt"
-    path.write_text(f"1 {a}\n0 nowhere\nx b\n1 {a}.bin\n1\n")
-    with pytest.raises(ConfigError) as caught:
-        expand_file_lists(RunSources(Blend("data_file_list", (), file_list=str(path))))
-    assert [one.what for one in (caught.value, *caught.value.others)] == [
-        f"`{path}` line 2: the weight `0` is not above 0",
-        f"`{path}` line 3: `x` is not a weight",
-        f"`{path}` line 5 has 1 column",
-        f"`--data-file-list {path}` names `{a}` twice",
-        f"`--data-file-list {path}`: 1 of 3 data sets is not there",
-    ]
-    assert caught.value.exit_status == 2
-
-
 def identities(samples, positions) -> list[tuple[int, bytes]]:
     """Return what tells samples apart: their source and tokens."""
     return [(min(origin(samples[i])), samples[i].tobytes()) for i in positions]
@@ -261,7 +231,7 @@ def test_a_changed_blend_goes_on_as_if_unbroken(write, settings):
     assert resumed.order == changed.order
     for i in range(100, 400):
         assert resumed[i].tolist() == changed[i].tolist()
-    with pytest.raises(ConfigError, match="not the checkpoint's") as caught:
+    with pytest.raises(ConfigError, match="differ from the checkpoint's") as caught:
         continued_blend(sources_of((a, 0.4), (b, 0.6)), record, 400, settings)
     assert f"0.5 `{a}`, 0.5 `{b}`" in str(caught.value.why)
 
@@ -289,7 +259,7 @@ def test_a_source_that_changed_is_refused(write, settings):
     for suffix in (".bin", ".idx"):
         Path(a + suffix).unlink()
     write("a", 41)
-    with pytest.raises(ConfigError, match="is not what the checkpoint's run read under this name"):
+    with pytest.raises(ConfigError, match="has other documents than in the checkpoint's run"):
         changed_blend(sources_of((a, 2.0)), record, 8, 24, settings)
 
 

@@ -81,7 +81,7 @@ def test_left_out(caplog: pytest.LogCaptureFixture) -> None:
     ]
     assert math.fsum(file.weight for file in files) == pytest.approx(1)
     text = caplog.text
-    assert "epochs for `code`, of which there is no data set" in text
+    assert "epochs are given for `code`, but there is no data set" in text
     assert "left out `/d/wiki-0_text_document`: the corpus `wiki` has 0 epochs" in text
     assert "left out `c4-2`: it has no tokens" in text
 
@@ -116,7 +116,7 @@ def test_tokens_come_from_the_index_alone(tmp_path: Path) -> None:
         "total_num_tokens": 4,
     }
     assert read_token_counts(path) == counts
-    with pytest.raises(DataError, match="is there twice in the data sets given"):
+    with pytest.raises(DataError, match="appears twice in the data sets given"):
         count_tokens([f"{tmp_path}/a", f"{tmp_path}/a.idx"])
     (tmp_path / "a.idx").write_bytes((tmp_path / "a.idx").read_bytes()[:50])
     with pytest.raises(DataError, match="expected"):
@@ -128,21 +128,21 @@ def test_tokens_come_from_the_index_alone(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("{}", "is no list of data sets"),
-        ("[]", "is no list of data sets"),
-        ("[3]", "entry 0 is no data set"),
-        ('[{"data_prefix": "a"}]', "entry 0 is no data set"),
-        ('[{"data_prefix": "a", "total_num_tokens": -1}]', "entry 0 is no data set"),
-        ('[{"data_prefix": "a", "total_num_tokens": true}]', "entry 0 is no data set"),
-        ('[{"data_prefix": "a", "total_num_tokens": 1.5}]', "entry 0 is no data set"),
-        ('[{"data_prefix": "", "total_num_tokens": 1}]', "entry 0 is no data set"),
-        ('[{"data_prefix": "a", "total_num_tokens": 1}, 2]', "entry 1 is no data set"),
+        ("{}", "is not a list of data sets"),
+        ("[]", "is not a list of data sets"),
+        ("[3]", "entry 0 is not a data set"),
+        ('[{"data_prefix": "a"}]', "entry 0 is not a data set"),
+        ('[{"data_prefix": "a", "total_num_tokens": -1}]', "entry 0 is not a data set"),
+        ('[{"data_prefix": "a", "total_num_tokens": true}]', "entry 0 is not a data set"),
+        ('[{"data_prefix": "a", "total_num_tokens": 1.5}]', "entry 0 is not a data set"),
+        ('[{"data_prefix": "", "total_num_tokens": 1}]', "entry 0 is not a data set"),
+        ('[{"data_prefix": "a", "total_num_tokens": 1}, 2]', "entry 1 is not a data set"),
         (
             (
                 '[{"data_prefix": "a", "total_num_tokens": 1}, '
                 '{"data_prefix": "a.bin", "total_num_tokens": 1}]'
             ),
-            "`a` is there twice",
+            "`a` appears twice",
         ),
     ],
 )
@@ -166,11 +166,11 @@ def test_epochs_file(tmp_path: Path) -> None:
     [
         (b"", "names no corpus"),
         (b"wiki\n", "line 1 has 1 columns"),
-        (b"wiki 1\nc4 x\n", "line 2: `x` is no number of epochs"),
-        (b"wiki -1\n", "`-1` is no number"),
-        (b"wiki inf\n", "`inf` is no number"),
-        (b"wiki nan\n", "`nan` is no number"),
-        (b"wiki 1\nwiki 2\n", "line 2: the corpus `wiki` is there twice"),
+        (b"wiki 1\nc4 x\n", "line 2: `x` is not a number of epochs"),
+        (b"wiki -1\n", "`-1` is not a number"),
+        (b"wiki inf\n", "`inf` is not a number"),
+        (b"wiki nan\n", "`nan` is not a number"),
+        (b"wiki 1\nwiki 2\n", "line 2: the corpus `wiki` is listed twice"),
         (b"\xff\xfe", "is not UTF-8"),
     ],
 )
@@ -198,5 +198,5 @@ def test_rebase() -> None:
     moved = rebase(counts, [Move("/data/", "/new"), Move("/data/x", "/other")])
     assert [one.data_prefix for one in moved] == ["/new/a", "/other/b", "/data2/c", "/data"]
     assert rebase(counts, []) == counts
-    with pytest.raises(DataError, match="no data set lies in `/dat`"):
+    with pytest.raises(DataError, match="no data set is in `/dat`"):
         rebase(counts, [Move("/dat", "/new")])
