@@ -37,7 +37,6 @@ from lmcore.runtime.policies import start_policies
 from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.engine import open_engine
-from lmcore.train.resume.resume_point import find_resume_point
 from lmcore.train.state import TrainState, seed_everything
 
 VOCABULARY = 120
@@ -87,11 +86,8 @@ def plan_of(flags: str, world_size: int) -> RunPlan:
     words = shlex.split(flags)
     rest = [word for name, value in BASE.items() if name not in words for word in (name, value)]
     loaded = load_config([*rest, *words])
-    return resolve(
-        validate(loaded, world_size=world_size),
-        tokenizer=TokenizerIdentity(VOCABULARY),
-        resume=find_resume_point(loaded.config.checkpoint),
-    )
+    valid = validate(loaded, world_size=world_size)
+    return resolve(valid, tokenizer=TokenizerIdentity(VOCABULARY))
 
 
 def pieces(state: TrainState, tensors: dict[str, torch.Tensor]) -> list[Any]:
