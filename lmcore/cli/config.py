@@ -1,4 +1,4 @@
-"""`lmcore config show`: every setting with its source."""
+"""`lmcore config show`: every setting and its provenance, and every problem of the settings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from lmcore.config.load import LoadedConfig, load_config
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.run_help import render_run_help
 from lmcore.config.options.yaml_file import written_value
+from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError, suggestion
 from lmcore.plugin.registrations import plugin_sections
 
 __all__ = ["SUMMARY", "run"]
 
-SUMMARY = "Show every setting of a run and where it comes from."
+SUMMARY = "Show every setting of a run and its source; check them."
 
 _USAGE = f"""{SUMMARY}
 
@@ -46,6 +47,10 @@ def _show(argv: list[str]) -> int:
     rest = [word for word in argv if word != "--json"]
     loaded = load_config(rest, plugins=plugin_sections(find_plugins(rest, probe=False)))
     print(_as_json(loaded) if len(rest) < len(argv) else _as_text(loaded))
+    # The number of devices, and with it the default of `nproc_per_node`, is known in a run alone.
+    problems = problems_of(loaded, world_size=loaded.config.parallel.nproc_per_node)
+    if problems:
+        raise ConfigError.collect(problems)
     return 0
 
 

@@ -25,7 +25,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "data": ("lmcore.cli.data", "Prepare and inspect data sets, list texts."),
     },
     "this machine": {
-        "config": ("lmcore.cli.config", "Show every setting of a run and where it comes from."),
+        "config": ("lmcore.cli.config", "Show every setting of a run and its source; check them."),
         "plugins": (
             "lmcore.cli.plugin.list",
             "List the installed accelerators, and why one is not used.",

@@ -15,7 +15,7 @@ from typing import Any
 
 from lmcore.errors import ConfigError, suggestion
 
-__all__ = ["REQUIRED", "Option", "is_option", "option", "options_of"]
+__all__ = ["REQUIRED", "Option", "flag_of", "is_option", "option", "options_of"]
 
 REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
@@ -103,7 +103,7 @@ class Option:
     @property
     def flag(self) -> str:
         """The long flag, `--train-iters`."""
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -188,6 +188,11 @@ class Option:
         )
         if out_of_range:
             raise ConfigError(f"{where}: out of range", why=self.wanted)
+
+
+def flag_of(name: str) -> str:
+    """Return the long flag of an option: `--train-iters` of `train_iters`."""
+    return "--" + name.replace("_", "-")
 
 
 def _to_bool(value: Any) -> bool:

@@ -20,7 +20,7 @@ from lmcore.config.model_math import (
     query_groups,
 )
 from lmcore.config.plan import ResumePoint, RunPlan
-from lmcore.config.rules.all import DEFAULT_TRAIN_ITERS
+from lmcore.config.rules.training import DEFAULT_TRAIN_ITERS
 from lmcore.config.section import Config
 from lmcore.config.section.model import ModelSection
 from lmcore.config.tokenizer import TokenizerIdentity

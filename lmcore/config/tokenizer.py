@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
+from lmcore.config.option import flag_of
 from lmcore.errors import ConfigError
 
 __all__ = ["BUILT_IN_TYPES", "TokenizerIdentity", "TokenizerSettings", "TypeOptions"]
@@ -96,7 +97,7 @@ class TokenizerSettings:
         """Return the flags that were given, but for the type, each as it would be typed."""
         flags = {}
         for name, value in list(self.describe().items())[1:]:
-            flag = _flag(name)
+            flag = flag_of(name)
             if isinstance(value, bool):
                 flags[name] = flag if value else f"--no-{flag[2:]}"
             else:
@@ -106,7 +107,7 @@ class TokenizerSettings:
     def missing(self, options: TypeOptions) -> list[str]:
         """Return the flags that a type needs and that were not given; of several, one is enough."""
         return [
-            " or ".join(f"`{_flag(name)}`" for name in names)
+            " or ".join(f"`{flag_of(name)}`" for name in names)
             for names in options.needs
             if all(getattr(self, name) is None for name in names)
         ]
@@ -121,11 +122,11 @@ class TokenizerSettings:
         """
         for name, typed in self.given().items():
             if not (padded and name == "vocab_size") and name not in options.allowed:
-                taken = ", ".join(f"`{_flag(one)}`" for one in options.allowed)
+                taken = ", ".join(f"`{flag_of(one)}`" for one in options.allowed)
                 return ConfigError(
                     f"`{typed}` does not go with `--tokenizer-type {self.tokenizer_type}`",
                     why=f"it takes {taken}" if taken else "it takes no options",
-                    hint=f"leave `{_flag(name)}` out, or choose another type",
+                    hint=f"leave `{flag_of(name)}` out, or choose another type",
                 )
         return None
 
@@ -239,7 +240,3 @@ _KINDS: Mapping[str, type] = {
 
 def _fits(value: object, kind: type) -> bool:
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmcore.accelerator.recompute import Placement
-from lmcore.config.rules.batch import DYNAMIC_SCALE
+from lmcore.config.rules.precision import DYNAMIC_SCALE
 from lmcore.config.section.accelerator import AcceleratorSection
 from lmcore.errors import ConfigError
 from lmcore.plugin import (

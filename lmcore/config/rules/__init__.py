@@ -1,1 +1,1 @@
-"""Validation rules over the sections of a configuration, one file for each subject."""
+"""Validation rules, one file for each subject; `lmcore.config.validate` runs all of them."""

@@ -1,4 +1,4 @@
-"""What does not go with `step_graph`: whatever the host decides while forward and backward run."""
+"""Rules for `--step-graph`: nothing on the host may take part in forward and backward."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Iterator
 
 from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import LoadedConfig
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.config.rules.common import Problems
+from lmcore.errors import ConfigError
 
 __all__ = ["graph_problems"]
 
-_EXCHANGED = "its processes exchange tensors within forward and backward, which is not recorded"
+_COLLECTIVES = "forward and backward contain collectives, which the graph does not capture"
 
 
-def graph_problems(loaded: LoadedConfig, layout: ParallelLayout) -> Iterator[LmcoreError]:
-    """Yield what keeps forward and backward of a micro-batch from being recorded."""
-    if not loaded.value("step_graph"):
+def graph_problems(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:
+    """Yield what prevents the capture of forward and backward of a micro-batch in a graph."""
+    if not loaded.config.training.step_graph:
         return
-    for name, why in _in_the_way(loaded, layout):
+    for name, why in _obstacles(loaded, layout):
         yield ConfigError(
             f"{loaded.shown('step_graph')} does not go with {loaded.shown(name)}",
             why=why,
@@ -25,20 +26,21 @@ def graph_problems(loaded: LoadedConfig, layout: ParallelLayout) -> Iterator[Lmc
         )
 
 
-def _in_the_way(loaded: LoadedConfig, layout: ParallelLayout) -> Iterator[tuple[str, str]]:
-    if loaded.value("engine") != "native":
+def _obstacles(loaded: LoadedConfig, layout: ParallelLayout) -> Iterator[tuple[str, str]]:
+    config = loaded.config
+    if config.parallel.engine != "native":
         yield "engine", "the other engine runs forward and backward itself"
         return
     if layout.tensor > 1:
-        yield "tensor_model_parallel_size", _EXCHANGED
+        yield "tensor_model_parallel_size", _COLLECTIVES
     if layout.context > 1:
-        yield "context_parallel_size", _EXCHANGED
+        yield "context_parallel_size", _COLLECTIVES
     if layout.pipeline > 1:
-        yield "pipeline_model_parallel_size", _EXCHANGED
+        yield "pipeline_model_parallel_size", _COLLECTIVES
     if layout.zero_stage:
-        sharded = "zero_stage" if loaded.value("zero_stage") else "use_distributed_optimizer"
-        yield sharded, _EXCHANGED
-    if loaded.value("recompute") != "none":
-        yield "recompute", "what is computed again gets its random numbers back from the host"
-    if loaded.value("optimizer") == "sophia":
-        yield "optimizer", "now and then it draws targets from the model, in another pass"
+        sharded = "zero_stage" if config.parallel.zero_stage else "use_distributed_optimizer"
+        yield sharded, _COLLECTIVES
+    if config.accelerator.recompute != "none":
+        yield "recompute", "the host restores the random states for recomputation"
+    if config.optimizer.optimizer == "sophia":
+        yield "optimizer", "its Hessian estimate runs another pass with sampled labels"

@@ -68,6 +68,39 @@ def test_json(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "flags,problem",
+    [
+        (
+            "--hidden-size 8192 --num-attention-heads 48",
+            "`--hidden-size 8192` is not divisible by `--num-attention-heads 48`",
+        ),
+        (
+            "--seq-length 2048 --max-position-embeddings 1024",
+            "`--seq-length 2048` exceeds `--max-position-embeddings 1024`",
+        ),
+        ("--epochs 3", "`--epochs 3` is not supported"),
+        (
+            "--nproc-per-node 3 --tensor-model-parallel-size 2",
+            "3 processes are not a",
+        ),
+    ],
+)
+def test_settings_are_checked(flags: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings are shown, and their problems are an error, as in `lmcore train`."""
+    with pytest.raises(ConfigError) as caught:
+        run(["show", *flags.split()])
+    assert problem in caught.value.what
+    assert caught.value.hint
+    assert "num_attention_heads" in capsys.readouterr().out
+
+
+def test_unknown_number_of_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without `--nproc-per-node` nothing is concluded about the layout."""
+    assert run(["show", *["--tensor-model-parallel-size", "2", "--global-batch-size", "12"]]) == 0
+    assert "tensor_model_parallel_size" in capsys.readouterr().out
+
+
 def test_problems_are_not_shown_as_settings(capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong flags are an error, and nothing is printed."""
     with pytest.raises(ConfigError, match="unknown flag `--lrr`"):

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from lmcore.config.batch_size import BatchSizes
 from lmcore.config.load import load_config
 from lmcore.config.resolve import RunPlan, resolve
-from lmcore.config.rules.all import problems_of
 from lmcore.config.tokenizer import TokenizerIdentity
-from lmcore.config.validate import validate
+from lmcore.config.validate import problems_of, validate
 
 PUBLISHED = BatchSizes.of(1536, (16, 16, 5_859_375))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.config.load import load_config
-from lmcore.config.rules.all import problems_of
+from lmcore.config.validate import problems_of
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +53,10 @@ def test_sound_settings(line: str) -> None:
         ("--train-data-path a --valid-data-path b --valid-data x",
          ["`--valid-data x` and `--valid-data-path b` exclude each other"]),
         ("--data-path a --valid-data-path b",
-         ["`--valid-data-path b` stands without data of training's own"]),
-        ("--test-data x", ["`--test-data x` stands without data of training's own"]),
+         ["`--valid-data-path b` needs separate training data"]),
+        ("--test-data x", ["`--test-data x` needs separate training data"]),
         ("--train-data-path a",
-         ["`--train-data-path a` leaves nothing to validate on"]),
+         ["`--train-data-path a` leaves no validation data"]),
         ("--train-data-path a --valid-data-path b --split 9,1,0",
          ["`--split 9,1,0` does not go with `--train-data-path a`"]),
         ("--data-path 0 a 1 b", ["`--data-path`: the weight of `a` is 0"]),
@@ -64,7 +64,7 @@ def test_sound_settings(line: str) -> None:
         ("--data-path a a", ["`--data-path a a` names `a` twice"]),
         ("--data-file-list nowhere", ["`--data-file-list nowhere`: no such file"]),
         ("--data-path a foreign",
-         ["`--data-path a foreign` does not say which tokenizer made it: `foreign`"]),
+         ["`--data-path a foreign` has no record of its tokenizer: `foreign`"]),
         ("--change-blend --load x --dataloader-type cyclic --data-path a",
          ["`--change-blend` does not go with `--dataloader-type cyclic`"]),
         ("--change-blend --data-path a", ["`--change-blend` needs `--load`"]),

@@ -8,9 +8,8 @@ import pytest
 
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
-from lmcore.config.rules.all import problems_of
 from lmcore.config.tokenizer import TokenizerIdentity
-from lmcore.config.validate import validate
+from lmcore.config.validate import problems_of, validate
 from lmcore.errors import MissingPackageError
 
 

@@ -1,11 +1,11 @@
-"""What does not go with `--step-graph`."""
+"""Rules for `--step-graph`."""
 
 from __future__ import annotations
 
 import pytest
 
 from lmcore.config.load import load_config
-from lmcore.config.rules.all import problems_of
+from lmcore.config.validate import problems_of
 
 SHAPE = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
 
@@ -21,20 +21,20 @@ def problems(line: str, world_size: int) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("line,world_size", [("", 1), ("--global-batch-size 32", 2)])
 def test_accepted(line: str, world_size: int) -> None:
-    """One process and copies of the model are recorded."""
+    """One process and data-parallel replicas are captured."""
     assert problems(f"--step-graph {line}", world_size) == []
 
 
 @pytest.mark.parametrize(
     "line,world_size,why",
     [
-        ("--tensor-model-parallel-size 2", 2, "exchange tensors within forward and backward"),
-        ("--context-parallel-size 2", 2, "exchange tensors within forward and backward"),
-        ("--pipeline-model-parallel-size 2", 2, "exchange tensors within forward and backward"),
-        ("--zero-stage 1", 2, "exchange tensors within forward and backward"),
-        ("--use-distributed-optimizer", 2, "exchange tensors within forward and backward"),
-        ("--recompute full", 1, "random numbers back from the host"),
-        ("--optimizer sophia", 1, "draws targets from the model"),
+        ("--tensor-model-parallel-size 2", 2, "contain collectives"),
+        ("--context-parallel-size 2", 2, "contain collectives"),
+        ("--pipeline-model-parallel-size 2", 2, "contain collectives"),
+        ("--zero-stage 1", 2, "contain collectives"),
+        ("--use-distributed-optimizer", 2, "contain collectives"),
+        ("--recompute full", 1, "restores the random states"),
+        ("--optimizer sophia", 1, "sampled labels"),
     ],
 )
 def test_refused(line: str, world_size: int, why: str) -> None:

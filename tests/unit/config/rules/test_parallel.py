@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmcore.config.load import load_config
-from lmcore.config.rules.all import problems_of
+from lmcore.config.validate import problems_of
 
 SMALL = {
     "--num-layers": "8",

@@ -1,4 +1,4 @@
-"""Options of one optimizer given to another, and optimizers in layouts that they do not bear."""
+"""Rules for an optimizer's options and for the layouts that it can train."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import pytest
 
 from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import load_config
-from lmcore.config.optimizers import (
-    OPTIMIZERS,
-    optimizer_layout_problems,
-    optimizer_problems,
-)
+from lmcore.config.optimizers import OPTIMIZERS
+from lmcore.config.rules.optimizer import OPTIMIZER_RULES, optimizer_layout_problems
 
 
 def problems(line: str) -> list[str]:
-    return [str(one) for one in optimizer_problems(load_config(line.split()))]
+    loaded = load_config(line.split())
+    return [str(problem) for rule in OPTIMIZER_RULES for problem in rule(loaded)]
 
 
 def test_option_of_another_optimizer() -> None:
@@ -55,13 +53,13 @@ def test_defaults_go_with_all(tmp_path: Path) -> None:
 
 def layout_problems(line: str, **layout: int) -> list[str]:
     loaded = load_config(line.split())
-    return [str(one) for one in optimizer_layout_problems(loaded, ParallelLayout(**layout))]
+    return [str(problem) for problem in optimizer_layout_problems(loaded, ParallelLayout(**layout))]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("layout", [{"tensor": 2}, {"zero_stage": 1, "data": 2}])
 def test_whole_matrices_are_not_divided(name: str, layout: dict[str, int]) -> None:
-    """What needs whole parameters is refused where they are divided; nothing else is."""
+    """An optimizer that needs whole parameters is refused if they are divided; no other is."""
     found = layout_problems(f"--optimizer {name}", **layout)
     refused = OPTIMIZERS[name].sharding == "whole" or (name == "sophia" and "tensor" in layout)
     assert len(found) == int(refused)
@@ -77,7 +75,7 @@ def test_reason_and_way_out() -> None:
 
 
 def test_distributed_optimizer_is_named_as_given() -> None:
-    """Who shards by Megatron's flag reads of that flag."""
+    """The problem names Megatron's flag if the user gave that flag."""
     (found,) = layout_problems(
         "--optimizer adam8bit --use-distributed-optimizer", zero_stage=1, data=2
     )
@@ -86,15 +84,15 @@ def test_distributed_optimizer_is_named_as_given() -> None:
 
 
 def test_all_that_shards_is_named() -> None:
-    """Who gave both flags is told to leave out both."""
+    """The hint names both flags if both are given."""
     (found,) = layout_problems(
         "--optimizer muon --zero-stage 2 --use-distributed-optimizer", zero_stage=2, data=2
     )
     assert "or leave `--zero-stage` and `--use-distributed-optimizer` out" in found
 
 
-def test_sophia_needs_the_whole_models_scores() -> None:
-    """It goes with samples and state shared out, not with a divided model or sequence."""
+def test_sophia_needs_logits_of_the_whole_model() -> None:
+    """It goes with data parallelism and ZeRO, not with a divided model or sequence."""
     assert layout_problems("--optimizer sophia", data=2, zero_stage=3) == []
     (found,) = layout_problems(
         "--optimizer sophia --pipeline-model-parallel-size 2 --context-parallel-size 2",
@@ -102,4 +100,4 @@ def test_sophia_needs_the_whole_models_scores() -> None:
         context=2,
     )
     assert "`--pipeline-model-parallel-size 2` and `--context-parallel-size 2`" in found
-    assert "scores over the whole vocabulary" in found
+    assert "logits of the whole vocabulary" in found

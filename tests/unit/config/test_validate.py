@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.config.load import load_config
-from lmcore.config.rules.all import problems_of
+from lmcore.config.validate import problems_of
 
 
 def found(line: str, *, world_size: int = 1) -> list[str]:
@@ -94,8 +94,8 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
             "--position-embedding-type rope --kv-channels 6 --rotary-percent 0.5",
             "3 of a head's 6 channels cannot be rotated",
             (
-                "use `--rotary-percent`, `--kv-channels` or another number of heads to have an "
-                "even number of them"
+                "use another `--rotary-percent`, `--kv-channels` or number of heads, so that the "
+                "number is even"
             ),
         ),
         (
@@ -205,9 +205,7 @@ def test_tokenizer_files_go_together(tmp_path: Path) -> None:
     vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
     vocab.touch()
     merges.touch()
-    assert found(f"--vocab-file {vocab}") == [
-        f"`--vocab-file {vocab}` stands without `--merge-file`"
-    ]
+    assert found(f"--vocab-file {vocab}") == [f"`--vocab-file {vocab}` needs `--merge-file`"]
     both = f"--vocab-file {vocab} --merge-file {merges}"
     assert found(both) == []
     assert found(f"--tokenizer-type GPT2BPETokenizer {both}") == []
@@ -227,7 +225,7 @@ def test_missing_files(tmp_path: Path) -> None:
     for suffix in (".bin", ".idx"):
         Path(f"{prefix}_text_document{suffix}").touch()
     (what,) = found(f"--data-path {prefix}_text_document")
-    assert what.endswith("_text_document` does not say which tokenizer made it")
+    assert what.endswith("_text_document` has no record of its tokenizer")
     assert found(f"--data-path {prefix}_text_document --tokenizer-type ByteTokenizer") == []
     Path(f"{prefix}_text_document.meta.json").touch()
     assert found(f"--data-path {prefix}_text_document") == []
@@ -237,7 +235,7 @@ def test_missing_files(tmp_path: Path) -> None:
     (hint,) = hints(f"--data-path 1 {prefix}")
     assert hint == f"did you mean `{prefix}_text_document`?"
     (hint,) = hints(f"--data-path {tmp_path}/other")
-    assert hint == "`lmcore data prepare` makes a data set"
+    assert hint == "`lmcore data prepare` writes a data set"
     missing = f"--vocab-file {tmp_path}/v --merge-file {tmp_path}/m"
     assert found(missing) == [
         f"`--vocab-file {tmp_path}/v`: no such file",
@@ -272,7 +270,7 @@ def test_a_text_and_a_data_set() -> None:
             ["needs `--tokenizer-name-or-path` or `--tokenizer-model`"],
         ),
         ("--tokenizer-type Own --vocab-extra-ids 3", []),
-        ("--vocab-extra-ids 3", ["`--vocab-extra-ids 3` stands without `--tokenizer-type`"]),
+        ("--vocab-extra-ids 3", ["`--vocab-extra-ids 3` needs `--tokenizer-type`"]),
         (
             "--tokenizer-type ByteTokenizer --no-add-special-tokens",
             ["does not go with `--tokenizer-type ByteTokenizer`"],

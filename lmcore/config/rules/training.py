@@ -1,0 +1,193 @@
+"""Rules for the length of a run, its learning-rate schedule and its batch size."""
+
+from __future__ import annotations
+
+from lmcore.config.load import LoadedConfig
+from lmcore.config.option import flag_of
+from lmcore.config.rules.common import Problems, Rule, exclude_each_other
+from lmcore.errors import ConfigError
+
+__all__ = ["DEFAULT_TRAIN_ITERS", "TRAINING_RULES", "batch_size_problems", "train_iters"]
+
+DEFAULT_TRAIN_ITERS = 1500
+"""Steps of a run that is given neither `train_iters` nor `train_samples`."""
+
+
+def train_iters(loaded: LoadedConfig) -> int | None:
+    """Return the number of steps; None if `train_samples` determines it."""
+    training = loaded.config.training
+    return None if training.train_samples is not None else _steps(loaded)
+
+
+def _steps(loaded: LoadedConfig) -> int:
+    return loaded.config.training.train_iters or DEFAULT_TRAIN_ITERS
+
+
+def _length(loaded: LoadedConfig) -> Problems:
+    yield from exclude_each_other(loaded, "train_iters", "train_samples")
+    training = loaded.config.training
+    batch = training.global_batch_size or training.micro_batch_size
+    first_batch = next(iter(training.rampup_batch_size), batch)
+    if training.train_samples is not None and training.train_samples < first_batch:
+        yield ConfigError(
+            f"{loaded.shown('train_samples')} is less than one step",
+            why=f"a step takes {first_batch} samples",
+            hint=f"use `--train-samples {first_batch}` or more, or a smaller batch",
+        )
+
+
+def _schedule_units(loaded: LoadedConfig) -> Problems:
+    """Require that the schedule counts in the unit of the run's length: steps or samples."""
+    optimizer = loaded.config.optimizer
+    if loaded.config.training.train_samples is not None:
+        unit, instead = "train_samples", "samples"
+        others = {
+            "lr_decay_iters": optimizer.lr_decay_iters,
+            "lr_warmup_iters": optimizer.lr_warmup_iters,
+        }
+    else:
+        unit, instead = "train_iters", "iters"
+        others = {
+            "lr_decay_samples": optimizer.lr_decay_samples,
+            "lr_warmup_samples": optimizer.lr_warmup_samples,
+        }
+    for name, value in others.items():
+        if value:
+            why = (
+                f"the run's length is set by {loaded.shown(unit)}"
+                if loaded.value(unit) is not None
+                else "the run's length is counted in steps unless `train_samples` is given"
+            )
+            yield ConfigError(
+                f"{loaded.shown(name)} does not go with `{unit}`",
+                why=why,
+                hint=f"use `{flag_of(name.rpartition('_')[0])}-{instead}`",
+            )
+
+
+def _warmup(loaded: LoadedConfig) -> Problems:
+    yield from exclude_each_other(loaded, "lr_warmup_fraction", "lr_warmup_iters")
+    yield from exclude_each_other(loaded, "lr_warmup_fraction", "lr_warmup_samples")
+    optimizer, samples = loaded.config.optimizer, loaded.config.training.train_samples
+    if samples is not None:
+        unit, length = "samples", optimizer.lr_warmup_samples
+        decay = optimizer.lr_decay_samples or samples
+    else:
+        unit, length = "iters", optimizer.lr_warmup_iters
+        decay = optimizer.lr_decay_iters or _steps(loaded)
+    if length > decay:
+        yield ConfigError(
+            f"{loaded.shown(f'lr_warmup_{unit}')} is longer than the decay of {decay}",
+            why="the learning rate warms up within its decay",
+            hint=f"use `--lr-warmup-{unit} {decay // 100}`, or a larger `--lr-decay-{unit}`",
+        )
+
+
+def _rates(loaded: LoadedConfig) -> Problems:
+    optimizer = loaded.config.optimizer
+    if optimizer.min_lr > optimizer.lr:
+        yield ConfigError(
+            f"{loaded.shown('min_lr')} exceeds {loaded.shown('lr')}",
+            why="the rate decays from lr to min_lr",
+            hint="use a smaller `--min-lr`, a tenth of `--lr` is common",
+        )
+
+
+TRAINING_RULES: tuple[Rule, ...] = (_length, _schedule_units, _warmup, _rates)
+
+
+def batch_size_problems(loaded: LoadedConfig, data_parallel_size: int) -> Problems:
+    """Yield what keeps the batch sizes from being whole micro-batches of every process.
+
+    Args:
+        loaded: The settings.
+        data_parallel_size: Number of processes that see different samples.
+    """
+    training = loaded.config.training
+    final, micro = training.global_batch_size, training.micro_batch_size
+    each = micro * data_parallel_size
+    if final is not None and final % each:
+        lower = final // each * each
+        sizes = [size for size in (lower, lower + each) if size]
+        yield ConfigError(
+            f"global batch size ({final}) is not divisible by micro batch size ({micro}) "
+            f"times data parallel size ({data_parallel_size})",
+            why=f"every process runs the same number of micro-batches, {each} samples together",
+            hint=" or ".join(f"`--global-batch-size {size}`" for size in sizes),
+        )
+    yield from _ramp_up(loaded, data_parallel_size)
+    yield from _accumulation_steps(loaded, data_parallel_size)
+
+
+def _ramp_up(loaded: LoadedConfig, data_parallel_size: int) -> Problems:
+    training = loaded.config.training
+    ramp, final = training.rampup_batch_size, training.global_batch_size
+    if not ramp:
+        return
+    shown = loaded.shown("rampup_batch_size")
+    if len(ramp) != 3:
+        yield ConfigError(
+            f"{shown} has {len(ramp)} number{'s' if len(ramp) > 1 else ''}",
+            why="a ramp has three: the first batch size, the increment, and the number of samples "
+            "over which the batch size grows",
+            hint="use `--rampup-batch-size START INCREMENT SAMPLES`",
+        )
+        return
+    if training.train_samples is None:
+        yield ConfigError(
+            f"{shown} needs `--train-samples`",
+            why="steps of different sizes are counted in samples, as is the learning rate",
+            hint="give the length of the run, of warm-up and of decay in samples",
+        )
+    if final is None:
+        yield ConfigError(
+            f"{shown} needs `--global-batch-size`",
+            why="that is the last batch size of the ramp",
+            hint="add `--global-batch-size N`",
+        )
+        return
+    start, increment, samples = ramp
+    shown_final = loaded.shown("global_batch_size")
+    if start >= final:
+        yield ConfigError(
+            f"{shown} starts with {start}, which is not less than {shown_final}",
+            why="the batch size grows from START to the global batch size",
+            hint="use a smaller START, or leave `--rampup-batch-size` out",
+        )
+    elif (final - start) % increment:
+        below = start + (final - start) // increment * increment
+        yield ConfigError(
+            f"{shown} does not reach {shown_final} from {start} in steps of {increment}",
+            why=f"the sizes are {below} and then {below + increment}",
+            hint=f"use `--global-batch-size {below}` or {below + increment}, or an increment that "
+            f"divides {final - start}",
+        )
+    micro = training.micro_batch_size
+    each = micro * data_parallel_size
+    if start % each or increment % each:
+        near = [max(each, round(size / each) * each) for size in (start, increment)]
+        yield ConfigError(
+            f"{shown} has sizes that {each} does not divide, such as "
+            f"{start if start % each else start + increment}",
+            why=f"a batch consists of micro-batches of {micro} samples, times the data-parallel "
+            f"size ({data_parallel_size})",
+            hint=f"use `--rampup-batch-size {near[0]} {near[1]} {samples}`, or smaller "
+            "micro-batches",
+        )
+
+
+def _accumulation_steps(loaded: LoadedConfig, data_parallel_size: int) -> Problems:
+    """Require that the batch sizes of DeepSpeed's file agree with each other and the settings."""
+    training, steps = loaded.config.training, loaded.accumulation_steps
+    if steps is None or training.global_batch_size is None:
+        return
+    product = training.micro_batch_size * steps * data_parallel_size
+    if product != training.global_batch_size:
+        yield ConfigError(
+            f"{loaded.shown('global_batch_size')} is not {loaded.shown('micro_batch_size')} times "
+            f"`gradient_accumulation_steps: {steps}` of {loaded.shown('deepspeed_config')} times "
+            f"{data_parallel_size} processes, which is {product}",
+            why="every process runs the same number of micro-batches in a step",
+            hint=f"use `--global-batch-size {product}`, or leave `gradient_accumulation_steps` "
+            "out of the file: it follows from the other sizes",
+        )
