@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_TOKENS = 200
 _EPILOG = """\
-The same command gives the same text: sample i is drawn with the seed `--seed` + i.
+The same command gives the same text: sample i uses the seed `--seed` + i.
 
   lmcore generate --load runs/my-run --prompt 'Once upon a time' --tokens 100
   lmcore generate --load runs/my-run --prompt - --greedy --json < prompt.txt"""
@@ -70,41 +70,43 @@ class GenerateSection(TokenizerSection):
         "Text to continue; `-` reads standard input; default: the start of a document.",
     )
     prompt_file: str | None = option(
-        None, "File whose text is continued; the line break at its end is left out.", metavar="FILE"
+        None, "File with one prompt; the line break at its end is dropped.", metavar="FILE"
     )
     sample_input_file: str | None = option(
         None, "File with one prompt on each line.", metavar="FILE"
     )
     sample_output_file: str | None = option(
         None,
-        "File that gets a JSON object {text, length, finished} for each sample, in place of "
-        "standard output.",
+        "File for a JSON object {text, length, finished} per sample, instead of standard output.",
         metavar="FILE",
     )
     tokens: int | None = option(
         None,
-        f"Tokens after each prompt; default: {_DEFAULT_TOKENS}, or what the model has positions "
-        "for.",
+        f"Tokens to generate per prompt; default: {_DEFAULT_TOKENS}, or fewer if the model has "
+        "fewer positions left.",
         minimum=1,
     )
     temperature: float = option(
-        1.0, "Divides the scores: below 1 plainer text, above 1 wilder.", above=0, maximum=100
+        1.0,
+        "Divisor of the logits: below 1 more predictable text, above 1 more varied.",
+        above=0,
+        maximum=100,
     )
     top_k: int = option(
-        0, "Draw among the K most probable tokens; 0: all.", minimum=0, maximum=1000
+        0, "Sample from the K most probable tokens; 0: all.", minimum=0, maximum=1000
     )
     top_p: float = option(
         0.0,
-        "Draw among the fewest tokens that have this probability together; 0: all.",
+        "Sample from the smallest set of tokens with this total probability; 0: all.",
         minimum=0,
         maximum=1,
     )
     greedy: bool = option(False, "Always take the most probable token.")
     seed: int = option(1234, "Seed of the first sample.", minimum=0)
-    num_samples: int = option(1, "Samples of each prompt.", minimum=1)
-    micro_batch_size: int = option(8, "Samples that are made together.", minimum=1)
+    num_samples: int = option(1, "Samples per prompt.", minimum=1)
+    micro_batch_size: int = option(8, "Samples generated together.", minimum=1)
     json: bool = option(
-        False, "Print a JSON object for each sample: prompt, text, tokens, finished, seed."
+        False, "Print a JSON object per sample: prompt, text, tokens, finished, seed."
     )
     device: str | None = option(
         None, "Device type, as listed by `lmcore plugins`; default: detected.", metavar="TYPE"
@@ -115,7 +117,7 @@ class GenerateSection(TokenizerSection):
     )
     num_threads: int | None = option(None, "Host threads; default: torch's.", minimum=1)
     cache: bool = option(
-        True, "Keep keys and values; without, each token recomputes the whole text."
+        True, "Use a key-value cache; without it, each token recomputes the whole text."
     )
     vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
     tokenizer_type: str | None = option(
@@ -159,13 +161,13 @@ def run(argv: list[str]) -> int:
 
 @contextmanager
 def _memory_explained(section: GenerateSection) -> Iterator[None]:
-    """Turn an error of memory within the context into one that says which flags to change."""
+    """Turn an out-of-memory error within the context into one that names the flags to change."""
     try:
         yield
     except LmcoreError:
         raise
     except (RuntimeError, MemoryError) as error:
-        # Not before: what prepares the environment comes before torch.
+        # Imported late: the environment must be set before torch is imported.
         from lmcore.accelerator.device_errors import first_line
         from lmcore.train.diagnose.out_of_memory import memory_error_in
 
@@ -174,7 +176,7 @@ def _memory_explained(section: GenerateSection) -> Iterator[None]:
             raise
         fewer = f"a smaller `--micro-batch-size` (it is {section.micro_batch_size}), "
         raise RunError(
-            "the memory ended while text was made",
+            "out of memory while generating text",
             why=first_line(cause),
             hint=f"use {fewer if section.micro_batch_size > 1 else ''}fewer `--tokens`, "
             "`--precision bf16`, or another `--device`",
@@ -197,7 +199,7 @@ def _check_flags(section: GenerateSection) -> None:
     if section.json and section.sample_output_file is not None:
         raise ConfigError(
             "`--json` and `--sample-output-file` exclude each other",
-            why="the file gets JSON lines of its own form",
+            why="the file has JSON lines in a format of its own",
             hint="write `--json > FILE` for all values of a sample",
         )
 
@@ -256,7 +258,7 @@ def _opened(section: GenerateSection, num_samples: int) -> Iterator[Output]:
 
 @dataclass(frozen=True)
 class _Request:
-    """A sample to be made."""
+    """Sample to generate."""
 
     prompt: str
     ids: tuple[int, ...]
@@ -265,7 +267,7 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Sampler:
-    """Everything that making samples takes."""
+    """Generation of all samples of a command."""
 
     section: GenerateSection
     options: SamplingOptions
@@ -274,7 +276,7 @@ class _Sampler:
     output: Output
 
     def run(self, prompts: Sequence[str]) -> None:
-        """Make and write all samples; every prompt is found to be right before the first."""
+        """Generate and write all samples; check every prompt before the first."""
         from lmcore.generation.generate import require_room, room
 
         section = self.section
@@ -315,7 +317,7 @@ class _Sampler:
         if tokenizer.eod is None:
             raise ConfigError(
                 f"prompt {number} is empty",
-                why=f"this `{tokenizer.name}` has no token from which a document starts",
+                why=f"this `{tokenizer.name}` has no end-of-document token to start from",
                 hint="give a text by `--prompt`",
             )
         return (tokenizer.eod,)
@@ -359,12 +361,12 @@ class _Sampler:
 
 
 def _as(flag: str) -> Translation:
-    return Translation(flags=(flag,), notice=f"today's name of it is `{flag}`")
+    return Translation(flags=(flag,), notice=f"its name is now `{flag}`")
 
 
 def _from_checkpoint(flag: str, values: tuple[str, ...]) -> Translation:
     typed = " ".join((flag, *values))
-    return Translation(notice=f"`{typed}` changes nothing: the checkpoint says how the model is")
+    return Translation(notice=f"`{typed}` has no effect: the checkpoint defines the model")
 
 
 def _run_flags() -> dict[str, ForeignFlag]:
@@ -393,9 +395,9 @@ _FOREIGN = {
         "1",
         lambda values: Translation(
             problem=ConfigError(
-                f"`--out-seq-length {' '.join(values)}` is not taken over",
-                why="it counts the prompt's tokens too",
-                hint="use `--tokens N`, the tokens after the prompt",
+                f"`--out-seq-length {' '.join(values)}` is not supported",
+                why="it counts the tokens of the prompt too",
+                hint="use `--tokens N`, the number of tokens after the prompt",
             )
         ),
         today="--tokens",

@@ -1,1 +1,1 @@
-"""Where trained models are scored: perplexity, cloze and multiple-choice tasks.  Nothing yet."""
+"""Evaluation of trained models on perplexity, cloze and multiple-choice tasks; still empty."""

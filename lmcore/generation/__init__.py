@@ -1,1 +1,1 @@
-"""Text from a trained model: load it, draw tokens with a key-value cache, decode them."""
+"""Text generation: load a trained model, sample tokens with a key-value cache, decode them."""

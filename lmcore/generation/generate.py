@@ -1,10 +1,10 @@
-"""Continue token sequences with a model: one pass over the prompts, then one token at a time.
+"""Generation of token sequences: one pass over the prompts (prefill), then one token at a time.
 
-Prompts of different lengths run in one batch as upstream does it: the pass stops at the shortest,
-and a row whose prompt goes on takes its own next token instead of a drawn one.  So no row is
+Prompts of different lengths run in one batch as in Megatron: prefill stops at the shortest prompt,
+and a row with a longer prompt takes its next prompt token instead of a sampled one.  So no row is
 padded, no mask is needed, and every row sees exactly its own tokens.
 
-Shapes: B rows, S tokens so far, T tokens in all, H hidden, V padded vocabulary.
+Shapes: B rows, S tokens so far, H hidden, V padded vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Generation", "OnToken", "generate", "require_room", "room"]
 
 OnToken = Callable[[int, int], None]
-"""Called with a row and its new token, in the order in which they come."""
+"""Function of a row and its new token, called in the order of generation."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Generation:
     """The continuation of one prompt.
 
     Attributes:
-        tokens: Ids after the prompt; the one that ended the document is not among them.
-        finished: Whether the document ended before the tokens ran out.
+        tokens: Token ids after the prompt, without the end-of-document token.
+        finished: True if the document ended within the requested number of tokens.
     """
 
     tokens: tuple[int, ...]
@@ -44,7 +44,12 @@ class Generation:
 
 
 def room(max_positions: int, prompt_length: int) -> int:
-    """Return how many tokens can follow a prompt; the last one needs no position of its own."""
+    """Return the number of tokens that can follow a prompt; the last one needs no position.
+
+    Args:
+        max_positions: Number of positions of the model.
+        prompt_length: Number of tokens of the prompt.
+    """
     return max(max_positions - max(prompt_length, 1) + 1, 0)
 
 
@@ -61,23 +66,24 @@ def generate(
     on_token: OnToken | None = None,
     use_cache: bool = True,
 ) -> list[Generation]:
-    """Continue each of *prompts*; the model is in evaluation mode meanwhile.
+    """Generate a continuation of each prompt, with the model in evaluation mode.
 
     Args:
-        model: A model with its weights.
-        prompts: Token ids; an empty prompt starts from *eod*, as a document does in training.
-        num_tokens: Tokens after each prompt, unless the document ends before.
-        options: How a token is chosen.
-        seed: Row i draws from a generator seeded with seed + i, whatever rows are beside it.
-        eod: Id that ends a document; None where there is none.
-        vocab_size: True size of the vocabulary; the padding above it is never chosen.
-        precision_context: The context that a forward pass runs in.
-        on_token: Called for each new token.
-        use_cache: Keep keys and values; else every token recomputes the whole sequence.
+        model: Model with its weights loaded.
+        prompts: Token ids of each prompt; an empty prompt starts from *eod*, as a document does in
+            training.
+        num_tokens: Number of tokens after each prompt, unless the document ends before.
+        options: Sampling options.
+        seed: Seed; row i samples from a generator with seed + i, independently of other rows.
+        eod: End-of-document token; None: the tokenizer has none.
+        vocab_size: Size of the vocabulary without padding, which is never sampled.
+        precision_context: Context of a forward pass, which sets the precision.
+        on_token: Callback for each new token.
+        use_cache: False: every token recomputes the whole sequence.
 
     Raises:
-        ConfigError: A prompt is empty without *eod*, has an id outside the vocabulary, or has no
-            room for the tokens.
+        ConfigError: A prompt is empty without *eod*, has an id outside the vocabulary, or leaves
+            too few positions for the tokens.
         RunError: The model's scores are not finite.
     """
     assert num_tokens >= 0
@@ -89,7 +95,7 @@ def generate(
     was_training = model.training
     model.eval()
     try:
-        # One context for all steps: a policy that casts weights casts them once.
+        # One context for all tokens: a precision policy that casts weights casts them once.
         with torch.inference_mode(), precision_context():
             session = _Session(model, rows, num_tokens, eod, on_token, use_cache=use_cache)
             return session.run(options, new_generators(seed, len(rows)), vocab_size)
@@ -117,7 +123,16 @@ def _checked(prompt: Sequence[int], row: int, eod: int | None, vocab_size: int) 
 
 
 def require_room(prompts: Sequence[Sequence[int]], num_tokens: int, max_positions: int) -> None:
-    """Raise `ConfigError` unless *num_tokens* fit behind every prompt."""
+    """Raise unless the model has positions for all tokens.
+
+    Args:
+        prompts: Token ids of each prompt.
+        num_tokens: Number of tokens after each prompt.
+        max_positions: Number of positions of the model.
+
+    Raises:
+        ConfigError: The longest prompt leaves too few positions.
+    """
     longest = max(range(len(prompts)), key=lambda row: len(prompts[row]))
     length = len(prompts[longest])
     free = room(max_positions, length) if length <= max_positions else 0
@@ -139,7 +154,7 @@ def require_room(prompts: Sequence[Sequence[int]], num_tokens: int, max_position
 
 @dataclass
 class _Session:
-    """One batch on its way from the prompts to the last token."""
+    """State of one batch, from prefill to the last token."""
 
     model: CausalLM
     rows: Sequence[Sequence[int]]
@@ -156,16 +171,16 @@ class _Session:
     def run(
         self, options: SamplingOptions, generators: Sequence[torch.Generator], vocab_size: int
     ) -> list[Generation]:
-        """Draw tokens until every row has ended."""
+        """Sample tokens until every row has ended."""
         length = min(len(row) for row in self.rows)
         tokens_BS = torch.tensor([row[:length] for row in self.rows], device=self.device)
         cache = self._new_cache() if self.use_cache else None
         active = [] if self.num_tokens == 0 else list(range(len(self.rows)))
         while active:
             logits_BV = self._next_logits(tokens_BS, cache)
-            # A row inside its own prompt draws nothing, so that its seed gives the same text alone.
-            drawing = [row for row in active if len(self.rows[row]) <= length]
-            chosen = self._choose(logits_BV, drawing, options, generators, vocab_size)
+            # A row within its prompt samples nothing, so that its seed gives the same text alone.
+            sampling = [row for row in active if len(self.rows[row]) <= length]
+            chosen = self._choose(logits_BV, sampling, options, generators, vocab_size)
             for row, token in chosen.items():
                 self._take(row, token)
             active = [row for row in active if not self._ended(row)]
@@ -179,10 +194,10 @@ class _Session:
         ]
 
     def _new_cache(self) -> KeyValueCache:
-        # The last token drawn is never fed back.
+        # The last token is never fed back.
         capacity = max(len(row) for row in self.rows) + self.num_tokens - 1
         one = self.model.head_weight.new_ones(1, 1)
-        computed = torch.nn.functional.linear(one, one).dtype  # what the precision computes in
+        computed = torch.nn.functional.linear(one, one).dtype  # compute dtype of the precision
         return self.model.new_cache(len(self.rows), capacity, computed)
 
     def _next_logits(self, tokens_BS: Tensor, cache: KeyValueCache | None) -> Tensor:
@@ -192,19 +207,19 @@ class _Session:
     def _choose(
         self,
         logits_BV: Tensor,
-        drawing: Sequence[int],
+        sampling: Sequence[int],
         options: SamplingOptions,
         generators: Sequence[torch.Generator],
         vocab_size: int,
     ) -> dict[int, int]:
-        if not drawing:
+        if not sampling:
             return {}
-        if len(drawing) < len(self.rows):
-            logits_BV = logits_BV[torch.tensor(drawing, device=self.device)]
+        if len(sampling) < len(self.rows):
+            logits_BV = logits_BV[torch.tensor(sampling, device=self.device)]
         chosen_B = sample(
-            logits_BV, options, [generators[row] for row in drawing], vocab_size=vocab_size
+            logits_BV, options, [generators[row] for row in sampling], vocab_size=vocab_size
         )
-        return dict(zip(drawing, chosen_B.tolist(), strict=True))
+        return dict(zip(sampling, chosen_B.tolist(), strict=True))
 
     def _take(self, row: int, token: int) -> None:
         if token == self.eod:
@@ -218,7 +233,7 @@ class _Session:
         return self.finished[row] or len(self.new[row]) == self.num_tokens
 
     def _token_at(self, row: int, position: int) -> int:
-        """Return a row's token at *position*; any id serves where the row has ended."""
+        """Return a row's token at *position*; an arbitrary id if the row has ended."""
         prompt, new = self.rows[row], self.new[row]
         if position < len(prompt):
             return prompt[position]

@@ -1,7 +1,7 @@
-"""A trained model with its tokenizer, from a checkpoint: weights only, and nothing of training.
+"""Load a trained model with its tokenizer from a checkpoint, without training state.
 
-Everything that the checkpoint says is checked before memory is taken for it: the shape against
-bounds, the tensors against the shape, the tokenizer against the one that the run was trained with.
+A checkpoint may come from anywhere, so its metadata is checked before memory is allocated: the
+shape against bounds, the tensors against the shape, the tokenizer against that of the run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 _PREFIX = "model."
 _TOKENIZER = "tokenizer"
-# Far above any model, far below what hurts: a manifest may come from anywhere.
+# Bounds far above any model.
 _MAX_LAYERS = 10_000
 _MAX_WIDTH = 2**24
 _MAX_SIZES = {"num_layers": _MAX_LAYERS, "rotary_base": 2**53}
@@ -56,7 +56,7 @@ _KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "int": ("an integer", int),
     "float": ("a number", (int, float)),
     "bool": ("true or false", bool),
-    "str": ("a word", str),
+    "str": ("a string", str),
 }
 _CHOICES = {one.name: one.choices or () for one in options_of(ModelSection) if one.choices}
 
@@ -66,13 +66,13 @@ _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to generate.
+    """Model ready to generate.
 
     Attributes:
-        model: In evaluation mode, on the run's device.
-        tokenizer: The one that it was trained with.
-        manifest: What its checkpoint says.
-        checkpoint: Where that is.
+        model: Model in evaluation mode, on the run's device.
+        tokenizer: Tokenizer that the model was trained with.
+        manifest: Manifest of the checkpoint.
+        checkpoint: Directory of the checkpoint.
     """
 
     model: CausalLM
@@ -88,17 +88,17 @@ def load_model(
     choice: TokenizerSettings = _RUNS_OWN,
     extra: Mapping[str, TokenizerFactory] = _NONE,
 ) -> LoadedModel:
-    """Load the model of a run.
+    """Return the model of a run with its tokenizer.
 
     Args:
-        path: A run directory, its `checkpoints`, or one `iter_XXXXXXX`.
+        path: Run directory, its `checkpoints`, or one `iter_XXXXXXX`.
         runtime: Device, precision and kernels.
-        choice: A tokenizer named by the user instead of the run's own copy.
-        extra: The tokenizer types that plugins registered.
+        choice: Tokenizer chosen by the user instead of the run's own copy.
+        extra: Tokenizer types that plugins registered.
 
     Raises:
-        CheckpointError: No checkpoint, a damaged one, or one that is no GPT of ours.
-        ConfigError, DataError: The tokenizer is missing or is not the one of the run.
+        CheckpointError: There is no checkpoint, it is damaged, or its model cannot generate.
+        ConfigError, DataError: The tokenizer is missing, or is not that of the run.
     """
     checkpoint = find_checkpoint(path)
     manifest = read_manifest(checkpoint)
@@ -106,8 +106,8 @@ def load_model(
     tokenizer = find_tokenizer(checkpoint, manifest, choice, extra)
     if tokenizer.vocab_size > shape.padded_vocab_size:
         raise ConfigError(
-            f"tokenizer `{tokenizer.name}` has {tokenizer.vocab_size} ids, and the model in "
-            f"`{checkpoint}` {shape.padded_vocab_size}",
+            f"tokenizer `{tokenizer.name}` has {tokenizer.vocab_size} ids; the model in "
+            f"`{checkpoint}` has {shape.padded_vocab_size}",
             hint="give the tokenizer that the model was trained with",
         )
     model = load_weights(checkpoint, manifest, runtime)
@@ -120,13 +120,13 @@ def load_weights(
     """Return the whole model of a checkpoint, on the run's device and in evaluation mode.
 
     Args:
-        checkpoint: One `iter_XXXXXXX`, saved in whatever layout.
-        manifest: What it says.
+        checkpoint: Directory `iter_XXXXXXX`, saved in any parallel layout.
+        manifest: Manifest of the checkpoint.
         runtime: Device, precision and kernels.
-        verify: Whether to compare all files with their checksums.
+        verify: True to compare all files with their checksums.
 
     Raises:
-        CheckpointError: It is damaged, or holds no GPT of ours.
+        CheckpointError: The checkpoint is damaged, or its model cannot generate.
     """
     shape = read_shape(manifest.model_shape, checkpoint)
     with torch.device("meta"):
@@ -143,13 +143,17 @@ def load_weights(
 
 
 def weight_bytes(manifest: Manifest) -> int:
-    """Return the bytes of a checkpoint's weights."""
-    own = (entry for name, entry in manifest.tensors.items() if name.startswith(_PREFIX))
-    return sum(num_bytes(entry) for entry in own)
+    """Return the size of a checkpoint's weights in bytes."""
+    weights = (entry for name, entry in manifest.tensors.items() if name.startswith(_PREFIX))
+    return sum(num_bytes(entry) for entry in weights)
 
 
 def read_shape(values: Mapping[str, Any], checkpoint: Path) -> ModelShape:
-    """Return the shape that a manifest states.
+    """Return the shape of a model from its manifest.
+
+    Args:
+        values: Values of the manifest, by the names of `ModelShape`.
+        checkpoint: Directory of the checkpoint, for error messages.
 
     Raises:
         CheckpointError: A value is missing, unknown, of the wrong type or out of bounds.
@@ -165,13 +169,13 @@ def read_shape(values: Mapping[str, Any], checkpoint: Path) -> ModelShape:
         raise CheckpointError(
             f"the model of checkpoint `{checkpoint}` cannot be built",
             why=problem,
-            hint="load one that `lmcore train` saved; an older lmcore cannot read a newer one's",
+            hint="load a checkpoint of `lmcore train`, of this version or an older one",
         )
     return ModelShape(**values)
 
 
 def _shape_problem(values: Mapping[str, Any]) -> str | None:
-    """Return which values do not go together."""
+    """Return the conflict between values; None if there is none."""
     heads = values["num_attention_heads"]
     if "head_dim" not in values and values["hidden_size"] % heads:
         return (
@@ -188,16 +192,16 @@ def _shape_problem(values: Mapping[str, Any]) -> str | None:
 
 def _names_problem(found: set[str], known: set[str], later: frozenset[str]) -> str | None:
     if missing := sorted(known - later - found):
-        return f"its shape does not say `{missing[0]}`"
+        return f"its shape lacks `{missing[0]}`"
     if unknown := sorted(found - known):
-        return f"its shape has `{unknown[0]}`, which this version does not know"
+        return f"its shape has `{unknown[0]}`, which is unknown to this version"
     return None
 
 
 def _value_problem(name: str, kind: str, value: object) -> str | None:
     words, type_ = _KINDS[kind]
     if not isinstance(value, type_) or (isinstance(value, bool) and kind != "bool"):
-        return f"`{name}` is `{value}`, and not {words}"
+        return f"`{name}` is `{value}`, not {words}"
     if isinstance(value, str):
         choices = _CHOICES[name]
         return None if value in choices else f"`{name}` is `{value}`, not one of {choices}"
@@ -209,23 +213,23 @@ def _number_problem(name: str, kind: str, value: Any) -> str | None:
         largest = _MAX_SIZES.get(name, _MAX_WIDTH)
         return None if 1 <= value <= largest else f"`{name}` is {value}, not from 1 to {largest}"
     if name.endswith("dropout"):
-        return None if 0.0 <= value < 1.0 else f"`{name}` is {value}, and not a probability"
+        return None if 0.0 <= value < 1.0 else f"`{name}` is {value}, not a probability"
     if name == "rotary_percent":
-        return None if 0.0 < value <= 1.0 else f"`{name}` is {value}, and not in (0, 1]"
-    return None if 0.0 < value < math.inf else f"`{name}` is {value}, and not above 0"
+        return None if 0.0 < value <= 1.0 else f"`{name}` is {value}, not in (0, 1]"
+    return None if 0.0 < value < math.inf else f"`{name}` is {value}, not above 0"
 
 
 def _require_tensors(
     tensors: Mapping[str, torch.Tensor], manifest: Manifest, checkpoint: Path
 ) -> None:
-    """Raise where the checkpoint's weights are not those of its shape; no memory is taken yet."""
+    """Raise unless the checkpoint has exactly the weights of its shape; allocate no memory."""
     for name, tensor in tensors.items():
         entry = manifest.tensors.get(name)
         if entry is None or entry.shape != tuple(tensor.shape):
-            found = "does not have it" if entry is None else f"has {list(entry.shape)}"
+            found = "lacks it" if entry is None else f"has {list(entry.shape)}"
             raise CheckpointError(
                 f"the weights of checkpoint `{checkpoint}` do not fit its shape",
-                why=f"`{name}` should be {list(tensor.shape)}, and the checkpoint {found}",
+                why=f"`{name}` should have shape {list(tensor.shape)}; the checkpoint {found}",
             )
     unknown = [
         name for name in manifest.tensors if name.startswith(_PREFIX) and name not in tensors
@@ -233,7 +237,7 @@ def _require_tensors(
     if unknown:
         raise CheckpointError(
             f"the weights of checkpoint `{checkpoint}` do not fit its shape",
-            why=f"it has `{unknown[0]}`, which a model of its shape does not have",
+            why=f"`{unknown[0]}` does not belong to a model of that shape",
         )
 
 
@@ -243,11 +247,17 @@ def find_tokenizer(
     choice: TokenizerSettings,
     extra: Mapping[str, TokenizerFactory],
 ) -> Tokenizer:
-    """Return the tokenizer of a run: the one named, its own copy, or one that needs no files.
+    """Return the tokenizer of a run: the chosen one, the run's copy, or a type without files.
+
+    Args:
+        checkpoint: Directory of the checkpoint.
+        manifest: Manifest of the checkpoint.
+        choice: Tokenizer chosen by the user.
+        extra: Tokenizer types that plugins registered.
 
     Raises:
-        ConfigError: It is not the one that the run was trained with, or its options are wrong.
-        DataError: None was saved, or its files are unfit.
+        ConfigError: It is not the tokenizer of the run, or its options are wrong.
+        DataError: No tokenizer was saved, or its files are invalid.
     """
     trained = manifest.meta.get(_TOKENIZER)
     described = trained.get("describe") if isinstance(trained, Mapping) else None
@@ -262,9 +272,9 @@ def find_tokenizer(
     fingerprint = trained.get("fingerprint") if isinstance(trained, Mapping) else None
     if fingerprint is not None and tokenizer.fingerprint() != fingerprint:
         raise ConfigError(
-            f"tokenizer `{tokenizer.name}` is not the one that `{checkpoint}` was trained with",
-            why=f"its fingerprint is {tokenizer.fingerprint()[:16]}, that of the run's "
-            f"`{kind}` is {str(fingerprint)[:16]}",
+            f"tokenizer `{tokenizer.name}` is not the tokenizer of `{checkpoint}`",
+            why=f"its fingerprint is {tokenizer.fingerprint()[:16]}; the run's `{kind}` has "
+            f"{str(fingerprint)[:16]}",
             hint="give the files that the data was prepared with",
         )
     return tokenizer
@@ -276,7 +286,7 @@ def _chosen(
     named = choice.tokenizer_type or (kind if isinstance(kind, str) else None)
     if named is None:
         raise ConfigError(
-            "the checkpoint does not say which tokenizer it was trained with",
+            "the checkpoint does not record its tokenizer",
             hint="add `--tokenizer-type TYPE`",
         )
     return tokenizer_from(dataclasses.replace(choice, tokenizer_type=named), extra=extra)

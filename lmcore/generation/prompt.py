@@ -13,9 +13,12 @@ __all__ = ["read_prompt_file", "read_prompt_lines", "read_stdin"]
 def read_prompt_file(path: str) -> str:
     """Return a file's text as one prompt, without the line break at its end.
 
+    Args:
+        path: Path of the file.
+
     Raises:
-        ConfigError: It cannot be read.
-        DataError: It is not UTF-8.
+        ConfigError: The file cannot be read.
+        DataError: The file is not UTF-8.
     """
     return _one_prompt(_read(path), path)
 
@@ -23,9 +26,12 @@ def read_prompt_file(path: str) -> str:
 def read_prompt_lines(path: str) -> list[str]:
     """Return a prompt for each line of a file; an empty line is an empty prompt.
 
+    Args:
+        path: Path of the file.
+
     Raises:
-        ConfigError: It cannot be read, or has no line.
-        DataError: It is not UTF-8.
+        ConfigError: The file cannot be read, or is empty.
+        DataError: The file is not UTF-8.
     """
     text = _decode(_read(path), path)
     lines = text.removesuffix("\n").split("\n") if text else []
@@ -40,7 +46,7 @@ def read_stdin() -> str:
 
 
 def _one_prompt(content: bytes, name: str) -> str:
-    # An editor or `echo` adds it, and the model would go on after a finished line.
+    # Editors and `echo` add it; with it, the model would start a new line.
     return _decode(content, name).removesuffix("\n").removesuffix("\r")
 
 

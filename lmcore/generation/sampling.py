@@ -1,7 +1,7 @@
-"""From scores to the next token: greedy, or drawn with a temperature, the top k or the top p.
+"""Sampling of the next token from logits: greedy, or with temperature, top-k and top-p.
 
-The random numbers come from generators on the CPU, one for each row, so that a row's text depends
-on its own seed and not on the device or on the rows beside it.
+Random numbers come from generators on the CPU, one for each row, so that a row's text depends on
+its own seed, not on the device or on other rows.
 
 Shapes: B rows, V padded vocabulary, W true vocabulary.
 """
@@ -24,7 +24,12 @@ _SEEDS = 2**63
 
 
 def new_generators(seed: int, rows: int) -> list[torch.Generator]:
-    """Return a generator for each of *rows* rows, seeded *seed*, *seed* + 1 and so on."""
+    """Return a generator for each row, seeded with *seed*, *seed* + 1 and so on.
+
+    Args:
+        seed: Seed of the first row.
+        rows: Number of rows.
+    """
     return [torch.Generator().manual_seed((seed + row) % _SEEDS) for row in range(rows)]
 
 
@@ -35,27 +40,24 @@ def sample(
     *,
     vocab_size: int,
 ) -> Tensor:
-    """Choose the next token of each row.
+    """Return the next token of each row, int64 [B] on the CPU.
 
     Args:
-        logits_BV: Scores over the padded vocabulary, any dtype and device.
-        options: How to choose.
-        generators: One for each row, on the CPU; each gives one number unless the choice is greedy.
-        vocab_size: W; the ids from there on are padding and are never chosen.
-
-    Returns:
-        Token ids, int64 on the CPU.
+        logits_BV: Logits over the padded vocabulary, any dtype and device.
+        options: Sampling options.
+        generators: Generator of each row, on the CPU; draws one number unless sampling is greedy.
+        vocab_size: Size of the vocabulary without padding, W.
 
     Raises:
-        RunError: A row's highest score is not a finite number.
+        RunError: A row's highest logit is not finite.
     """
     logits_BW = logits_BV[:, :vocab_size]
     highest_B, likeliest_B = logits_BW.max(dim=-1)
     _require_finite(highest_B)
     if options.always_highest:
         return likeliest_B.cpu()
-    # Wide, and on the CPU: the draw is then the same for the same scores on every device, and not
-    # every device has float64.
+    # In float64 on the CPU, which not every device has: the same logits give the same token on
+    # every device.
     scores_BW = logits_BW.cpu().double() - highest_B.cpu().double().unsqueeze(-1)
     scores_BW /= options.temperature
     if options.top_k > 0:
@@ -71,13 +73,13 @@ def _require_finite(highest_B: Tensor) -> None:
         if not math.isfinite(highest):
             raise RunError(
                 f"the model's scores for the next token are not finite (row {row}: {highest})",
-                why="weights that are not finite, or numbers too large for the precision",
+                why="the weights are not finite, or the precision overflowed",
                 hint="try `--precision fp32`, or an earlier checkpoint",
             )
 
 
 def _keep_top_k(scores_BW: Tensor, top_k: int) -> Tensor:
-    """Hide the scores below the k-th highest of their row."""
+    """Mask the logits below the k-th highest of their row."""
     if top_k >= scores_BW.shape[-1]:
         return scores_BW
     kth_B1 = scores_BW.topk(top_k, dim=-1).values[:, -1:]
@@ -85,10 +87,12 @@ def _keep_top_k(scores_BW: Tensor, top_k: int) -> Tensor:
 
 
 def _keep_top_p(weights_BW: Tensor, top_p: float) -> Tensor:
-    """Zero all weights but the fewest that reach *top_p* of their row's sum, the highest first.
+    """Set all weights to zero but the nucleus: the largest that reach *top_p* of their row's sum.
 
-    Holtzman et al. 2020, section 3.1; the id that crosses the bound stays, as upstream has it.
-    Ids whose weight equals that of the last one kept stay as well, so that no order decides.
+    The id that crosses the bound is kept, as in Megatron, and so are ids of the same weight as the
+    smallest one kept: the result does not depend on their order.
+
+    Source: Holtzman et al., 2020, section 3.1.
     """
     bound_B1 = top_p * weights_BW.sum(dim=-1, keepdim=True)
     # numpy sorts floats several times faster than torch does.
@@ -100,14 +104,14 @@ def _keep_top_p(weights_BW: Tensor, top_p: float) -> Tensor:
 
 
 def _draw(weights_BW: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """Return for each row an id with probability proportional to its weight (inverse CDF)."""
+    """Return an id for each row, with probability proportional to its weight (inverse CDF)."""
     sums_BW = weights_BW.cumsum(dim=-1)
     total_B = sums_BW[:, -1]
     uniform_B = torch.stack(
         [torch.rand((), generator=one, dtype=torch.float64) for one in generators]
     )
-    # Below the total even where the product rounds up, so that an id is found; and the first sum
-    # above the point belongs to an id whose weight is not zero.
+    # Below the total even if the product rounds up, so that an id is found.  The first sum above
+    # the point belongs to an id of nonzero weight.
     below_B = torch.nextafter(total_B, torch.zeros_like(total_B))
     point_B1 = torch.minimum(uniform_B * total_B, below_B).unsqueeze(-1)
     return torch.searchsorted(sums_BW, point_B1, right=True).squeeze(-1)

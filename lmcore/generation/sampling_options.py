@@ -1,4 +1,4 @@
-"""How the next token is chosen; torch-free: a command line is checked before torch loads."""
+"""Sampling options; torch-free, so that they are checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MAX_TOP_K = 1000
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How the next token is chosen; every problem is reported when it is made.
+    """Options of the choice of the next token, checked at construction.
 
     Attributes:
-        temperature: Divides the scores; below 1 sharpens, above 1 flattens.
-        top_k: Only the k highest scores can be drawn (those equal to the k-th as well); 0: all.
-        top_p: Only the fewest ids that together have this probability can be drawn; 0: all.
-        greedy: The highest score always wins; top_k=1 means the same.
+        temperature: Divisor of the logits; below 1 sharpens, above 1 flattens the distribution.
+        top_k: Number of highest logits to sample from, ties included; 0: all.
+        top_p: Probability of the smallest set of tokens to sample from; 0: all.
+        greedy: True: the most probable token is taken; the same as *top_k* 1.
     """
 
     temperature: float = 1.0
@@ -29,13 +29,13 @@ class SamplingOptions:
     greedy: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for values out of range and for those that exclude each other."""
+        """Raise `ConfigError` for values out of range or in conflict."""
         problems: list[LmcoreError] = []
         if not 0.0 < self.temperature <= MAX_TEMPERATURE:
             problems.append(
                 ConfigError(
                     f"`--temperature {self.temperature:g}` is out of range",
-                    why=f"it divides the scores: above 0, at most {MAX_TEMPERATURE:g}",
+                    why=f"it must be above 0 and at most {MAX_TEMPERATURE:g}",
                     hint="use `--greedy` for the most probable token",
                 )
             )
@@ -43,14 +43,14 @@ class SamplingOptions:
             problems.append(
                 ConfigError(
                     f"`--top-k {self.top_k}` is out of range",
-                    why=f"it is a number of tokens from 0 (all) to {MAX_TOP_K}",
+                    why=f"it is a number of tokens, from 0 (all) to {MAX_TOP_K}",
                 )
             )
         if not 0.0 <= self.top_p <= 1.0:
             problems.append(
                 ConfigError(
                     f"`--top-p {self.top_p:g}` is out of range",
-                    why="it is a probability from 0 (all tokens) to 1",
+                    why="it is a probability, from 0 (all tokens) to 1",
                 )
             )
         problems += self._conflicts()
@@ -70,5 +70,5 @@ class SamplingOptions:
 
     @property
     def always_highest(self) -> bool:
-        """Whether the highest score wins, without a draw."""
+        """True if the most probable token is taken, without random numbers."""
         return self.greedy or self.top_k == 1

@@ -1,4 +1,4 @@
-"""Tokens to text while they come: a character is given out when all of its bytes are there."""
+"""Incremental decoding of tokens: a character is returned once all of its bytes are generated."""
 
 from __future__ import annotations
 
@@ -15,39 +15,45 @@ _MOST_INCOMPLETE = 3
 
 
 class TextStream:
-    """The text that follows a prompt, piece by piece; the pieces joined are the whole.
+    """Text after a prompt, in pieces whose concatenation is the whole text.
 
     Args:
-        tokenizer: Decodes the ids.
-        prompt: Ids that come before; their text is not given out.
+        tokenizer: Tokenizer that decodes the ids.
+        prompt: Token ids of the prompt, whose text is not returned.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        # All ids are decoded each time: a type may put something between two tokens.
+        # All ids are decoded each time: the text between two tokens may depend on both.
         self._ids = list(prompt)
-        self._given = len(tokenizer.decode(self._ids))
+        self._returned = len(tokenizer.decode(self._ids))
 
     def push(self, token: int) -> str:
-        """Return the text that *token* completes; empty inside a character."""
+        """Return the text that *token* completes; empty within a character."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
-        # The bytes of a character that is not complete yet decode to one replacement character, or
-        # to one each; four bytes are always complete.
-        broken = min(len(text) - len(text.rstrip(_INCOMPLETE)), _MOST_INCOMPLETE)
-        return self._advance(text[: len(text) - broken])
+        # The bytes of an incomplete character decode to one replacement character, or to one each;
+        # four bytes are always complete.
+        incomplete = min(len(text) - len(text.rstrip(_INCOMPLETE)), _MOST_INCOMPLETE)
+        return self._advance(text[: len(text) - incomplete])
 
     def finish(self) -> str:
-        """Return what is left; bytes that never became a character are U+FFFD."""
+        """Return the remaining text; bytes that are no character become U+FFFD."""
         return self._advance(self._tokenizer.decode(self._ids))
 
     def _advance(self, text: str) -> str:
-        piece = text[self._given :]
-        self._given = max(self._given, len(text))
+        piece = text[self._returned :]
+        self._returned = max(self._returned, len(text))
         return piece
 
 
 def continuation(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-    """Return the text of *tokens* as it stands after *prompt*."""
+    """Return the text of *tokens* after *prompt*.
+
+    Args:
+        tokenizer: Tokenizer that decodes the ids.
+        prompt: Token ids of the prompt.
+        tokens: Token ids after the prompt.
+    """
     before = len(tokenizer.decode(prompt))
     return tokenizer.decode([*prompt, *tokens])[before:]

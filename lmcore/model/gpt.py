@@ -95,8 +95,8 @@ class GPT(CausalLM):
     def initial_weight(self, name: str, size: torch.Size, seed: int) -> Tensor:
         """Return the initial value of a whole parameter in float32, on the CPU.
 
-        Matrices are drawn from N(0, sigma), those that write to the residual stream from
-        N(0, sigma / sqrt(2 l)); gains are 1, biases and offsets 0.
+        Matrices are drawn from N(0, sigma), and from N(0, sigma / sqrt(2 l)) if they write to the
+        residual stream; gains are 1, biases and offsets 0.
 
         Args:
             name: Name of the parameter.

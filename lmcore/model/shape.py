@@ -25,7 +25,7 @@ def _later(default: Any) -> Any:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes and initialization of a model; names are those of the `model` section.
+    """Sizes and initialization of a model; names are the options of the `model` section.
 
     Attributes:
         head_dim: Channels of one attention head; 0: hidden_size / num_attention_heads.

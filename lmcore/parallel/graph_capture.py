@@ -1,7 +1,7 @@
 """`GraphedMicroBatch`: forward and backward of a micro-batch, captured as a graph and replayed.
 
-A step of a small model consists of many short kernels, each of which takes the host longer to
-launch than the device to run.  A replay launches all of them at once.
+A step of a small model consists of many short kernels, and the host takes longer to launch one than
+the device to run it.  A replay launches all of them at once.
 """
 
 from __future__ import annotations

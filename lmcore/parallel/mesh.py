@@ -52,7 +52,7 @@ class ParallelMesh:
         context: Ranks that split every sequence.
         pipeline: Ranks that split the layers.
         replicas: Ranks with the same weights; gradients are averaged over data and context.
-        shards: Ranks over which ZeRO shards, those of `context` included.
+        shards: Ranks over which ZeRO shards, including the ranks of `context`.
         shard_replicas: Ranks that hold the same ZeRO shards.
         pipeline_ends: Ranks of the first and of the last stage of a pipeline; of size 1 for every
             other rank, and if one rank has both stages.

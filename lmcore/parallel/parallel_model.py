@@ -241,7 +241,7 @@ class ParallelModel:
                 reshard()
 
     def zero_grad(self) -> None:
-        """Drop all gradients; those that a captured graph writes are set to zero instead."""
+        """Drop all gradients; set them to zero in place if a captured graph writes them."""
         if self._graphed is not None and self._graphed.captured:
             self._graphed.zero_grad()
             return

@@ -195,7 +195,7 @@ class TestBadInput:
             (["--prompt-file", "/nowhere/prompt.txt"], "cannot read the prompt file"),
             (["--json", "--sample-output-file", "x"], "exclude each other"),
             (["--sample-output-file", "/nowhere/x"], "no such directory"),
-            (["--out-seq-length", "7"], "is not taken over"),
+            (["--out-seq-length", "7"], "is not supported"),
             (["--promt", "x"], "unknown flag `--promt`"),
             (["--prompt", "x" * 33], "has 33 tokens, too many"),
             (["--prompt", "x" * 30, "--tokens", "4"], "leaves no room for 4 more"),
@@ -240,7 +240,7 @@ class TestBadInput:
         argv += ["--micro-batch-size", batch]
         with pytest.raises(RunError) as caught:
             run(argv)
-        assert caught.value.what == "the memory ended while text was made"
+        assert caught.value.what == "out of memory while generating text"
         assert caught.value.why == "tried to allocate 9 GiB"
         assert ("`--micro-batch-size` (it is 4)" in str(caught.value.hint)) == (batch == "4")
         raised[0] = RuntimeError("something else")

@@ -91,7 +91,7 @@ class TestLoad:
 
 
 class TestRefused:
-    """What does not fit is named."""
+    """Errors name what does not fit."""
 
     def test_nothing_there(self, tmp_path: Path, runtime: Runtime) -> None:
         """A directory without a checkpoint is an error."""
@@ -100,7 +100,7 @@ class TestRefused:
 
     def test_other_tokenizer(self, run_directory: Path, runtime: Runtime) -> None:
         """A tokenizer that the run was not trained with is refused."""
-        with pytest.raises(ConfigError, match="is not the one that"):
+        with pytest.raises(ConfigError, match="is not the tokenizer of"):
             load_model(
                 run_directory, runtime, choice=TokenizerSettings("NullTokenizer", vocab_size=9)
             )
@@ -121,7 +121,7 @@ class TestRefused:
         shutil.rmtree(run_directory / "tokenizer")
         with pytest.raises(DataError, match="no tokenizer in"):
             load_model(target, runtime)
-        with pytest.raises(ConfigError, match="does not say which tokenizer"):
+        with pytest.raises(ConfigError, match="does not record its tokenizer"):
             load_model(target, runtime, choice=TokenizerSettings(vocab_file="vocab.json"))
 
     def test_too_large_a_vocabulary(
@@ -134,15 +134,15 @@ class TestRefused:
         vocab.write_text(json.dumps({t: i for i, t in enumerate(tokens)}), encoding="utf-8")
         merges.write_text("", encoding="utf-8")
         choice = TokenizerSettings("GPT2BPETokenizer", str(vocab), str(merges))
-        with pytest.raises(ConfigError, match="has 456 ids, and the model"):
+        with pytest.raises(ConfigError, match="has 456 ids; the model"):
             load_model(target, runtime, choice=choice)
 
     @pytest.mark.parametrize(
         "tensors,expected",
         [
-            ({"model__final_norm__bias": None}, "the checkpoint does not have it"),
+            ({"model__final_norm__bias": None}, "the checkpoint lacks it"),
             ({"model__final_norm__bias": torch.zeros(25)}, r"the checkpoint has \[25\]"),
-            ({"model__extra": torch.zeros(3)}, "it has `model.extra`"),
+            ({"model__extra": torch.zeros(3)}, "`model.extra` does not belong"),
         ],
     )
     def test_other_tensors(
@@ -195,9 +195,9 @@ class TestShape:
             ({"init_method_std": float("nan")}, "not above 0"),
             ({"hidden_dropout": 1.0}, "not a probability"),
             ({"attention_dropout": -0.1}, "not a probability"),
-            ({"experts": 8}, "does not know"),
+            ({"experts": 8}, "unknown to this version"),
             ({"normalization": "BatchNorm"}, "not one of"),
-            ({"normalization": 1}, "not a word"),
+            ({"normalization": 1}, "not a string"),
             ({"position_embedding_type": "alibi"}, "not one of"),
             ({"swiglu": 1}, "not true or false"),
             ({"add_bias_linear": "no"}, "not true or false"),
@@ -219,7 +219,7 @@ class TestShape:
     def test_missing(self, name: str) -> None:
         """Every value must be there."""
         values = {key: value for key, value in VALUES.items() if key != name}
-        with pytest.raises(LmcoreError, match=f"does not say `{name}`"):
+        with pytest.raises(LmcoreError, match=f"lacks `{name}`"):
             read_shape(values, Path("x"))
 
 

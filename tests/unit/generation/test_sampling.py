@@ -249,7 +249,7 @@ class TestOptions:
         ],
     )
     def test_exclusive(self, values: dict[str, float]) -> None:
-        """Two ways to choose exclude each other."""
+        """Two sampling methods cannot be combined."""
         with pytest.raises(ConfigError, match="exclude each other"):
             SamplingOptions(**values)
 
