@@ -93,7 +93,7 @@ def test_sdpa_drops_out() -> None:
 
 
 def test_flash_alone() -> None:
-    """What the flash backend does is done by it alone; what it does not goes torch's usual way."""
+    """The flash backend is used if it supports the case, and torch's default otherwise."""
     compare(sdpa.attention_flash, inputs(torch.bfloat16), causal=True)
     compare(sdpa.attention_flash, inputs(torch.float32), causal=True)
     compare(sdpa.attention_flash, inputs(torch.bfloat16), causal=True, mask=documents())
@@ -142,7 +142,7 @@ def test_flash_3_before_it_was_settled(install: Any, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def activations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Stand in for what torch does when versions 3 and 4 are put in place; undo it."""
+    """Replace torch's registration of versions 3 and 4; undo it."""
     done: list[str] = []
 
     class Handle:
@@ -278,7 +278,7 @@ def test_block_masks_are_kept_while_the_mask_lives() -> None:
 
 
 def test_block_masks_in_inference() -> None:
-    """A mask made in inference mode, which shows no change, gets its blocks anew each time."""
+    """A mask made in inference mode, which shows no change, gets its blocks computed each time."""
     kernel = flex.FlexAttention()
     with torch.inference_mode():
         mask = documents()

@@ -142,7 +142,7 @@ def test_tf32_is_asked_for(gpu):
 
 
 def test_tf32_of_the_environment_stays_and_is_told(gpu):
-    """What NVIDIA's containers set is no error, and MFU counts it."""
+    """A variable that NVIDIA's containers set is no error, and MFU takes it into account."""
     torch.set_float32_matmul_precision("high")
     found = device.create_device(PROBE)
     assert torch.get_float32_matmul_precision() == "high"
@@ -216,7 +216,7 @@ def test_another_cudnn_than_torchs_is_told(gpu, monkeypatch):
 
 
 def test_others_memory_is_warned_of(gpu, caplog):
-    """A run that begins on a GPU in use is told whose it is, and an idle one says nothing."""
+    """A run on a GPU in use logs its processes; on an idle one it logs nothing."""
     with caplog.at_level(logging.WARNING):
         device.create_device(PROBE)
         assert not caplog.records
@@ -227,7 +227,7 @@ def test_others_memory_is_warned_of(gpu, caplog):
 
 
 def test_a_probe_without_gpus_is_no_fault(gpu):
-    """A device can be made by whoever has no NVML."""
+    """A device can be created without NVML."""
     found = device.create_device(Probe("cuda", ProbeState.PRESENT, 1))
     assert gpu.asked == ["cuda:0"]
     assert found.facts["driver"] is None
@@ -256,7 +256,7 @@ def test_cuda_that_does_not_start_says_why(monkeypatch):
     ],
 )
 def test_hints_of_faults(message, word):
-    """What the driver says at the start has a step that mends it."""
+    """Each error of the driver at the start has a fix."""
     assert word in hint_for(message)
 
 

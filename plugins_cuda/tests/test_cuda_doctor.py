@@ -1,4 +1,4 @@
-"""What `lmcore doctor` says of simulated GPUs."""
+"""Report of `lmcore doctor` on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_machine_in_order_is_ok(check):
 
 
 def test_a_torch_without_cuda_is_the_fault(check):
-    """The driver is well, and the command that mends torch is the fix."""
+    """The driver passes, and the fix is the command that installs another torch."""
     found = check(replace(FIT, torch=TorchBuild("2.13.0+cpu", None)))
     assert found["driver"].status is CheckStatus.OK
     assert found["torch build"].status is CheckStatus.FAILED
@@ -69,7 +69,7 @@ def test_a_torch_for_other_gpus_is_the_fault(check):
 
 
 def test_gpus_in_use_slowed_or_throttled_are_warned_of(check):
-    """Who has memory, how many watts are missing, what holds the clock down."""
+    """The report has the processes with memory, the missing watts and the slowdowns."""
     use = GpuUse(80 << 30, 70 << 30, (GpuProcess(7, "train", 69 << 30),), 400.0, 700.0, ("heat",))
     found = check(FIT, use)
     for name, words in (("memory", "process 7 (train)"), ("power", "400 W of 700 W"),
@@ -95,7 +95,7 @@ def test_what_the_driver_keeps_is_told(check):
     [("1", CheckStatus.OK), ("1,8", CheckStatus.WARNING), ("8", CheckStatus.FAILED)],
 )
 def test_the_visible_devices_are_checked(check, setting, status):
-    """What is wrong with the variable has a line of its own."""
+    """A wrong variable has a line of its own."""
     assert check(FIT, CUDA_VISIBLE_DEVICES=setting)["CUDA_VISIBLE_DEVICES"].status is status
 
 

@@ -1,4 +1,4 @@
-"""Which kernel each GPU gets, by its generation, the packages that are there, dtype and case."""
+"""Kernel choice by GPU generation, installed packages, dtype and case."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("where", [(9, 0), (10, 0)])
 def test_the_page_has_them_all(where: tuple[int, int]) -> None:
-    """Every kernel stands in the documentation with its op and priority."""
+    """Every kernel is in the documentation with its op and priority."""
     page = Path(__file__).parents[2] / "docs/reference/cuda-kernels.md"
     rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
     for one in kernels_for(gpu(where)):

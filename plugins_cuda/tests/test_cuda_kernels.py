@@ -1,6 +1,6 @@
 """The other kernels against the references in float64, gradients included, on CPU tensors.
 
-torch's own run for real; those of packages call stand-ins with the packages' signatures.  Shapes:
+torch's own run for real; kernels of packages call stand-ins with the packages' signatures.  Shapes:
 B batch, S sequence, H hidden, T tokens, V vocabulary.
 """
 
@@ -67,7 +67,7 @@ def test_apex_reads_counts_once(apex: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_apex_grad_norm(apex: Any, dtype: torch.dtype) -> None:
-    """The norm is a float32 scalar over all tensors, those of other dtypes and layouts too."""
+    """The norm is a float32 scalar over all tensors, of any dtype and layout."""
     grads = [draw(300, 70).to(dtype).t(), draw(5)]
     found = apex.grad_norm(grads)
     assert found.shape == ()

@@ -36,7 +36,7 @@ def test_structures_have_the_sizes_of_the_header():
 
 
 def test_a_compiled_library_is_read(compiled: Any):
-    """Parts, capabilities and memory arrive; a GPU that is denied is no GPU, and is told."""
+    """Parts, capabilities and memory arrive; a denied GPU is reported, and not counted."""
     assert read_driver(compiled) == DriverReport(
         library=True,
         version="580.65.06",
@@ -67,7 +67,7 @@ def test_processes_power_and_clock_are_read(compiled: Any, tmp_path: Path):
 
 
 def test_an_unknown_gpu_has_no_use(compiled: Any):
-    """What NVML does not find, or no library, is no fault."""
+    """An unknown GPU, or no library, is no fault."""
     assert read_use(compiled, "GPU-9") is None
     assert read_use(None, "GPU-2") is None
 
@@ -113,7 +113,7 @@ class FakeNvml:
     "failing", ["nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlSystemGetDriverVersion"]
 )
 def test_an_nvml_error_is_reported_in_its_words(failing):
-    """Whatever call fails, its status and text are kept, and the library left as it was found."""
+    """The status and text of a failed call are kept, and the library left as it was found."""
     library = FakeNvml(failing, 15)
     report = read_driver(library)
     assert (report.library, report.status, report.message) == (True, 15, "error 15")
@@ -130,7 +130,7 @@ def test_gpus_that_do_not_answer_are_told_one_by_one(failing):
 
 
 def test_a_gpu_without_memory_of_its_own_is_no_fault():
-    """Where NVML has no figures for memory or capability, the GPU still counts."""
+    """A GPU without figures for memory or capability still counts."""
     report = read_driver(FakeNvml("nvmlDeviceGetMemoryInfo", 3))
     assert [gpu.memory for gpu in report.gpus] == [0, 0]
     report = read_driver(FakeNvml("nvmlDeviceGetCudaComputeCapability", 3))

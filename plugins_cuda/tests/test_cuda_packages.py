@@ -25,7 +25,7 @@ FOLDERS = {
 
 
 def test_without_any() -> None:
-    """Where none is installed none is found."""
+    """No package is found if none is installed."""
     assert installed_packages(TORCH) == {}
 
 
@@ -62,7 +62,7 @@ def test_another_torch_is_required(install: Any) -> None:
 
 
 def test_a_requirement_of_an_extra_is_none(install: Any) -> None:
-    """What only an extra of the package needs says nothing."""
+    """A requirement of an extra alone is no problem."""
     install("flash-attn", "flash-attn", "2.8.3", requires='torch<2; extra == "old"')
     assert installed_packages(TORCH)["flash-attn"].problem is None
 
@@ -97,7 +97,7 @@ def test_the_other_apex(install: Any) -> None:
 
 
 def test_apex_without_extensions(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real package built for Python alone is told apart too."""
+    """The real package built for Python alone is recognised too."""
     install("apex", "apex", "0.1")
     monkeypatch.setattr(
         "lmcore_cuda.packages.module_is_there", lambda name: name in {"apex", "apex.optimizers"}
@@ -107,7 +107,7 @@ def test_apex_without_extensions(install: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_undefined_symbol() -> None:
-    """What the import says is passed on in one line, with the package and the part."""
+    """The import's error is reported in one line, with the package and the part."""
 
     def load(module: str) -> object:
         raise ImportError(f"{module}.so: undefined symbol:\n _ZN3c105ErrorC2E")
@@ -119,7 +119,7 @@ def test_an_undefined_symbol() -> None:
 
 
 def test_facts_of_a_device() -> None:
-    """What a device's facts tell of packages comes back as it was; JSON holds it."""
+    """Packages in a device's facts survive JSON."""
     packages = {"apex": Package("0.1", "broken"), "liger-kernel": Package("0.8.5")}
     device: Any = SimpleNamespace(facts={FACT: describe(packages)})
     assert packages_of(device) == packages

@@ -91,7 +91,7 @@ def test_linear(rows: int, *, with_bias: bool) -> None:
 
 
 def test_linear_computes_in_8_bits() -> None:
-    """Products are those of the factors rounded to 8 bits, exactly, not of wider ones."""
+    """Products are exactly the products of the factors rounded to 8 bits."""
     x, w = draw(16, 32), draw(16, 32)
     small = [precision_float8.quantize(one, FACTORS) for one in (x, w)]
     x8, w8 = (one.double() * scale.double() for one, scale in small)
@@ -101,7 +101,7 @@ def test_linear_computes_in_8_bits() -> None:
 
 
 def test_keeps_8_bits_for_the_backward_pass() -> None:
-    """What waits for the backward pass takes a byte each of input and weight."""
+    """Tensors saved for the backward pass take a byte for each element of input and weight."""
     kept: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def test_a_bound_op_is_exchanged() -> None:
 
 
 def test_a_gpu_without() -> None:
-    """Where the device has no 8-bit products the policy is offered and says why it cannot be."""
+    """On a device without 8-bit products the policy is offered as unavailable, with the reason."""
     device: Any = SimpleNamespace(type="cuda", dtypes=frozenset({"float32"}), facts={})
     found = {one.name: one for one in lmcore_precision_policies(device)}
     assert set(found) == {"fp32", "fp16", "fp8"}

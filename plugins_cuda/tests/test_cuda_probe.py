@@ -59,8 +59,8 @@ PIP = "pip install --force-reinstall"
         (replace(NOT_LOADED, bus=()), {}, "absent", 0, "no NVIDIA GPU", None),
         (with_driver(status=18, message="version mismatch"), {}, "broken", 0, "mismatch", "reboot"),
         (with_driver(status=999, message="Unknown Error"), {}, "broken", 0, "Unknown Error",
-         "in a container: start it anew"),
-        (with_driver(status=17, message="blocked"), {}, "broken", 0, "blocked", "the job, anew"),
+         "in a container: restart it"),
+        (with_driver(status=17, message="blocked"), {}, "broken", 0, "blocked", "restart the container or the job"),
         (with_driver(status=802, message="system not yet initialized"), {}, "broken", 0,
          "not yet initialized", "`nvidia-fabricmanager`"),
         (with_driver(gpus=()), {}, "absent", 0, "lists no GPU", None),
@@ -74,7 +74,7 @@ PIP = "pip install --force-reinstall"
          "broken", 0, "may not open `/dev/nvidia0`", "sudo usermod -aG video $USER"),
         (with_driver(gpus=(), status=4, message="no"), {}, "broken", 0, "not answer", "reboot"),
         (replace(with_driver(gpus=()), denied=(DeniedFile("/dev/nvidiactl", "root"),)), {},
-         "broken", 0, "`/dev/nvidiactl`", "ask whoever runs this machine"),
+         "broken", 0, "`/dev/nvidiactl`", "ask the administrator"),
         (FIT, {"CUDA_VISIBLE_DEVICES": "7"}, "broken", 0, "`7` is no GPU", "from 0 to 3"),
         (FIT, {"CUDA_VISIBLE_DEVICES": "1,1"}, "broken", 0, "GPU 1 twice", "each GPU once"),
         (FIT, {"CUDA_VISIBLE_DEVICES": "1,7"}, "present", 1, "CUDA stops there", None),
@@ -204,7 +204,7 @@ def test_the_compute_driver_is_asked_where_there_is_a_device_file(tmp_path, monk
     ],
 )
 def test_torchs_build_is_read_as_text(tmp_path, line, cuda):
-    """Torch's version file tells the build without being imported."""
+    """Torch's version file has the build; it is not imported."""
     file = tmp_path / "version.py"
     file.write_text(f"__version__ = '2.13.0+x'\n{line}\nhip = None\n", encoding="utf-8")
     assert torch_build("cuda", file) == TorchBuild("2.13.0+x", cuda)
@@ -244,7 +244,7 @@ def test_policies_follow_the_gpu():
 
 
 def test_the_probe_is_one_of_the_contract():
-    """What the hook returns is a `Probe` with a state."""
+    """The hook returns a `Probe` with a state."""
     found = plugin.lmcore_probe({})
     assert isinstance(found, Probe)
     assert isinstance(found.state, ProbeState)

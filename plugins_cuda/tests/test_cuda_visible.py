@@ -59,7 +59,7 @@ def test_hiding_all_on_purpose_is_no_fault(visible):
     ],
 )
 def test_hiding_all_by_mistake_is_one(visible, fault, fix):
-    """The entry that does it is named, and what could stand there."""
+    """The wrong entry is named, with valid values."""
     found = visible_gpus(GPUS, {"CUDA_VISIBLE_DEVICES": visible})
     assert not found.gpus
     assert not found.hidden
@@ -68,7 +68,7 @@ def test_hiding_all_by_mistake_is_one(visible, fault, fix):
 
 
 def test_a_mistake_behind_a_gpu_is_told():
-    """CUDA goes on with what stands before it, and so do we."""
+    """CUDA uses the entries before it, and so does the probe."""
     found = visible_gpus(GPUS, {"CUDA_VISIBLE_DEVICES": "1,9,2"})
     assert "leaves 1 of 4: `9` is no GPU here, and CUDA stops there" in found.evidence
 

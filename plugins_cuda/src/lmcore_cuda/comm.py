@@ -12,9 +12,9 @@ __all__ = ["nccl", "nccl_version", "why_no_nccl"]
 def nccl() -> CommBackend:
     """Return torch's NCCL backend.
 
-    It is told the device: the communicator is made at once, so that a fault of a link shows at the
-    start, and no rank guesses its GPU.  The core passes its timeout; `launch_env` has what happens
-    when that is over.
+    It needs the device: the communicator is created immediately, so that a broken link fails at the
+    start, and no rank guesses its GPU.  The core passes its timeout; `launch_env` sets what happens
+    when it expires.
     """
     reason = why_no_nccl()
     facts: dict[str, Any] = {} if reason else {"nccl": nccl_version()}

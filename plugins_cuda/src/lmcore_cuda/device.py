@@ -43,9 +43,9 @@ def create_device(
     """Return the GPU of this process: the one that its local rank names.
 
     Args:
-        probe: What the launcher found.
-        settings: Whether TF32 may be used, which holds for the whole process from here on.
-        deterministic: Whether equal products give equal bits, in the whole process.
+        probe: Probe of the launcher.
+        settings: Settings of the run: TF32, which applies to the whole process.
+        deterministic: True for bitwise reproducible products, in the whole process.
 
     Raises:
         DeviceError: torch cannot use it, has no kernels for it, or gets no memory there; or there

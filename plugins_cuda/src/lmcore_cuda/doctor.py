@@ -1,4 +1,4 @@
-"""What `lmcore doctor` checks of the GPUs; runs in a process of its own."""
+"""Checks of `lmcore doctor` on the GPUs; they run in a process of their own."""
 
 from __future__ import annotations
 

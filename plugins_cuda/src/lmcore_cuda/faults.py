@@ -1,4 +1,4 @@
-"""What to do about an error that CUDA reports, by the words of its message; torch-free."""
+"""Hints for errors that CUDA reports, by words of their messages; torch-free."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"error 999|unknown error",
-        "load the module `nvidia-uvm` (`sudo nvidia-modprobe -u`); in a container, start it anew",
+        "load the module `nvidia-uvm` (`sudo nvidia-modprobe -u`); in a container, restart it",
     ),
     (r"no kernel image", "install a torch that is built for this GPU: `lmcore plugins`"),
     (r"not compiled with cuda", "install a torch with CUDA: `lmcore plugins` has the command"),

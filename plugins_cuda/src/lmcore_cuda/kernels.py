@@ -30,12 +30,12 @@ _TRITON_PRIORITY = 16
 
 
 def op_impls(device: Device) -> list[OpImpl]:
-    """Return every kernel on offer for a device, the Triton ones where their package is there."""
+    """Return all kernels for a device; Triton's if `lmcore_triton` is installed."""
     return [*kernels_for(gpu_of(device)), *_triton(device)]
 
 
 def gpu_of(device: Device) -> Gpu:
-    """Return what the rules ask of a device, from its facts."""
+    """Return the facts of a device that the rules use."""
     return Gpu(capability_of(device), packages_of(device))
 
 
@@ -46,7 +46,7 @@ def capability_of(device: Device) -> tuple[int, int]:
 
 
 def _triton(device: Device) -> Sequence[OpImpl]:
-    """Return the kernels of the sister package `lmcore_triton`, where it is installed."""
+    """Return the kernels of the package `lmcore_triton`, if it is installed."""
     if importlib.util.find_spec("lmcore_triton") is None:
         return ()
     offers: Callable[..., Sequence[OpImpl]]
@@ -101,7 +101,7 @@ def _of_apex(gpu: Gpu) -> list[OpImpl]:
 
 
 def _liger_version(gpu: Gpu) -> Rule:
-    """Refuse versions whose functions were not compared with how they are called here."""
+    """Refuse versions whose functions were not checked against the calls made here."""
     installed = gpu.packages.get("liger-kernel")
 
     def rule(context: OpContext) -> str | None:

@@ -1,4 +1,4 @@
-"""What a worker's environment gets before torch is imported; torch-free.
+"""Environment variables of a worker, set before torch is imported; torch-free.
 
 The core keeps every variable that the user has set.  Two of torch's have an older name that users
 set too: where they did, the newer one stays unset, since torch prefers it.
@@ -33,11 +33,11 @@ _OLDER_NAMES = {
 
 
 def launch_env(env: Mapping[str, str], world_size: int) -> dict[str, str]:
-    """Return the variables that a worker is to have beside its own.
+    """Return the variables to set for a worker.
 
     Args:
-        env: What the worker has.
-        world_size: Processes of the run.
+        env: Environment that the worker has.
+        world_size: Number of processes of the run.
     """
     wanted = _ALWAYS | (_WITH_OTHERS if world_size > 1 else {})
     return {name: value for name, value in wanted.items() if _OLDER_NAMES.get(name, "") not in env}

@@ -29,7 +29,7 @@ _CUDA_MARK = re.compile(r"cu(\d{2})\d*(?=torch|\b)")
 
 
 def _other_cuda(distribution: importlib.metadata.Distribution, torch: TorchBuild) -> str | None:
-    """Return that a package's file name tells of another major version of CUDA than torch's."""
+    """Return a message if a package's file name has another major version of CUDA than torch's."""
     cuda = _CUDA_MARK.search(origin_of(distribution))
     if cuda is None or not torch.toolkit or cuda[1] == torch.toolkit.partition(".")[0]:
         return None

@@ -24,7 +24,7 @@ class Peak:
         bfloat16: The same.
         tf32: float32 rounded to TF32.
         float8: Either float8 dtype.
-        source: Where the figures stand.
+        source: Source of the figures.
     """
 
     float32: float
@@ -116,7 +116,7 @@ PEAKS: Mapping[str, Peak] = {
         paper="GA102",
     ),
 }
-"""By words of the GPU's name, longer ones before those that they begin with."""
+"""Peak rates by words of the GPU's name, longer words before their prefixes."""
 
 _OTHERS = re.compile(r"\b(?:MIG|GRID|Laptop|Max-Q|Mobile|D)\b|-\d+[ABCQ]\b")
 """Words of the names of a GPU's parts (MIG, virtual ones) and of slower cards that share a name."""
@@ -128,7 +128,7 @@ def peak_flops(name: str, dtype: str, *, tf32: bool = False) -> float | None:
     Args:
         name: As the driver calls it.
         dtype: Name of the dtype of the products.
-        tf32: Whether those of float32 may be rounded to TF32.
+        tf32: True if float32 products may be rounded to TF32.
     """
     if _OTHERS.search(name):
         return None

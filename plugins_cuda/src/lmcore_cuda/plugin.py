@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def lmcore_plugin_info() -> PluginInfo:
-    """Say what this plugin is and works with."""
+    """Return the plugin's name and the versions that it supports."""
     return PluginInfo(
         name="cuda",
         api=">=1,<2",
@@ -43,7 +43,7 @@ def lmcore_plugin_info() -> PluginInfo:
 
 @hookimpl
 def lmcore_probe(env: Mapping[str, str]) -> Probe:
-    """Ask the driver for GPUs and torch's metadata for its build; makes no context."""
+    """Read GPUs from the driver and the build from torch's metadata; create no context."""
     from lmcore_cuda.detection.facts import read_facts
     from lmcore_cuda.probe import probe
 
@@ -52,7 +52,7 @@ def lmcore_probe(env: Mapping[str, str]) -> Probe:
 
 @hookimpl
 def lmcore_add_options(registry: OptionRegistry) -> None:
-    """Add `--cuda-...`: how a run uses the GPUs."""
+    """Add the options `--cuda-...`."""
     from lmcore_cuda.settings import CudaSection
 
     registry.add(CudaSection)
@@ -78,7 +78,7 @@ def lmcore_create_device(probe: Probe, config: Config) -> Device:
 
 @hookimpl
 def lmcore_validate_config(device: Device, config: Config) -> list[Problem]:
-    """Name what this GPU cannot do."""
+    """Report settings that this GPU or its packages do not support."""
     from lmcore_cuda.packages import problems_of as package_problems
     from lmcore_cuda.settings import problems_of
 
@@ -95,7 +95,7 @@ def lmcore_comm_backends() -> list[CommBackend]:
 
 @hookimpl
 def lmcore_op_impls(device: Device) -> list[OpImpl]:
-    """Offer torch's kernels, ours in Triton, and those of the kernel packages."""
+    """Offer kernels of torch, of lmcore-triton, and of the kernel packages."""
     from lmcore_cuda.kernels import op_impls
 
     return op_impls(device)
@@ -130,7 +130,7 @@ def lmcore_checkpoint_stagers(device: Device) -> list[CheckpointStager]:
 
 @hookimpl
 def lmcore_doctor(probe: Probe) -> list[Check]:
-    """Check driver, torch's build, and what NVML shows of each GPU."""
+    """Check the driver, torch's build, and each GPU by NVML."""
     from lmcore_cuda.doctor import checks
 
     return checks(probe)

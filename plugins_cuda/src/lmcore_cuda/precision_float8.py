@@ -1,7 +1,7 @@
 """Projections in 8 bits: each factor of a product is scaled as a whole to fill its format.
 
 For y = x w^T + b with a gradient g of y, all three products are 8-bit: x and w in e4m3, g, whose
-values spread more, in e5m2 (Micikevicius et al., 2022).  The scale is found anew from the largest
+values spread more, in e5m2 (Micikevicius et al., 2022).  The scale is computed from the largest
 value each time: nothing is carried from step to step, and nothing is saved.  It is a power of two,
 so that scaling itself rounds nothing.  Weights stay in their own dtype outside the product, and the
 weight's gradient comes out of it in float32.

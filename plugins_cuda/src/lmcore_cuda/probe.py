@@ -1,4 +1,4 @@
-"""From facts to a `Probe`: is there a GPU, and can this torch use it?"""
+"""Probe of NVIDIA GPUs: from facts to present, absent or broken, with evidence and fix."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["probe"]
 
 _REBOOT = "reboot, so that kernel module and libraries are of one version; see `nvidia-smi`"
 _MENDS = {
-    OPERATING_SYSTEM: "start the container, or the job, anew: it has lost its GPUs",
-    UNKNOWN: "in a container: start it anew, it has lost its GPUs; elsewhere: reboot; see "
+    OPERATING_SYSTEM: "restart the container or the job: it has lost its GPUs",
+    UNKNOWN: "in a container: restart it, it has lost its GPUs; elsewhere: reboot; see "
     "`nvidia-smi`",
-    802: "start `nvidia-fabricmanager`, of the driver's version: GPUs behind NVSwitch need it",
+    802: "start `nvidia-fabricmanager` of the driver's version: GPUs behind NVSwitch need it",
 }
-"""What to do by status of NVML, or of CUDA (802: system not initialized)."""
+"""Fixes by status of NVML, or of CUDA (802: system not initialized)."""
 
 
 def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
-    """Return what the facts mean for a process with the environment *env*."""
+    """Return the probe's answer for a process with the environment *env*."""
     driver = facts.driver
     if facts.denied and not driver.gpus:
         return _denied(facts)
@@ -60,7 +60,7 @@ def _with_driver(facts: Facts, env: Mapping[str, str]) -> Probe:
 
 
 def _usable(facts: Facts, gpus: Sequence[Gpu], said: Sequence[str]) -> Probe:
-    """Return the answer for GPUs that CUDA shows: do they and torch fit?"""
+    """Return the answer for visible GPUs: present if torch fits them, else broken."""
     names = f"{len(gpus)} x {gpus[0].name}" if _alike(gpus) else ", ".join(one.name for one in gpus)
     evidence = [f"{names} ({said[0]})", *said[1:]]
     fault, fix = torch_fault(facts, gpus)
@@ -106,7 +106,7 @@ def _without_driver(facts: Facts) -> Probe:
 
 
 def _denied(facts: Facts) -> Probe:
-    """Return the answer for device files that are another group's."""
+    """Return the answer for device files that this user may not open."""
     files = ", ".join(f"`{one.path}`" for one in facts.denied)
     return _answer(
         facts,
@@ -120,11 +120,11 @@ def _join_group(denied: Sequence[DeniedFile]) -> str:
     groups = {one.group for one in denied} - {"", "root"}
     if len(groups) == 1:
         return f"run `sudo usermod -aG {groups.pop()} $USER`, and log in again"
-    return f"let this user read and write `{denied[0].path}`: ask whoever runs this machine"
+    return f"let this user read and write `{denied[0].path}`: ask the administrator of this machine"
 
 
 def _without_gpus(facts: Facts, here: str) -> Probe:
-    """Return the answer for a driver that works and hands no GPU out."""
+    """Return the answer for a driver that works and lists no GPU."""
     faults = facts.driver.faults
     if not faults:
         return _answer(facts, ProbeState.ABSENT, [f"{here}: it lists no GPU"])

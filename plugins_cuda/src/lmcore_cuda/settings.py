@@ -16,7 +16,7 @@ _AMPERE = 8
 
 @dataclass(frozen=True)
 class CudaSection:
-    """How a run uses NVIDIA GPUs."""
+    """Options of NVIDIA GPUs."""
 
     tf32: bool = option(
         False,

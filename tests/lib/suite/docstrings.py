@@ -24,7 +24,6 @@ PENDING: tuple[str, ...] = (
     "plugins/cpu/",
     "plugins/sim/",
     "plugins/triton/",
-    "plugins_cuda/",
     "plugins_xpu/",
     "tests/lib/layouts/",
     "tests/lib/suite/",
@@ -48,7 +47,7 @@ _NO_VERB = re.compile(
 _PHRASE = re.compile(
     r"""\b(told|tells|hears|stands?(?!-)|mend(s|ed|ing)?|anew|whoever|of\ which|those\ (of|that)
     |who\ errs)\b
-    |^\s+\w[\w,\ *]*:\s+(Of|From|With|Without|In|Whether|What|Which|How|Where)\b""",
+    |^\s+\w+(,\ \*{0,2}\w+)*:\s+(?-i:Of|From|Whether|What|Which|How|Where)\b""",
     re.IGNORECASE | re.VERBOSE | re.MULTILINE,
 )
 

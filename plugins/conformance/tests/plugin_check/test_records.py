@@ -163,7 +163,7 @@ def test_backends_that_are_right_are_listed():
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Stands for a precision policy where only its answers matter."""
+    """Stand-in for a precision policy where only its answers matter."""
 
     name: str
     priority: int = 0

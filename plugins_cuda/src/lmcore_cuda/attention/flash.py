@@ -1,4 +1,4 @@
-"""What the functions of flash-attn 3 and 4 have in common: from the package's call to the op's.
+"""Common part of the kernels of flash-attn 3 and 4: adapts the package's call to the op's.
 
 They take [B, S, N, D]; views with two dims exchanged are passed, not copies.  Their causal triangle
 ends at the last key, as the op's does.

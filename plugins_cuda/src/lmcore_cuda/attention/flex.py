@@ -1,8 +1,8 @@
 """Attention with a mask by torch's FlexAttention, which passes over blocks that are hidden whole.
 
 A batch of several documents each hides most of the keys: with a dense mask all scores are computed,
-here only those of blocks in which something is visible.  What is visible in each block of 128 by
-128 is counted once for a mask, which all layers share, and kept as long as the mask lives.
+here only products of blocks with a visible key are computed.  The visible blocks of 128 by 128 are
+found once per mask, which all layers share, and kept as long as the mask lives.
 
 Shapes: B batch, N heads, S queries, T keys, D head channels; b and n: B and N, or 1 where the mask
 is the same for all; Q, K blocks of queries and of keys; M, L places within a block.
@@ -34,7 +34,7 @@ def block_mask(mask: Tensor, queries: int, keys: int, *, causal: bool) -> BlockM
         mask: Boolean, broadcastable to [B, N, S, T]; True hides.
         queries: S.
         keys: T.
-        causal: Whether later keys are hidden as well, the last query seeing all.
+        causal: True to hide later keys as well; the last query sees all.
     """
     visible_bnST = ~mask[(None,) * (4 - mask.dim())]
     visible_bnST = visible_bnST.expand(*visible_bnST.shape[:2], queries, keys)

@@ -25,7 +25,7 @@ PYTORCH_BUILDS: Mapping[str, tuple[str, ...]] = {
     "cu130": (*_TURING, *_HOPPER, *_BLACKWELL),
     "cu126": ("sm_50", "sm_60", "sm_70", *_TURING, *_HOPPER),
 }
-"""What PyTorch's own builds of 2.11 to 2.13 are for, on x86 (the table of its RELEASE.md)."""
+"""Architectures of PyTorch's own builds of 2.11 to 2.13, on x86 (the table of its RELEASE.md)."""
 
 
 def read_architectures(library: Path | None = None) -> tuple[str, ...]:

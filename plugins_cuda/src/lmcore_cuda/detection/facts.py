@@ -1,4 +1,4 @@
-"""What there is to know without torch and without touching a GPU: driver, bus, torch's build."""
+"""Facts of the machine, read without torch and without using a GPU: driver, bus, torch's build."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Facts:
     """Everything that the probe decides by.
 
     Attributes:
-        driver: What the driver said.
+        driver: Report of the driver.
         bus: PCI addresses of NVIDIA display devices.
         torch: The installed torch.
-        architectures: What its kernels were compiled for; empty where it is not known.
-        denied: Device files that are there and may not be opened.
+        architectures: GPU architectures of its kernels; empty if unknown.
+        denied: Device files that this user may not open.
     """
 
     driver: DriverReport
@@ -47,7 +47,7 @@ class Facts:
 
 
 def read_facts(root: Path = Path("/")) -> Facts:
-    """Return the facts of this machine; *root* stands before every path that is read."""
+    """Return the facts of this machine; *root* is the prefix of every path."""
     driver = read_driver(load_library())
     if not driver.library and _has_device_file(root):
         driver = read_compute_driver(load_driver(), driver.message)

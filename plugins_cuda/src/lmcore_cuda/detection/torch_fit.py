@@ -1,4 +1,4 @@
-"""Whether the installed torch fits driver and GPUs, and what to install where it does not."""
+"""Check of the installed torch against driver and GPUs, and the command for one that fits."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def _other_kernels(gpus: Sequence[Gpu], unfit: Sequence[int], command: str, newe
     """Return what to do about GPUs that the build has no kernels for.
 
     Args:
-        gpus: All that are seen.
-        unfit: Numbers of those without kernels.
-        command: Installs a build for all GPUs and this driver; empty where there is none.
-        newer: Says which driver a build for all GPUs needs.
+        gpus: All visible GPUs.
+        unfit: Indices of GPUs without kernels.
+        command: Command that installs a build for all GPUs and this driver; empty if none exists.
+        newer: Advice to update the driver, for a build for all GPUs.
     """
     fit = [one.uuid for number, one in enumerate(gpus) if number not in unfit]
     if fit:
@@ -67,7 +67,7 @@ def _other_kernels(gpus: Sequence[Gpu], unfit: Sequence[int], command: str, newe
 
 
 def without_kernels(architectures: Sequence[str], capabilities: Sequence[Capability]) -> list[int]:
-    """Return the numbers of the GPUs that a build has no kernels for; unknown ones have them."""
+    """Return indices of the GPUs that a build has no kernels for; unknown GPUs are assumed to fit."""
     if not architectures:
         return []
     return [
@@ -78,12 +78,12 @@ def without_kernels(architectures: Sequence[str], capabilities: Sequence[Capabil
 
 
 def _has_build(capabilities: Sequence[Capability]) -> list[bool]:
-    """Say of each of PyTorch's builds, newest first, whether it has kernels for all GPUs."""
+    """Return, for each of PyTorch's builds, newest first, True if it has kernels for all GPUs."""
     return [not without_kernels(PYTORCH_BUILDS[name], capabilities) for _, name in _WHEELS]
 
 
 def _oldest_driver(capabilities: Sequence[Capability]) -> tuple[int, int]:
-    """Return the lowest CUDA version of a driver with which one of PyTorch's builds would do."""
+    """Return the lowest CUDA version of a driver with which one of PyTorch's builds works."""
     fits = zip(_WHEELS, _has_build(capabilities), strict=True)
     return min((needed for (needed, _), fit in fits if fit), default=_WHEELS[-1][0])
 
@@ -97,9 +97,9 @@ def torch_command(
     build for a driver so old, or for the GPUs.
 
     Args:
-        torch: The one that is installed.
+        torch: Installed build of torch.
         driver_cuda: Highest CUDA version of the driver.
-        capabilities: Of the GPUs.
+        capabilities: Compute capabilities of the GPUs.
     """
     for (needed, name), fits in zip(_WHEELS, _has_build(capabilities), strict=True):
         if fits and driver_cuda >= needed:
@@ -110,7 +110,7 @@ def torch_command(
 
 
 def _is_release(version: str) -> bool:
-    """Say whether it is a published version, not a nightly one or a vendor's own."""
+    """Return True for a published version, not a nightly one or a vendor's own."""
     return re.fullmatch(r"\d+(\.\d+)*", version) is not None
 
 

@@ -1,4 +1,4 @@
-"""Which GPUs `CUDA_VISIBLE_DEVICES` leaves, as CUDA reads it."""
+"""GPUs that `CUDA_VISIBLE_DEVICES` leaves visible, by CUDA's rules."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["VISIBLE", "Visible", "visible_gpus"]
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _NONE = {"", "-1", "none", "void", "nodevfiles"}
-"""What is written to hide every GPU on purpose: nothing, no index, and the words of container
-runtimes and of Slurm."""
+"""Values that hide every GPU on purpose: empty, no index, and the words of container runtimes
+and of Slurm."""
 
 
 @dataclass(frozen=True)
 class Visible:
-    """What a process sees.
+    """GPUs that a process sees.
 
     Attributes:
-        gpus: The GPUs, in CUDA's order; one of which a part is used stands for the part.
-        evidence: What the variable does, if anything.
-        hidden: Whether all GPUs are hidden on purpose.
-        fault: Why it sees none, though that was not the purpose.
-        fix: What to do then.
+        gpus: GPUs in CUDA's order; for a part (MIG), the GPU that has it.
+        evidence: Effect of the variable, if any.
+        hidden: True if all GPUs are hidden on purpose.
+        fault: Reason why no GPU is visible, if that is a mistake.
+        fix: Advice for that case.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -43,8 +43,8 @@ def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
     beside it.
 
     Args:
-        gpus: All GPUs that the driver hands out.
-        env: The environment.
+        gpus: All GPUs that the driver lists.
+        env: Environment of the process.
     """
     if VISIBLE not in env:
         return _with_parts(gpus)
@@ -72,7 +72,7 @@ def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
 
 
 def _with_parts(gpus: Sequence[Gpu]) -> Visible:
-    """Return what is seen of GPUs of which some may be in parts."""
+    """Return the GPUs that a process sees if some are in parts (MIG)."""
     parted = next((one for one in gpus if one.parts), None)
     if parted is not None:
         said = f"GPU {parted.index} is in parts (MIG): a process sees the first of them alone"
@@ -90,7 +90,7 @@ def _with_parts(gpus: Sequence[Gpu]) -> Visible:
 
 
 def _cut(gpus: Sequence[Gpu], found: Sequence[Gpu], entry: str, setting: str) -> Visible:
-    """Return what is left before an entry that fits no GPU, or several."""
+    """Return the GPUs before an entry that matches no GPU, or several."""
     ambiguous = entry.startswith("GPU-") and any(one.uuid.startswith(entry) for one in gpus)
     wrong = f"`{entry}` {'is the beginning of several UUIDs' if ambiguous else 'is no GPU here'}"
     if found:

@@ -38,8 +38,8 @@ def read_compute_driver(library: Any, missing: str) -> DriverReport:
     """Return the GPUs that CUDA shows this process.
 
     Args:
-        library: From `load_driver`; None where there is none.
-        missing: What to say of the management library.
+        library: Library from `load_driver`; None if there is none.
+        missing: Message about the missing management library.
     """
     if library is None:
         return DriverReport(library=False, message=missing)

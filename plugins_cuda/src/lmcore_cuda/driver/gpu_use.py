@@ -1,4 +1,4 @@
-"""Who uses a GPU now, and what slows it down: what NVML shows beside the probe's facts."""
+"""Present use of a GPU: its processes, memory, power and slowdowns, from NVML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLOWDOWNS = {
     0x40: "heat beyond the hardware's limit",
     0x80: "a power brake from outside",
 }
-"""By bit of `nvmlDeviceGetCurrentClocksThrottleReasons`, those that cost speed under load."""
+"""Reasons that cost speed under load, by bit of `nvmlDeviceGetCurrentClocksThrottleReasons`."""
 
 
 class ProcessInfo(ctypes.Structure):
@@ -42,8 +42,8 @@ class GpuProcess:
 
     Attributes:
         pid: Its number, that of the host where this process is in a container.
-        name: Its program; empty where it is not told.
-        used: Its bytes; None where the driver does not know.
+        name: Name of its program; empty if unknown.
+        used: Bytes of its memory; None if the driver does not report them.
     """
 
     pid: int
@@ -67,7 +67,7 @@ class GpuUse:
         processes: Who has memory there, the largest first; none where the driver does not say.
         power_limit: Watts that it may draw; None where it is not known.
         power_default: Watts that it may draw as delivered.
-        slowdowns: What holds its clock down now.
+        slowdowns: Reasons for its reduced clock.
     """
 
     total: int
@@ -97,9 +97,9 @@ def read_use(library: Any, uuid: str, proc: Path = Path("/proc")) -> GpuUse | No
     """Return how a GPU, or a part of one, is used now; None where NVML does not tell.
 
     Args:
-        library: From `nvml.load_library`.
+        library: Library from `nvml.load_library`.
         uuid: "GPU-..." or "MIG-...".
-        proc: Where the system tells of processes.
+        proc: Folder of the system's process information.
     """
     if library is None:
         return None
@@ -153,7 +153,7 @@ def _running(nvml: Nvml, handle: ctypes.c_void_p) -> list[ProcessInfo]:
 
 
 def _program(nvml: Nvml, pid: int, proc: Path) -> str:
-    """Return the name of a process's program, without its folder; empty where nobody tells."""
+    """Return the name of a process's program, without its folder; empty if unknown."""
     with contextlib.suppress(NvmlError):
         # NVML fills what fits and counts that as success.
         path = nvml.text("nvmlSystemGetProcessName", ctypes.c_uint(pid))

@@ -1,6 +1,6 @@
-"""What the driver says through its management library (NVML), which makes no context on a GPU.
+"""Report of the driver's management library (NVML), which creates no context on a GPU.
 
-The signatures are those of `nvml.h`, of CUDA 12.9's toolkit; every function here is older than the
+The signatures are from `nvml.h` of CUDA 12.9's toolkit; every function here is older than the
 oldest driver that runs CUDA 12.
 """
 
@@ -45,8 +45,8 @@ class Gpu:
         memory: Bytes in all; 0 where it shares the host's.
         used: Bytes in use by anyone.
         capability: Compute capability, (8, 9); (0, 0) where it is not known.
-        mig: Whether it is to be used in parts (MIG).
-        parts: UUIDs of those parts, "MIG-...".
+        mig: True if it is in MIG mode, to be used in parts.
+        parts: UUIDs of the parts, "MIG-...".
     """
 
     index: int
@@ -70,17 +70,17 @@ class GpuFault:
 
 @dataclass(frozen=True)
 class DriverReport:
-    """What the driver said.
+    """Report of the driver.
 
     Attributes:
-        library: Whether a library of the driver is installed that can be asked.
+        library: True if a library of the driver is installed and can be loaded.
         status: NVML's status of the first call that failed; 0 when all went well.
-        message: That status in the driver's words.
+        message: Text of that status, from the driver.
         version: Version of the driver; empty where it is not known.
         cuda: Highest CUDA version that the driver can run, (major, minor).
         gpus: All GPUs that this process may use, in the order of the PCI bus.
         faults: The GPUs that it may not use, or cannot.
-        already_visible: Whether `gpus` are those that `CUDA_VISIBLE_DEVICES` leaves, in its order.
+        already_visible: True if `gpus` has only what `CUDA_VISIBLE_DEVICES` leaves, in its order.
     """
 
     library: bool

@@ -1,4 +1,4 @@
-"""Rules on NVIDIA's GPUs and their kernel packages, beside those of the core; torch-free."""
+"""Rules on NVIDIA's GPUs and their kernel packages, in addition to the core's; torch-free."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def import_problem(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the rules ask of the device.
+    """Facts of the device that the rules use.
 
     Attributes:
         capability: Compute capability, (major, minor).

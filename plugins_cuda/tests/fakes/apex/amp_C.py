@@ -1,4 +1,4 @@
-"""Stands for apex's compiled functions over lists of tensors, called by position as in C++."""
+"""Stand-in for apex's compiled functions over lists of tensors, called by position as in C++."""
 
 import torch
 

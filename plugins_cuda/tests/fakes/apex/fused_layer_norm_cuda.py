@@ -1,1 +1,1 @@
-"""Stands for the compiled part of the normalizations of apex."""
+"""Stand-in for the compiled part of the normalizations of apex."""

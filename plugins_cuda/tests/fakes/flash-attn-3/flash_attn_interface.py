@@ -1,4 +1,4 @@
-"""Stands for flash-attn 3.0.0: its signature, with torch's attention behind it."""
+"""Stand-in for flash-attn 3.0.0: its signature, with torch's attention behind it."""
 
 import flash_attn_3._C  # noqa: F401  # the real one registers its kernels by this
 import torch

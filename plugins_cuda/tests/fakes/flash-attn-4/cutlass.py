@@ -1,1 +1,1 @@
-"""Stands for what flash-attn-4 is written in."""
+"""Stand-in for what flash-attn-4 is written in."""

@@ -1,1 +1,1 @@
-"""Stands for the compiled part of flash-attn 2."""
+"""Stand-in for the compiled part of flash-attn 2."""

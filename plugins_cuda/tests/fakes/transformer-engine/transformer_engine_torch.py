@@ -1,4 +1,4 @@
-"""Stands for the compiled functions of Transformer Engine 2.8: their signatures, sums by torch."""
+"""Stand-in for the compiled functions of Transformer Engine 2.8: signatures, sums by torch."""
 
 import torch
 

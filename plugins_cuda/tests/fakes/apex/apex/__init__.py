@@ -1,1 +1,1 @@
-"""Stands for NVIDIA apex 25.09, built with its CUDA extensions."""
+"""Stand-in for NVIDIA apex 25.09, built with its CUDA extensions."""

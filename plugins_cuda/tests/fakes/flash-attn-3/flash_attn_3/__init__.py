@@ -1,1 +1,1 @@
-"""Stands for the folder of the compiled part of flash-attn 3."""
+"""Stand-in for the folder of the compiled part of flash-attn 3."""

@@ -1,4 +1,4 @@
-"""Stands for flash-attn 2.8.3: its signature, with torch's attention behind it."""
+"""Stand-in for flash-attn 2.8.3: its signature, with torch's attention behind it."""
 
 import torch
 from torch.nn import functional

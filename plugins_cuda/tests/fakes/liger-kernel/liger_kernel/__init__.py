@@ -1,1 +1,1 @@
-"""Stands for liger-kernel 0.8.5."""
+"""Stand-in for liger-kernel 0.8.5."""

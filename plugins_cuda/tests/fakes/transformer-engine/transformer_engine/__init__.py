@@ -1,1 +1,1 @@
-"""Stands for Transformer Engine 2.8."""
+"""Stand-in for Transformer Engine 2.8."""

@@ -1,1 +1,1 @@
-"""Stands for the folder of the normalizations."""
+"""Stand-in for the folder of the normalizations."""

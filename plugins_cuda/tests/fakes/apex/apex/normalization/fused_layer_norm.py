@@ -1,4 +1,4 @@
-"""Stands for apex's normalizations: signatures and dtypes of the real ones, sums by torch."""
+"""Stand-in for apex's normalizations: signatures and dtypes of the real ones, sums by torch."""
 
 import torch
 from torch.nn import functional

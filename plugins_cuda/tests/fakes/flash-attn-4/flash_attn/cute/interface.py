@@ -1,4 +1,4 @@
-"""Stands for flash-attn-4 4.0.0b36: its signature, with torch's attention behind it."""
+"""Stand-in for flash-attn-4 4.0.0b36: its signature, with torch's attention behind it."""
 
 import torch
 from torch.nn import functional

@@ -1,4 +1,4 @@
-"""Stands for liger-kernel 0.8.5: signatures, dtypes and side effects of the real ones."""
+"""Stand-in for liger-kernel 0.8.5: signatures, dtypes and side effects of the real ones."""
 
 import torch
 from torch.nn import functional

@@ -1,1 +1,1 @@
-"""Stands for its part for torch."""
+"""Stand-in for its part for torch."""

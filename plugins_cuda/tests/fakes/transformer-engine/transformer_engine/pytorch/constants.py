@@ -1,4 +1,4 @@
-"""Stands for Transformer Engine 2.8: its names of dtypes."""
+"""Stand-in for Transformer Engine 2.8: its names of dtypes."""
 
 import torch
 
