@@ -67,7 +67,7 @@ def _other_kernels(gpus: Sequence[Gpu], unfit: Sequence[int], command: str, newe
 
 
 def without_kernels(architectures: Sequence[str], capabilities: Sequence[Capability]) -> list[int]:
-    """Return indices of the GPUs that a build has no kernels for; unknown GPUs are assumed to fit."""
+    """Return indices of the GPUs that a build has no kernels for; unknown GPUs are left out."""
     if not architectures:
         return []
     return [
