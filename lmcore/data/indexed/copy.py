@@ -1,7 +1,7 @@
-"""Runs of documents of datasets that exist, put together into new ones: what merge and split share.
+"""Copy of ranges of documents into new datasets, for `lmcore data merge` and `lmcore data split`.
 
-Tokens are copied by the kernel, indices in pieces, so that memory does not grow with the data; and
-files are opened one after another, so that thousands can be put together.
+The kernel copies tokens, and indices are copied in pieces, so that memory does not grow with the
+data.  Files are opened one after another, so that thousands can be merged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lmcore.errors import DataError
 __all__ = ["DocumentRange", "DocumentRanges", "copy_bytes", "write_ranges"]
 
 _CHUNK = 1 << 20
-_COPY_BYTES = 1 << 26  # a signal waits no longer than such a piece takes
+_COPY_BYTES = 1 << 26  # per system call: signals are handled between calls
 
 Integers = npt.NDArray[np.integer]
 
@@ -33,13 +33,13 @@ class DocumentRange:
     """Consecutive documents of a dataset.
 
     Attributes:
-        prefix: The dataset.
-        first: Its first document that is taken.
-        last: The one after the last.
-        first_sequence, last_sequence: Likewise, of sequences.
-        first_token, last_token: Likewise, of tokens.
-        token_bytes: Bytes of a token.
-        multimodal: Whether its sequences have modes.
+        prefix: Path of the dataset without ending.
+        first: First document.
+        last: Document after the last.
+        first_sequence, last_sequence: First sequence, and the one after the last.
+        first_token, last_token: First token, and the one after the last.
+        token_bytes: Size of a token in bytes.
+        multimodal: True if the sequences have modes.
     """
 
     prefix: str
@@ -54,7 +54,7 @@ class DocumentRange:
 
     @classmethod
     def of(cls, dataset: IndexedDataset, first: int = 0, last: int | None = None) -> DocumentRange:
-        """Return documents *first* to *last* of an open dataset; None for its end."""
+        """Return documents *first* up to, not including, *last*; None for the dataset's end."""
         last = dataset.document_count if last is None else last
         begin, end = dataset.sequence_range((first, last))
         return cls(
@@ -88,7 +88,7 @@ class DocumentRange:
         """Map the index again.
 
         Raises:
-            DataError: It is not the one that it was.
+            DataError: The index has changed.
         """
         index = read_index(f"{self.prefix}.idx", verify=False)
         same = len(index.sizes) >= self.last_sequence and index.document_count >= self.last
@@ -98,72 +98,76 @@ class DocumentRange:
 
 
 class DocumentRanges:
-    """Several ranges one after another, as the content of a new index."""
+    """Several ranges one after another, as the content of a new index (see `IndexContent`)."""
 
     def __init__(self, ranges: Sequence[DocumentRange]) -> None:
         self.ranges = tuple(ranges)
-        self.sequences = sum(one.sequences for one in self.ranges)
-        self.documents = sum(one.documents for one in self.ranges)
-        self.tokens = sum(one.tokens for one in self.ranges)
-        with_sequences = [one for one in self.ranges if one.sequences]
-        self.multimodal = bool(with_sequences) and all(one.multimodal for one in with_sequences)
+        self.sequences = sum(part.sequences for part in self.ranges)
+        self.documents = sum(part.documents for part in self.ranges)
+        self.tokens = sum(part.tokens for part in self.ranges)
+        with_sequences = [part for part in self.ranges if part.sequences]
+        self.multimodal = bool(with_sequences) and all(part.multimodal for part in with_sequences)
 
     def sizes(self) -> Iterator[Integers]:
-        """Yield the tokens of each sequence, in pieces."""
-        for one in self.ranges:
-            yield from _pieces(one.open_index().sizes, one.first_sequence, one.last_sequence)
+        """Yield the number of tokens of each sequence, in pieces."""
+        for part in self.ranges:
+            yield from _pieces(part.open_index().sizes, part.first_sequence, part.last_sequence)
 
     def document_ends(self) -> Iterator[Integers]:
-        """Yield for each document the number of sequences in it and before it, in pieces."""
+        """Yield the last sequence + 1 of each document, in pieces."""
         before = 0
-        for one in self.ranges:
-            bounds = one.open_index().document_indices
-            for piece in _pieces(bounds, one.first + 1, one.last + 1):
-                yield piece - one.first_sequence + before
-            before += one.sequences
+        for part in self.ranges:
+            bounds = part.open_index().document_indices
+            for piece in _pieces(bounds, part.first + 1, part.last + 1):
+                yield piece - part.first_sequence + before
+            before += part.sequences
 
     def modes(self) -> Iterator[Integers]:
         """Yield the mode of each sequence, in pieces."""
-        for one in self.ranges:
-            modes = one.open_index().modes
+        for part in self.ranges:
+            modes = part.open_index().modes
             if modes is not None:
-                yield from _pieces(modes, one.first_sequence, one.last_sequence)
+                yield from _pieces(modes, part.first_sequence, part.last_sequence)
 
 
 def write_ranges(files: IndexedFiles, ranges: Sequence[DocumentRange]) -> None:
     """Copy the tokens of *ranges* to the `.bin` of *files*, in order.
 
+    Args:
+        files: The new dataset.
+        ranges: Documents of existing datasets.
+
     Raises:
-        DataError: The disk is full, or a source is not what it was when it was opened.
+        DataError: The disk is full, or a dataset has changed since it was opened.
     """
-    for one in ranges:
-        source = Path(f"{one.prefix}.bin")
+    for part in ranges:
+        source = Path(f"{part.prefix}.bin")
         try:
             stream = source.open("rb", buffering=0)
         except OSError as error:
             raise DataError(f"cannot read `{source}`", why=error.strerror or str(error)) from error
         with stream, disk_errors(files.bin_path):
-            size = one.tokens * one.token_bytes
+            size = part.tokens * part.token_bytes
             files.bin.flush()
-            start = one.first_token * one.token_bytes
+            start = part.first_token * part.token_bytes
             if copy_bytes(stream.fileno(), files.bin.fileno(), start, size) != size:
                 raise file_changed(source)
 
 
 def copy_bytes(source: int, target: int, start: int, count: int) -> int:
-    """Append *count* bytes of a file, from *start* on, to another; return how many there were.
+    """Append *count* bytes of a file, from *start* on, to another; return the number of bytes.
 
-    The kernel copies, without the bytes passing through this process, or shares them where the
-    file system can; where it will not, they are read and written.
+    The kernel copies them (or shares them, if the file system can); if it cannot, this process
+    reads and writes them.
 
     Args:
-        source: A descriptor, open for reading.
-        target: One open for writing, at its end.
-        start: First byte wanted.
-        count: How many.
+        source: File descriptor open for reading.
+        target: File descriptor open for writing, at its end.
+        start: Offset of the first byte in *source*.
+        count: Number of bytes; fewer are copied at the end of *source*.
 
     Raises:
-        OSError: The disk refuses.
+        OSError: Reading or writing failed.
     """
     done = 0
     for copy in (_copy_in_kernel, _send, _read_and_write):

@@ -1,8 +1,8 @@
-"""Indexed datasets: a `.bin` of tokens and an `.idx` that finds sequences in it, mapped to memory.
+"""Indexed datasets: a `.bin` of tokens and an `.idx` of sequences, both memory-mapped.
 
-Reads Megatron's formats byte for byte, whichever a file is in; `indexed_writer` writes them,
-`index_file` reads the `.idx`.  What `lazy` and `cached` meant, to read from the disk on demand or
-everything at once, is left to the system's page cache.
+Both of Megatron's formats are read byte for byte; `idx_reader` reads the `.idx`, `writer` writes
+datasets.  Files are never read as a whole: unlike Megatron's `lazy` and `cached` readers, this one
+leaves caching to the operating system.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ Tokens = npt.NDArray[np.integer]
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.integer]:
-    """Return uint16 for vocabularies under 65,500 ids, int32 above; Megatron's rule."""
+    """Return the type of stored tokens: uint16 for fewer than 65,500 ids, else int32.
+
+    Source:
+        Megatron-LM, `DType.optimal_dtype` in `megatron/core/datasets/indexed_dataset.py`.
+    """
     return TOKEN_DTYPES[8] if vocab_size < _UINT16_LIMIT else TOKEN_DTYPES[4]
 
 
@@ -32,20 +36,21 @@ class IndexedDataset:
     """Sequences of tokens in `PREFIX.bin`, found through `PREFIX.idx`.
 
     Args:
-        prefix: The files' path without `.bin` or `.idx`.
-        verify: Compare every pointer with the sizes (reads the whole `.idx`); the files' sizes
-            and the ends of the arrays are always checked.
+        prefix: Path of the files without `.bin` or `.idx`.
+        verify: True to compare every pointer with the sizes (reads the whole `.idx`).  The sizes of
+            the files and the ends of the arrays are always checked.
 
     Attributes:
-        index: What the `.idx` says.
+        index: Content of the `.idx`.
         dtype: Type of a stored token.
-        sizes: Tokens of each sequence, int32.
-        document_indices: The first sequence of each document, and the number of sequences.
-        modes: The mode of each sequence where the data is multimodal, int8; else None.
+        sizes: int32 [sequences], tokens of each sequence.
+        document_indices: int64 [documents + 1], first sequence of each document, and the number of
+            sequences.
+        modes: int8 [sequences], mode of each sequence of multimodal data; else None.
         tokens: Number of tokens.
 
     Raises:
-        DataError: Missing, truncated or inconsistent files; says what was expected and found.
+        DataError: A file is missing, truncated or inconsistent.
     """
 
     def __init__(self, prefix: str | Path, *, verify: bool = True) -> None:
@@ -82,19 +87,19 @@ class IndexedDataset:
 
     @property
     def stored(self) -> Tokens:
-        """All tokens as they lie in the `.bin`, a read-only view into the file."""
+        """All tokens of the `.bin` in order, a read-only view of the file."""
         return self._tokens
 
     def get(self, i: int, offset: int = 0, length: int | None = None) -> Tokens:
-        """Return tokens of sequence *i* as a read-only view into the file.
+        """Return tokens of sequence *i* as a read-only view of the file.
 
         Args:
-            i: Which sequence, from 0.
-            offset: First token wanted.
-            length: How many; None for all that follow.
+            i: Number of the sequence.
+            offset: First token of the sequence to return.
+            length: Number of tokens; None for all that follow.
 
         Raises:
-            IndexError: No such sequence, or tokens beyond its end.
+            IndexError: The sequence does not exist, or ends before the last token.
         """
         if not 0 <= i < len(self.sizes):
             raise IndexError(f"sequence {i} of {len(self.sizes)}")
@@ -106,10 +111,10 @@ class IndexedDataset:
         return self._tokens[start : start + wanted]
 
     def document(self, i: int) -> Tokens:
-        """Return all tokens of document *i* as a read-only view into the file.
+        """Return all tokens of document *i* as a read-only view of the file.
 
         Raises:
-            IndexError: No such document.
+            IndexError: The document does not exist.
         """
         if not 0 <= i < self.document_count:
             raise IndexError(f"document {i} of {self.document_count}")
@@ -120,7 +125,7 @@ class IndexedDataset:
         found, expected = self.bin_path.stat().st_size, self.index.bin_bytes
         if found != expected:
             raise DataError(
-                f"`{self.bin_path}` does not fit its index",
+                f"`{self.bin_path}` does not match its index",
                 why=f"`{self.idx_path}` counts {self.tokens} tokens of {self.dtype.itemsize} "
                 f"bytes: expected {expected} bytes, found {found}",
                 hint=SHORT_FILE if found < expected else _LONG,
@@ -128,8 +133,8 @@ class IndexedDataset:
 
 
 _LONG = (
-    "a tool that appends an end-of-document token without counting it writes such files; "
-    "prepare the data anew, or try `lmcore data repair`"
+    "tools that append an end-of-document token without counting it write such files; "
+    "prepare the data again, or try `lmcore data repair`"
 )
 
 
@@ -145,9 +150,9 @@ def _missing_hint(prefix: str) -> str:
     if bare != prefix and Path(f"{bare}.idx").is_file():
         return f"give the prefix without its ending: `{bare}`"
     if Path(f"{prefix}.bin").is_file():
-        return f"`lmcore data repair {prefix}` finds an index of another name, or makes one"
+        return f"`lmcore data repair {prefix}` finds an index of another name, or builds one"
     if Path(f"{prefix}.idx").is_file():
-        return "copy the tokens beside their index; without them nothing can be read"
+        return "copy the `.bin` with the tokens beside its `.idx`"
     directory, name = Path(prefix).parent, Path(prefix).name
     if directory.is_dir():
         near = sorted(p.stem for p in directory.iterdir() if p.suffix == ".idx")

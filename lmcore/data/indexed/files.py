@@ -1,7 +1,7 @@
-"""The two files of an indexed dataset while they are written: complete, or not there at all.
+"""Both files of an indexed dataset, written so that they appear complete or not at all.
 
-The bytes go to temporary names beside the target and are renamed once they are on the disk, the
-`.idx` last: where it stands, the pair is complete.
+They have hidden names until their content is on the disk.  The `.idx` is renamed last: if it
+exists, the pair is complete.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BUFFER = 1 << 20
 
 
 class DiskFullError(DataError):
-    """There is no room for what is to be written."""
+    """Full disk, or exceeded disk quota or file size limit."""
 
 
 @contextmanager
@@ -42,7 +42,8 @@ def disk_errors(path: Path) -> Iterator[None]:
     """Turn an `OSError` inside the block into a `DataError` that names *path*.
 
     Raises:
-        DiskFullError: The disk, or the user's share of it, is full.
+        DiskFullError: The disk is full, or a quota or file size limit is exceeded.
+        DataError: Another `OSError` occurred.
     """
     try:
         yield
@@ -56,25 +57,37 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def file_changed(path: str | Path) -> DataError:
-    """Return the error of a file that is not what it was when its reading began."""
+    """Return the error for a file that changed while it was read."""
     return DataError(
-        f"`{path}` changed while it was read", hint="wait until it is written, and start again"
+        f"`{path}` changed while it was read",
+        hint="wait until the other process has written it, and start again",
     )
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets the name *path*, durably, where the block ends well.
+    """Open a binary file that replaces *path*, durably, unless the block fails.
 
     Raises:
-        DataError: The disk refuses; an older file of that name stays.
+        DataError: The file cannot be written; an older file of that name stays.
     """
     with disk_errors(path), AtomicFile(path) as file:
         yield file
 
 
 def commit_pair(made: tuple[Path, Path], bin_path: Path, idx_path: Path) -> None:
-    """Name a finished `.bin` and `.idx`; an older index goes first, so that none misfits."""
+    """Give a finished `.bin` and `.idx` their names.
+
+    An older `.idx` is removed first, so that it is never beside the new `.bin`.
+
+    Args:
+        made: Temporary paths of `.bin` and `.idx`, synced to the disk.
+        bin_path: Final path of the `.bin`.
+        idx_path: Final path of the `.idx`.
+
+    Raises:
+        DataError: A file cannot be renamed.
+    """
     with disk_errors(idx_path):
         idx_path.unlink(missing_ok=True)
         for temporary, path in zip(made, (bin_path, idx_path), strict=True):
@@ -91,18 +104,18 @@ def check_token_range(
         raise DataError(
             f"`{bin_path}`: token {low if low < 0 else high} does not fit {dtype}",
             why=f"the type holds 0 to {highest}",
-            hint="the tokenizer gives ids outside its own vocabulary",
+            hint="the tokenizer returns ids outside its own vocabulary",
         )
 
 
 class IndexedFiles:
-    """`PREFIX.bin` and `PREFIX.idx` under temporary names, until `commit`.
+    """Files `PREFIX.bin` and `PREFIX.idx` under temporary names, until `commit`.
 
     Args:
-        prefix: The files' path without ending; its directory is made where it is missing.
+        prefix: Path of the files without ending; its directory is created if missing.
 
     Attributes:
-        bin: The open `.bin`; whatever is written to it goes through `disk_errors`.
+        bin: The open `.bin`; wrap writes to it in `disk_errors`.
 
     Raises:
         DataError: The directory is not writable.
@@ -117,7 +130,16 @@ class IndexedFiles:
         self.bin = self._bin_file.stream
 
     def finish(self, content: IndexContent, dtype: npt.DTypeLike, format_: Format) -> None:
-        """Write the index and bring both temporary files to the disk."""
+        """Write the index and sync both temporary files to the disk.
+
+        Args:
+            content: Content of the index.
+            dtype: Type of a stored token.
+            format_: Format of the index.
+
+        Raises:
+            DataError: A file cannot be written.
+        """
         with disk_errors(self.bin_path):
             self._bin_file.finish()
         with disk_errors(self.idx_path):
@@ -134,7 +156,7 @@ class IndexedFiles:
         )
 
     def close(self) -> None:
-        """Remove what is not committed; may be called again."""
+        """Remove the files unless they were committed; may be called again."""
         for file in (self._bin_file, self._idx_file):
             if file is not None:
                 file.close()

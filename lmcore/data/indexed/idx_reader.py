@@ -1,10 +1,9 @@
-"""The `.idx` of an indexed dataset: read and checked in both of Megatron's formats.
+"""Reader of the `.idx` of an indexed dataset, in both of Megatron's formats.
 
 `mmap` is today's format; `cached` and `lazy` are two names of the older one, which fairseq has in a
-shorter form without documents.  Which one a file is follows from its first bytes.  `IndexedDataset`
-adds the tokens, `index_writing` writes what is read here, `docs/reference/file-formats.md` shows
-it.  Everything is checked against the file's size before it is used: a header's count is never a
-reason to allocate.
+shorter form without documents.  The first bytes of a file identify its format.  `IndexedDataset`
+adds the tokens, `idx_writer` writes the formats, `docs/reference/file-formats.md` describes them.
+Counts in a header are checked against the size of the file before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ Format = Literal["mmap", "cached"]
 
 VERSION = 1
 MAGIC = b"MMIDIDX\x00\x00"
-# after the magic: version, dtype code, sequences, entries of the document index
+# After the magic: version, dtype code, sequences, entries of the document index.
 HEADER = struct.Struct("<QBQQ")
 _HEADER_BYTES = len(MAGIC) + HEADER.size
 CACHED_MAGIC = b"TNTIDX\x00\x00"
-# after the magic: version, dtype code, bytes of a token, items, dimensions, document entries
+# After the magic: version, dtype code, bytes of a token, items, dimensions, document entries.
 CACHED_HEADER = struct.Struct("<QQQQQQ")
 _CACHED_BYTES = len(CACHED_MAGIC) + CACHED_HEADER.size
-_FAIRSEQ_BYTES = _CACHED_BYTES - 8  # without the last
+_FAIRSEQ_BYTES = _CACHED_BYTES - 8  # without document entries
 TOKEN_DTYPES: dict[int, np.dtype[np.integer]] = {
     1: np.dtype("u1"),
     2: np.dtype("i1"),
@@ -59,22 +58,23 @@ _FLOAT_CODES = {6: "float64", 7: "float32"}
 _CHUNK = 1 << 20
 _LARGEST_SIZE = int(np.iinfo(np.int32).max)
 SHORT_FILE = "the file is cut short; copy or prepare it again"
-_DAMAGED = "the file is damaged; prepare the data anew, or try `lmcore data repair`"
+_DAMAGED = "the file is damaged; prepare the data again, or try `lmcore data repair`"
 
 
 @dataclass(frozen=True)
 class Index:
-    """What an `.idx` says; the arrays lie in the file, read-only.
+    """Content of an `.idx`; the arrays are read-only views of the file.
 
     Attributes:
-        path: The file.
-        format: `mmap`, or `cached`, which `lazy` is another name of.
+        path: Path of the file.
+        format: `mmap`, or `cached` (also called `lazy`).
         dtype: Type of a stored token.
-        sizes: Tokens of each sequence, at most 2**31 - 1; int32, and int64 in `cached`.
-        starts: Where each sequence starts in the `.bin`, in units of `start_bytes`.
-        start_bytes: 1 for `mmap`, the size of a token for `cached`.
-        document_indices: The first sequence of each document, and the number of sequences.
-        modes: The mode of each sequence, int8, where the data is multimodal.
+        sizes: int32 (int64 in `cached`) [sequences], tokens of each sequence, at most 2**31 - 1.
+        starts: int64 [sequences], start of each sequence in the `.bin`, in units of `start_bytes`.
+        start_bytes: Bytes of that unit: 1 for `mmap`, the size of a token for `cached`.
+        document_indices: int64 [documents + 1], first sequence of each document, and the number of
+            sequences.
+        modes: int8 [sequences], mode of each sequence; None if the data is not multimodal.
         tokens: Number of tokens.
     """
 
@@ -95,31 +95,31 @@ class Index:
 
     @property
     def bin_bytes(self) -> int:
-        """Size that the `.bin` must have."""
+        """Size that the `.bin` must have, in bytes."""
         return self.tokens * self.dtype.itemsize
 
     @property
     def unit(self) -> int:
-        """What `starts` count for each token."""
+        """Difference of `starts` per token."""
         return self.dtype.itemsize // self.start_bytes
 
     def start_of(self, sequence: int) -> int:
-        """Return the number of tokens before a sequence; that of all of them for the last + 1."""
+        """Return the number of tokens before a sequence; all tokens for the last sequence + 1."""
         if sequence == len(self.sizes):
             return self.tokens
         return int(self.starts[sequence]) // self.unit
 
 
 def read_index(path: str | Path, *, verify: bool = True) -> Index:
-    """Map an `.idx` of either format; its `.bin` is not looked at.
+    """Memory-map an `.idx` of either format; its `.bin` is not opened.
 
     Args:
-        path: The file.
-        verify: Compare every start with the sizes (reads the whole file once); the size of the
-            file and the ends of its arrays are always checked.
+        path: Path of the file.
+        verify: True to compare every start with the sizes (reads the whole file once).  The size of
+            the file and the ends of its arrays are always checked.
 
     Raises:
-        DataError: A truncated, inconsistent or foreign file; says what was expected and found.
+        DataError: The file is truncated, inconsistent or of another format.
     """
     path = Path(path)
     try:
@@ -144,13 +144,17 @@ def read_index(path: str | Path, *, verify: bool = True) -> Index:
 
 
 def map_file(path: Path, dtype: np.dtype[np.integer]) -> npt.NDArray[np.integer]:
-    """Return a file as a read-only array.
+    """Return a file as a read-only array [elements].
 
-    Each map holds a file descriptor.  Data file lists name thousands of datasets, so that the
-    process's limit is raised, as far as the system lets it be, where it is met.
+    Each map holds a file descriptor, and data file lists name thousands of datasets: if the
+    process reaches its limit of open files, the limit is raised to the system's maximum.
+
+    Args:
+        path: Path of the file.
+        dtype: Type of its elements.
 
     Raises:
-        DataError: More files are open than the system allows, or the file cannot be read.
+        DataError: Too many files are open, or the file cannot be read.
     """
     try:
         try:
@@ -158,7 +162,9 @@ def map_file(path: Path, dtype: np.dtype[np.integer]) -> npt.NDArray[np.integer]
         except OSError as error:
             if error.errno != errno.EMFILE:
                 raise
-            _raise_file_limit()
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            with suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             mapped = np.memmap(path, dtype=dtype, mode="r")
     except OSError as error:
         raise DataError(
@@ -169,14 +175,8 @@ def map_file(path: Path, dtype: np.dtype[np.integer]) -> npt.NDArray[np.integer]
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
             else None,
         ) from error
-    # A plain array on the map: slicing `np.memmap` itself costs several times as much.
+    # A plain array on the map: slicing `np.memmap` itself is several times slower.
     return np.asarray(mapped)
-
-
-def _raise_file_limit() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _read_mmap(path: Path, head: bytes, found: int) -> Index:
@@ -190,7 +190,7 @@ def _read_mmap(path: Path, head: bytes, found: int) -> Index:
     if found not in (expected, expected + sequences):
         raise _other_size(path, f"{sequences} sequences and {entries}", expected, found)
     if entries < 1:
-        raise DataError(f"`{path}` has no document index", hint="prepare the data anew")
+        raise DataError(f"`{path}` has no document index", hint="prepare the data again")
     content = map_file(path, np.dtype("u1"))
     at = _HEADER_BYTES
     sizes: npt.NDArray[np.int32] = content[at : (at := at + 4 * sequences)].view("<i4")
@@ -214,13 +214,13 @@ def _read_cached(path: Path, head: bytes, found: int, *, verify: bool) -> Index:
     dtype = _token_type(path, code)
     longs = 2 * (items + 1) + dimensions
     expected = _CACHED_BYTES + 8 * (longs + entries)
-    # Plain fairseq has neither the number of documents nor their index.
+    # fairseq writes neither the number of documents nor their index.
     plain = found == _FAIRSEQ_BYTES + 8 * longs and found != expected
     if not plain and found != expected:
         raise _other_size(path, f"{items} sequences and {entries}", expected, found)
     if width != dtype.itemsize:
         raise DataError(
-            f"`{path}` says that a token of type {dtype} has {width} bytes", hint=_DAMAGED
+            f"`{path}` gives {width} bytes as the size of a token of type {dtype}", hint=_DAMAGED
         )
     if dimensions != items:
         raise DataError(
@@ -228,7 +228,7 @@ def _read_cached(path: Path, head: bytes, found: int, *, verify: bool) -> Index:
             why=f"{items} items have {dimensions} dimensions in all; a sequence has one",
         )
     if not plain and entries < 1:
-        raise DataError(f"`{path}` has no document index", hint="prepare the data anew")
+        raise DataError(f"`{path}` has no document index", hint="prepare the data again")
     content = map_file(path, np.dtype("u1"))
     numbers: npt.NDArray[np.int64] = content[_FAIRSEQ_BYTES if plain else _CACHED_BYTES :].view(
         "<i8"
@@ -236,7 +236,9 @@ def _read_cached(path: Path, head: bytes, found: int, *, verify: bool) -> Index:
     dims, starts = numbers[: items + 1], numbers[items + 1 : 2 * (items + 1)]
     _check_dimensions(path, dims, verify=verify)
     sizes = numbers[2 * (items + 1) : longs]
-    _check_sizes(path, sizes)
+    if sizes.size:
+        for extreme in (int(sizes.argmin()), int(sizes.argmax())):
+            _check_size(path, extreme, int(sizes[extreme]))
     documents = np.arange(items + 1, dtype=np.int64) if plain else numbers[longs:]
     tokens = int(starts[-1])
     before_end = int(starts[-2]) + int(sizes[-1]) if items else 0
@@ -251,15 +253,7 @@ def _check_dimensions(path: Path, dims: npt.NDArray[np.int64], *, verify: bool) 
         piece = dims[at : at + _CHUNK]
         sound = sound and bool((piece == np.arange(at, at + len(piece))).all())
     if not sound:
-        raise DataError(
-            f"`{path}`: the dimensions of its sequences are not one each", hint=_DAMAGED
-        )
-
-
-def _check_sizes(path: Path, sizes: npt.NDArray[np.int64]) -> None:
-    if sizes.size:
-        for extreme in (int(sizes.argmin()), int(sizes.argmax())):
-            _check_size(path, extreme, int(sizes[extreme]))
+        raise DataError(f"`{path}`: its sequences do not have one dimension each", hint=_DAMAGED)
 
 
 def _check_size(path: Path, sequence: int, size: int) -> None:
@@ -300,13 +294,14 @@ def _check_documents(index: Index, *, verify: bool) -> None:
             f"`{index.path}`: the document index is not a partition of the sequences",
             why=f"it must rise from 0 to {len(index.sizes)}; it goes from {ends[0]} to {ends[1]}"
             + ("" if rising else " and falls in between"),
-            hint="the index is damaged; prepare the data anew, or try `lmcore data repair`",
+            hint="the index is damaged; prepare the data again, or try `lmcore data repair`",
         )
 
 
 def _check_version(path: Path, version: int) -> None:
     if version != VERSION:
-        raise DataError(f"`{path}` has version {version}", why=f"only version {VERSION} is known")
+        why = f"only version {VERSION} is supported"
+        raise DataError(f"`{path}` has version {version}", why=why)
 
 
 def _token_type(path: Path, code: int) -> np.dtype[np.integer]:
@@ -331,7 +326,7 @@ def _short_header(path: Path, wanted: int, found: int) -> DataError:
 
 def _other_size(path: Path, counts: str, expected: int, found: int) -> DataError:
     return DataError(
-        f"`{path}` does not have the size that its header says",
+        f"the size of `{path}` does not match its header",
         why=f"{counts} document entries: expected {expected} bytes, found {found}",
         hint=SHORT_FILE if found < expected else _DAMAGED,
     )
@@ -341,6 +336,6 @@ def _wrong_start(path: Path, sequence: int, found: int, expected: int) -> DataEr
     return DataError(
         f"`{path}`: sequence {sequence} starts at byte {found}",
         why=f"the sizes before it sum to byte {expected}",
-        hint="the index is damaged, or another tool wrote it wrongly; prepare the data anew, or "
+        hint="the index is damaged, or another tool wrote it wrongly; prepare the data again, or "
         "try `lmcore data repair`",
     )

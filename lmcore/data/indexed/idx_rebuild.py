@@ -1,4 +1,4 @@
-"""An index made from the tokens alone, where a token ends each document."""
+"""Index rebuilt from the tokens alone, if an end-of-document token ends each document."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Integers = npt.NDArray[np.integer]
 
 
 class RebuiltIndex:
-    """The content of an index in which each document ends with a token and is one sequence.
+    """Content of an index with one sequence per document, each up to an end-of-document token.
 
     Args:
-        bin_path: The tokens.
+        bin_path: File of the tokens.
         dtype: Type of a stored token.
-        eod: The id that ends a document.
-        directory: Where a temporary file may be.
+        eod: Id of the end-of-document token.
+        directory: Directory of a temporary file.
 
     Attributes:
-        unended: Tokens after the last end; they are a document too.
+        unended: Number of tokens after the last end-of-document token; they are a document, too.
 
     Raises:
-        DataError: The file is not of whole tokens, or the id does not occur in it.
+        DataError: The size of the file is not a multiple of the token's, or *eod* does not occur.
     """
 
     multimodal = False
@@ -50,16 +50,16 @@ class RebuiltIndex:
         self._sizes.close()
 
     def sizes(self) -> Iterator[Integers]:
-        """Yield the tokens of each sequence, in pieces."""
+        """Yield the number of tokens of each sequence, in pieces."""
         return self._sizes.chunks()
 
     def document_ends(self) -> Iterator[Integers]:
-        """Yield for each document the number of sequences in it and before it."""
+        """Yield the last sequence + 1 of each document, in pieces."""
         for at in range(0, self.documents, _PIECE_TOKENS):
             yield np.arange(at, min(at + _PIECE_TOKENS, self.documents)) + 1
 
     def modes(self) -> Iterator[Integers]:
-        """Yield nothing."""
+        """Return an empty iterator."""
         return iter(())
 
     def _read(self, bin_path: Path, dtype: np.dtype[np.integer], eod: int) -> None:
@@ -68,7 +68,7 @@ class RebuiltIndex:
             raise DataError(
                 f"`{bin_path}` does not hold whole tokens of {dtype}",
                 why=f"it has {size} bytes, a token has {dtype.itemsize}",
-                hint="it is cut short, or the type is another; `--dtype` names it",
+                hint="the file is cut short, or has another token type; give it with `--dtype`",
             )
         start = at = 0
         with bin_path.open("rb") as file:
@@ -82,9 +82,9 @@ class RebuiltIndex:
             self.close()
             raise DataError(
                 f"token {eod} does not occur in `{bin_path}`",
-                why=f"in none of {at} tokens of {dtype}",
-                hint="documents may have been written without it, and then where they end cannot "
-                "be known; or `--eod` or `--dtype` is another",
+                why=f"the file has {at} tokens of {dtype}",
+                hint="check `--eod` and `--dtype`; without end-of-document tokens an index cannot "
+                "be rebuilt",
             )
         self.unended = at - start
         if self.unended:
@@ -95,7 +95,7 @@ class RebuiltIndex:
             self.close()
             raise DataError(
                 f"`{bin_path}`: a document of {sizes.max()} tokens",
-                why=f"the format counts up to {_LARGEST_SIZE}",
-                hint="`--eod` or `--dtype` is another",
+                why=f"the format allows at most {_LARGEST_SIZE}",
+                hint="check `--eod` and `--dtype`",
             )
         self._sizes.extend(sizes)

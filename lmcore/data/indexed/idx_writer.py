@@ -1,14 +1,14 @@
-"""Writes an `.idx` in either of Megatron's formats from numbers that come in pieces.
+"""Writer of an `.idx` in either of Megatron's formats, from arrays that come in pieces.
 
-The sizes of a corpus's sequences may be more than fits in memory, so what is written is asked for
-chunk by chunk, several times: each array of the file is a pass over it.
+The sizes of a corpus's sequences may not fit in memory, so the content is iterated over in pieces,
+once for each array of the file.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -33,7 +33,7 @@ Integers = npt.NDArray[np.integer]
 
 
 class IndexContent(Protocol):
-    """What an index says, in pieces that can be asked for again."""
+    """Content of an index, in pieces that can be iterated over again."""
 
     @property
     def sequences(self) -> int:
@@ -47,28 +47,28 @@ class IndexContent(Protocol):
 
     @property
     def multimodal(self) -> bool:
-        """Whether each sequence has a mode."""
+        """True if each sequence has a mode."""
         ...
 
     def sizes(self) -> Iterator[Integers]:
-        """Yield the tokens of each sequence, in order."""
+        """Yield the number of tokens of each sequence, in pieces."""
         ...
 
     def document_ends(self) -> Iterator[Integers]:
-        """Yield for each document the number of sequences in it and before it."""
+        """Yield the last sequence + 1 of each document, in pieces."""
         ...
 
     def modes(self) -> Iterator[Integers]:
-        """Yield the mode of each sequence; not called unless `multimodal`."""
+        """Yield the mode of each sequence, in pieces; only called if `multimodal`."""
         ...
 
 
 class NumberSpool:
-    """Integers appended one after another: the last in memory, those before in an unnamed file.
+    """Growing list of integers: the last ones in memory, all others in an unnamed file.
 
     Args:
-        directory: Where the file goes, once there is need for one.
-        code: Type of a number, as `array.array` names it.
+        directory: Directory of the file, which is created when needed.
+        code: Type code of the integers in `array.array`.
     """
 
     def __init__(self, directory: Path, code: str) -> None:
@@ -78,7 +78,7 @@ class NumberSpool:
         self._spooled = 0
 
     def __len__(self) -> int:
-        """Return how many numbers there are."""
+        """Return the number of integers."""
         return self._spooled + len(self._recent)
 
     def extend(self, values: Integers) -> None:
@@ -87,12 +87,12 @@ class NumberSpool:
         self.flush()
 
     def append(self, value: int) -> None:
-        """Append one number."""
+        """Append one integer."""
         self._recent.append(value)
         self.flush()
 
     def flush(self) -> None:
-        """Move what is in memory to the file, where it is much."""
+        """Move the integers in memory to the file if there are many."""
         if len(self._recent) < _CHUNK:
             return
         if self._file is None:
@@ -105,7 +105,7 @@ class NumberSpool:
         self._recent = array(self._recent.typecode)
 
     def chunks(self) -> Iterator[Integers]:
-        """Yield all numbers in pieces; nothing may be appended meanwhile."""
+        """Yield all integers in pieces; do not append meanwhile."""
         code = self._recent.typecode
         if self._file is not None:
             self._file.flush()
@@ -122,15 +122,15 @@ class NumberSpool:
 
 
 def dtype_code(dtype: npt.DTypeLike) -> tuple[int, np.dtype[np.integer]]:
-    """Return the number that stands for a token's type, and the type as it is stored.
+    """Return the format's code of a token type, and the stored type (little-endian).
 
     Raises:
-        ValueError: The formats have no such type.
+        ValueError: The formats do not have the type.
     """
     for code, known in TOKEN_DTYPES.items():
         if np.dtype(dtype) == known:
             return code, known
-    raise ValueError(f"{dtype} is no token type of the format")
+    raise ValueError(f"{dtype} is not a token type of the format")
 
 
 def write_index(
@@ -139,14 +139,14 @@ def write_index(
     """Write an index.
 
     Args:
-        file: Where it goes, from its start.
-        content: What it says.
+        file: Empty binary file.
+        content: Content of the index.
         dtype: Type of a stored token.
-        format_: Which of the formats.
+        format_: Format to write.
 
     Raises:
-        ValueError: A multimodal index is wanted as `cached`, which has no place for modes.
-        OSError: The disk refuses.
+        ValueError: A multimodal index is to be written as `cached`, which has no modes.
+        OSError: Writing failed.
     """
     code, stored = dtype_code(dtype)
     if format_ == "cached":
@@ -159,31 +159,30 @@ def write_index(
 
 def _write_mmap(file: BinaryIO, content: IndexContent, code: int, width: int) -> None:
     file.write(MAGIC + HEADER.pack(VERSION, code, content.sequences, content.documents + 1))
-    _write(file, content.sizes, "<i4")
-    _write(file, lambda: _starts(content, width), "<i8")
+    _write(file, content.sizes(), "<i4")
+    _write(file, _starts(content, width), "<i8")
     file.write(bytes(8))
-    _write(file, content.document_ends, "<i8")
+    _write(file, content.document_ends(), "<i8")
     if content.multimodal:
-        _write(file, content.modes, "<i1")
+        _write(file, content.modes(), "<i1")
 
 
 def _write_cached(file: BinaryIO, content: IndexContent, code: int, width: int) -> None:
     count = content.sequences
     counts = (VERSION, code, width, count, count, content.documents + 1)
     file.write(CACHED_MAGIC + CACHED_HEADER.pack(*counts))
-    _write(file, lambda: _ascending(count + 1), "<i8")
-    _write(file, lambda: _starts(content, 1), "<i8")
+    dimensions = (np.arange(at, min(at + _CHUNK, count + 1)) for at in range(0, count + 1, _CHUNK))
+    _write(file, dimensions, "<i8")
+    _write(file, _starts(content, 1), "<i8")
     total = sum(int(sizes.sum(dtype=np.int64)) for sizes in content.sizes())
     file.write(total.to_bytes(8, "little"))
-    _write(file, content.sizes, "<i8")
+    _write(file, content.sizes(), "<i8")
     file.write(bytes(8))
-    _write(file, content.document_ends, "<i8")
+    _write(file, content.document_ends(), "<i8")
 
 
-def _write(file: BinaryIO, chunks: Callable[[], Iterator[Integers]], dtype: str) -> None:
-    file.writelines(
-        np.ascontiguousarray(chunk.astype(dtype, copy=False)).data for chunk in chunks()
-    )
+def _write(file: BinaryIO, pieces: Iterator[Integers], dtype: str) -> None:
+    file.writelines(np.ascontiguousarray(piece.astype(dtype, copy=False)).data for piece in pieces)
 
 
 def _starts(content: IndexContent, unit: int) -> Iterator[Integers]:
@@ -192,8 +191,3 @@ def _starts(content: IndexContent, unit: int) -> Iterator[Integers]:
         ends = start + np.cumsum(sizes, dtype=np.int64)
         yield (ends - sizes) * unit
         start = int(ends[-1]) if ends.size else start
-
-
-def _ascending(count: int) -> Iterator[Integers]:
-    for at in range(0, count, _CHUNK):
-        yield np.arange(at, min(at + _CHUNK, count), dtype=np.int64)

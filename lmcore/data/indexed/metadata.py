@@ -1,7 +1,6 @@
-"""`PREFIX.meta.json`: which tokenizer made a dataset, and what it counted.
+"""Metadata of a dataset, `PREFIX.meta.json`: its tokenizer, and counts of documents and tokens.
 
-Megatron's two files do not say what their numbers mean.  This one beside them does; datasets of
-other tools do without.
+Megatron's two files do not record the tokenizer.  Datasets of other tools have no metadata file.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DatasetMetadata:
-    """What `PREFIX.meta.json` says.
+    """Content of `PREFIX.meta.json`.
 
     Attributes:
-        tokenizer: `Tokenizer.describe()`: the type, and what rebuilds it.
-        vocab_size: Number of real ids.
-        eod: The end-of-document id, or None.
-        fingerprint: `Tokenizer.fingerprint()`; equal for equal tokenizers, wherever files lie.
-        append_eod: Whether each document ends with the end-of-document id.
-        documents: Of the dataset.
-        sequences: Likewise.
-        tokens: Likewise.
+        tokenizer: Result of `Tokenizer.describe()`: type and settings that rebuild the tokenizer.
+        vocab_size: Number of ids without padding.
+        eod: Id of the end-of-document token, or None.
+        fingerprint: Result of `Tokenizer.fingerprint()`, equal for equal tokenizers.
+        append_eod: True if each document ends with the end-of-document token.
+        documents: Number of documents.
+        sequences: Number of sequences.
+        tokens: Number of tokens.
         dtype: Type of a stored token.
-        lmcore_version: What wrote it.
+        lmcore_version: Version of lmcore that wrote the file.
     """
 
     tokenizer: dict[str, str | int | None]
@@ -55,7 +54,7 @@ class DatasetMetadata:
 
     @property
     def identity(self) -> TokenizerIdentity:
-        """The tokenizer that made the data set."""
+        """Identity of the tokenizer that made the dataset."""
         return TokenizerIdentity(self.vocab_size, self.eod, self.fingerprint, self.tokenizer)
 
     @classmethod
@@ -69,7 +68,7 @@ class DatasetMetadata:
         tokens: int,
         dtype: str,
     ) -> DatasetMetadata:
-        """Describe a dataset that *tokenizer* made."""
+        """Return the metadata of a dataset that *tokenizer* made; see the attributes."""
         return cls(
             tokenizer=tokenizer.describe(),
             vocab_size=tokenizer.vocab_size,
@@ -85,15 +84,15 @@ class DatasetMetadata:
 
 
 def metadata_path(prefix: str | Path) -> Path:
-    """Return where the metadata of a dataset lies."""
+    """Return the path of a dataset's metadata file."""
     return Path(f"{prefix}.meta.json")
 
 
 def read_metadata(prefix: str | Path) -> DatasetMetadata | None:
-    """Return the metadata of a dataset, or None where there is none.
+    """Return the metadata of a dataset, or None if it has no metadata file.
 
     Raises:
-        DataError: The file is there and not what it should be.
+        DataError: The metadata file is invalid.
     """
     path = metadata_path(prefix)
     try:
@@ -101,8 +100,8 @@ def read_metadata(prefix: str | Path) -> DatasetMetadata | None:
             content = stream.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise DataError(
-                f"`{path}` is no metadata of a dataset",
-                why=f"it has more than {_MAX_BYTES:,} bytes, as none has",
+                f"`{path}` is not a metadata file of a dataset",
+                why=f"it has more than {_MAX_BYTES:,} bytes",
                 hint=_HINT,
             )
         values = json.loads(content)
@@ -114,16 +113,17 @@ def read_metadata(prefix: str | Path) -> DatasetMetadata | None:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"cannot read `{path}`", why=str(error), hint=_HINT) from None
     for name, value in found.items():
-        if type(value) not in _KINDS.get(name, (int,)):
+        kinds = _KINDS.get(name, (int,))
+        if type(value) not in kinds:
             raise DataError(
                 f"`{path}`: `{name}` is {json.dumps(value)[:60]}",
-                why="no dataset has that",
+                why=f"expected {' or '.join(kind.__name__ for kind in kinds)}",
                 hint=_HINT,
             )
     return DatasetMetadata(**found)
 
 
-_HINT = "prepare the data anew, or remove the file: the dataset can be read without it"
+_HINT = "prepare the data again, or delete this file: the dataset can be read without it"
 _MAX_BYTES = 1 << 20
 _KINDS: dict[str, tuple[type, ...]] = {
     "tokenizer": (dict,),
@@ -133,18 +133,18 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "dtype": (str,),
     "lmcore_version": (str,),
 }
-"""Types of the fields that are not whole numbers."""
+"""Types of the fields that are not integers."""
 
 
 def write_metadata(prefix: str | Path, metadata: DatasetMetadata) -> None:
-    """Write the metadata of a dataset; the file appears whole."""
+    """Write the metadata of a dataset; the file appears complete."""
     text = json.dumps(asdict(metadata), indent=1, ensure_ascii=False)
     with replacing(metadata_path(prefix)) as file:
         file.write(f"{text}\n".encode())
 
 
 def remove_metadata(prefix: str | Path) -> None:
-    """Remove the metadata of an older dataset of that name."""
+    """Remove the metadata file of an older dataset of that name."""
     path = metadata_path(prefix)
     with disk_errors(path):
         path.unlink(missing_ok=True)

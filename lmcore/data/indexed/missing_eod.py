@@ -1,8 +1,8 @@
-"""Datasets whose documents end with a token that the index does not count.
+"""Repair of indices that do not count the end-of-document tokens.
 
-Some tools append an end-of-document token to the `.bin` and leave it out of the sizes, so that
-every document after the first is read from a wrong place.  Where the token that is too many after
-each document is the same everywhere, the right sizes can be known.
+Some tools append an end-of-document token to the `.bin` but do not count it in the sizes, so that
+every document after the first is read at a wrong offset.  If each document is followed by the same
+surplus token, the correct sizes can be restored.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Integers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class MissingEod:
-    """A token that stands uncounted after documents.
+    """End-of-document token that an index does not count.
 
     Attributes:
-        token: Its id.
-        after_empty: Whether it stands after documents without tokens too.
-        count: How many times.
+        token: Id of the token.
+        after_empty: True if the token also follows documents without tokens.
+        count: Number of such tokens.
     """
 
     token: int
@@ -38,15 +38,15 @@ class MissingEod:
 
 
 def find_missing_eod(index: Index, bin_path: Path, eod: int | None = None) -> MissingEod | None:
-    """Return the token that each document is followed by and that the index does not count.
+    """Return the token that follows each document and that the index does not count.
 
     Args:
-        index: The index, sound in itself.
-        bin_path: The tokens; there are more of them than the index counts.
-        eod: The token wanted; None for any, if there are several documents to tell it from.
+        index: Consistent index.
+        bin_path: File of the tokens, with more tokens than the index counts.
+        eod: Id of the end-of-document token; None to accept any id if there are several documents.
 
     Returns:
-        None where the tokens that are too many are not explained so.
+        The token, or None if it does not explain the surplus tokens.
     """
     size = bin_path.stat().st_size
     excess = size // index.dtype.itemsize - index.tokens
@@ -55,15 +55,15 @@ def find_missing_eod(index: Index, bin_path: Path, eod: int | None = None) -> Mi
     tokens = map_file(bin_path, index.dtype)
     filled = sum(int(np.count_nonzero(np.diff(bounds))) for bounds in document_bounds(index))
     for after_empty, count in ((True, index.document_count), (False, filled)):
-        if count == excess and not (after_empty and _without_sequences(index)):
+        if count == excess and not (after_empty and _has_document_without_sequence(index)):
             token = _common_end(index, tokens, after_empty=after_empty)
             if token is not None and (eod == token or (eod is None and count > 1)):
                 return MissingEod(token, after_empty, count)
     return None
 
 
-def _without_sequences(index: Index) -> bool:
-    """Return whether a document has no sequence that could take the token."""
+def _has_document_without_sequence(index: Index) -> bool:
+    """Return True if a document has no sequence to which the token could be added."""
     bounds = index.document_indices
     step = 1 << 20
     return any(
@@ -72,7 +72,7 @@ def _without_sequences(index: Index) -> bool:
 
 
 def _common_end(index: Index, tokens: Integers, *, after_empty: bool) -> int | None:
-    """Return the token that follows all documents, if it is one."""
+    """Return the token that follows all documents; None if the tokens differ."""
     found: int | None = None
     before = 0
     for bounds in document_bounds(index):
@@ -88,7 +88,7 @@ def _common_end(index: Index, tokens: Integers, *, after_empty: bool) -> int | N
 
 
 class IndexWithEod:
-    """The content of the right index: the last sequence of each document is one longer."""
+    """Content of the correct index: the last sequence of each document has one more token."""
 
     def __init__(self, index: Index, end: MissingEod) -> None:
         self._index, self._after_empty = index, end.after_empty
@@ -98,7 +98,7 @@ class IndexWithEod:
         self.multimodal = index.modes is not None
 
     def sizes(self) -> Iterator[Integers]:
-        """Yield the tokens of each sequence, in pieces."""
+        """Yield the number of tokens of each sequence, in pieces."""
         at = 0
         for bounds in document_bounds(self._index):
             firsts = self._index.document_indices[at : at + len(bounds)]
@@ -111,7 +111,7 @@ class IndexWithEod:
             yield sizes
 
     def document_ends(self) -> Iterator[Integers]:
-        """Yield for each document the number of sequences in it and before it."""
+        """Yield the last sequence + 1 of each document."""
         yield self._index.document_indices[1:]
 
     def modes(self) -> Iterator[Integers]:

@@ -1,8 +1,7 @@
-"""What the tokens of a dataset are, found in one pass over its `.bin`.
+"""Scan of a dataset's tokens: histogram of ids, duplicate documents, end-of-document tokens.
 
-Counts of ids, documents that are copies of others, and whether documents end with their token.
-The file is read in pieces, and of each document a 64-bit hash is kept in a temporary file, so that
-memory is bounded whatever the size.
+One pass reads the `.bin` in pieces and keeps a 64-bit hash of each document in a temporary file,
+so that memory is bounded whatever the size.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["TokenScan", "document_bounds", "scan_tokens"]
 
 _PIECE_TOKENS = 1 << 22
 _DOCUMENTS = 1 << 16
-_HIGHEST_COUNTED = 1 << 24  # ids from here on are counted together: 128 MiB hold the others
+_HIGHEST_COUNTED = 1 << 24  # larger ids are counted together; the histogram takes 128 MiB
 _SORTED_HASHES = 1 << 24
 _EXAMPLES = 10
 
@@ -39,20 +38,20 @@ Tokens = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class TokenScan:
-    """What a pass over all tokens found.
+    """Result of a pass over all tokens.
 
     Attributes:
-        distinct: How many different ids there are, among those below 2**24.
-        lowest: The lowest id; None where there are no tokens.
-        highest: The highest.
-        frequent: The most frequent ids and how often each is there, the most frequent first.
-        beyond: Tokens whose ids are negative or 2**24 and more, which are not in `frequent`.
-        outside: Tokens that are no ids of the vocabulary; None where its size is not known.
-        duplicates: Documents that equal an earlier one.
-        duplicate_examples: Some of them, each with the first document that it equals.
-        eod: Id that ends a document; None where it is not known.
-        ended: Documents whose last token that is.
-        ends_inside: Such tokens elsewhere.
+        distinct: Number of different ids from 0 to 2**24 - 1.
+        lowest: Lowest id; None if there are no tokens.
+        highest: Highest id; None if there are no tokens.
+        frequent: Most frequent ids and their counts, the most frequent first.
+        beyond: Number of tokens with negative ids or ids from 2**24 on, not in `frequent`.
+        outside: Number of tokens outside the vocabulary; None if its size is unknown.
+        duplicates: Number of documents that equal an earlier one.
+        duplicate_examples: Some duplicates, each with the first document that it equals.
+        eod: Id of the end-of-document token; None if unknown.
+        ended: Number of documents that end with it; None if unknown.
+        ends_inside: Number of end-of-document tokens elsewhere; None if unknown.
     """
 
     distinct: int
@@ -74,10 +73,10 @@ def scan_tokens(
     """Read all tokens of a dataset once.
 
     Args:
-        dataset: Which.
-        eod: Id that ends a document, where it is known.
-        vocab_size: Number of ids, likewise.
-        top: How many of the most frequent ids are told.
+        dataset: The dataset.
+        eod: Id of the end-of-document token; None if unknown.
+        vocab_size: Number of ids in the vocabulary; None if unknown.
+        top: Number of most frequent ids to return.
 
     Raises:
         DataError: The `.bin` cannot be read to its end.
@@ -106,7 +105,7 @@ def scan_tokens(
 
 
 def document_bounds(index: Index) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield where documents begin and end, in tokens: pieces whose last number begins the next."""
+    """Yield the bounds of documents in tokens, int64, in pieces that overlap by one bound."""
     for at in range(0, index.document_count, _DOCUMENTS):
         firsts = index.document_indices[at : at + _DOCUMENTS + 1]
         bounds = np.full(len(firsts), index.tokens, dtype=np.int64)
@@ -119,9 +118,9 @@ _Piece = tuple[Tokens, npt.NDArray[np.uint64], Tokens]
 
 
 def _pieces(dataset: IndexedDataset) -> Iterator[_Piece]:
-    """Yield all tokens in pieces: each with the hashes and last tokens of documents ending in it.
+    """Yield all tokens in pieces, each with hashes and last tokens of the documents ending in it.
 
-    The hash of a document without tokens is 0, that of others never; it has no last token.
+    Only documents without tokens have the hash 0; they have no last token.
     """
     with dataset.bin_path.open("rb", buffering=0) as file:
         for bounds in document_bounds(dataset.index):
@@ -137,7 +136,7 @@ def _pieces(dataset: IndexedDataset) -> Iterator[_Piece]:
 
 
 def _documents(file: BinaryIO, dataset: IndexedDataset, bounds: npt.NDArray[np.int64]) -> _Piece:
-    """Read the documents of a piece; *bounds* are theirs in it."""
+    """Read the documents of a piece; *bounds* are relative to its start."""
     width = dataset.dtype.itemsize
     content = memoryview(_read(file, int(bounds[-1]) * width, dataset.bin_path))
     cuts = (bounds * width).tolist()
@@ -181,7 +180,7 @@ def _read(file: BinaryIO, count: int, path: Path) -> bytes:
 
 
 class _Counts:
-    """How often each id is there."""
+    """Histogram of ids."""
 
     def __init__(self, eod: int | None, vocab_size: int | None) -> None:
         self.histogram = np.zeros(1 << 8, dtype=np.int64)
@@ -210,13 +209,13 @@ class _Counts:
         self.histogram = found
 
     def frequent(self, top: int) -> tuple[tuple[int, int], ...]:
-        """Return the most frequent ids; among equals the lowest first."""
+        """Return the most frequent ids and their counts; equal counts by id."""
         most = np.argsort(-self.histogram, kind="stable")[:top]
         return tuple((int(i), int(self.histogram[i])) for i in most if self.histogram[i])
 
 
 def _duplicates(hashes: NumberSpool) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Return how many documents equal an earlier one, and some of them with the first equal."""
+    """Return the number of documents that equal an earlier one, and examples."""
     total, examples = 0, []
     buckets = 1 << max(0, math.ceil(math.log2(max(1, len(hashes)) / _SORTED_HASHES)))
     for bucket in range(buckets):
@@ -225,18 +224,18 @@ def _duplicates(hashes: NumberSpool) -> tuple[int, tuple[tuple[int, int], ...]]:
         values, documents = values[order], documents[order]
         same = np.flatnonzero(values[1:] == values[:-1]) + 1
         total += len(same)
-        # What equals an earlier one comes after the first of its run.
+        # The first document of a run of equal hashes is the original.
         firsts = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
         run_of = np.searchsorted(firsts, same, side="right") - 1
         pairs = np.stack([documents[same], documents[firsts[run_of]]], axis=1)
         examples += pairs[np.argsort(pairs[:, 0])[:_EXAMPLES]].tolist()
-    return total, tuple((int(one), int(first)) for one, first in sorted(examples)[:_EXAMPLES])
+    return total, tuple((int(copy), int(first)) for copy, first in sorted(examples)[:_EXAMPLES])
 
 
 def _bucket(
     hashes: NumberSpool, bucket: int, buckets: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """Return the hashes that fall into a bucket, with the documents that they are of."""
+    """Return the hashes of a bucket, and their documents."""
     values: list[npt.NDArray[np.uint64]] = [np.empty(0, dtype=np.uint64)]
     documents: list[npt.NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
     at = 0

@@ -1,4 +1,4 @@
-"""The tokenizer that a data set was prepared with, built again from its metadata."""
+"""Tokenizer of a dataset, rebuilt from its metadata."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from lmcore.errors import ConfigError, LmcoreError
 __all__ = ["dataset_tokenizer"]
 
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
-_HINT = "name the tokenizer and where its files are now: `--tokenizer-type` and its options"
+_HINT = "give the tokenizer and the paths of its files: `--tokenizer-type` and its options"
 
 
 def dataset_tokenizer(
     identity: TokenizerIdentity, prefix: str, *, extra: Mapping[str, TokenizerFactory] = _NONE
 ) -> Tokenizer:
-    """Build the tokenizer of a data set.
+    """Build the tokenizer of a dataset.
 
     Args:
         identity: Tokenizer that its `PREFIX.meta.json` records.
-        prefix: Prefix of the data set, for messages.
+        prefix: Prefix of the dataset, for messages.
         extra: Tokenizer types that plugins registered.
 
     Raises:
-        ConfigError: Its files are gone or were altered since, or its type is not there.
+        ConfigError: Its files are missing or have changed, or its type is not registered.
     """
     try:
         tokenizer = tokenizer_from(TokenizerSettings.described(identity.description), extra=extra)
@@ -42,7 +42,7 @@ def dataset_tokenizer(
         raise ConfigError(
             f"the tokenizer files that `{prefix}` was prepared with have changed",
             why=f"`{metadata_path(prefix)}` has the fingerprint {identity.fingerprint[:16]}, the "
-            f"files as they are now give {found[:16]}",
+            f"current files give {found[:16]}",
             hint=f"restore the files, or {_HINT}",
         )
     return tokenizer

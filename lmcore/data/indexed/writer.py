@@ -1,4 +1,4 @@
-"""Writes indexed datasets document by document: complete, or not at all."""
+"""Writer of indexed datasets, document by document; files appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from lmcore.errors import DataError
 __all__ = ["FORMATS", "IndexedDatasetWriter"]
 
 FORMATS: dict[str, Format] = {"mmap": "mmap", "cached": "cached", "lazy": "cached"}
-"""What `--dataset-impl` names; `cached` and `lazy` are one format with two readers."""
+"""Formats by `--dataset-impl`; `cached` and `lazy` are one format with two readers."""
 
 
 class IndexedDatasetWriter:
-    """Writes `PREFIX.bin` and `PREFIX.idx`; a context manager that commits on a clean exit.
+    """Writer of `PREFIX.bin` and `PREFIX.idx`; a context manager that commits on a clean exit.
 
-    On an exception the temporary files go and older files of that name stay as they were.  For
-    several datasets that must appear together call `finish` on all of them, then `commit`.
-    Memory does not grow with the number of documents.
+    On an exception the temporary files are removed, and older files of that name stay.  For several
+    datasets that must appear together call `finish` on all of them, then `commit`.  Memory does
+    not grow with the number of documents.
 
     Args:
-        prefix: The files' path without ending; its directory is made where it is missing.
-        dtype: Type of a stored token, as `token_dtype` gives it.
-        dataset_impl: A key of `FORMATS`.
+        prefix: Path of the files without ending; its directory is created if missing.
+        dtype: Type of a stored token (see `token_dtype`).
+        dataset_impl: Format, a key of `FORMATS`.
 
     Raises:
         DataError: The disk is full or not writable, or a token does not fit the type.
@@ -61,7 +61,7 @@ class IndexedDatasetWriter:
 
     @property
     def multimodal(self) -> bool:
-        """Whether each sequence has a mode: never, here."""
+        """True if each sequence has a mode; always False."""
         return False
 
     def __enter__(self) -> Self:
@@ -89,7 +89,16 @@ class IndexedDatasetWriter:
         tokens: Sequence[int] | npt.NDArray[np.integer],
         lengths: Sequence[int] | npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """Append one document of one sequence, or of several whose *lengths* sum to its tokens."""
+        """Append a document.
+
+        Args:
+            tokens: Token ids of the document.
+            lengths: Tokens of each of its sequences; None for one sequence.
+
+        Raises:
+            DataError: The disk is full, or a token does not fit the type.
+            ValueError: *tokens* are not integers, or *lengths* do not sum to their number.
+        """
         values = _as_array(tokens)
         sizes = np.asarray([values.size] if lengths is None else lengths, dtype=np.int64)
         self._append(values, sizes)
@@ -97,7 +106,7 @@ class IndexedDatasetWriter:
             self._document_ends.append(len(self._sizes))
 
     def finish(self) -> None:
-        """Write the index and bring both temporary files to the disk."""
+        """Write the index and sync both temporary files to the disk."""
         self._files.finish(self, self.dtype, self.format)
 
     def commit(self) -> None:
@@ -105,21 +114,21 @@ class IndexedDatasetWriter:
         self._files.commit()
 
     def close(self) -> None:
-        """Remove what is not committed; may be called again."""
+        """Remove the files unless they were committed; may be called again."""
         self._files.close()
         self._sizes.close()
         self._document_ends.close()
 
     def sizes(self) -> Iterator[npt.NDArray[np.integer]]:
-        """Yield the tokens of each sequence added, in pieces."""
+        """Yield the number of tokens of each sequence added, in pieces."""
         return self._sizes.chunks()
 
     def document_ends(self) -> Iterator[npt.NDArray[np.integer]]:
-        """Yield for each document the number of sequences in it and before it, in pieces."""
+        """Yield the last sequence + 1 of each document, in pieces."""
         return self._document_ends.chunks()
 
     def modes(self) -> Iterator[npt.NDArray[np.integer]]:
-        """Yield nothing."""
+        """Return an empty iterator."""
         return iter(())
 
     def _append(self, values: npt.NDArray[np.integer], sizes: npt.NDArray[np.int64]) -> None:
@@ -145,6 +154,6 @@ def _check_sizes(sizes: npt.NDArray[np.int64], path: Path) -> None:
     if sizes.size and int(sizes.max()) > np.iinfo(np.int32).max:
         raise DataError(
             f"`{path}`: a sequence of {sizes.max()} tokens",
-            why="the format counts up to 2147483647 tokens in a sequence",
-            hint="cut the document into several",
+            why="the format allows at most 2147483647 tokens in a sequence",
+            hint="split the document",
         )

@@ -220,7 +220,7 @@ def test_missing_files_suggest_what_is_there(tmp_path, given_name, hint):
 
 
 @pytest.mark.parametrize(
-    "gone, hint", [(".idx", "lmcore data repair"), (".bin", "copy the tokens")]
+    "gone, hint", [(".idx", "lmcore data repair"), (".bin", "copy the `.bin`")]
 )
 def test_half_a_dataset_is_told_from_none(tmp_path, gone, hint):
     """Where one of the two files is there the hint is about the other, not about the name."""
