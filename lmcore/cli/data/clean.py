@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lmcore.cli.data.input_options import reading_of
+from lmcore.cli.data.input_options import input_options
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.termination import clean_termination
 from lmcore.cli.text.progress import ProgressLine
@@ -133,10 +133,10 @@ def run(argv: list[str]) -> int:
     wanted = parse_section(
         CleanSection, argv, command="lmcore data clean", positionals=("steps",), epilog=_EPILOG
     )
-    from lmcore.data.clean.run import Progress, clean
+    from lmcore.data.clean.run import CleanProgress, clean
 
     request = _request(wanted, _tokenizer(wanted, argv))
-    with ProgressLine(Progress.line) as line, clean_termination():
+    with ProgressLine(CleanProgress.line) as line, clean_termination():
         report = clean(request, line, log_interval=1 if line.live else wanted.log_interval)
     text = json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report)
     print(text, file=sys.stderr if wanted.output == "-" else sys.stdout)
@@ -179,7 +179,7 @@ def _request(wanted: CleanSection, tokenizer: Tokenizer | None) -> CleanRequest:
         on_error=on_error,
         scratch=wanted.scratch,
         input_format=wanted.input_format,
-        reading=reading_of(wanted),
+        reading=input_options(wanted),
     )
 
 

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from lmcore.data.input.options import InputOptions
     from lmcore.data.prepare.sentence import SentenceOptions
 
-__all__ = ["reading_of", "sentences_of"]
+__all__ = ["input_options", "sentence_options"]
 
 _TAB = ("tab", "\\t")
 
 
-def reading_of(wanted: InputSection) -> InputOptions:
+def input_options(wanted: InputSection) -> InputOptions:
     """Return how the input is read.
 
     Raises:
@@ -41,7 +41,7 @@ def reading_of(wanted: InputSection) -> InputOptions:
     )
 
 
-def sentences_of(wanted: PrepareSection) -> SentenceOptions | None:
+def sentence_options(wanted: PrepareSection) -> SentenceOptions | None:
     """Return which sentences are wanted; None: whole documents.
 
     Raises:

@@ -23,7 +23,7 @@ from lmcore.errors import LmcoreError, counted
 if TYPE_CHECKING:
     from lmcore.data.indexed.token_scan import TokenScan
     from lmcore.data.tokenizer import Tokenizer
-    from lmcore.data.tools.inspect import Document, InspectReport
+    from lmcore.data.tools.inspect import DecodedDocument, InspectReport
 
 __all__ = ["InspectSection", "run"]
 
@@ -78,7 +78,7 @@ def run(argv: list[str]) -> int:
     eod = given.eod if wanted.eod is None and given is not None else wanted.eod
     vocab_size = None if given is None else given.vocab_size
     report = inspect(prefix, scan=wanted.scan, eod=eod, vocab_size=vocab_size, top=wanted.top)
-    documents: list[Document] = []
+    documents: list[DecodedDocument] = []
     tokenizer, problem = given, None
     if wanted.document:
         tokenizer = given or _recorded_tokenizer(argv, prefix)
@@ -189,7 +189,7 @@ def _scan_lines(
     return [*lines, f"  without their text: {problem}"] if problem else lines
 
 
-def _document_lines(documents: Sequence[Document]) -> list[str]:
+def _document_lines(documents: Sequence[DecodedDocument]) -> list[str]:
     lines = []
     for document in documents:
         tokens = counted(len(document.tokens), "token")

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
-from lmcore.cli.data.input_options import reading_of, sentences_of
+from lmcore.cli.data.input_options import input_options, sentence_options
 from lmcore.cli.data.prepare_section import PrepareSection
 from lmcore.cli.termination import clean_termination
 from lmcore.cli.text.progress import ProgressLine
@@ -22,7 +22,7 @@ from lmcore.errors import ConfigError, LmcoreError, counted
 if TYPE_CHECKING:
     from lmcore.data.gpt2_preload import BpePreload
     from lmcore.data.input.options import InputOptions
-    from lmcore.data.prepare.run import PrepareReport, PrepareRequest, Progress
+    from lmcore.data.prepare.run import PrepareProgress, PrepareReport, PrepareRequest
     from lmcore.data.prepare.sentence import SentenceSplitter
     from lmcore.data.tokenizer import Tokenizer
 
@@ -51,10 +51,10 @@ def run(argv: list[str]) -> int:
         epilog=_EPILOG,
     )
     preload = _preload(wanted)
-    from lmcore.data.prepare.run import Progress, join, prepare
+    from lmcore.data.prepare.run import PrepareProgress, join, prepare
 
     gc.freeze()  # what is loaded stays: it is not looked through again, not at the end either
-    line = ProgressLine(Progress.bar)
+    line = ProgressLine(PrepareProgress.bar)
     request = _request(wanted, argv, preload, live=line.live)
     if wanted.join_partitions:
         with clean_termination():
@@ -79,7 +79,7 @@ def _request(
     wanted: PrepareSection, argv: list[str], preload: BpePreload | None, *, live: bool
 ) -> PrepareRequest:
     """Return what is asked for; raise everything that is wrong with it at once."""
-    from lmcore.data.prepare.run import problems_before
+    from lmcore.data.prepare.run import request_problems
     from lmcore.data.tokenizer import ByteTokenizer
 
     problems: list[LmcoreError] = _problems_of_shares(wanted)
@@ -98,7 +98,7 @@ def _request(
     )
     if problems:
         known = request if built else replace(request, append_eod=False)
-        problems += problems_before(known)
+        problems += request_problems(known)
         raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
     return request
 
@@ -124,11 +124,11 @@ def _input_of(
 
     reading, splitter = InputOptions(), None
     try:
-        reading = reading_of(wanted)
+        reading = input_options(wanted)
     except LmcoreError as error:
         problems.append(error)
     try:
-        sentences = sentences_of(wanted)
+        sentences = sentence_options(wanted)
         if sentences is not None:
             from lmcore.data.prepare.sentence import build_splitter
 
@@ -179,7 +179,7 @@ class _PlainProgress:
     def __init__(self) -> None:
         self.last = -1
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: PrepareProgress) -> None:
         if progress.documents != self.last:
             self.last = progress.documents
             print(progress.line(), file=sys.stderr, flush=True)

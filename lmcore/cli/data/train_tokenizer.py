@@ -17,8 +17,8 @@ from lmcore.config.options.command_line import parse_section
 from lmcore.errors import counted
 
 if TYPE_CHECKING:
-    from lmcore.data.tokenizer_training.command import TrainingReport
-    from lmcore.data.tokenizer_training.text import TextSample
+    from lmcore.data.tokenizer_training.text_sample import TextSample
+    from lmcore.data.tokenizer_training.train import TrainingReport
 
 __all__ = ["TrainTokenizerSection", "run"]
 
@@ -91,8 +91,8 @@ def run(argv: list[str]) -> int:
     wanted = parse_section(
         TrainTokenizerSection, argv, command="lmcore data train-tokenizer", epilog=_EPILOG
     )
-    from lmcore.data.tokenizer_training.command import TrainingRequest, train_tokenizer
-    from lmcore.data.tokenizer_training.text import ReadProgress
+    from lmcore.data.tokenizer_training.text_sample import ReadProgress
+    from lmcore.data.tokenizer_training.train import TrainingRequest, train_tokenizer
     from lmcore.data.tokenizer_training.trainers import Recipe
 
     on_error: Literal["stop", "skip"] = "skip" if wanted.on_error == "skip" else "stop"

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lmcore.data.clean.document import Keys, Step
-from lmcore.data.clean.exact import ExactDuplicates
+from lmcore.data.clean.corpus_step import CorpusStep
+from lmcore.data.clean.document import DocumentStep, FieldKeys
+from lmcore.data.clean.evaluation_sets import read_evaluation_sets
+from lmcore.data.clean.exact_duplicates import ExactDuplicates
 from lmcore.data.clean.fix import FixStep
-from lmcore.data.clean.gather import Gathering
 from lmcore.data.clean.language import LanguageStep
 from lmcore.data.clean.length import CharactersStep, TokensStep
 from lmcore.data.clean.minhash import MinHash
-from lmcore.data.clean.near import NearDuplicates
+from lmcore.data.clean.near_duplicates import NearDuplicates
 from lmcore.data.clean.ngram import EvaluationNgrams, NgramSettings, NgramStep
 from lmcore.data.clean.shuffle import Shuffle
-from lmcore.data.clean.tasks import read_tasks
 from lmcore.data.clean.url import DEFAULT_RULES, UrlRules, UrlStep, read_rules
 from lmcore.data.input.options import InputOptions
 from lmcore.data.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ class CleanRequest:
     """What to clean, and how.
 
     Attributes:
-        steps: Keys of `STEPS`, in the order in which they are taken.
+        steps: FieldKeys of `STEPS`, in the order in which they are taken.
         inputs: Files, patterns, directories, or `-` for standard input.
         output: Where the documents left go; `-` for standard output.
         dropped: Where lines about documents left out go.
@@ -76,17 +76,17 @@ class CleanRequest:
     reading: InputOptions = field(default_factory=InputOptions)
 
     @property
-    def fields(self) -> Keys:
+    def fields(self) -> FieldKeys:
         """Where the documents' text is, and their address if a step wants it."""
-        return Keys(self.key, self.url_key if "url" in self.steps else None)
+        return FieldKeys(self.key, self.url_key if "url" in self.steps else None)
 
 
 @dataclass(frozen=True)
 class PlannedSegment:
     """Steps that look at one document at a time, each with its row, and what they lead to."""
 
-    steps: tuple[tuple[int, Step], ...]
-    gathering: tuple[int, Gathering] | None
+    steps: tuple[tuple[int, DocumentStep], ...]
+    gathering: tuple[int, CorpusStep] | None
 
     @property
     def rows(self) -> list[int]:
@@ -109,7 +109,7 @@ def plan_chain(request: CleanRequest) -> list[PlannedSegment]:
         if name not in STEPS:
             raise ConfigError(f"unknown step `{name}`", hint=suggestion(name, STEPS))
     segments: list[PlannedSegment] = []
-    steps: list[tuple[int, Step]] = []
+    steps: list[tuple[int, DocumentStep]] = []
     for row, name in enumerate(request.steps):
         step, gathering = STEPS[name].build(request)
         if step is not None:
@@ -120,7 +120,7 @@ def plan_chain(request: CleanRequest) -> list[PlannedSegment]:
     return [*segments, PlannedSegment(tuple(steps), None)]
 
 
-Built = tuple[Step | None, Gathering | None]
+Built = tuple[DocumentStep | None, CorpusStep | None]
 
 
 def _url(request: CleanRequest) -> Built:
@@ -164,7 +164,7 @@ def _ngram(request: CleanRequest) -> Built:
             why="it cuts out of the documents what stands in evaluation sets",
             hint="name the sets' files: `--tasks lambada_test.jsonl --task-keys text`",
         )
-    ngrams = EvaluationNgrams(read_tasks(request.tasks, request.task_keys), request.ngram)
+    ngrams = EvaluationNgrams(read_evaluation_sets(request.tasks, request.task_keys), request.ngram)
     if not len(ngrams):
         raise ConfigError(
             "the evaluation sets have no text that is long enough",

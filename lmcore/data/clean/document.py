@@ -13,12 +13,12 @@ from lmcore.data.input.problem import BadDocument, Problem
 
 __all__ = [
     "Document",
+    "DocumentStep",
     "Drop",
     "Entry",
     "EntryBatch",
-    "Keys",
+    "FieldKeys",
     "Replace",
-    "Step",
     "Verdict",
     "documents_of",
     "field_of",
@@ -48,7 +48,7 @@ class EntryBatch:
 
 
 @dataclass(frozen=True)
-class Keys:
+class FieldKeys:
     """Where a document's text is, and its address if any step wants it."""
 
     text: str = "text"
@@ -112,7 +112,7 @@ Verdict = Drop | Replace | None
 """What a step says of a document; None keeps it as it is."""
 
 
-class Step(Protocol):
+class DocumentStep(Protocol):
     """A step that looks at one document at a time; it is sent to worker processes."""
 
     def judge(self, document: Document) -> Verdict:
@@ -129,7 +129,7 @@ def to_line(record: dict[str, Any]) -> bytes:
 
 
 def documents_of(
-    batch: LineBatch | TextBatch | EntryBatch, keys: Keys
+    batch: LineBatch | TextBatch | EntryBatch, keys: FieldKeys
 ) -> Iterator[Document | Problem]:
     """Yield the documents of *batch*, and a problem for each that cannot be read."""
     if isinstance(batch, EntryBatch):
@@ -152,7 +152,7 @@ def documents_of(
     yield from batch.problems
 
 
-def _document(source: str, number: int, raw: bytes, keys: Keys) -> Document:
+def _document(source: str, number: int, raw: bytes, keys: FieldKeys) -> Document:
     record = record_of(raw)
     text = field_of(record, keys.text, flag="--key")
     url = "" if keys.url is None else field_of(record, keys.url, flag="--url-key")

@@ -15,7 +15,7 @@ __all__ = ["KeyStore"]
 _PARTITION_BITS = 10
 _ROWS_HELD = 1 << 21
 
-Keys = npt.NDArray[np.uint64]
+FieldKeys = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
 
 
@@ -35,11 +35,11 @@ class KeyStore:
         self._directory = directory
         self._columns = columns
         self._rows_held = rows_held
-        self._pending: list[Keys] = []
+        self._pending: list[FieldKeys] = []
         self._pending_rows = 0
         self._spilled = False
 
-    def add(self, keys: Keys, positions: Positions) -> None:
+    def add(self, keys: FieldKeys, positions: Positions) -> None:
         """Add rows: *keys* are (rows, columns), *positions* (rows)."""
         rows = np.column_stack([keys, positions.astype(np.uint64)])
         self._pending.append(rows)
@@ -47,10 +47,10 @@ class KeyStore:
         if self._pending_rows >= self._rows_held:
             self._spill()
 
-    def groups(self) -> Iterator[tuple[Positions, Positions]]:
+    def buckets(self) -> Iterator[tuple[Positions, Positions]]:
         """Yield the positions of keys that occur twice or more, and where each key's begin there.
 
-        Keys are in order over all that is yielded, and so are the positions of a key.
+        FieldKeys are in order over all that is yielded, and so are the positions of a key.
         """
         if self._spilled:
             self._spill()
@@ -66,7 +66,7 @@ class KeyStore:
             self._pending = []
             yield from self._equal(rows)
 
-    def _equal(self, rows: Keys) -> Iterator[tuple[Positions, Positions]]:
+    def _equal(self, rows: FieldKeys) -> Iterator[tuple[Positions, Positions]]:
         # The last key given counts first.
         order = np.lexsort([rows[:, column] for column in range(self._columns, -1, -1)])
         rows = rows[order]

@@ -19,27 +19,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmcore.data.clean.chain import CleanRequest, PlannedSegment, plan_chain
+from lmcore.data.clean.corpus_step import StepContext
 from lmcore.data.clean.counts import StepCounts
 from lmcore.data.clean.document import EntryBatch
-from lmcore.data.clean.gather import Workplace
-from lmcore.data.clean.output import STDOUT, LineWriter
-from lmcore.data.clean.work import AnyBatch, Processed, Segment, process
+from lmcore.data.clean.line_writer import STDOUT, LineWriter
+from lmcore.data.clean.segment import AnyBatch, Processed, Segment, process
 from lmcore.data.indexed.files import disk_errors
 from lmcore.data.input.files import find_inputs
-from lmcore.data.input.fitting import unfitting
 from lmcore.data.input.problem import Reason
 from lmcore.data.input.read import read_input
+from lmcore.data.input.unused_options import unused_options
 from lmcore.data.worker_pool import BatchWork, work_ordered
 from lmcore.errors import ConfigError
 
-__all__ = ["CleanReport", "Progress", "ProgressCallback", "StepReport", "clean"]
+__all__ = ["CleanProgress", "CleanReport", "ProgressCallback", "StepReport", "clean"]
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_PAIRS = 1.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class CleanProgress:
     """How far a segment has come.
 
     Attributes:
@@ -65,7 +65,7 @@ class Progress:
         return f"{self.doing}: {self.count:,} {self.unit} ({speed})"
 
 
-ProgressCallback = Callable[[Progress], None]
+ProgressCallback = Callable[[CleanProgress], None]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def clean(
     """
     segments = plan_chain(request)
     inputs = find_inputs(request.inputs, request.input_format)
-    if problems := unfitting(request.reading, inputs):
+    if problems := unused_options(request.reading, inputs):
         raise ConfigError.collect(problems)
     files = [file.path for file in inputs]
     _check_paths(request, files)
@@ -250,14 +250,14 @@ class _Run:
             row, gathering = planned.gathering
             directory = self._scratch / f"{number}"
             directory.mkdir()
-            place = Workplace(
+            context = StepContext(
                 directory=directory,
                 name=self._request.steps[row],
                 counts=self._counts[row],
                 tell=self._tell if self._dropped is not None else None,
                 compared=meter.compared,
             )
-            with closing(gathering.run(counted, place)) as left:
+            with closing(gathering.run(counted, context)) as left:
                 yield from left
             shutil.rmtree(directory)
 
@@ -355,4 +355,4 @@ class _Meter:
     def _report(self, doing: str, count: int, unit: str, size: int) -> None:
         if self._progress is not None:
             seconds = time.perf_counter() - self._start
-            self._progress(Progress(doing, count, unit, size, seconds))
+            self._progress(CleanProgress(doing, count, unit, size, seconds))

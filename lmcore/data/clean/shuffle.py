@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from lmcore.data.clean.corpus_step import StepContext, count_seen
 from lmcore.data.clean.document import Entry, EntryBatch
-from lmcore.data.clean.gather import Workplace, count_gathered
-from lmcore.data.clean.spool import Keyed, Spool
-from lmcore.data.clean.work import Processed
+from lmcore.data.clean.document_store import DocumentStore, Keyed
+from lmcore.data.clean.segment import Processed
 
 __all__ = ["Shuffle"]
 
@@ -41,35 +41,35 @@ class Shuffle:
 
     @property
     def key_maker(self) -> None:
-        """See `Gathering`."""
+        """See `CorpusStep`."""
         return
 
     @property
     def has_own_row(self) -> bool:
-        """See `Gathering`."""
+        """See `CorpusStep`."""
         return True
 
     def run(
-        self, batches: Iterator[Processed], place: Workplace
+        self, batches: Iterator[Processed], context: StepContext
     ) -> Generator[EntryBatch, None, None]:
-        """See `Gathering`."""
+        """See `CorpusStep`."""
         numbers = np.random.Generator(np.random.Philox(self.seed))
 
         def numbered() -> Iterator[list[Keyed]]:
             for batch in batches:
-                count_gathered(self, place, batch)
+                count_seen(self, context, batch)
                 count = len(batch.entries)
                 keys = numbers.integers(0, 1 << _KEY_BITS, size=count, dtype=np.uint64)
                 yield list(zip(batch.entries, keys.tolist(), strict=True))
 
-        yield from self._sorted(numbered(), place.directory, _KEY_BITS)
+        yield from self._sorted(numbered(), context.directory, _KEY_BITS)
 
     def _sorted(
         self, documents: Iterable[list[Keyed]], directory: Path, bits: int
     ) -> Generator[EntryBatch, None, None]:
         """Yield *documents* by their keys, which differ in their last *bits* bits only."""
         with ExitStack() as stack:
-            parts: dict[int, Spool] = {}
+            parts: dict[int, DocumentStore] = {}
             shift = max(bits - _BITS, 0)
             for block in documents:
                 split: dict[int, tuple[list[Entry], list[int]]] = {}
@@ -79,8 +79,8 @@ class Shuffle:
                     keys.append(key)
                 for number, (entries, keys) in split.items():
                     if number not in parts:
-                        spool = Spool(directory / f"part-{bits:02}-{number:02}")
-                        parts[number] = stack.enter_context(closing(spool))
+                        part = DocumentStore(directory / f"part-{bits:02}-{number:02}")
+                        parts[number] = stack.enter_context(closing(part))
                     parts[number].append(entries, keys)
             for _, part in sorted(parts.items()):
                 part.flush()
@@ -93,7 +93,7 @@ class Shuffle:
                 part.path.unlink()
 
 
-def _in_memory(part: Spool) -> Iterator[EntryBatch]:
+def _in_memory(part: DocumentStore) -> Iterator[EntryBatch]:
     documents = [document for _, block in part.blocks() for document in block]
     documents.sort(key=lambda document: document[1])
     for start in range(0, len(documents), _BATCH):

@@ -11,15 +11,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.data.input.batch import TextBatch
-from lmcore.data.input.columns import (
+from lmcore.data.input.arrow_columns import (
     arrow_errors,
     documents_of,
     require_columns,
     require_package,
 )
+from lmcore.data.input.batch import TextBatch
 from lmcore.data.input.compression import STDIN, CutShortError, DamagedError, Opened, open_input
-from lmcore.data.input.document import Document, gathered, unusable
+from lmcore.data.input.document import InputDocument, batch_documents, unusable_file
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument
@@ -47,10 +47,10 @@ def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, N
         try:
             require_columns(schema, options)
         except BadDocument as bad:
-            yield unusable(file, options, bad)
+            yield unusable_file(file, options, bad)
             return
         documents = _documents(batches, options)
-        yield from gathered(file, options, "row", documents, position)
+        yield from batch_documents(file, options, "row", documents, position)
 
 
 _Parts = tuple["pa.Schema", "Iterator[pa.RecordBatch]", Callable[[], int]]
@@ -117,7 +117,7 @@ class _Whole:
         return self._size * self._done // max(1, num_batches)
 
 
-def _documents(batches: Iterator[pa.RecordBatch], options: InputOptions) -> Iterator[Document]:
+def _documents(batches: Iterator[pa.RecordBatch], options: InputOptions) -> Iterator[InputDocument]:
     number = 1
     for batch in batches:
         wanted = batch.select(list(dict.fromkeys(options.keys)))

@@ -15,22 +15,22 @@ from lmcore.data.input.problem import BadDocument, Problem, Unit
 from lmcore.errors import nearest
 
 __all__ = [
-    "Document",
+    "InputDocument",
+    "batch_documents",
     "byte_order_mark",
-    "gathered",
     "key_missing",
     "record_of",
     "require_text",
     "require_utf8",
     "text_of",
-    "unusable",
+    "unusable_file",
 ]
 
 _SHOWN_KEYS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class InputDocument:
     """One document of a file.
 
     Attributes:
@@ -44,11 +44,11 @@ class Document:
     found: tuple[str, ...] | BadDocument
 
 
-def gathered(
+def batch_documents(
     file: InputFile,
     options: InputOptions,
     unit: Unit,
-    documents: Iterable[Document],
+    documents: Iterable[InputDocument],
     position: Callable[[], int],
 ) -> Generator[TextBatch, None, None]:
     """Yield the documents in batches; the first bad one is the last thing unless it is skipped.
@@ -82,7 +82,7 @@ class _Open:
         self.size = 0
         self.problems: list[Problem] = []
 
-    def add(self, document: Document) -> None:
+    def add(self, document: InputDocument) -> None:
         self.size += document.size
         if isinstance(document.found, BadDocument):
             self.problems.append(document.found.at(self._source, document.number, self._unit))
@@ -103,7 +103,7 @@ class _Open:
         )
 
 
-def unusable(file: InputFile, options: InputOptions, bad: BadDocument) -> TextBatch:
+def unusable_file(file: InputFile, options: InputOptions, bad: BadDocument) -> TextBatch:
     """Return the batch of a file of which no document, or none after some, can be used."""
     problem = bad.at(file.path, 0, "file")
     return TextBatch(file.path, "file", (), ((),) * len(options.keys), 0, problems=(problem,))

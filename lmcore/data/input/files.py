@@ -23,9 +23,9 @@ __all__ = [
     "MAGIC",
     "Format",
     "InputFile",
+    "detect_format",
     "ending_of",
     "find_inputs",
-    "format_of",
     "resolve_inputs",
 ]
 
@@ -89,7 +89,7 @@ def find_inputs(inputs: Sequence[str], input_format: str = "auto") -> list[Input
         )
     chosen = None if input_format == "auto" else cast("Format", input_format)
     paths = resolve_inputs(inputs, chosen)
-    return [InputFile(path, chosen) if chosen else format_of(path) for path in paths]
+    return [InputFile(path, chosen) if chosen else detect_format(path) for path in paths]
 
 
 def resolve_inputs(inputs: Sequence[str], chosen: Format | None = None) -> list[str]:
@@ -107,7 +107,7 @@ def resolve_inputs(inputs: Sequence[str], chosen: Format | None = None) -> list[
     return files
 
 
-def format_of(path: str) -> InputFile:
+def detect_format(path: str) -> InputFile:
     """Return a file with the format that its name or its content tells; JSON lines by default."""
     named = _named_format(path)
     if named == "json":

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 
 from lmcore.data.input.batch import TextBatch
 from lmcore.data.input.compression import blocks, open_input
-from lmcore.data.input.document import Document, gathered, require_utf8, text_of
+from lmcore.data.input.document import InputDocument, batch_documents, require_utf8, text_of
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument, too_long
@@ -35,10 +35,10 @@ def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, N
     with open_input(file.path) as opened:
         window = _Window(blocks(opened, options.batch_bytes), options.max_document_bytes)
         documents = _documents(window, options)
-        yield from gathered(file, options, "object", documents, opened.position)
+        yield from batch_documents(file, options, "object", documents, opened.position)
 
 
-def _documents(window: _Window, options: InputOptions) -> Iterator[Document]:
+def _documents(window: _Window, options: InputOptions) -> Iterator[InputDocument]:
     number = 0
     in_array = window.skip("[")
     try:
@@ -52,11 +52,13 @@ def _documents(window: _Window, options: InputOptions) -> Iterator[Document]:
             before = window.consumed
             value = window.value()
             found = _texts(value, options)
-            yield Document(number, window.consumed - before, found)
+            yield InputDocument(number, window.consumed - before, found)
         if in_array:
-            yield Document(number + 1, 0, BadDocument("cut short", "the array has no end", _REST))
+            yield InputDocument(
+                number + 1, 0, BadDocument("cut short", "the array has no end", _REST)
+            )
     except BadDocument as bad:
-        yield Document(max(1, number), 0, bad)
+        yield InputDocument(max(1, number), 0, bad)
 
 
 def _texts(value: object, options: InputOptions) -> tuple[str, ...] | BadDocument:

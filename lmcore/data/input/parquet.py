@@ -7,15 +7,15 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.data.input.batch import TextBatch
-from lmcore.data.input.columns import (
+from lmcore.data.input.arrow_columns import (
     arrow_errors,
     documents_of,
     require_columns,
     require_package,
 )
+from lmcore.data.input.batch import TextBatch
 from lmcore.data.input.compression import STDIN, CutShortError, DamagedError
-from lmcore.data.input.document import Document, gathered, unusable
+from lmcore.data.input.document import InputDocument, batch_documents, unusable_file
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument
@@ -50,10 +50,10 @@ def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, N
         try:
             require_columns(opened.schema_arrow, options)
         except BadDocument as bad:
-            yield unusable(file, options, bad)
+            yield unusable_file(file, options, bad)
             return
         rows = _Rows(opened, options, size)
-        yield from gathered(file, options, "row", rows.documents(), rows.position)
+        yield from batch_documents(file, options, "row", rows.documents(), rows.position)
 
 
 def _require_whole(path: str) -> int:
@@ -95,7 +95,7 @@ class _Rows:
         self._opened, self._options, self._size = opened, options, size
         self._done = 0
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[InputDocument]:
         columns = list(dict.fromkeys(self._options.keys))
         batches = self._opened.iter_batches(
             self._rows_at_a_time(), columns=columns, use_threads=False

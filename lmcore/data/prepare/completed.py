@@ -17,7 +17,7 @@ from lmcore.data.indexed.metadata import metadata_path
 from lmcore.data.prepare.request import KeyReport, PrepareReport, PrepareRequest
 from lmcore.data.prepare.resume_state import Identity, changed_files, changed_settings
 
-__all__ = ["finished_before", "forget", "record_finished"]
+__all__ = ["read_completed", "remove_completed", "write_completed"]
 
 _log = logging.getLogger(__name__)
 _VERSION = 1
@@ -28,12 +28,12 @@ def _path(request: PrepareRequest) -> Path:
     return Path(f"{request.prefix}.prepared.json")
 
 
-def forget(request: PrepareRequest) -> None:
+def remove_completed(request: PrepareRequest) -> None:
     """Remove the record of an older data set, before its files are replaced."""
     _path(request).unlink(missing_ok=True)
 
 
-def record_finished(request: PrepareRequest, identity: Identity, report: PrepareReport) -> None:
+def write_completed(request: PrepareRequest, identity: Identity, report: PrepareReport) -> None:
     """Write the record, when all files have their names.
 
     Raises:
@@ -49,7 +49,7 @@ def record_finished(request: PrepareRequest, identity: Identity, report: Prepare
         file.write(json.dumps(content, ensure_ascii=False).encode())
 
 
-def finished_before(request: PrepareRequest, identity: Identity) -> PrepareReport | None:
+def read_completed(request: PrepareRequest, identity: Identity) -> PrepareReport | None:
     """Return the report of the run that already made what is asked for; None: there was none.
 
     One that was made otherwise is told of in a warning: the run replaces it at its end.

@@ -13,13 +13,13 @@ from lmcore.data.input.batch import Batch, LineBatch
 from lmcore.data.input.compression import BOM
 from lmcore.data.input.document import byte_order_mark, text_of
 from lmcore.data.input.problem import BadDocument, Problem
-from lmcore.data.prepare.encode_types import Encoded, EncodePlan, KeyTokens
+from lmcore.data.prepare.encode_types import EncodedBatch, EncodePlan, KeyTokens
 from lmcore.data.prepare.native_block import join_block
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.native import EncodesBlocks
 from lmcore.errors import LmcoreError
 
-__all__ = ["EncodePlan", "Encoded", "KeyTokens", "encode_batch"]
+__all__ = ["EncodePlan", "EncodedBatch", "KeyTokens", "encode_batch"]
 
 _SKIP = "or leave such lines out with `--on-error skip`"
 _MEND_TEXT = (
@@ -27,7 +27,7 @@ _MEND_TEXT = (
 )
 
 
-def encode_batch(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> Encoded:
+def encode_batch(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> EncodedBatch:
     """Encode the documents of *batch*; bad ones are counted, the first one is described.
 
     Blank lines are passed over.  A document without tokens is counted as empty and not kept.
@@ -42,7 +42,7 @@ def encode_batch(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> Encode
     return _encode_documents(batch, tokenizer, plan)
 
 
-def _encode_documents(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> Encoded:
+def _encode_documents(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> EncodedBatch:
     """Encode one document after another, in Python: what `encode_batch` must give."""
     found = list(batch.problems)
     if isinstance(batch, LineBatch):
@@ -51,7 +51,7 @@ def _encode_documents(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> E
         rows, numbers = list(zip(*batch.columns, strict=True)), list(batch.numbers)
     rows = _encodable(rows, numbers, tokenizer, batch, found)
     columns = zip(*rows, strict=True) if rows else ((),) * len(plan.keys)
-    return Encoded(
+    return EncodedBatch(
         keys=tuple(_encode_key(list(texts), tokenizer, plan) for texts in columns),
         documents=len(rows),
         json_bytes=batch.size,

@@ -14,7 +14,7 @@ from lmcore.data.input.problem import Problem, Reason
 if TYPE_CHECKING:
     from lmcore.data.prepare.sentence.base import SentenceSplitter
 
-__all__ = ["EncodePlan", "Encoded", "KeyTokens"]
+__all__ = ["EncodePlan", "EncodedBatch", "KeyTokens"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class KeyTokens:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedBatch:
     """What a batch of lines gave.
 
     Attributes:

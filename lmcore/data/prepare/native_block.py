@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.input.batch import LineBatch
-from lmcore.data.prepare.encode_types import Encoded, EncodePlan, KeyTokens
+from lmcore.data.prepare.encode_types import EncodedBatch, EncodePlan, KeyTokens
 from lmcore.data.tokenizer.native import BlockTokens
 
 __all__ = ["join_block"]
@@ -28,8 +28,8 @@ def join_block(
     batch: LineBatch,
     block: BlockTokens,
     plan: EncodePlan,
-    encode_lines: Callable[[LineBatch], Encoded],
-) -> Encoded:
+    encode_lines: Callable[[LineBatch], EncodedBatch],
+) -> EncodedBatch:
     """Return what *batch* gives.
 
     Args:
@@ -39,9 +39,9 @@ def join_block(
         encode_lines: Encodes the doubtful ones.
     """
     columns = tuple(KeyTokens(*column) for column in block.columns)
-    own = Encoded(columns, block.documents, batch.size)
+    own = EncodedBatch(columns, block.documents, batch.size)
     places: list[npt.NDArray[np.int64]] = []
-    pieces: list[Encoded] = []
+    pieces: list[EncodedBatch] = []
     for rows in _neighbours(block.doubts):
         begin, end = int(rows[0, 1]), int(rows[-1, 2])
         lines = LineBatch(batch.source, batch.first_line + int(rows[0, 0]), batch.block[begin:end])
@@ -61,7 +61,9 @@ def _neighbours(doubts: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]
         yield from np.split(doubts, apart)
 
 
-def _spliced(own: Encoded, places: list[npt.NDArray[np.int64]], pieces: list[Encoded]) -> Encoded:
+def _spliced(
+    own: EncodedBatch, places: list[npt.NDArray[np.int64]], pieces: list[EncodedBatch]
+) -> EncodedBatch:
     keys = []
     for i, column in enumerate(own.keys):
         tokens = _inserted(
@@ -75,7 +77,7 @@ def _spliced(own: Encoded, places: list[npt.NDArray[np.int64]], pieces: list[Enc
         empty = column.empty + sum(piece.keys[i].empty for piece in pieces)
         keys.append(KeyTokens(tokens, lengths, empty))
     problems = (piece.problem for piece in pieces if piece.problem is not None)
-    return Encoded(
+    return EncodedBatch(
         tuple(keys),
         own.documents + sum(piece.documents for piece in pieces),
         own.json_bytes,
@@ -94,7 +96,7 @@ def _inserted(
     return np.concatenate(joined)
 
 
-def _with_problems(encoded: Encoded, batch: LineBatch) -> Encoded:
+def _with_problems(encoded: EncodedBatch, batch: LineBatch) -> EncodedBatch:
     """Add what could not even be read."""
     if not batch.problems:
         return encoded

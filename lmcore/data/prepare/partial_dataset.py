@@ -26,14 +26,14 @@ from lmcore.data.prepare.encode_types import KeyTokens
 from lmcore.durable import sync_file
 from lmcore.errors import DataError
 
-__all__ = ["KeyCounts", "KeyOutput"]
+__all__ = ["DatasetCounts", "PartialDataset"]
 
 _CHUNK = 1 << 20
 Integers = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
-class KeyCounts:
+class DatasetCounts:
     """What is in the files of a key."""
 
     tokens: int = 0
@@ -46,7 +46,7 @@ class KeyCounts:
         return asdict(self)
 
 
-class KeyOutput:
+class PartialDataset:
     """The growing dataset of one key.
 
     Args:
@@ -66,7 +66,7 @@ class KeyOutput:
         number: int,
         prefix: str,
         dtype: np.dtype[np.integer],
-        counts: KeyCounts,
+        counts: DatasetCounts,
     ) -> None:
         self.prefix, self.dtype, self.counts = prefix, dtype, counts
         self.idx_path, self.bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
@@ -111,7 +111,7 @@ class KeyOutput:
             for file, values in zip(self._files, (tokens, lengths, per_document), strict=True):
                 file.write(np.ascontiguousarray(values).data)
         count = self.counts
-        self.counts = KeyCounts(
+        self.counts = DatasetCounts(
             count.tokens + len(tokens),
             count.sequences + len(lengths),
             count.documents + len(per_document),
@@ -129,7 +129,7 @@ class KeyOutput:
             for file in self._files:
                 sync_file(file)
 
-    def abandon(self, counts: KeyCounts) -> None:
+    def abandon(self, counts: DatasetCounts) -> None:
         """Close the files, and drop what came after *counts*."""
         self.close()
         self.counts = counts

@@ -26,7 +26,7 @@ from lmcore.data.indexed.writer import FORMATS
 from lmcore.data.input.compression import DamagedError
 from lmcore.data.input.problem import BadInputError
 from lmcore.data.prepare.encode_types import KeyTokens
-from lmcore.data.prepare.partial_dataset import KeyOutput
+from lmcore.data.prepare.partial_dataset import PartialDataset
 from lmcore.data.prepare.resume_state import (
     Identity,
     PrepareState,
@@ -36,7 +36,7 @@ from lmcore.data.prepare.resume_state import (
 )
 from lmcore.errors import ConfigError, DataError, counted
 
-__all__ = ["ShardedOutput", "state_path"]
+__all__ = ["PartialOutput", "state_path"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def state_path(prefix: str) -> Path:
     return Path(f"{prefix}.partial") / "state.json"
 
 
-class ShardedOutput:
+class PartialOutput:
     """The datasets of all keys, written together.
 
     Args:
@@ -76,11 +76,11 @@ class ShardedOutput:
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.folder)
-        self.keys: list[KeyOutput] = []
+        self.keys: list[PartialDataset] = []
         try:
             self.state = self._begun(len(prefixes), resume=resume)
             for i, (path, counts) in enumerate(zip(prefixes, self.state.keys, strict=True)):
-                self.keys.append(KeyOutput(self.folder, i, path, dtype, counts))
+                self.keys.append(PartialDataset(self.folder, i, path, dtype, counts))
         except BaseException:
             self._release()
             raise

@@ -24,12 +24,14 @@ from lmcore.data.prepare.request import (
 from lmcore.data.prepare.resume_state import INDENT, Identity, changed_files, changed_settings
 from lmcore.errors import ConfigError, DataError, LmcoreError
 
-__all__ = ["join_partitions", "share_of", "write_record"]
+__all__ = ["join_partitions", "partition_files", "write_partition_record"]
 
 _MAX_BYTES = 1 << 28
 
 
-def share_of(files: Sequence[InputFile], partition: int, partitions: int) -> Sequence[InputFile]:
+def partition_files(
+    files: Sequence[InputFile], partition: int, partitions: int
+) -> Sequence[InputFile]:
     """Return the files of a share; the shares have about as many bytes each, and a file at least.
 
     Raises:
@@ -61,7 +63,9 @@ def _record_path(prefix: str) -> Path:
     return Path(f"{prefix}.json")
 
 
-def write_record(request: PrepareRequest, identity: Identity, report: PrepareReport) -> None:
+def write_partition_record(
+    request: PrepareRequest, identity: Identity, report: PrepareReport
+) -> None:
     """Say beside a share's files what they are, for `join_partitions`.
 
     Args:

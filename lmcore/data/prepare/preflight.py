@@ -10,21 +10,21 @@ from pathlib import Path
 
 from lmcore.data.input.compression import STDIN
 from lmcore.data.input.files import InputFile, find_inputs
-from lmcore.data.input.fitting import unfitting
-from lmcore.data.prepare.request import PrepareRequest, problems_of
+from lmcore.data.input.unused_options import unused_options
+from lmcore.data.prepare.request import PrepareRequest, settings_problems
 from lmcore.errors import ConfigError, LmcoreError
 
-__all__ = ["looked_at", "problems_before"]
+__all__ = ["check_request", "request_problems"]
 
 
-def problems_before(request: PrepareRequest) -> list[LmcoreError]:
+def request_problems(request: PrepareRequest) -> list[LmcoreError]:
     """Return everything that stands in the way of a request, before anything is read."""
-    return looked_at(request)[1]
+    return check_request(request)[1]
 
 
-def looked_at(request: PrepareRequest) -> tuple[list[InputFile], list[LmcoreError]]:
+def check_request(request: PrepareRequest) -> tuple[list[InputFile], list[LmcoreError]]:
     """Return the files of a request, and everything that stands in its way."""
-    problems = problems_of(request)
+    problems = settings_problems(request)
     files: list[InputFile] = []
     missing: list[LmcoreError] = []
     for given in request.inputs or ("",):
@@ -32,7 +32,7 @@ def looked_at(request: PrepareRequest) -> tuple[list[InputFile], list[LmcoreErro
             files.extend(find_inputs([given] if given else [], request.input_format))
         except LmcoreError as error:
             missing.append(error)
-    problems += missing or unfitting(request.reading, files)
+    problems += missing or unused_options(request.reading, files)
     problems += _given_twice(files)
     unsteady = [file.path for file in files if not Path(file.path).is_file()]
     if request.resume and unsteady:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KeyReport",
+    "PrepareProgress",
     "PrepareReport",
     "PrepareRequest",
-    "Progress",
     "ProgressCallback",
     "document_prefix",
-    "problems_of",
+    "settings_problems",
 ]
 
 
@@ -101,7 +101,7 @@ class PrepareRequest:
         return f"{self.output_prefix}.{self.partition}-of-{self.partitions}"
 
 
-def problems_of(request: PrepareRequest) -> list[LmcoreError]:
+def settings_problems(request: PrepareRequest) -> list[LmcoreError]:
     """Return everything that is wrong with a request by itself, before any file is looked at."""
     keys = request.json_keys
     found: list[LmcoreError] = []
@@ -156,7 +156,7 @@ def problems_of(request: PrepareRequest) -> list[LmcoreError]:
 
 
 @dataclass(frozen=True)
-class Progress:
+class PrepareProgress:
     """How far preparation has come; one MB is 2**20 bytes of JSON.
 
     Attributes:
@@ -199,7 +199,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-ProgressCallback = Callable[[Progress], None]
+ProgressCallback = Callable[[PrepareProgress], None]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from lmcore.data.indexed.files import replacing
 from lmcore.data.input.files import InputFile
-from lmcore.data.prepare.partial_dataset import KeyCounts
+from lmcore.data.prepare.partial_dataset import DatasetCounts
 from lmcore.data.prepare.request import PrepareRequest
 from lmcore.errors import ConfigError, DataError, counted
 
@@ -65,12 +65,12 @@ class PrepareState:
     json_bytes: int
     seconds: float
     skipped: dict[str, int]
-    keys: tuple[KeyCounts, ...]
+    keys: tuple[DatasetCounts, ...]
 
     @classmethod
     def start(cls, num_keys: int) -> PrepareState:
         """Return the state before the first document."""
-        return cls(0, 0, 0, 0, 0, 0.0, {}, (KeyCounts(),) * num_keys)
+        return cls(0, 0, 0, 0, 0, 0.0, {}, (DatasetCounts(),) * num_keys)
 
 
 def identity_of(
@@ -208,5 +208,5 @@ def _state_of(content: dict[str, Any]) -> PrepareState:
     identity, values = content["identity"], content["state"]
     if not isinstance(identity["settings"], dict) or not isinstance(identity["files"], list):
         raise ValueError("it does not say what it belongs to")
-    values["keys"] = tuple(KeyCounts(**counts) for counts in values["keys"])
+    values["keys"] = tuple(DatasetCounts(**counts) for counts in values["keys"])
     return PrepareState(**{field.name: values[field.name] for field in fields(PrepareState)})

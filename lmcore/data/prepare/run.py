@@ -27,16 +27,16 @@ from lmcore.data.input.compression import STDIN
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.problem import Problem
 from lmcore.data.input.read import read_input
-from lmcore.data.prepare.completed import finished_before, forget, record_finished
+from lmcore.data.prepare.completed import read_completed, remove_completed, write_completed
 from lmcore.data.prepare.encode import encode_batch
-from lmcore.data.prepare.encode_types import Encoded, EncodePlan
-from lmcore.data.prepare.partial_output import ShardedOutput, state_path
-from lmcore.data.prepare.preflight import looked_at, problems_before
+from lmcore.data.prepare.encode_types import EncodedBatch, EncodePlan
+from lmcore.data.prepare.partial_output import PartialOutput, state_path
+from lmcore.data.prepare.preflight import check_request, request_problems
 from lmcore.data.prepare.request import (
     KeyReport,
+    PrepareProgress,
     PrepareReport,
     PrepareRequest,
-    Progress,
     ProgressCallback,
     document_prefix,
 )
@@ -47,15 +47,15 @@ from lmcore.errors import ConfigError, DataError, RunError, counted
 
 __all__ = [
     "KeyReport",
+    "PrepareProgress",
     "PrepareReport",
     "PrepareRequest",
-    "Progress",
     "ProgressCallback",
     "document_prefix",
     "join",
     "prepare",
-    "problems_before",
     "publish",
+    "request_problems",
 ]
 
 _log = logging.getLogger(__name__)
@@ -92,13 +92,13 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
     if done is not None:
         return done
     prefixes = [request.key_prefix(key) for key in request.json_keys]
-    output = ShardedOutput(request.prefix, prefixes, job.dtype, job.identity, resume=request.resume)
+    output = PartialOutput(request.prefix, prefixes, job.dtype, job.identity, resume=request.resume)
     totals = _Totals(job, output, progress)
     try:
         _encode_all(job, totals)
         totals.require_tokens()
         output.finish(request.dataset_impl)
-        forget(request)
+        remove_completed(request)
         for key in output.keys:
             remove_metadata(key.prefix)
             key.commit()
@@ -112,11 +112,11 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
     output.remove()
     report = totals.report()
     if request.partition is not None:
-        from lmcore.data.prepare.partition import write_record
+        from lmcore.data.prepare.partition import write_partition_record
 
-        write_record(request, job.identity, report)
+        write_partition_record(request, job.identity, report)
     if request.resume:
-        record_finished(request, job.identity, report)
+        write_completed(request, job.identity, report)
     return report
 
 
@@ -125,7 +125,7 @@ def _done_before(job: _Job) -> PrepareReport | None:
     request = job.request
     if not request.resume or read_state(state_path(request.prefix)) is not None:
         return None
-    return finished_before(request, job.identity)
+    return read_completed(request, job.identity)
 
 
 def join(request: PrepareRequest) -> PrepareReport:
@@ -182,16 +182,16 @@ def _metadata(
 
 def _checked(request: PrepareRequest) -> _Job:
     """Look for everything that stands in the way, and raise it at once."""
-    files, problems = looked_at(request)
+    files, problems = check_request(request)
     if problems:
         raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
     dtype = np.dtype(token_dtype(request.tokenizer.vocab_size))
     identity = identity_of(request, files, dtype)
     share: Sequence[InputFile] = files
     if request.partition is not None:
-        from lmcore.data.prepare.partition import share_of
+        from lmcore.data.prepare.partition import partition_files
 
-        share = share_of(files, request.partition, request.partitions)
+        share = partition_files(files, request.partition, request.partitions)
     return _Job(request, share, dtype, identity)
 
 
@@ -204,7 +204,7 @@ def _encode_all(job: _Job, totals: _Totals) -> None:
         stop=request.on_error == "stop",
         splitter=request.splitter,
     )
-    source = _Source(job, totals.output.state)
+    source = _BatchSource(job, totals.output.state)
     tokenizer = request.tokenizer
     work = BatchWork(
         functools.partial(encode_batch, tokenizer=tokenizer, plan=plan),
@@ -229,7 +229,7 @@ def _encode_all(job: _Job, totals: _Totals) -> None:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _BatchPosition:
     """Where a batch ends: `batches` of `file` are done with it, `position` bytes of it read."""
 
     file: int
@@ -237,12 +237,12 @@ class _Place:
     position: int
 
 
-class _Source:
+class _BatchSource:
     """The batches that are not done yet, and the place of each that is under way."""
 
     def __init__(self, job: _Job, state: PrepareState) -> None:
         self._job, self._state = job, state
-        self.places: deque[_Place] = deque()
+        self.places: deque[_BatchPosition] = deque()
 
     def batches(self) -> Generator[Batch, None, None]:
         options = self._job.request.options
@@ -252,14 +252,14 @@ class _Source:
             done = self._state.batches if number == self._state.file else 0
             with closing(read_input([file], options)) as batches:
                 for count, batch in enumerate(itertools.islice(batches, done, None), done + 1):
-                    self.places.append(_Place(number, count, batch.position))
+                    self.places.append(_BatchPosition(number, count, batch.position))
                     yield batch
 
 
 class _Totals:
     """Writes what comes in, and counts."""
 
-    def __init__(self, job: _Job, output: ShardedOutput, progress: ProgressCallback | None) -> None:
+    def __init__(self, job: _Job, output: PartialOutput, progress: ProgressCallback | None) -> None:
         self._job, self.output, self._progress = job, output, progress
         self._request = job.request
         self._began = time.perf_counter()
@@ -272,7 +272,7 @@ class _Totals:
         self._pace = _Pace(job.files)
         self._steady = all(Path(file.path).is_file() for file in job.files)
 
-    def add(self, encoded: Encoded, place: _Place) -> None:
+    def add(self, encoded: EncodedBatch, place: _BatchPosition) -> None:
         if encoded.problem is not None:
             if self._request.on_error == "stop":
                 raise encoded.problem.error()
@@ -286,7 +286,7 @@ class _Totals:
         if self._steady and self._json_bytes - self._shard_start >= self._request.shard_bytes:
             self._complete_shard(place)
 
-    def _complete_shard(self, place: _Place) -> None:
+    def _complete_shard(self, place: _BatchPosition) -> None:
         self._shard_start = self._json_bytes
         self.output.complete_shard(
             PrepareState(
@@ -308,12 +308,12 @@ class _Totals:
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._began
 
-    def _show(self, place: _Place | None) -> None:
+    def _show(self, place: _BatchPosition | None) -> None:
         self._reported = self._documents
         if self._progress is not None:
             fraction, left = self._pace.at(place)
             told = (self._documents, self._json_bytes, self._seconds(), fraction, left)
-            self._progress(Progress(*told))
+            self._progress(PrepareProgress(*told))
 
     def require_tokens(self) -> None:
         """Raise `DataError` where a key's dataset would be empty; a host's share may be."""
@@ -374,7 +374,7 @@ class _Pace:
         self._known = all(Path(file.path).is_file() for file in files) and any(sizes)
         self._before = [0, *itertools.accumulate(sizes)]
 
-    def at(self, place: _Place | None) -> tuple[float | None, float | None]:
+    def at(self, place: _BatchPosition | None) -> tuple[float | None, float | None]:
         """Return the fraction read and the seconds left; None where nobody knows."""
         if not self._known:
             return None, None

@@ -16,7 +16,7 @@ from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings, TypeOptio
 from lmcore.data.gpt2_preload import BpePreload
 from lmcore.data.tokenizer.base import Tokenizer, TokenizerFactory
 from lmcore.data.tokenizer.byte import ByteTokenizer
-from lmcore.data.tokenizer.file_tokenizer import SettledTokenizer
+from lmcore.data.tokenizer.file_tokenizer import FileTokenizer
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
 from lmcore.data.tokenizer.null import NullTokenizer
 from lmcore.errors import ConfigError, suggestion
@@ -167,7 +167,7 @@ def _built_in(
     if "vocab_size" not in options.allowed:  # it is the size that the model is padded to
         settings = dataclasses.replace(settings, vocab_size=None)
     tokenizer = _BUILD[kind](settings)  # an error names the files as they were given
-    if isinstance(tokenizer, SettledTokenizer):
+    if isinstance(tokenizer, FileTokenizer):
         # Absolute from here on: metadata and workers find the files from any directory.
         changes: dict[str, Any] = {
             name: str(Path(value).absolute())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 __all__ = [
-    "SettledTokenizer",
+    "FileTokenizer",
     "SpecialIds",
     "read_bounded",
     "refuse_surrogates",
@@ -55,7 +55,7 @@ class SpecialIds:
     sentinels: tuple[int, ...] = ()
 
 
-class SettledTokenizer(Tokenizer):
+class FileTokenizer(Tokenizer):
     """A tokenizer that its settings and their files describe whole.
 
     Attributes:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import tokenizers
 
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.data.tokenizer.file_tokenizer import SettledTokenizer, SpecialIds, refuse_surrogates
+from lmcore.data.tokenizer.file_tokenizer import FileTokenizer, SpecialIds, refuse_surrogates
 from lmcore.data.tokenizer.pretrained_files import PretrainedFiles, read_pretrained
 from lmcore.errors import DataError
 
@@ -42,7 +42,7 @@ def pretrained_path(settings: TokenizerSettings) -> tuple[str, str]:
     return settings.tokenizer_model or "", "--tokenizer-model"
 
 
-class PretrainedTokenizer(SettledTokenizer):
+class PretrainedTokenizer(FileTokenizer):
     """What a `tokenizer.json` describes, with the tokens that are named beside it.
 
     Args:

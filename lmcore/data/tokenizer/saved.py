@@ -21,7 +21,7 @@ from typing import Any
 
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
-from lmcore.data.tokenizer.file_tokenizer import SettledTokenizer
+from lmcore.data.tokenizer.file_tokenizer import FileTokenizer
 from lmcore.durable import atomic_directory
 from lmcore.errors import ConfigError, DataError
 
@@ -104,7 +104,7 @@ def load_tokenizer(directory: Path, *, extra: Mapping[str, TokenizerFactory] = _
 
 def _record_of(tokenizer: Tokenizer) -> dict[str, Any]:
     described: dict[str, Any] = tokenizer.describe()
-    if isinstance(tokenizer, SettledTokenizer):
+    if isinstance(tokenizer, FileTokenizer):
         record = dict.fromkeys(_KEYS) | described
         if _is_pretrained(tokenizer):
             record.pop("tokenizer_model", None)

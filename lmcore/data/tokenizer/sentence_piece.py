@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.data.tokenizer.file_tokenizer import SettledTokenizer, SpecialIds, refuse_surrogates
+from lmcore.data.tokenizer.file_tokenizer import FileTokenizer, SpecialIds, refuse_surrogates
 from lmcore.data.tokenizer.sentence_piece_file import Processor, load_model
 
 __all__ = ["GPTSentencePieceTokenizer", "Llama2Tokenizer", "SentencePieceTokenizer"]
 
 
-class _ModelTokenizer(SettledTokenizer):
+class _ModelTokenizer(FileTokenizer):
     """What the three have in common.
 
     Args:

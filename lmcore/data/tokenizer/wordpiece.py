@@ -15,9 +15,9 @@ import numpy.typing as npt
 import tokenizers
 
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.data.tokenizer.bert_words import word_splitter
+from lmcore.data.tokenizer.bert_pretokenizer import word_splitter
 from lmcore.data.tokenizer.file_tokenizer import (
-    SettledTokenizer,
+    FileTokenizer,
     SpecialIds,
     read_bounded,
     refuse_surrogates,
@@ -33,7 +33,7 @@ _NEEDED = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _HINT = "`--vocab-file` of WordPiece is a `vocab.txt` with one token on each line"
 
 
-class BertWordPieceTokenizer(SettledTokenizer):
+class BertWordPieceTokenizer(FileTokenizer):
     """WordPiece with BERT's rules for words.
 
     `[BOS]`, `[EOS]` and `<extra_id_0>` on follow the vocabulary, unless it has them; `[EOS]` ends a

@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from lmcore.data.tokenizer.bert_words import word_splitter
+from lmcore.data.tokenizer.bert_pretokenizer import word_splitter
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.errors import ConfigError, DataError, MissingPackageError
 

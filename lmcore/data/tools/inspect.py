@@ -16,7 +16,7 @@ from lmcore.data.indexed.token_scan import TokenScan, document_bounds, scan_toke
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import DataError, counted
 
-__all__ = ["Document", "InspectReport", "inspect", "read_documents"]
+__all__ = ["DecodedDocument", "InspectReport", "inspect", "read_documents"]
 
 _CHUNK = 1 << 20
 
@@ -66,7 +66,7 @@ class InspectReport:
 
 
 @dataclass(frozen=True)
-class Document:
+class DecodedDocument:
     """One document of a dataset.
 
     Attributes:
@@ -147,7 +147,7 @@ def inspect(
 
 def read_documents(
     prefix: str | Path, numbers: Iterable[int], tokenizer: Tokenizer | None
-) -> list[Document]:
+) -> list[DecodedDocument]:
     """Return documents of a dataset, decoded where a tokenizer is given.
 
     Raises:
@@ -167,7 +167,7 @@ def read_documents(
         first, last = dataset.document_indices[number : number + 2].tolist()
         tokens = dataset.document(number).tolist()
         documents.append(
-            Document(
+            DecodedDocument(
                 number,
                 tuple(dataset.sizes[first:last].tolist()),
                 tuple(tokens),

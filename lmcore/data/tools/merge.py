@@ -24,8 +24,8 @@ from lmcore.data.indexed.metadata import (
 from lmcore.errors import DataError
 
 __all__ = [
+    "MergeInput",
     "MergeReport",
-    "Source",
     "chosen_datasets",
     "find_datasets",
     "merge",
@@ -41,7 +41,7 @@ _MAY_DIFFER = {*_COUNTS, "tokenizer", "lmcore_version"}
 
 
 @dataclass(frozen=True)
-class Source:
+class MergeInput:
     """A dataset that documents are taken from: checked, and closed again."""
 
     documents: DocumentRange
@@ -140,7 +140,7 @@ def merge(prefixes: Sequence[str], output_prefix: str) -> MergeReport:
     )
 
 
-def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[Source]:
+def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[MergeInput]:
     """Check that datasets are sound and belong together, and describe them.
 
     Raises:
@@ -148,7 +148,7 @@ def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[Source]:
     """
     if not prefixes:
         raise DataError("no data set is given", hint="name data sets with `--datasets`")
-    sources: list[Source] = []
+    sources: list[MergeInput] = []
     seen: dict[tuple[int, int], str] = {}
     for prefix in prefixes:
         dataset = IndexedDataset(prefix)
@@ -164,7 +164,7 @@ def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[Source]:
             )
         metadata = read_metadata(prefix)
         _check_counts(dataset, metadata)
-        source = Source(
+        source = MergeInput(
             DocumentRange.of(dataset), dataset.dtype.name, dataset.index.format, metadata
         )
         if sources:
@@ -176,7 +176,7 @@ def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[Source]:
     return sources
 
 
-def with_counts(sources: Sequence[Source], content: DocumentRanges) -> DatasetMetadata | None:
+def with_counts(sources: Sequence[MergeInput], content: DocumentRanges) -> DatasetMetadata | None:
     """Return the metadata of what is made from *sources*; None where one of them has none."""
     first = sources[0].metadata
     if first is None or any(source.metadata is None for source in sources):
@@ -200,7 +200,7 @@ def _check_counts(dataset: IndexedDataset, metadata: DatasetMetadata | None) -> 
         )
 
 
-def _check_alike(first: Source, other: Source) -> None:
+def _check_alike(first: MergeInput, other: MergeInput) -> None:
     for name, one, two in (
         ("token type", first.dtype, other.dtype),
         ("format", first.format, other.format),
@@ -215,7 +215,7 @@ def _check_alike(first: Source, other: Source) -> None:
             )
 
 
-def _check_modes(sources: Sequence[Source]) -> None:
+def _check_modes(sources: Sequence[MergeInput]) -> None:
     kinds = {
         source.documents.multimodal: source for source in sources if source.documents.sequences
     }
@@ -226,7 +226,7 @@ def _check_modes(sources: Sequence[Source]) -> None:
         )
 
 
-def _check_vocabularies(sources: Sequence[Source]) -> None:
+def _check_vocabularies(sources: Sequence[MergeInput]) -> None:
     """Compare what metadata says, and say it where there is none to compare."""
     described = [source for source in sources if source.metadata is not None]
     for source in described[1:]:
@@ -244,7 +244,7 @@ def _check_vocabularies(sources: Sequence[Source]) -> None:
         )
 
 
-def _check_vocabulary(first: Source, other: Source) -> None:
+def _check_vocabulary(first: MergeInput, other: MergeInput) -> None:
     one, two = first.metadata, other.metadata
     assert one is not None
     assert two is not None

@@ -95,7 +95,7 @@ def repair(request: RepairRequest) -> RepairReport:
     if target != prefix and request.hyphens and request.output_prefix is None:
         found.append(f"`{Path(prefix).name}` is `{Path(target).name}` now")
     metadata = read_metadata(prefix)
-    with closing(_Mended(bin_path, idx_path)) as mended:
+    with closing(_RepairedFiles(bin_path, idx_path)) as mended:
         mended.find(request, metadata, found, Path(f"{target}.idx"))
         written = _write(mended, target)
     dataset = IndexedDataset(target)
@@ -156,7 +156,7 @@ def _target(request: RepairRequest, prefix: str) -> str:
     return hyphenated(prefix) if request.hyphens else prefix
 
 
-class _Mended:
+class _RepairedFiles:
     """The content of the repaired files: the old index, or a new one.
 
     Attributes:
@@ -265,7 +265,7 @@ class _Mended:
             )
 
 
-def _write(mended: _Mended, target: str) -> list[Path]:
+def _write(mended: _RepairedFiles, target: str) -> list[Path]:
     """Give the repaired files their names; return those that are new."""
     bin_path, idx_path = Path(f"{target}.bin"), Path(f"{target}.idx")
     keeps_index = mended.content is None and mended.idx_path == idx_path
@@ -301,7 +301,7 @@ def _require_free(path: Path) -> None:
         )
 
 
-def _write_index(mended: _Mended, path: Path) -> None:
+def _write_index(mended: _RepairedFiles, path: Path) -> None:
     assert mended.content is not None
     with replacing(path) as file:
         write_index(file, mended.content, mended.dtype, mended.format)

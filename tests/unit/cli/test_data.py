@@ -15,7 +15,7 @@ import pytest
 from lmcore.cli.data import run
 from lmcore.cli.data.prepare import _PlainProgress
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.prepare.run import Progress
+from lmcore.data.prepare.run import PrepareProgress
 from lmcore.errors import ConfigError, DataError
 
 
@@ -171,7 +171,7 @@ def test_wrong_commands() -> None:
 
 def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
     """Plain progress prints a state once."""
-    progress = Progress(documents=1000, json_bytes=2**20, seconds=2.0)
+    progress = PrepareProgress(documents=1000, json_bytes=2**20, seconds=2.0)
     plain = _PlainProgress()
     plain(progress)
     plain(progress)
@@ -198,5 +198,5 @@ def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_bar_tells_pace_and_what_is_left(fraction: float, left: float | None, shown: str) -> None:
     """Where the input's size is known the line is a bar with the time that is left."""
-    progress = Progress(10, 4 * 2**20, 2.0, fraction, left)
+    progress = PrepareProgress(10, 4 * 2**20, 2.0, fraction, left)
     assert progress.bar() == shown

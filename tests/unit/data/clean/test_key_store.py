@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.clean.key_store import KeyStore
-from lmcore.data.clean.leaders import Leaders
+from lmcore.data.clean.union_find import UnionFind
 
 
 @pytest.mark.parametrize("columns", [1, 2])
@@ -33,7 +33,7 @@ def test_groups(tmp_path: Path, columns: int, rows_held: int) -> None:
     for key, position in zip(keys.tolist(), positions.tolist(), strict=True):
         expected[tuple(key)].append(position)
     found = []
-    for where, starts in store.groups():
+    for where, starts in store.buckets():
         for start, end in zip(starts, [*starts[1:], len(where)], strict=True):
             found.append(where[start:end].tolist())
     assert found == [expected[key] for key in sorted(expected) if len(expected[key]) > 1]
@@ -42,16 +42,16 @@ def test_groups(tmp_path: Path, columns: int, rows_held: int) -> None:
 
 def test_no_rows(tmp_path: Path) -> None:
     """Without rows there are no groups."""
-    assert list(KeyStore(tmp_path, 1).groups()) == []
+    assert list(KeyStore(tmp_path, 1).buckets()) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60))
 def test_leaders(pairs: list[tuple[int, int]]) -> None:
     """The leader of a position is the first one that it is connected with, over any others."""
-    leaders = Leaders(Path("unused"), 31)
+    clusters = UnionFind(Path("unused"), 31)
     neighbours: dict[int, set[int]] = {at: {at} for at in range(31)}
     for first, second in pairs:
-        leaders.join(first, second)
+        clusters.union(first, second)
         neighbours[first].add(second)
         neighbours[second].add(first)
     expected = []
@@ -62,17 +62,17 @@ def test_leaders(pairs: list[tuple[int, int]]) -> None:
             reached |= new
             open_.extend(new)
         expected.append(min(reached))
-    assert [leaders.leader(at) for at in range(31)] == expected
-    assert leaders.of(0, 31).tolist() == expected
-    assert leaders.of(10, 20).tolist() == expected[10:20]
+    assert [clusters.find(at) for at in range(31)] == expected
+    assert clusters.representatives(0, 31).tolist() == expected
+    assert clusters.representatives(10, 20).tolist() == expected[10:20]
 
 
 def test_leaders_on_the_disk(tmp_path: Path) -> None:
     """Many positions are kept in a file."""
     count = (1 << 20) + 5
-    leaders = Leaders(tmp_path / "leaders", count)
-    leaders.join(count - 1, 3)
-    leaders.join_rows(np.array([10, 20, 30, 11, 21]), np.array([0, 3]))
-    assert (tmp_path / "leaders").stat().st_size == 8 * count
-    assert leaders.of(count - 2, count).tolist() == [count - 2, 3]
-    assert leaders.of(10, 31)[[0, 1, 10, 11, 20]].tolist() == [10, 11, 10, 11, 10]
+    clusters = UnionFind(tmp_path / "clusters", count)
+    clusters.union(count - 1, 3)
+    clusters.union_rows(np.array([10, 20, 30, 11, 21]), np.array([0, 3]))
+    assert (tmp_path / "clusters").stat().st_size == 8 * count
+    assert clusters.representatives(count - 2, count).tolist() == [count - 2, 3]
+    assert clusters.representatives(10, 31)[[0, 1, 10, 11, 20]].tolist() == [10, 11, 10, 11, 10]

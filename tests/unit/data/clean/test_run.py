@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from lmcore.data.clean.chain import STEPS, CleanRequest, plan_chain
-from lmcore.data.clean.output import LineWriter
-from lmcore.data.clean.run import Progress, clean
-from lmcore.data.clean.work import AnyBatch, Processed, Segment, process
+from lmcore.data.clean.line_writer import LineWriter
+from lmcore.data.clean.run import CleanProgress, clean
+from lmcore.data.clean.segment import AnyBatch, Processed, Segment, process
 from lmcore.errors import ConfigError, DataError
 
 
@@ -284,7 +284,7 @@ def test_a_step_twice(corpus: Callable, run_steps: Callable) -> None:
 
 def test_progress(tmp_path: Path, corpus: Callable) -> None:
     """Each segment tells of its steps and how many documents have come through."""
-    told: list[Progress] = []
+    told: list[CleanProgress] = []
     path = corpus(str(n) for n in range(10))
     request = CleanRequest(
         ("length", "exact", "shuffle"), (path,), str(tmp_path / "o.jsonl"), min_characters=1
@@ -309,7 +309,7 @@ def test_pace_counts_the_work_on_the_first_batch(
         return process(batch, segment)
 
     monkeypatch.setattr("lmcore.data.clean.run.process", slowly)
-    told: list[Progress] = []
+    told: list[CleanProgress] = []
     path = corpus(["a", "b"])
     output = str(tmp_path / "o.jsonl")
     clean(CleanRequest(tuple(chain.split()), (path,), output, min_characters=1), told.append)

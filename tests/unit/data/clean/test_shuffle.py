@@ -11,24 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.data.clean.corpus_step import StepContext
 from lmcore.data.clean.counts import StepCounts
 from lmcore.data.clean.document import Entry
-from lmcore.data.clean.gather import Workplace
+from lmcore.data.clean.document_store import DocumentStore
+from lmcore.data.clean.segment import Processed
 from lmcore.data.clean.shuffle import Shuffle
-from lmcore.data.clean.spool import Spool
-from lmcore.data.clean.work import Processed
 from lmcore.errors import DataError
 
 
 def shuffled(directory: Path, count: int, *, seed: int = 0, **settings: int) -> list[int]:
     """Return the order in which `count` documents come, taken in batches of seven."""
     directory.mkdir(exist_ok=True)
-    place = Workplace(directory, "shuffle", StepCounts(), None, lambda pairs: None)
+    context = StepContext(directory, "shuffle", StepCounts(), None, lambda pairs: None)
     entries = [Entry("f", number, b"x" * 50) for number in range(count)]
     batches = (Processed(entries[at : at + 7]) for at in range(0, count, 7))
-    done = Shuffle(seed, **settings).run(batches, place)
+    done = Shuffle(seed, **settings).run(batches, context)
     order = [entry.number for batch in done for entry in batch.entries]
-    assert place.counts.seen == count
+    assert context.counts.seen == count
     assert list(directory.iterdir()) == []
     return order
 
@@ -66,18 +66,20 @@ def test_step(corpus: Callable, run_steps: Callable) -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=30), st.integers(1, 100))
-def test_spool(tmp_path_factory: pytest.TempPathFactory, raws: list[bytes], size: int) -> None:
+def test_document_store(
+    tmp_path_factory: pytest.TempPathFactory, raws: list[bytes], size: int
+) -> None:
     """What was put in comes out, in order and at any position, whatever the size of a block."""
-    spool = Spool(tmp_path_factory.mktemp("spool") / "documents", block_bytes=size)
+    documents = DocumentStore(tmp_path_factory.mktemp("documents") / "documents", block_bytes=size)
     entries = [Entry(f"file {n % 3}", n, raw) for n, raw in enumerate(raws)]
     for at in range(0, len(entries), 4):
-        spool.append(entries[at : at + 4], list(range(at, at + len(entries[at : at + 4]))))
-    spool.flush()
-    assert len(spool) == len(entries)
-    found = [keyed for first, block in spool.blocks() for keyed in block]
+        documents.append(entries[at : at + 4], list(range(at, at + len(entries[at : at + 4]))))
+    documents.flush()
+    assert len(documents) == len(entries)
+    found = [keyed for first, block in documents.blocks() for keyed in block]
     assert found == [(entry, n) for n, entry in enumerate(entries)]
-    assert [spool.read(n) for n in reversed(range(len(entries)))] == entries[::-1]
-    spool.close()
+    assert [documents.read(n) for n in reversed(range(len(entries)))] == entries[::-1]
+    documents.close()
 
 
 def test_full_disk() -> None:
@@ -85,8 +87,8 @@ def test_full_disk() -> None:
     device = Path("/dev/full")
     if not device.exists():
         pytest.skip("no /dev/full")
-    spool = Spool(device)
-    spool.append([Entry("f", 1, b"x")])
+    documents = DocumentStore(device)
+    documents.append([Entry("f", 1, b"x")])
     with pytest.raises(DataError, match="cannot write `/dev/full`"):
-        spool.flush()
-    spool.close()
+        documents.flush()
+    documents.close()

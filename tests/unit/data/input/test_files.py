@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from lmcore.data.input.files import InputFile, find_inputs, format_of, resolve_inputs
+from lmcore.data.input.files import InputFile, detect_format, find_inputs, resolve_inputs
 from lmcore.errors import ConfigError, DataError
 
 
@@ -61,7 +61,7 @@ def test_format_is_told_by_name_and_content(tmp_path, name, content, expected):
     """The name without its compression tells; for JSON, and names that say nothing, the content."""
     path = tmp_path / name
     path.write_bytes(content)
-    assert format_of(str(path)).format == expected
+    assert detect_format(str(path)).format == expected
 
 
 def test_standard_input_is_json_lines_unless_said():

@@ -431,7 +431,7 @@ def test_shares_of_other_files_are_named(tmp_path, whole):
 def test_shares_are_even_and_none_is_empty(tmp_path):
     """Files are shared by size in their order; more hosts than files is an error."""
     from lmcore.data.input.files import InputFile
-    from lmcore.data.prepare.partition import share_of
+    from lmcore.data.prepare.partition import partition_files
 
     sizes = [10, 10, 10, 970, 10, 10, 10]
     files = []
@@ -439,13 +439,13 @@ def test_shares_are_even_and_none_is_empty(tmp_path):
         (tmp_path / str(i)).write_bytes(b"x" * size)
         files.append(InputFile(str(tmp_path / str(i)), "jsonl"))
     for partitions in range(1, 8):
-        shares = [share_of(files, i, partitions) for i in range(partitions)]
+        shares = [partition_files(files, i, partitions) for i in range(partitions)]
         assert [file for share in shares for file in share] == files
         assert all(shares)
     # A third of all bytes and two thirds both lie in the large file, which is a share of its own.
-    assert [len(share_of(files, i, 3)) for i in range(3)] == [3, 1, 3]
+    assert [len(partition_files(files, i, 3)) for i in range(3)] == [3, 1, 3]
     with pytest.raises(ConfigError, match="needs as many files"):
-        share_of(files, 0, 8)
+        partition_files(files, 0, 8)
 
 
 def test_memory_stays_flat(tmp_path, hand_made):

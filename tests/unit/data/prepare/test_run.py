@@ -24,7 +24,7 @@ from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.metadata import metadata_path, read_metadata
 from lmcore.data.input.options import InputOptions
 from lmcore.data.prepare.plain_text import documents_from_text, prepare_text
-from lmcore.data.prepare.run import PrepareRequest, Progress, prepare
+from lmcore.data.prepare.run import PrepareProgress, PrepareRequest, prepare
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, NullTokenizer
 from lmcore.data.tools.inspect import inspect
 from lmcore.errors import ConfigError, DataError, RunError
@@ -311,7 +311,7 @@ def test_progress_is_megatron_s_line(tmp_path):
     assert [progress.documents for progress in seen] == [1024, 2000, 2000]
     assert [progress.fraction for progress in seen] == pytest.approx([0.512, 1, 1])
     assert seen[-1].json_bytes == source.stat().st_size
-    line = Progress(documents=1000, json_bytes=3 * 2**20, seconds=2.0).line()
+    line = PrepareProgress(documents=1000, json_bytes=3 * 2**20, seconds=2.0).line()
     assert line == "Processed 1000 documents (500.0 docs/s, 1.50 MB/s)."
 
 

@@ -9,15 +9,15 @@ from typing import Protocol
 
 from lmcore.data.clean.counts import StepCounts, dropped_line
 from lmcore.data.clean.document import EntryBatch
-from lmcore.data.clean.leaders import Leaders
-from lmcore.data.clean.spool import Spool
-from lmcore.data.clean.work import KeyMaker, Processed
+from lmcore.data.clean.document_store import DocumentStore
+from lmcore.data.clean.segment import KeyMaker, Processed
+from lmcore.data.clean.union_find import UnionFind
 
-__all__ = ["Gathering", "Workplace", "count_gathered", "survivors"]
+__all__ = ["CorpusStep", "StepContext", "count_seen", "keep_representatives"]
 
 
 @dataclass(frozen=True)
-class Workplace:
+class StepContext:
     """What a gathering step is given.
 
     Attributes:
@@ -35,7 +35,7 @@ class Workplace:
     compared: Callable[[int], None]
 
 
-class Gathering(Protocol):
+class CorpusStep(Protocol):
     """A step that waits for all documents before it lets the first one go."""
 
     @property
@@ -49,40 +49,40 @@ class Gathering(Protocol):
         ...
 
     def run(
-        self, batches: Iterator[Processed], place: Workplace
+        self, batches: Iterator[Processed], context: StepContext
     ) -> Generator[EntryBatch, None, None]:
         """Take all of *batches*, then yield what stays."""
         ...
 
 
-def count_gathered(step: Gathering, place: Workplace, processed: Processed) -> None:
+def count_seen(step: CorpusStep, context: StepContext, processed: Processed) -> None:
     """Count the documents of a batch as seen, unless the step before has."""
     if step.has_own_row:
-        place.counts.seen += len(processed.entries)
+        context.counts.seen += len(processed.entries)
 
 
-def survivors(
-    spool: Spool, leaders: Leaders, place: Workplace, reason: str
+def keep_representatives(
+    documents: DocumentStore, clusters: UnionFind, context: StepContext, reason: str
 ) -> Generator[EntryBatch, None, None]:
-    """Yield the leaders of their groups, in order; the others are counted and told of.
+    """Yield the clusters of their groups, in order; the others are counted and told of.
 
-    All are told of before the first leader is yielded: how far ahead leaders are asked for depends
+    All are told of before the first leader is yielded: how far ahead clusters are asked for depends
     on the number of workers.
     """
-    if place.tell is not None:
-        for first, block in spool.blocks():
-            groups = leaders.of(first, first + len(block)).tolist()
+    if context.tell is not None:
+        for first, block in documents.blocks():
+            groups = clusters.representatives(first, first + len(block)).tolist()
             for position, ((entry, _), leader) in enumerate(zip(block, groups, strict=True), first):
                 if leader != position:
-                    kept = spool.read(leader)
-                    place.tell(dropped_line(place.name, reason, entry, kept=kept))
-    for first, block in spool.blocks():
-        groups = leaders.of(first, first + len(block)).tolist()
+                    kept = documents.read(leader)
+                    context.tell(dropped_line(context.name, reason, entry, kept=kept))
+    for first, block in documents.blocks():
+        groups = clusters.representatives(first, first + len(block)).tolist()
         stay = [
             entry
             for position, ((entry, _), leader) in enumerate(zip(block, groups, strict=True), first)
             if leader == position
         ]
-        place.counts.dropped[reason] += len(block) - len(stay)
+        context.counts.dropped[reason] += len(block) - len(stay)
         if stay:
             yield EntryBatch(tuple(stay))

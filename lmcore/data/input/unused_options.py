@@ -11,13 +11,13 @@ from lmcore.data.input.files import Format, InputFile
 from lmcore.data.input.options import InputOptions
 from lmcore.errors import ConfigError, LmcoreError
 
-__all__ = ["unfitting"]
+__all__ = ["unused_options"]
 
 _TEXT: tuple[Format, ...] = ("text",)
 _TABLES: tuple[Format, ...] = ("csv", "tsv")
 
 
-def unfitting(options: InputOptions, files: Sequence[InputFile]) -> list[LmcoreError]:
+def unused_options(options: InputOptions, files: Sequence[InputFile]) -> list[LmcoreError]:
     """Return a problem for each setting of *options* that no file is of a format for."""
     if not files:
         return []

@@ -12,7 +12,7 @@ from pathlib import Path
 from lmcore.data.clean.document import Entry
 from lmcore.data.indexed.files import disk_errors
 
-__all__ = ["Spool"]
+__all__ = ["DocumentStore"]
 
 _HEAD = struct.Struct("<IQQI")  # source, number, key, length of the JSON
 _LENGTH = struct.Struct("<I")
@@ -24,7 +24,7 @@ _BLOCKS_HELD = 64
 Keyed = tuple[Entry, int]
 
 
-class Spool:
+class DocumentStore:
     """A file of documents, each with a number of 64 bits beside it.
 
     Written once from its beginning, then read; close it when done.  Memory: 16 bytes a block of

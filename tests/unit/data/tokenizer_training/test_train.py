@@ -13,7 +13,7 @@ import pytest
 
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer import Tokenizer, special_ids, spellings, tokenizer_from
-from lmcore.data.tokenizer_training.command import TrainingReport, TrainingRequest, train_tokenizer
+from lmcore.data.tokenizer_training.train import TrainingReport, TrainingRequest, train_tokenizer
 from lmcore.data.tokenizer_training.trainers import KINDS, Recipe
 from lmcore.errors import ConfigError, DataError
 
@@ -70,7 +70,7 @@ def test_every_type(kind: str, text: str, tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys
-from lmcore.data.tokenizer_training.command import TrainingRequest, train_tokenizer
+from lmcore.data.tokenizer_training.train import TrainingRequest, train_tokenizer
 from lmcore.data.tokenizer_training.trainers import Recipe
 for kind in sys.argv[3:]:
     train_tokenizer(TrainingRequest((sys.argv[1],), sys.argv[2] + kind, kind, Recipe(400)))

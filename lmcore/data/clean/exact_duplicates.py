@@ -11,13 +11,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.data.clean.corpus_step import StepContext, count_seen, keep_representatives
 from lmcore.data.clean.document import Document, EntryBatch
-from lmcore.data.clean.gather import Workplace, count_gathered, survivors
+from lmcore.data.clean.document_store import DocumentStore
 from lmcore.data.clean.key_store import KeyStore
-from lmcore.data.clean.leaders import Leaders
-from lmcore.data.clean.spool import Spool
+from lmcore.data.clean.segment import Processed
+from lmcore.data.clean.union_find import UnionFind
 from lmcore.data.clean.url import normalized
-from lmcore.data.clean.work import Processed
 
 __all__ = ["Digest", "ExactDuplicates"]
 
@@ -47,27 +47,27 @@ class ExactDuplicates:
 
     @property
     def key_maker(self) -> Digest:
-        """See `Gathering`."""
+        """See `CorpusStep`."""
         return Digest(self.of)
 
     @property
     def has_own_row(self) -> bool:
-        """See `Gathering`; that of `url` counts for the rules, which come first."""
+        """See `CorpusStep`; that of `url` counts for the rules, which come first."""
         return self.of == "text"
 
     def run(
-        self, batches: Iterator[Processed], place: Workplace
+        self, batches: Iterator[Processed], context: StepContext
     ) -> Generator[EntryBatch, None, None]:
-        """See `Gathering`."""
-        store = KeyStore(place.directory, columns=2)
-        with closing(Spool(place.directory / "documents")) as spool:
+        """See `CorpusStep`."""
+        store = KeyStore(context.directory, columns=2)
+        with closing(DocumentStore(context.directory / "documents")) as documents:
             for batch in batches:
-                count_gathered(self, place, batch)
+                count_seen(self, context, batch)
                 if batch.keys is not None:
-                    store.add(batch.keys, len(spool) + np.arange(len(batch.entries)))
-                spool.append(batch.entries)
-            spool.flush()
-            leaders = Leaders(place.directory / "leaders", len(spool))
-            for positions, starts in store.groups():
-                leaders.join_rows(positions, starts)
-            yield from survivors(spool, leaders, place, "duplicate")
+                    store.add(batch.keys, len(documents) + np.arange(len(batch.entries)))
+                documents.append(batch.entries)
+            documents.flush()
+            clusters = UnionFind(context.directory / "union-find", len(documents))
+            for positions, starts in store.buckets():
+                clusters.union_rows(positions, starts)
+            yield from keep_representatives(documents, clusters, context, "duplicate")

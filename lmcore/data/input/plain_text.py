@@ -7,7 +7,13 @@ from typing import BinaryIO
 
 from lmcore.data.input.batch import TextBatch
 from lmcore.data.input.compression import BOM, Opened, blocks, open_input
-from lmcore.data.input.document import Document, gathered, key_missing, require_utf8, unusable
+from lmcore.data.input.document import (
+    InputDocument,
+    batch_documents,
+    key_missing,
+    require_utf8,
+    unusable_file,
+)
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import DocumentUnit, InputOptions
 from lmcore.data.input.problem import BadDocument, Unit, too_long
@@ -30,22 +36,24 @@ def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, N
     for key in options.keys:
         if key != KEY:
             bad = key_missing(key, [KEY], options.key_flag(key), called="plain text has the key")
-            yield unusable(file, options, bad)
+            yield unusable_file(file, options, bad)
             return
     unit: Unit = "document" if options.document_per == "file" else "line"
     with open_input(file.path) as opened:
         documents = _WAYS[options.document_per](opened, options)
-        yield from gathered(file, options, unit, documents, opened.position)
+        yield from batch_documents(file, options, unit, documents, opened.position)
 
 
-def _document(number: int, raw: bytes) -> Document:
+def _document(number: int, raw: bytes) -> InputDocument:
     try:
-        return Document(number, len(raw), (require_utf8(raw.decode(errors="surrogateescape")),))
+        return InputDocument(
+            number, len(raw), (require_utf8(raw.decode(errors="surrogateescape")),)
+        )
     except BadDocument as bad:
-        return Document(number, len(raw), bad)
+        return InputDocument(number, len(raw), bad)
 
 
-def _whole(opened: Opened, options: InputOptions) -> Iterator[Document]:
+def _whole(opened: Opened, options: InputOptions) -> Iterator[InputDocument]:
     pieces: list[bytes] = []
     size = 0
     for piece in blocks(opened, options.batch_bytes):
@@ -54,21 +62,21 @@ def _whole(opened: Opened, options: InputOptions) -> Iterator[Document]:
         if size > options.max_document_bytes:
             long = too_long(options.max_document_bytes)
             hint = f"take less for a document with `--document-per paragraph`, or {long.hint}"
-            yield Document(1, size, BadDocument(long.reason, long.detail, hint))
+            yield InputDocument(1, size, BadDocument(long.reason, long.detail, hint))
             return
     if size:
         yield _document(1, b"".join(pieces))
 
 
-def _lines(opened: Opened, options: InputOptions) -> Iterator[Document]:
+def _lines(opened: Opened, options: InputOptions) -> Iterator[InputDocument]:
     for number, line in _raw_lines(opened.stream, options.max_document_bytes):
         if isinstance(line, int):
-            yield Document(number, line, too_long(options.max_document_bytes))
+            yield InputDocument(number, line, too_long(options.max_document_bytes))
         elif text := line.rstrip(b"\r\n"):
             yield _document(number, text)
 
 
-def _paragraphs(opened: Opened, options: InputOptions) -> Iterator[Document]:
+def _paragraphs(opened: Opened, options: InputOptions) -> Iterator[InputDocument]:
     bound = options.max_document_bytes
     lines: list[bytes] = []
     size = first = 0
@@ -88,16 +96,16 @@ def _paragraphs(opened: Opened, options: InputOptions) -> Iterator[Document]:
         yield _paragraph(first, lines, size, bound)
 
 
-def _paragraph(first: int, lines: list[bytes], size: int, bound: int) -> Document:
+def _paragraph(first: int, lines: list[bytes], size: int, bound: int) -> InputDocument:
     raw = b"".join(lines).rstrip(b"\r\n")
     return (
         _document(first, raw)
         if raw and len(raw) <= bound
-        else (Document(first, size, too_long(bound)))
+        else (InputDocument(first, size, too_long(bound)))
     )
 
 
-_WAYS: dict[DocumentUnit, Callable[[Opened, InputOptions], Iterator[Document]]] = {
+_WAYS: dict[DocumentUnit, Callable[[Opened, InputOptions], Iterator[InputDocument]]] = {
     "file": _whole,
     "line": _lines,
     "paragraph": _paragraphs,

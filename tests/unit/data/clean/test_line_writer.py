@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from lmcore.data.clean.output import LineWriter
+from lmcore.data.clean.line_writer import LineWriter
 from lmcore.errors import ConfigError, DataError
 
 

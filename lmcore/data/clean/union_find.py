@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from lmcore.data.indexed.files import disk_errors
 
-__all__ = ["Leaders"]
+__all__ = ["UnionFind"]
 
 _CHUNK = 1 << 20
 
 
-class Leaders:
+class UnionFind:
     """Groups of positions; the leader of a group is its first position.
 
     Args:
@@ -33,7 +33,7 @@ class Leaders:
                 end = min(start + _CHUNK, count)
                 self._parents[start:end] = np.arange(start, end)
 
-    def leader(self, position: int) -> int:
+    def find(self, position: int) -> int:
         """Return the leader of the group that *position* is in."""
         parents = self._parents
         while (parent := int(parents[position])) != position:
@@ -41,21 +41,21 @@ class Leaders:
             position = int(parents[position])
         return position
 
-    def join(self, first: int, second: int) -> None:
+    def union(self, first: int, second: int) -> None:
         """Make one group of those that two positions are in."""
-        low, high = sorted((self.leader(first), self.leader(second)))
+        low, high = sorted((self.find(first), self.find(second)))
         self._parents[high] = low
 
-    def join_rows(self, positions: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> None:
+    def union_rows(self, positions: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> None:
         """Make a group of each run of *positions*, none of which is in a group yet."""
         sizes = np.diff(starts, append=len(positions))
         self._parents[positions] = np.repeat(positions[starts], sizes)
 
-    def of(self, start: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the leaders of the positions from *start* to before *end*."""
-        leaders = np.array(self._parents[start:end])
+    def representatives(self, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Return the clusters of the positions from *start* to before *end*."""
+        clusters = np.array(self._parents[start:end])
         while True:
-            above = self._parents[leaders]
-            if np.array_equal(above, leaders):
-                return leaders
-            leaders = above
+            above = self._parents[clusters]
+            if np.array_equal(above, clusters):
+                return clusters
+            clusters = above

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.data.input.csv_table import read as read_table
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
-from lmcore.data.input.table import read as read_table
 
 FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=30)
 

@@ -13,12 +13,12 @@ import numpy.typing as npt
 from lmcore.data.clean.counts import StepCounts, dropped_line, problem_line
 from lmcore.data.clean.document import (
     Document,
+    DocumentStep,
     Drop,
     Entry,
     EntryBatch,
-    Keys,
+    FieldKeys,
     Replace,
-    Step,
     documents_of,
 )
 from lmcore.data.input.batch import LineBatch, TextBatch
@@ -50,8 +50,8 @@ class Segment:
         tell: Whether to tell what was dropped.
     """
 
-    fields: Keys
-    steps: tuple[tuple[int, Step], ...]
+    fields: FieldKeys
+    steps: tuple[tuple[int, DocumentStep], ...]
     names: tuple[str, ...]
     key_maker: KeyMaker | None
     stop: bool

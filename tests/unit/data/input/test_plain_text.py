@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
-from lmcore.data.input.plain import read as read_plain
+from lmcore.data.input.plain_text import read as read_plain
 
 TEXT = "\ufeffOne.\r\nTwo.\n\n \nThree.\nFour.\n\n\n"
 

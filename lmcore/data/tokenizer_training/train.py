@@ -17,7 +17,7 @@ from typing import Any, Literal
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.data.indexed.files import disk_errors
 from lmcore.data.tokenizer import Tokenizer, tokenizer_from
-from lmcore.data.tokenizer_training.text import ReadProgress, TextSample, read_sample
+from lmcore.data.tokenizer_training.text_sample import ReadProgress, TextSample, read_sample
 from lmcore.data.tokenizer_training.trainers import KINDS, Kind, Recipe, require_room
 from lmcore.durable import atomic_directory
 from lmcore.errors import ConfigError, suggestion

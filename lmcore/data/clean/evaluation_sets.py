@@ -12,13 +12,13 @@ from lmcore.data.input.compression import open_text
 from lmcore.data.input.files import ending_of, resolve_inputs
 from lmcore.errors import DataError
 
-__all__ = ["read_tasks"]
+__all__ = ["read_evaluation_sets"]
 
 _MOST_BYTES = 1 << 30
 _TABLES = {".csv": ",", ".tsv": "\t"}
 
 
-def read_tasks(files: Sequence[str], keys: Sequence[str]) -> list[str]:
+def read_evaluation_sets(files: Sequence[str], keys: Sequence[str]) -> list[str]:
     """Return the texts under any of *keys* in evaluation sets, at any depth of their records.
 
     LAMBADA, RACE, SQuAD and the tables of GLUE are read as they are published.

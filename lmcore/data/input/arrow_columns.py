@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lmcore.data.input.compression import DamagedError
-from lmcore.data.input.document import Document, key_missing
+from lmcore.data.input.document import InputDocument, key_missing
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument, too_long
 from lmcore.errors import MissingPackageError
@@ -65,7 +65,9 @@ def require_columns(schema: pa.Schema, options: InputOptions) -> None:
             raise BadDocument("not a string", detail, f"name a column of text by `{flag}`")
 
 
-def documents_of(batch: pa.RecordBatch, first: int, options: InputOptions) -> Iterator[Document]:
+def documents_of(
+    batch: pa.RecordBatch, first: int, options: InputOptions
+) -> Iterator[InputDocument]:
     """Yield the rows of *batch*, of which the first has the number *first*."""
     columns = [batch.column(key) for key in options.keys]
     for number in range(batch.num_rows):
@@ -78,7 +80,7 @@ def documents_of(batch: pa.RecordBatch, first: int, options: InputOptions) -> It
                 texts.append(_decoded(raw))
             except BadDocument as problem:
                 bad = bad or problem
-        yield Document(first + number, size, bad or tuple(texts))
+        yield InputDocument(first + number, size, bad or tuple(texts))
 
 
 def _bytes(key: str, value: Any, bound: int) -> memoryview:

@@ -9,7 +9,13 @@ from typing import BinaryIO
 
 from lmcore.data.input.batch import TextBatch
 from lmcore.data.input.compression import BOM, open_input
-from lmcore.data.input.document import Document, gathered, key_missing, require_utf8, unusable
+from lmcore.data.input.document import (
+    InputDocument,
+    batch_documents,
+    key_missing,
+    require_utf8,
+    unusable_file,
+)
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument, too_long
@@ -33,10 +39,10 @@ def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, N
         try:
             columns = _columns(rows, options)
         except BadDocument as bad:
-            yield unusable(file, options, bad)
+            yield unusable_file(file, options, bad)
         if columns is not None:
             documents = _documents(rows, columns)
-            yield from gathered(file, options, "line", documents, opened.position)
+            yield from batch_documents(file, options, "line", documents, opened.position)
 
 
 class _Columns:
@@ -90,15 +96,15 @@ def _missing(key: str, names: list[str], options: InputOptions) -> BadDocument:
     return BadDocument(bad.reason, bad.detail, hint)
 
 
-def _documents(rows: Iterator[_Row], columns: _Columns) -> Iterator[Document]:
+def _documents(rows: Iterator[_Row], columns: _Columns) -> Iterator[InputDocument]:
     if columns.first is not None:
         yield _document(columns.first, columns)
     for row in rows:
         yield _document(row, columns)
 
 
-def _document(row: _Row, columns: _Columns) -> Document:
-    return Document(row.line, row.size, _texts(row.fields, columns))
+def _document(row: _Row, columns: _Columns) -> InputDocument:
+    return InputDocument(row.line, row.size, _texts(row.fields, columns))
 
 
 def _texts(fields: list[str] | BadDocument, columns: _Columns) -> tuple[str, ...] | BadDocument:

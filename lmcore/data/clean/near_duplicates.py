@@ -16,15 +16,15 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.data.clean.corpus_step import StepContext, count_seen, keep_representatives
 from lmcore.data.clean.document import Document, EntryBatch, field_of
-from lmcore.data.clean.gather import Workplace, count_gathered, survivors
+from lmcore.data.clean.document_store import DocumentStore
 from lmcore.data.clean.key_store import KeyStore
-from lmcore.data.clean.leaders import Leaders
 from lmcore.data.clean.minhash import MinHash, jaccard, shingle_set
-from lmcore.data.clean.spool import Spool
-from lmcore.data.clean.work import Processed
+from lmcore.data.clean.segment import Processed
+from lmcore.data.clean.union_find import UnionFind
 
-__all__ = ["BandKeys", "NearDuplicates"]
+__all__ = ["BandHashes", "NearDuplicates"]
 
 _SHINGLES_HELD = 64 << 20  # bytes
 _PAIRS_HELD = 1 << 16
@@ -36,7 +36,7 @@ _PAIRS_BETWEEN_REPORTS = 100
 
 
 @dataclass(frozen=True)
-class BandKeys:
+class BandHashes:
     """Makes of a document's text a number for each band of its signature."""
 
     minhash: MinHash
@@ -62,49 +62,51 @@ class NearDuplicates:
     key: str
 
     @property
-    def key_maker(self) -> BandKeys:
-        """See `Gathering`."""
-        return BandKeys(self.minhash)
+    def key_maker(self) -> BandHashes:
+        """See `CorpusStep`."""
+        return BandHashes(self.minhash)
 
     @property
     def has_own_row(self) -> bool:
-        """See `Gathering`."""
+        """See `CorpusStep`."""
         return True
 
     def run(
-        self, batches: Iterator[Processed], place: Workplace
+        self, batches: Iterator[Processed], context: StepContext
     ) -> Generator[EntryBatch, None, None]:
-        """See `Gathering`."""
-        store = KeyStore(place.directory, columns=1)
-        with closing(Spool(place.directory / "documents")) as spool:
+        """See `CorpusStep`."""
+        store = KeyStore(context.directory, columns=1)
+        with closing(DocumentStore(context.directory / "documents")) as documents:
             for batch in batches:
-                count_gathered(self, place, batch)
+                count_seen(self, context, batch)
                 if batch.keys is not None:
-                    positions = len(spool) + np.arange(len(batch.entries))
+                    positions = len(documents) + np.arange(len(batch.entries))
                     rows = np.repeat(positions, self.minhash.bands)
                     store.add(batch.keys.reshape(-1, 1), rows)
-                spool.append(batch.entries)
-            spool.flush()
-            groups = _Groups(self, spool, place)
-            for positions, starts in store.groups():
+                documents.append(batch.entries)
+            documents.flush()
+            clusters = _Clusters(self, documents, context)
+            for positions, starts in store.buckets():
                 ends = [*starts[1:].tolist(), len(positions)]
                 for start, end in zip(starts.tolist(), ends, strict=True):
-                    groups.connect(positions[start:end].tolist())
-            yield from survivors(spool, groups.leaders, place, "near duplicate")
+                    clusters.compare_bucket(positions[start:end].tolist())
+            yield from keep_representatives(documents, clusters.found, context, "near duplicate")
 
 
-class _Groups:
+class _Clusters:
     """Compares the documents of a bucket and joins those that are similar."""
 
-    def __init__(self, step: NearDuplicates, spool: Spool, place: Workplace) -> None:
-        self.leaders = Leaders(place.directory / "leaders", len(spool))
-        self._step, self._spool, self._place = step, spool, place
+    def __init__(
+        self, step: NearDuplicates, documents: DocumentStore, context: StepContext
+    ) -> None:
+        self.found = UnionFind(context.directory / "union-find", len(documents))
+        self._step, self._documents, self._context = step, documents, context
         self._held: OrderedDict[int, npt.NDArray[np.uint64]] = OrderedDict()
         self._held_bytes = 0
         self._compared = 0
         self._similar = lru_cache(_PAIRS_HELD)(self._compare)
 
-    def connect(self, bucket: list[int]) -> None:
+    def compare_bucket(self, bucket: list[int]) -> None:
         """Join the documents at the positions of *bucket*, which are in order."""
         if len(bucket) <= _EVERY_PAIR_UP_TO:
             for at, second in enumerate(bucket):
@@ -113,25 +115,25 @@ class _Groups:
             return
         heads: list[int] = []
         for position in bucket:
-            leader = self.leaders.leader(position)
-            if any(self.leaders.leader(head) == leader for head in heads):
+            leader = self.found.find(position)
+            if any(self.found.find(head) == leader for head in heads):
                 continue
             if not any(self._join(head, position) for head in heads):
                 heads = [*heads, position][:_GROUPS_COMPARED]
 
     def _join(self, first: int, second: int) -> bool:
         """Join two documents if they are similar; return whether they are in one group."""
-        if self.leaders.leader(first) == self.leaders.leader(second):
+        if self.found.find(first) == self.found.find(second):
             return True
         if self._similar(first, second):
-            self.leaders.join(first, second)
+            self.found.union(first, second)
             return True
         return False
 
     def _compare(self, first: int, second: int) -> bool:
         self._compared += 1
         if self._compared % _PAIRS_BETWEEN_REPORTS == 0:
-            self._place.compared(self._compared)
+            self._context.compared(self._compared)
         one, other = self._shingles(first), self._shingles(second)
         low, high = sorted((one.size, other.size))
         least = self._step.similarity
@@ -140,7 +142,7 @@ class _Groups:
 
     def _shingles(self, position: int) -> npt.NDArray[np.uint64]:
         if position not in self._held:
-            record = json.loads(self._spool.read(position).raw)
+            record = json.loads(self._documents.read(position).raw)
             text = field_of(record, self._step.key, flag="--key")
             made = shingle_set(text, self._step.minhash.shingle)
             self._held[position] = made

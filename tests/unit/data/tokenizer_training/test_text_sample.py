@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.data.tokenizer_training.text import ReadProgress, TextSample, read_sample
+from lmcore.data.tokenizer_training.text_sample import ReadProgress, TextSample, read_sample
 from lmcore.errors import DataError
 
 BIG = 1 << 20
