@@ -1,7 +1,7 @@
-"""Reads GPT-2's `vocab.json` and `merges.txt` in a thread, while numpy and the rest are loaded.
+"""Preloading of GPT-2's `vocab.json` and `merges.txt` in a thread, while numpy is imported.
 
-`lmcore data prepare` starts it as soon as it knows the files, and the tokenizer takes what it
-gives; C++ leaves the interpreter free meanwhile.  Nothing here imports numpy.
+`lmcore data prepare` starts it as soon as the paths are known; the tokenizer takes the result.  C++
+releases the interpreter's lock meanwhile.  Nothing here imports numpy.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from lmcore.data.native import builders
 __all__ = ["END", "MAX_BYTES", "BpeContents", "BpePreload"]
 
 END = "<|endoftext|>"
-"""How GPT-2's vocabularies spell the end of a document."""
+"""End-of-document token of GPT-2's vocabularies."""
 
 MAX_BYTES = 256 * 1024 * 1024
-"""Larger files are no vocabulary and no merges."""
+"""Size above which a file cannot be a vocabulary or merges."""
 
 
 @dataclass(frozen=True)
 class BpeContents:
-    """What is in the two files.
+    """Contents of the two files.
 
     Attributes:
-        vocabulary: Bytes of `vocab.json`.
-        merges: Bytes of `merges.txt`.
-        native: The encoder in C++, the greatest id and one, and the id of `END` or None.  None for
-            all where C++ was not built, and where a file is not certainly
-            right or the two do not certainly belong together.
+        vocabulary: bytes of `vocab.json`.
+        merges: bytes of `merges.txt`.
+        native: the C++ encoder, the size of the vocabulary, and the id of `END` or None.  None if
+            C++ was not built, or does not accept the two files as certainly valid.
     """
 
     vocabulary: bytes
@@ -40,18 +39,18 @@ class BpeContents:
 
     @classmethod
     def of(cls, vocabulary: bytes, merges: bytes) -> BpeContents:
-        """Build the encoder of what is in the two files."""
+        """Build the C++ encoder from the bytes of the two files."""
         make = getattr(builders, "ByteBpe", None)
         native = make.of_files(vocabulary, merges, END.encode()) if make is not None else None
         return cls(vocabulary, merges, native)
 
 
 class BpePreload:
-    """Reads the two files, from now on.
+    """Reader of the two files in a thread of its own.
 
     Args:
-        vocab_file: `vocab.json`.
-        merge_file: `merges.txt`.
+        vocab_file: path of `vocab.json`.
+        merge_file: path of `merges.txt`.
     """
 
     def __init__(self, vocab_file: str, merge_file: str) -> None:
@@ -61,7 +60,7 @@ class BpePreload:
         self._thread.start()
 
     def contents(self, vocab_file: str, merge_file: str) -> BpeContents | None:
-        """Return what was read; None for other files, and where they could not be read."""
+        """Return the contents; None for other files, or if they could not be read."""
         if (vocab_file, merge_file) != self._files:
             return None
         self._thread.join()
@@ -71,9 +70,9 @@ class BpePreload:
         try:
             vocabulary, merges = map(_content, self._files)
         except OSError:
-            return  # the tokenizer finds out for itself, and says what is wrong
+            return  # the tokenizer reads them again and raises the error
         if max(len(vocabulary), len(merges)) > MAX_BYTES:
-            return  # so it does of this
+            return  # likewise
         self._contents = BpeContents.of(vocabulary, merges)
 
 

@@ -19,9 +19,9 @@ Reader = Callable[[InputFile, InputOptions], Generator[Batch, None, None]]
 _READERS: dict[Format, str] = {
     "jsonl": "json_lines",
     "json": "json_objects",
-    "text": "plain",
-    "csv": "table",
-    "tsv": "table",
+    "text": "plain_text",
+    "csv": "csv_table",
+    "tsv": "csv_table",
     "parquet": "parquet",
     "arrow": "arrow",
 }

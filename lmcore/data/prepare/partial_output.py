@@ -1,8 +1,8 @@
 """The output of a preparation while it grows: shard after shard, each a point to resume from.
 
     PREFIX.partial/lock         held by the process that writes
-    PREFIX.partial/state.json   what is complete; see `prepare_state.py`
-    PREFIX.partial/0.bin ...    the files of each key; see `key_output.py`
+    PREFIX.partial/state.json   what is complete; see `resume_state.py`
+    PREFIX.partial/0.bin ...    the files of each key; see `partial_dataset.py`
 
 A shard is the part of these files between two states.  Since the documents come in the order of
 the input whatever the workers, the shards need no merging: when all is there the files get their

@@ -1,6 +1,6 @@
-"""Tokenizers: text to ids and back; first step of `lmcore data prepare`, last of generation.
+"""Tokenizers: text to ids and back, for `lmcore data prepare`, training and generation.
 
-`tokenizer_from` is the only place that knows the names of the types.  Nothing here imports torch.
+`tokenizer_from` maps the names of types to classes.  Nothing here imports torch.
 """
 
 from lmcore.data.tokenizer.base import Tokenizer, TokenizerFactory

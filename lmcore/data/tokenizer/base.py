@@ -1,4 +1,4 @@
-"""What every tokenizer is; it stands in the contract, so that plugins can bring some."""
+"""The tokenizer interface, from the plugin contract: plugins can bring types of their own."""
 
 from lmcore.accelerator.tokenizer import Tokenizer, TokenizerFactory, file_digest
 

@@ -1,9 +1,10 @@
-"""The words that BERT's WordPiece looks up: cleaned, lower-cased, divided at punctuation.
+"""BERT's normalization and pre-tokenization: from a text to the words that WordPiece looks up.
 
-The rules are those of the BERT release, which Megatron follows: control characters go, Chinese
-characters and punctuation are words of their own, and for a lower-case vocabulary accents go too.
-Character classes are Python's own (`unicodedata`), as there.  The normalizers of libraries differ
-from it: they drop private and unassigned characters and lower-case sigma without its context.
+The rules of the BERT release, which Megatron follows: control characters are dropped, CJK
+    ideographs
+and punctuation are words of their own, and an uncased vocabulary has neither capitals nor accents.
+Character classes are Python's own (`unicodedata`), as in the release.  The `tokenizers` library
+differs: it drops private-use and unassigned characters, and lower-cases sigma without its context.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 
 __all__ = ["word_splitter"]
 
-# Words of ASCII text without control characters: runs of letters and digits, or one sign.
+# Words of ASCII text without control characters: runs of letters and digits, or one symbol.
 _ASCII_WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
 _ASCII_CONTROLS = {c: None for c in (*range(32), 127) if chr(c) not in "\t\n\r"}
 _HAS_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -31,10 +32,10 @@ _CHINESE = (
 
 
 def word_splitter(*, lower_case: bool) -> Callable[[str], list[str]]:
-    """Return the function from a text to its words.
+    """Return a function that splits a text into words.
 
     Args:
-        lower_case: Whether letters are lower-cased and accents dropped.
+        lower_case: lower-case letters and drop accents.
     """
     first = _Table(_clean)
     second = _Table(_split_bare if lower_case else _split)
@@ -46,7 +47,8 @@ def word_splitter(*, lower_case: bool) -> Callable[[str], list[str]]:
             return _ASCII_WORDS.findall(text.lower() if lower_case else text)
         text = text.translate(first)
         if lower_case:
-            # A letter's lower case can depend on its neighbours, so that this comes first.
+            # Before the rules for single characters: a letter's lower case can depend on its
+            # neighbours.
             text = unicodedata.normalize("NFD", text.lower())
         return text.translate(second).split()
 
@@ -54,7 +56,7 @@ def word_splitter(*, lower_case: bool) -> Callable[[str], list[str]]:
 
 
 class _Table(dict[int, str]):
-    """A table for `str.translate` that is filled as characters come up."""
+    """Table for `str.translate`, filled as characters are met."""
 
     def __init__(self, rule: Callable[[str], str]) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ class _Table(dict[int, str]):
 
 
 def _clean(character: str) -> str:
-    """Drop what is invisible, make spaces one kind, set Chinese characters apart."""
+    """Drop control characters, unify spaces, put spaces around CJK ideographs."""
     if character in "\t\n\r":
         return " "
     category = unicodedata.category(character)
@@ -80,7 +82,7 @@ def _clean(character: str) -> str:
 
 
 def _split(character: str) -> str:
-    """Set punctuation apart; every sign of ASCII is some."""
+    """Put spaces around punctuation, which includes every ASCII symbol."""
     sign = character.isascii() and character.isprintable() and not character.isalnum()
     if (sign and character != " ") or unicodedata.category(character).startswith("P"):
         return f" {character} "
@@ -88,5 +90,5 @@ def _split(character: str) -> str:
 
 
 def _split_bare(character: str) -> str:
-    """Do the same, and drop accents."""
+    """Put spaces around punctuation and drop accents (combining marks)."""
     return "" if unicodedata.category(character) == "Mn" else _split(character)

@@ -1,7 +1,7 @@
-"""Byte-pair encoding of one word in Python: the fallback without a library, and the oracle.
+"""Byte-pair encoding of one word in Python: the fallback engine and the reference of the tests.
 
-Follows the definition word for word (Sennrich et al. 2016, on bytes as in GPT-2): of the adjacent
-pairs take the one whose rule comes first, merge its every occurrence from the left, repeat.
+Source: Sennrich et al. 2016, on bytes as in GPT-2: take the adjacent pair with the highest
+priority, merge all its occurrences from the left, repeat.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ __all__ = ["python_bpe"]
 def python_bpe(
     vocabulary: Mapping[str, int], merges: Sequence[Merge]
 ) -> Callable[[str], tuple[int, ...]]:
-    """Return the function from a word to its ids."""
+    """Return a function from a word to its token ids.
+
+    Args:
+        vocabulary: token to id.
+        merges: merge rules, highest priority first.
+    """
     alphabet = byte_alphabet()
     rank = {merge: i for i, merge in enumerate(merges)}
     last = len(merges)

@@ -1,4 +1,4 @@
-"""Reads and checks `vocab.json` and `merges.txt` of a byte-level BPE before anything uses them."""
+"""Reading and checking `vocab.json` and `merges.txt` of a byte-level BPE."""
 
 from __future__ import annotations
 
@@ -28,29 +28,35 @@ _EXPECTED = "`GPT2BPETokenizer` needs the tokenizer's own `vocab.json` and `merg
 
 @dataclass(frozen=True)
 class MergeRules:
-    """The rules of a `merges.txt`, highest priority first, and the line that each stands on."""
+    """Rules of a `merges.txt`, highest priority first, each with its line number, from 1."""
 
     merges: list[Merge]
     lines: list[int]
 
 
 def byte_alphabet() -> tuple[str, ...]:
-    """Return the character that stands for each byte in the files of a byte-level BPE.
+    """Return the 256 characters that represent bytes in the files of a byte-level BPE.
 
-    Printable Latin-1 bytes stand for themselves; the other 68 (controls, space, soft hyphen) are
-    the characters from U+0100 on, in order of byte.  Source: the GPT-2 release.
+    A printable Latin-1 byte is its own character; the other 68 (controls, space, soft hyphen) are
+    the characters from U+0100 on, in order of byte.
+
+    Source: the GPT-2 release.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
-    stands_for = {byte: chr(256 + i) for i, byte in enumerate(others)}
-    return tuple(stands_for.get(byte, chr(byte)) for byte in range(256))
+    replacement = {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return tuple(replacement.get(byte, chr(byte)) for byte in range(256))
 
 
 def read_vocabulary(path: str, content: bytes) -> dict[str, int]:
-    """Return token -> id of a `vocab.json`; *path* is for messages.
+    """Return token to id of a `vocab.json`.
+
+    Args:
+        path: name of the file, for messages.
+        content: bytes of the file.
 
     Raises:
-        DataError: Not UTF-8, not JSON, not a map of strings to distinct ids.
+        DataError: not UTF-8, not JSON, or not an object of tokens and distinct ids.
     """
     text = _decoded(path, content)
     try:
@@ -71,7 +77,7 @@ def read_vocabulary(path: str, content: bytes) -> dict[str, int]:
 
 
 def _wrong_id(path: str, vocabulary: dict[str, object]) -> DataError:
-    """Return the error of the first id that cannot be."""
+    """Return the error for the first invalid or duplicate id."""
     seen: dict[int, str] = {}
     for token, i in vocabulary.items():
         if type(i) is not int or not 0 <= i <= _MAX_ID:
@@ -83,10 +89,14 @@ def _wrong_id(path: str, vocabulary: dict[str, object]) -> DataError:
 
 
 def read_merges(path: str, content: bytes) -> MergeRules:
-    """Return the rules of a `merges.txt`; *path* is for messages.
+    """Return the rules of a `merges.txt`.
+
+    Args:
+        path: name of the file, for messages.
+        content: bytes of the file.
 
     Raises:
-        DataError: Not UTF-8, or a line that is not two tokens; names the line.
+        DataError: not UTF-8, a line that is not two tokens, or a duplicate rule; names the line.
     """
     text = _decoded(path, content)
     lines = text.split("\n")
@@ -106,7 +116,7 @@ def read_merges(path: str, content: bytes) -> MergeRules:
 
 
 def _wrong_rule(path: str, lines: list[str], first: int) -> DataError:
-    """Return the error of the first line that is no rule, or stands there twice."""
+    """Return the error for the first line that is not a rule or repeats one."""
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=first):
         parts = line.split(" ")
@@ -118,7 +128,7 @@ def _wrong_rule(path: str, lines: list[str], first: int) -> DataError:
             )
         if line in seen:
             return DataError(
-                f"`{path}` line {number}: the rule `{line[:60]}` stands at line {seen[line]} too"
+                f"`{path}` line {number}: the rule `{line[:60]}` repeats line {seen[line]}"
             )
         seen[line] = number
     raise AssertionError(path)
@@ -127,10 +137,10 @@ def _wrong_rule(path: str, lines: list[str], first: int) -> DataError:
 def require_match(
     vocabulary: dict[str, int], rules: MergeRules, *, vocab_file: str, merge_file: str
 ) -> None:
-    """Raise `DataError` unless the two files make one byte-level BPE.
+    """Raise `DataError` unless the two files form one byte-level BPE.
 
-    Every byte and every rule's parts and result must be tokens, and every token must be a byte,
-    a rule's result or a special token (in angle or square brackets).
+    Every byte and the parts and result of every rule must be tokens; every token must be a byte,
+    the result of a rule, or a special token (in angle or square brackets).
     """
     for byte, character in enumerate(byte_alphabet()):
         if character not in vocabulary:
@@ -146,18 +156,18 @@ def require_match(
     orphans = [t for t in vocabulary if t not in made and not _SPECIAL.fullmatch(t)]
     if orphans:
         raise DataError(
-            f"`{vocab_file}`: no rule of `{merge_file}` makes the token `{orphans[0]}` "
+            f"`{vocab_file}`: no rule of `{merge_file}` produces the token `{orphans[0]}` "
             f"(id {vocabulary[orphans[0]]})",
             why=f"the two files do not belong together: {len(rules.merges)} rules, "
-            f"{len(vocabulary)} tokens, of which {len(orphans)} cannot be made",
-            hint="take both files from the same tokenizer; `merges.txt` may be cut short",
+            f"{len(vocabulary)} tokens, {len(orphans)} of them unreachable",
+            hint="take both files from the same tokenizer; `merges.txt` may be truncated",
         )
 
 
 def _missing_token(
     vocabulary: dict[str, int], rules: MergeRules, vocab_file: str, merge_file: str
 ) -> DataError:
-    """Return the error of the first rule with a token that the vocabulary lacks."""
+    """Return the error for the first rule with a token that the vocabulary does not have."""
     for number, (left, right) in zip(rules.lines, rules.merges, strict=True):
         for token in (left, right, left + right):
             if token not in vocabulary:

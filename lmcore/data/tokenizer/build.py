@@ -1,7 +1,7 @@
-"""From `--tokenizer-type` and its options to a tokenizer.
+"""Building a tokenizer from `--tokenizer-type` and its options.
 
-The core passes `TokenizerSettings` on; a plugin's factory is called with the three options that
-the contract names.  A type's own module is loaded when it is built, with the library it needs.
+The core passes `TokenizerSettings`; a plugin's factory takes the three options of the plugin
+contract.  The module of a type, and its library, is imported when the type is built.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["build_tokenizer", "tokenizer_from", "tokenizer_types"]
 
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 _PATHS = ("vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path")
-_PLUGIN = TypeOptions(takes=("vocab_file", "merge_file"))  # as the contract says
+_PLUGIN = TypeOptions(takes=("vocab_file", "merge_file"))  # as in the plugin contract
 
 
 def _null(settings: TokenizerSettings) -> Tokenizer:
@@ -78,7 +78,11 @@ _BUILD: Mapping[str, Callable[[TokenizerSettings], Tokenizer]] = MappingProxyTyp
 
 
 def tokenizer_types(extra: Mapping[str, TokenizerFactory] = _NONE) -> tuple[str, ...]:
-    """Return the names that `build_tokenizer` takes, sorted."""
+    """Return the names of all tokenizer types, sorted.
+
+    Args:
+        extra: types that plugins registered, by name.
+    """
     return tuple(sorted({*BUILT_IN_TYPES, *extra}))
 
 
@@ -95,7 +99,7 @@ def build_tokenizer(
     parse_special_tokens: bool = False,
     extra: Mapping[str, TokenizerFactory] = _NONE,
 ) -> Tokenizer:
-    """Do what `tokenizer_from` does, with the settings given one by one."""
+    """Build a tokenizer from single settings; see `TokenizerSettings` and `tokenizer_from`."""
     settings = TokenizerSettings(
         tokenizer_type,
         vocab_file,
@@ -116,17 +120,17 @@ def tokenizer_from(
     extra: Mapping[str, TokenizerFactory] = _NONE,
     preload: BpePreload | None = None,
 ) -> Tokenizer:
-    """Build the tokenizer of settings.
+    """Build the tokenizer that *settings* describe.
 
     Args:
-        settings: The type and its options.
-        extra: The types that plugins registered; a built-in name cannot be replaced.
-        preload: What began to read the files of a `GPT2BPETokenizer`, if something did.
+        settings: type and options.
+        extra: types that plugins registered, by name; a built-in name cannot be replaced.
+        preload: reader of the files of a `GPT2BPETokenizer`, if one was started.
 
     Raises:
-        ConfigError: No or an unknown type, an option missing or too many, or a plugin's type with
-            a built-in name.
-        DataError: A file that is missing or unfit.
+        ConfigError: no type or an unknown one, an option that is missing or that the type does not
+            take, or a plugin's type with a built-in name.
+        DataError: a file that is missing or invalid.
     """
     taken = sorted(BUILT_IN_TYPES.keys() & extra.keys())
     if taken:
@@ -164,11 +168,11 @@ def _built_in(
     if kind == GPT2BPETokenizer.name:
         files = str(settings.vocab_file), str(settings.merge_file)
         return GPT2BPETokenizer(*files, preload=preload)
-    if "vocab_size" not in options.allowed:  # it is the size that the model is padded to
+    if "vocab_size" not in options.allowed:  # the size that the model is padded to
         settings = dataclasses.replace(settings, vocab_size=None)
     tokenizer = _BUILD[kind](settings)  # an error names the files as they were given
     if isinstance(tokenizer, FileTokenizer):
-        # Absolute from here on: metadata and workers find the files from any directory.
+        # Absolute: metadata and worker processes find the files from any directory.
         changes: dict[str, Any] = {
             name: str(Path(value).absolute())
             for name in _PATHS

@@ -1,4 +1,4 @@
-"""The tokenizer that needs no files: one id per UTF-8 byte."""
+"""Byte tokenizer: one id per UTF-8 byte, without any files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EOD = 256
 
 
 class ByteTokenizer(Tokenizer):
-    """Ids 0-255 are the bytes of the UTF-8 text, 256 ends a document."""
+    """Tokenizer with the ids 0-255 for UTF-8 bytes and 256 for the end of a document."""
 
     name = "ByteTokenizer"
     vocab_size = 257
@@ -30,12 +30,12 @@ class ByteTokenizer(Tokenizer):
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of *ids*; the end of a document has none."""
+        """Return the text of *ids*; the end of a document adds nothing."""
         for i in ids:
             if not 0 <= i <= _EOD:
                 raise ValueError(f"id {i} is outside the vocabulary of {self.vocab_size}")
         return bytes(i for i in ids if i != _EOD).decode(errors="replace")
 
     def describe(self) -> dict[str, str | int | None]:
-        """Return the type alone."""
+        """Return the type."""
         return {"type": self.name}

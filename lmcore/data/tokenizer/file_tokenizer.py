@@ -1,7 +1,7 @@
-"""What the built-in types that are made from settings share, and what models ask of them.
+"""Base of the tokenizers built from settings and files; special ids and spellings of any tokenizer.
 
-BERT and T5 need more of a tokenizer than ids of text: the ids of its special tokens, its
-sentinels, and which pieces continue a word.  `special_ids` and `spellings` answer for any type.
+BERT and T5 need more than the ids of text: special tokens, sentinels, and the pieces that continue
+a word.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the special tokens of a vocabulary; None: it has none.
+    """Ids of the special tokens of a vocabulary; None if it does not have one.
 
     Attributes:
-        cls: Begins a pair of sentences.
-        sep: Ends each of the two.
-        pad: Fills up a batch.
-        mask: Stands for a token to be found out.
-        bos: Begins a text.
-        eos: Ends a text.
-        unk: Stands for what the vocabulary cannot spell.
-        sentinels: Those of `--vocab-extra-ids`, in order.
+        cls: begin of a sequence or of a pair of sequences.
+        sep: end of each sequence of a pair.
+        pad: padding.
+        mask: masked token.
+        bos: begin of a text.
+        eos: end of a text.
+        unk: unknown token.
+        sentinels: sentinel tokens (`--vocab-extra-ids`), in order.
     """
 
     cls: int | None = None
@@ -56,12 +56,12 @@ class SpecialIds:
 
 
 class FileTokenizer(Tokenizer):
-    """A tokenizer that its settings and their files describe whole.
+    """Tokenizer that is fully described by its settings and files.
 
     Attributes:
-        settings: What it was built from; the paths are absolute.
-        special: Its special tokens.
-        spellings: The spelling of each id; empty where a vocabulary leaves an id out.
+        settings: type and options, with absolute paths.
+        special: ids of its special tokens.
+        spellings: spelling of each id; empty for an id without a token.
     """
 
     settings: TokenizerSettings
@@ -69,15 +69,15 @@ class FileTokenizer(Tokenizer):
     spellings: tuple[str, ...]
 
     def __reduce__(self) -> tuple[Callable[[TokenizerSettings], Self], tuple[TokenizerSettings]]:
-        """Pickle as the settings: what a library holds in memory stays in its process."""
+        """Pickle as the settings: a worker process builds the library's objects itself."""
         return type(self), (self.settings,)
 
     def describe(self) -> dict[str, str | int | None]:
-        """Return the settings that were given."""
+        """Return the settings that differ from their defaults."""
         return self.settings.describe()
 
     def fingerprint(self) -> str:
-        """Return a hash of type, size, options that change ids, and file contents."""
+        """Return a sha256 of the type, size, options that change ids, and file contents."""
         options = [
             self.settings.vocab_extra_ids,
             self.settings.add_special_tokens,
@@ -87,43 +87,44 @@ class FileTokenizer(Tokenizer):
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     def content_digests(self) -> list[str]:
-        """Return a hash of each file's content."""
+        """Return the sha256 of each file."""
         return [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in self.files()]
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Raise `ValueError` where an id is outside the vocabulary."""
+        """Raise `ValueError` if an id is outside the vocabulary."""
         for i in ids:
             if not 0 <= i < self.vocab_size:
                 raise ValueError(f"id {i} is outside the vocabulary of {self.vocab_size}")
 
 
 def special_ids(tokenizer: Tokenizer) -> SpecialIds:
-    """Return the special ids of any tokenizer; of a plugin's, the one that ends a document.
+    """Return the special ids of any tokenizer.
 
-    A plugin's type may have an attribute `special` of the same fields.
+    A plugin's type may have an attribute `special` with the same fields; else only its end of a
+    document is known.
     """
     found = getattr(tokenizer, "special", None)
     return found if isinstance(found, SpecialIds) else SpecialIds(eos=tokenizer.eod)
 
 
 def spellings(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return how each id of the vocabulary is spelt; a piece that continues a word has its mark.
+    """Return the spelling of each id; a piece that continues a word has its mark (`##`).
 
     Raises:
-        ConfigError: The type does not say.
+        ConfigError: the tokenizer type has no spellings.
     """
     found = getattr(tokenizer, "spellings", None)
     if not isinstance(found, tuple):
         raise ConfigError(
-            f"tokenizer `{tokenizer.name}` does not say how its ids are spelt",
-            why="whole words are masked, and only the spelling tells where a word starts",
+            f"tokenizer `{tokenizer.name}` does not provide the spelling of its ids",
+            why="whole-word masking needs it to find where a word starts",
             hint="use `--tokenizer-type BertWordPieceLowerCase`",
         )
     return found
 
 
 def refuse_surrogates(text: str) -> None:
-    """Raise `UnicodeEncodeError` for half a surrogate pair, of which libraries make something."""
+    """Raise `UnicodeEncodeError` for a lone surrogate, which libraries would replace silently."""
     if not text.isascii():
         text.encode()
 
@@ -131,9 +132,14 @@ def refuse_surrogates(text: str) -> None:
 def read_bounded(path: str, limit: int, *, flag: str, may_be_empty: bool = False) -> bytes:
     """Return the content of a tokenizer's file.
 
+    Args:
+        path: the file.
+        limit: largest valid size, in bytes.
+        flag: option that named the file, for messages.
+        may_be_empty: accept an empty file.
+
     Raises:
-        DataError: It is missing, unreadable, empty where it may not be, or larger than *limit*
-            bytes.
+        DataError: missing, unreadable, empty, or too large.
     """
     try:
         with Path(path).open("rb") as stream:
@@ -143,9 +149,7 @@ def read_bounded(path: str, limit: int, *, flag: str, may_be_empty: bool = False
             f"cannot read `{path}`", why=error.strerror or str(error), hint=f"check `{flag}`"
         ) from None
     if len(content) > limit:
-        raise DataError(
-            f"`{path}` is no tokenizer", why=f"it has more than {limit:,} bytes, as none has"
-        )
+        raise DataError(f"`{path}` is not a tokenizer", why=f"it has more than {limit:,} bytes")
     if not content and not may_be_empty:
         raise DataError(f"`{path}` is empty", hint=f"check `{flag}`")
     return content

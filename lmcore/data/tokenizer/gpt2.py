@@ -1,14 +1,12 @@
 """GPT-2's byte-level BPE from `vocab.json` and `merges.txt`.
 
-A text is cut into words by GPT-2's pattern, and each word's ids come from a cache; only words
-not seen lately run through BPE.  Most of a text's words repeat, so that this is several times
-faster than a library's whole pipeline, which makes offsets and strings for every token.  All of it
-is done in C++ where that was built (`native.py`), else here, with the merges of the `tokenizers`
-package or of `bpe.py`.  All three give the same ids; docs/explanation/tokenizer-engines.md says
-what they were compared with.
-
-The text of a special token inside a document is ordinary text, as in Megatron: a document that
-spells the end-of-document token cannot end itself.
+A regular expression splits a text into words, and the ids of each word come from a cache; only
+words that are not cached run through BPE.  Most words of a text repeat, so that this is several
+times faster than the pipeline of a library, which makes offsets and strings for every token.  The
+C++ extension (`native.py`) does all of it, if it was built; else the code here does, with the
+merges of the `tokenizers` package or of `bpe.py`.  All three give the same ids; see
+docs/explanation/tokenizer-engines.md for the comparison.
+Text that spells a special token is ordinary text, as in Megatron: a document cannot end itself.
 """
 
 from __future__ import annotations
@@ -48,20 +46,20 @@ __all__ = ["Engine", "GPT2BPETokenizer", "split_words"]
 Engine = Literal["auto", "native", "tokenizers", "python"]
 WordEncoder = Callable[[str], Sequence[int]]
 
-# On ASCII text.  re.ASCII: `\s` must not take 0x1c-0x1f, which GPT-2's does not take.  The
-# possessive forms match the same (nothing follows that could backtrack).
+# On ASCII text.  re.ASCII: `\s` must not match 0x1c-0x1f, which GPT-2's does not match.  The
+# possessive forms match the same, since nothing follows that could backtrack.
 _ASCII_PATTERN = r"'(?:[sdmt]|ll|re|ve)| ?[A-Za-z]++| ?[0-9]++| ?[^\sA-Za-z0-9]++|\s+(?!\S)|\s+"
 _PATTERN = r"'(?:[sdmt]|ll|re|ve)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+"
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of *text* by GPT-2's pattern; joined they are *text*."""
+    """Return the words of *text* by GPT-2's pattern; their concatenation is *text*."""
     return _words(ascii_only=text.isascii())(text)
 
 
 @functools.cache
 def _words(*, ascii_only: bool) -> Callable[[str], list[str]]:
-    """Return what cuts a text; compiled where it is needed, which with C++ it is not."""
+    """Return the function that splits a text; compiled on demand, since C++ does not need it."""
     if ascii_only:
         return re.compile(_ASCII_PATTERN, re.ASCII).findall
     import regex
@@ -70,19 +68,14 @@ def _words(*, ascii_only: bool) -> Callable[[str], list[str]]:
 
 
 class GPT2BPETokenizer(Tokenizer):
-    """Byte-level BPE with GPT-2's word pattern.
+    """Byte-level BPE tokenizer with GPT-2's word pattern.
 
     Args:
-        vocab_file: `vocab.json`, tokens and their ids.
-        merge_file: `merges.txt`, the rules in order of priority.
-        engine: `native`, `tokenizers`, `python`, or `auto`: the first that is here.  All give
-            the same ids.
-        preload: What began to read the two files, if something did.
-
-    Raises:
-        DataError: A file that is missing or broken, or two that do not belong together.
-        ConfigError: `native` is asked for and was not built.
-        MissingPackageError: `tokenizers` is asked for and not installed.
+        vocab_file: `vocab.json`, token to id.
+        merge_file: `merges.txt`, merge rules by priority.
+        engine: `native`, `tokenizers`, `python`, or `auto` for the first one available; the ids are
+            the same.
+        preload: reader of the two files, if one was started.
     """
 
     name = "GPT2BPETokenizer"
@@ -118,7 +111,7 @@ class GPT2BPETokenizer(Tokenizer):
             self.eod: int | None = eod
 
     def _read_in_python(self, vocab_file: str, merge_file: str, merges: bytes) -> None:
-        """Check everything, and say what is wrong; build what C++ did not take as it is."""
+        """Check the files, raise what is wrong, and build the encoder if C++ refused the files."""
         self._vocabulary = vocabulary = read_vocabulary(vocab_file, self._content)
         rules = read_merges(merge_file, merges)
         require_match(vocabulary, rules, vocab_file=vocab_file, merge_file=merge_file)
@@ -131,16 +124,16 @@ class GPT2BPETokenizer(Tokenizer):
 
     @functools.cached_property
     def _vocabulary(self) -> dict[str, int]:
-        """Tokens and ids: what was read in C++ is read here when ids are to be spelt."""
+        """Token to id; files that C++ read are parsed here when ids are decoded."""
         return read_vocabulary(self.vocab_file, self._content)
 
     def __reduce__(self) -> tuple[Callable[..., GPT2BPETokenizer], tuple[str, str, Engine]]:
-        """Pickle as the files' names: caches and engines stay in their process."""
+        """Pickle as the paths of the files: caches and engines stay in their process."""
         return _rebuild, (self.vocab_file, self.merge_file, self._requested)
 
     @property
     def threads(self) -> bool:
-        """Whether `encode_block` is there and leaves the interpreter free."""
+        """True if `encode_block` is available and releases the interpreter's lock."""
         return self._native is not None
 
     def encode(self, text: str) -> list[int]:
@@ -164,7 +157,7 @@ class GPT2BPETokenizer(Tokenizer):
     def encode_block(
         self, block: bytes, keys: Sequence[str], end: int | None, dtype: np.dtype[np.integer]
     ) -> BlockTokens | None:
-        """Return the tokens of a block of JSON lines; None where the engine is not `native`."""
+        """Return the tokens of a block of JSON lines; None if the engine is not `native`."""
         if self._native is None:
             return None
         return self._native.encode_block(block, keys, end, dtype)
@@ -172,10 +165,10 @@ class GPT2BPETokenizer(Tokenizer):
     def encode_flat(
         self, texts: Sequence[str], *, threads: int
     ) -> tuple[list[npt.NDArray[np.int32]], npt.NDArray[np.int64]]:
-        """Return the ids of all texts one after another, an array a thread, and their lengths.
+        """Return the concatenated ids of all texts, one array per thread, and the lengths.
 
         Raises:
-            ConfigError: The engine is not `native`.
+            ConfigError: the engine is not `native`.
         """
         if self._native is None:
             raise ConfigError(f"the engine `{self.engine}` does not run in threads")
@@ -186,7 +179,11 @@ class GPT2BPETokenizer(Tokenizer):
         return _bytes_by_id(self._vocabulary)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of *ids*, special tokens spelt out."""
+        """Return the text of *ids*, special tokens as their spelling.
+
+        Raises:
+            ValueError: an id outside the vocabulary.
+        """
         try:
             return b"".join([self._bytes_of_id[i] for i in ids]).decode(errors="replace")
         except KeyError as error:
@@ -195,11 +192,11 @@ class GPT2BPETokenizer(Tokenizer):
             ) from None
 
     def describe(self) -> dict[str, str | int | None]:
-        """Return the type and its files."""
+        """Return the type and the paths of its files."""
         return {"type": self.name, "vocab_file": self.vocab_file, "merge_file": self.merge_file}
 
     def files(self) -> tuple[str, ...]:
-        """Return `vocab.json` and `merges.txt`."""
+        """Return the paths of `vocab.json` and `merges.txt`."""
         return (self.vocab_file, self.merge_file)
 
 
@@ -210,13 +207,13 @@ def _rebuild(vocab_file: str, merge_file: str, engine: Engine) -> GPT2BPETokeniz
 def _bytes_by_id(vocabulary: dict[str, int]) -> dict[int, bytes]:
     byte_of = {character: byte for byte, character in enumerate(byte_alphabet())}
 
-    def spelt(token: str) -> bytes:
+    def bytes_of(token: str) -> bytes:
         try:
             return bytes([byte_of[character] for character in token])
-        except KeyError:  # a special token outside the byte alphabet spells itself
+        except KeyError:  # a special token outside the byte alphabet
             return token.encode()
 
-    return {i: spelt(token) for token, i in vocabulary.items()}
+    return {i: bytes_of(token) for token, i in vocabulary.items()}
 
 
 def _native(requested: Engine, vocabulary: dict[str, int], merges: list[Merge]) -> NativeBPE | None:
@@ -227,7 +224,7 @@ def _native(requested: Engine, vocabulary: dict[str, int], merges: list[Merge]) 
         raise ConfigError(
             "the engine `native` was not built",
             why=native_reason,
-            hint="install a C++ compiler and then lmcore again, or take another engine",
+            hint="install a C++ compiler and reinstall lmcore, or use another engine",
         )
     return native
 
@@ -256,7 +253,7 @@ def _library_bpe(vocabulary: dict[str, int], merges: list[Merge]) -> WordEncoder
         raise MissingPackageError(
             "tokenizers", needed_for="the engine `tokenizers`", install="pip install tokenizers"
         ) from None
-    # No cache: words come here once.  The model alone: its pipeline takes half as long again.
+    # No cache: each word comes here once.  The model alone: its pipeline takes half as long again.
     model = tokenizers.models.BPE(vocab=vocabulary, merges=merges, cache_capacity=0)
     character_of = dict(enumerate(byte_alphabet()))
 

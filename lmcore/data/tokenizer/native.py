@@ -1,7 +1,7 @@
-"""Byte-level BPE in C++, where it was built: whole blocks of JSON lines to token ids at once.
+"""Byte-level BPE in C++, if it was built: from whole blocks of JSON lines to token ids.
 
-The twins of what is here are `split_words` and `python_bpe`, which define the ids, and
-`lmcore.data.prepare.encode`, to which every line goes that is not certainly right.
+The reference in Python is `split_words` and `python_bpe`, which define the ids, and
+`lmcore.data.prepare.encode`, which takes every line that C++ does not accept as certainly valid.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ __all__ = [
 
 Integers = npt.NDArray[np.integer]
 Column = tuple[Integers, npt.NDArray[np.int32], int]
-"""Of a key: its documents' tokens one after another, their lengths, and how many were empty."""
+"""Result for a key: concatenated tokens, lengths of the documents, number of empty documents."""
 
 
 @dataclass(frozen=True)
 class BlockTokens:
-    """What a block of JSON lines gave.
+    """Tokens of a block of JSON lines.
 
     Attributes:
-        columns: One entry of each key.
-        documents: Lines that were objects with all keys.
-        doubts: int64, a row for each line that is left to Python: its place in the block from 0,
-            where it begins and ends, then for each key how many tokens and how many documents of
-            `columns` come before it.
+        columns: one entry per key.
+        documents: number of lines that were objects with all keys.
+        doubts: (lines left to Python, 3 + 2 * keys), int64: number of the line in the block from 0,
+            its first and last byte offset, then for each key the number of tokens and of documents
+            in `columns` before it.
     """
 
     columns: tuple[Column, ...]
@@ -49,20 +49,20 @@ class BlockTokens:
 
 @runtime_checkable
 class EncodesBlocks(Protocol):
-    """A tokenizer that takes blocks of JSON lines, from several threads at a time."""
+    """Tokenizer that encodes blocks of JSON lines, in several threads at a time."""
 
     def encode_block(
         self, block: bytes, keys: Sequence[str], end: int | None, dtype: np.dtype[np.integer]
     ) -> BlockTokens | None:
-        """Return the tokens of a block, each document followed by *end*; None: this one cannot."""
+        """Return the tokens of a block, each document followed by *end*; None if not supported."""
 
     @property
     def threads(self) -> bool:
-        """Whether `encode_block` is there and leaves the interpreter free."""
+        """True if `encode_block` is available and releases the interpreter's lock."""
 
 
 class _Library(Protocol):
-    """`lmcore._native.ByteBpe`."""
+    """Interface of `lmcore._native.ByteBpe`."""
 
     def encode_texts(
         self, texts: Sequence[str], threads: int
@@ -78,7 +78,7 @@ class _Library(Protocol):
 
 
 class NativeBPE:
-    """Encodes with `lmcore._native`; safe to share between threads."""
+    """Encoder of `lmcore._native`; thread-safe."""
 
     def __init__(self, library: _Library) -> None:
         self._library = library
@@ -87,7 +87,7 @@ class NativeBPE:
         """Return the ids of each text.
 
         Raises:
-            UnicodeEncodeError: A text holds a lone surrogate.
+            UnicodeEncodeError: a text contains a lone surrogate.
         """
         (ids,), lengths = self._library.encode_texts(texts, 1)
         return np.split(ids, np.cumsum(lengths[:-1])) if len(lengths) else []
@@ -95,13 +95,13 @@ class NativeBPE:
     def encode_flat(
         self, texts: Sequence[str], threads: int
     ) -> tuple[list[npt.NDArray[np.int32]], npt.NDArray[np.int64]]:
-        """Return the ids of all texts one after another, an array a thread, and the lengths."""
+        """Return the concatenated ids of all texts, one array per thread, and the lengths."""
         return self._library.encode_texts(texts, threads)
 
     def encode_block(
         self, block: bytes, keys: Sequence[str], end: int | None, dtype: np.dtype[np.integer]
     ) -> BlockTokens | None:
-        """Return the tokens of a block of JSON lines, or None for another type than two."""
+        """Return the tokens of a block of JSON lines; None unless *dtype* is uint16 or int32."""
         if dtype == np.uint16:
             encode = self._library.encode_block_narrow
         elif dtype == np.int32:
@@ -114,7 +114,7 @@ class NativeBPE:
 
 
 def native_bpe(vocabulary: Mapping[str, int], merges: Sequence[Merge]) -> NativeBPE | None:
-    """Return the encoder of a vocabulary that `require_match` took; None where none was built."""
+    """Return the encoder of a vocabulary that `require_match` accepted; None without C++."""
     make = getattr(builders, "ByteBpe", None)
     if make is None:
         return None

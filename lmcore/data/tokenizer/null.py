@@ -1,4 +1,4 @@
-"""The tokenizer of text that already is ids, for tests, timings and foreign vocabularies."""
+"""Null tokenizer: text that already consists of ids, for tests, timings, foreign vocabularies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ __all__ = ["NullTokenizer"]
 
 
 class NullTokenizer(Tokenizer):
-    """Text is ids in decimal, separated by white space; the id V after the last ends a document.
+    """Tokenizer of ids in decimal, separated by white space; the id V ends a document.
 
-    An id of V or above is refused: upstream writes it, and the embedding fails on it later.
+    An id of V or above is refused.  Megatron accepts it, and fails later in the embedding.
 
     Args:
-        vocab_size: V, the number of ids without the one that ends a document.
+        vocab_size: V, number of ids without the end of a document.
+
+    Raises:
+        ConfigError: V is out of range.
     """
 
     name = "NullTokenizer"
@@ -25,15 +28,19 @@ class NullTokenizer(Tokenizer):
     def __init__(self, vocab_size: int) -> None:
         if not 1 <= vocab_size < 2**31 - 1:
             raise ConfigError(
-                f"`--vocab-size {vocab_size}` is no size of a vocabulary",
-                why="token ids are 32-bit numbers of 0 or above",
+                f"`--vocab-size {vocab_size}` is out of range",
+                why="token ids are 32-bit integers from 0",
                 hint="give a number from 1 to 2147483646",
             )
         self.eod: int = vocab_size
         self.vocab_size: int = vocab_size + 1
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids that *text* spells."""
+        """Return the ids in *text*.
+
+        Raises:
+            DataError: a word that is not an id below V.
+        """
         try:
             ids = [int(word) for word in text.split()]
         except ValueError:
@@ -58,7 +65,7 @@ class NullTokenizer(Tokenizer):
         return " ".join(str(i) for i in ids)
 
     def describe(self) -> dict[str, str | int | None]:
-        """Return type and V."""
+        """Return the type and V."""
         return {"type": self.name, "vocab_size": self.eod}
 
 

@@ -1,8 +1,8 @@
 """Pretrained tokenizers of any kind: `PretrainedFromHF`, `HFTokenizer`, `HuggingFaceTokenizer`.
 
-Their `tokenizer.json` is run by the `tokenizers` library alone: no code comes with it, and nothing
-is downloaded.  What the library does differently from Megatron's wish is undone here: text that
-spells a special token stays text, and nothing is truncated or padded.
+The `tokenizers` library runs their `tokenizer.json`: no code comes with it, and nothing is
+downloaded.  Two of its defaults are changed: text that spells a special token is ordinary text, and
+nothing is truncated or padded.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ Ids = tuple[int, ...]
 
 
 def pretrained_path(settings: TokenizerSettings) -> tuple[str, str]:
-    """Return the path of a pretrained tokenizer, and the flag that gave it; empty: none was."""
+    """Return the path of a pretrained tokenizer, empty if none was given, and its flag."""
     if settings.tokenizer_name_or_path is not None:
         return settings.tokenizer_name_or_path, "--tokenizer-name-or-path"
     return settings.tokenizer_model or "", "--tokenizer-model"
 
 
 class PretrainedTokenizer(FileTokenizer):
-    """What a `tokenizer.json` describes, with the tokens that are named beside it.
+    """Tokenizer of a `tokenizer.json`, with the tokens that its configuration adds.
 
     Args:
-        settings: The type, the path, and the options of pretrained types.
+        settings: type, path, and the options of pretrained types.
 
     Raises:
-        DataError: Files that are missing or damaged.
+        DataError: files that are missing or damaged.
     """
 
     def __init__(self, settings: TokenizerSettings) -> None:
@@ -57,7 +57,7 @@ class PretrainedTokenizer(FileTokenizer):
         if settings.tokenizer_type is None or not path:
             raise TypeError("type and path must be given")
         if multiprocessing.parent_process() is not None:
-            # A worker of data preparation is one of many: the library must not start its threads.
+            # One of many worker processes: the library must not start its threads.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.settings = settings
         self.name = settings.tokenizer_type
@@ -76,12 +76,12 @@ class PretrainedTokenizer(FileTokenizer):
             if settings.add_special_tokens is False
             else _around(self._library, self._files, vocabulary, path)
         )
-        self._library.post_processor = None  # what it adds is added here
+        self._library.post_processor = None  # `encode_batch` adds the special tokens
         self._library.encode_special_tokens = not settings.parse_special_tokens
         added = self._library.get_added_tokens_decoder()
-        self._special_spellings = {i: one.content for i, one in added.items() if one.special}
+        self._special_spellings = {i: token.content for i, token in added.items() if token.special}
         words = sorted(self._special_spellings.values(), key=len, reverse=True)
-        self._spelt = re.compile("|".join(map(re.escape, words))) if words else None
+        self._any_special = re.compile("|".join(map(re.escape, words))) if words else None
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of *text*."""
@@ -93,40 +93,40 @@ class PretrainedTokenizer(FileTokenizer):
             refuse_surrogates(text)
         encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         arrays = []
-        for text, one in zip(texts, encoded, strict=True):
-            ids: list[int] = one.ids
+        for text, encoding in zip(texts, encoded, strict=True):
+            ids: list[int] = encoding.ids
             if self._spells_special(text):
                 ids = self._as_text(text)
             arrays.append(np.array([*self._before, *ids, *self._after], dtype=np.int32))
         return arrays
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of *ids*, special tokens spelt out."""
+        """Return the text of *ids*, special tokens as their spelling."""
         self.check_ids(ids)
         return self._library.decode(list(ids), skip_special_tokens=False)
 
     def files(self) -> tuple[str, ...]:
-        """Return `tokenizer.json` and the files beside it that name its tokens."""
+        """Return the paths of `tokenizer.json` and its configuration files."""
         return tuple(str(path) for path in self._files.paths)
 
     def content_digests(self) -> list[str]:
-        """Return a hash of the pipeline, and one of what else was read of the configuration.
+        """Return a hash of the pipeline, and one of the settings read from the configuration.
 
-        A configuration also holds what has nothing to do with ids, such as templates of chats.
+        The rest of the configuration, such as chat templates, has no influence on ids.
         """
-        asked = asdict(self._files) | {"paths": None, "pipeline": None}
+        settings = asdict(self._files) | {"paths": None, "pipeline": None}
         pipeline = sha256(Path(self.files()[0]).read_bytes()).hexdigest()
-        return [pipeline, sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()]
+        return [pipeline, sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()]
 
     def _spells_special(self, text: str) -> bool:
-        if self.settings.parse_special_tokens or self._spelt is None:
+        if self.settings.parse_special_tokens or self._any_special is None:
             return False
-        return self._spelt.search(text) is not None
+        return self._any_special.search(text) is not None
 
     def _as_text(self, text: str) -> list[int]:
-        """Encode a text that spells special tokens; a model may have them among its pieces.
+        """Encode a text that spells special tokens, which may be pieces of the model.
 
-        Such a piece is divided into its characters, which no special token is.
+        Such a piece is encoded character by character.
         """
         encoding = self._library.encode(text, add_special_tokens=False)
         ids: list[int] = []
@@ -141,11 +141,11 @@ class PretrainedTokenizer(FileTokenizer):
 
 
 def _load(files: PretrainedFiles, sentinels: Sequence[str]) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer with every token that is named, and the sentinels last."""
+    """Return the library's tokenizer with all added tokens, then the sentinels."""
     try:
         library = tokenizers.Tokenizer.from_str(files.pipeline)
     except BaseException as error:
-        # A panic of the library is no `Exception`; an interruption is none of its errors.
+        # A panic of the library is not an `Exception`; an interrupt is not its error.
         if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)):
             raise
         raise DataError(
@@ -162,11 +162,11 @@ def _load(files: PretrainedFiles, sentinels: Sequence[str]) -> tokenizers.Tokeni
             why=f"a vocabulary has from 1 token to ids of {_MAX_ID}",
         )
     added = library.get_added_tokens_decoder()
-    present = {one.content for one in added.values()}
-    for one in files.added:
-        if one.content not in present:
-            add = library.add_special_tokens if one.special else library.add_tokens
-            add([tokenizers.AddedToken(**asdict(one))])
+    present = {token.content for token in added.values()}
+    for token in files.added:
+        if token.content not in present:
+            add = library.add_special_tokens if token.special else library.add_tokens
+            add([tokenizers.AddedToken(**asdict(token))])
     library.add_special_tokens(
         [tokenizers.AddedToken(s, special=True, normalized=False) for s in sentinels]
     )
@@ -176,7 +176,7 @@ def _load(files: PretrainedFiles, sentinels: Sequence[str]) -> tokenizers.Tokeni
 def _special_ids(
     roles: dict[str, str], vocabulary: dict[str, int], sentinels: Sequence[str]
 ) -> SpecialIds:
-    """Return the ids of the roles; where one is missing, its nearest neighbour as in Megatron."""
+    """Return the special ids; a missing one falls back to its neighbour, as in Megatron."""
     ids = {role: vocabulary.get(token) for role, token in roles.items()}
     eos, sep, bos, cls = ids.get("eos"), ids.get("sep"), ids.get("bos"), ids.get("cls")
     eos = sep if eos is None else eos
@@ -196,9 +196,9 @@ def _special_ids(
 def _around(
     library: tokenizers.Tokenizer, files: PretrainedFiles, vocabulary: dict[str, int], path: str
 ) -> tuple[Ids, Ids]:
-    """Return the ids that the tokenizer puts before and after each text."""
+    """Return the ids that the tokenizer adds before and after each text."""
     if files.add_bos is not None or files.add_eos is not None:
-        # As in `transformers`: what the configuration says takes the place of the pipeline's rule.
+        # As in `transformers`: the configuration overrides the pipeline.
         before = _role(files, "bos", vocabulary) if files.add_bos else ()
         return before, _role(files, "eos", vocabulary) if files.add_eos else ()
     found: set[tuple[Ids, Ids]] = set()
@@ -209,15 +209,15 @@ def _around(
         starts = [i for i in places if whole[i : i + len(plain)] == plain]
         if len(starts) != 1:
             raise DataError(
-                f"the tokenizer in `{path}` does not put its special tokens around a text",
-                why=f"it makes {whole} of `{probe}`, which alone is {plain}",
+                f"the tokenizer in `{path}` adds special tokens inside a text",
+                why=f"it encodes `{probe}` as {whole}, without special tokens as {plain}",
                 hint="use `--no-add-special-tokens`",
             )
         i = starts[0]
         found.add((tuple(whole[:i]), tuple(whole[i + len(plain) :])))
     if len(found) != 1:
         raise DataError(
-            f"the tokenizer in `{path}` puts other special tokens around other texts",
+            f"the tokenizer in `{path}` adds different special tokens to different texts",
             hint="use `--no-add-special-tokens`",
         )
     return found.pop()

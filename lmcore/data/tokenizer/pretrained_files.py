@@ -1,8 +1,8 @@
-"""Reads the directory of a pretrained tokenizer: `tokenizer.json` and what stands beside it.
+"""Files of a pretrained tokenizer: `tokenizer.json` and its configuration beside it.
 
 `tokenizer.json` has the vocabulary and the pipeline.  `tokenizer_config.json` (or the older
-`special_tokens_map.json`) says which token begins, ends, pads or masks a text.  Code that a
-directory brings is never run, and nothing is downloaded.
+`special_tokens_map.json`) names the tokens that begin, end, pad or mask a text.  Code in the
+directory is never run, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAP = "special_tokens_map.json"
 _MAX_PIPELINE_BYTES = 512 * 1024 * 1024
 _MAX_CONFIG_BYTES = 32 * 1024 * 1024
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-# What other layouts look like, and the type that reads each.
+# A file of each other layout, and the tokenizer type that reads it.
 _OTHER_LAYOUTS = {
     "merges.txt": "`--tokenizer-type GPT2BPETokenizer` reads its `vocab.json` and `merges.txt`",
     "vocab.txt": "`--tokenizer-type BertWordPieceLowerCase` reads its `vocab.txt`",
@@ -34,7 +34,7 @@ _OTHER_LAYOUTS = {
 
 @dataclass(frozen=True)
 class AddedSpelling:
-    """A token that the configuration adds, with how it is found in text."""
+    """Token that the configuration adds, with the options for matching it in text."""
 
     content: str
     special: bool = True
@@ -46,15 +46,15 @@ class AddedSpelling:
 
 @dataclass(frozen=True)
 class PretrainedFiles:
-    """What the files of a pretrained tokenizer say.
+    """Contents of the files of a pretrained tokenizer.
 
     Attributes:
-        paths: The files that were read, `tokenizer.json` first.
-        pipeline: Its text.
-        roles: The spelling of the token for each of bos, eos, unk, sep, pad, cls, mask.
-        added: Tokens that the configuration names, in order of their ids.
-        add_bos: Whether texts begin with bos; None: as the pipeline says.
-        add_eos: Whether texts end with eos; likewise.
+        paths: the files that were read, `tokenizer.json` first.
+        pipeline: text of `tokenizer.json`.
+        roles: spelling of the token for each of bos, eos, unk, sep, pad, cls, mask.
+        added: tokens that the configuration adds, in order of their ids.
+        add_bos: texts begin with bos; None: the pipeline decides.
+        add_eos: texts end with eos; None: the pipeline decides.
     """
 
     paths: tuple[Path, ...]
@@ -66,23 +66,27 @@ class PretrainedFiles:
 
 
 def read_pretrained(path: str, *, flag: str) -> PretrainedFiles:
-    """Read a directory, or a `tokenizer.json` and what stands beside it.
+    """Read a directory, or a `tokenizer.json` and the configuration beside it.
 
-    A file of another name is read alone.
+    A file with another name is read alone.
+
+    Args:
+        path: directory or file.
+        flag: option that named it, for messages.
 
     Raises:
-        DataError: Missing, too large, not JSON, or of another layout.
+        DataError: missing, too large, not JSON, or of another layout.
     """
     pipeline = _pipeline_path(Path(path), flag)
     content = read_bounded(str(pipeline), _MAX_PIPELINE_BYTES, flag=flag)
     paths, settings = [pipeline], {}
     if pipeline.name == _PIPELINE:
-        for name in (_MAP, _CONFIG):  # what the newer one says counts
+        for name in (_MAP, _CONFIG):  # the newer one overrides
             beside = pipeline.with_name(name)
             if beside.is_file():
                 paths.append(beside)
                 settings.update({k: v for k, v in _object(beside, flag).items() if v is not None})
-    where = str(paths[-1])
+    source = str(paths[-1])
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -91,13 +95,13 @@ def read_pretrained(path: str, *, flag: str) -> PretrainedFiles:
         paths=tuple(paths),
         pipeline=text,
         roles={
-            role: _spelling(settings[key], key, where).content
+            role: _spelling(settings[key], key, source).content
             for role in _ROLES
             if (key := f"{role}_token") in settings
         },
-        added=_added(settings, where),
-        add_bos=_switch(settings, "add_bos_token", where),
-        add_eos=_switch(settings, "add_eos_token", where),
+        added=_added(settings, source),
+        add_bos=_switch(settings, "add_bos_token", source),
+        add_eos=_switch(settings, "add_eos_token", source),
     )
 
 
@@ -107,15 +111,15 @@ def _pipeline_path(path: Path, flag: str) -> Path:
     if not path.is_dir():
         raise DataError(
             f"`{flag} {path}`: no such directory",
-            why="a tokenizer is read from the disk, and nothing is downloaded",
-            hint="fetch it first, for example with `hf download NAME --local-dir DIRECTORY`",
+            why="a tokenizer is read from disk; nothing is downloaded",
+            hint="download it first, for example with `hf download NAME --local-dir DIRECTORY`",
         )
     pipeline = path / _PIPELINE
     if not pipeline.is_file():
-        hints = [told for name, told in _OTHER_LAYOUTS.items() if (path / name).is_file()]
+        hints = [hint for name, hint in _OTHER_LAYOUTS.items() if (path / name).is_file()]
         raise DataError(
             f"`{path}` has no `{_PIPELINE}`",
-            why="that file has the whole of a pretrained tokenizer; the older layouts have not",
+            why="older layouts without it are not supported",
             hint=hints[0] if hints else f"check `{flag}`",
         )
     return pipeline
@@ -133,7 +137,7 @@ def _object(path: Path, flag: str) -> dict[str, Any]:
 
 
 def _spelling(value: object, key: str, where: str) -> AddedSpelling:
-    """Return a token that is given by its spelling, or by an object with its `content`."""
+    """Return a token given as its spelling or as an object with `content`."""
     if isinstance(value, str):
         value = {"content": value}
     if isinstance(value, dict) and isinstance(value.get("content"), str) and value["content"]:
@@ -148,12 +152,12 @@ def _spelling(value: object, key: str, where: str) -> AddedSpelling:
         )
     raise DataError(
         f"`{where}`: `{key}` is not a token",
-        why="a token is a text, or an object with its text under `content`",
+        why="a token is a string, or an object with a string under `content`",
     )
 
 
 def _added(settings: dict[str, Any], where: str) -> tuple[AddedSpelling, ...]:
-    """Return the tokens by id, then the special ones that have none yet."""
+    """Return the tokens with ids, in order of id, then the special tokens without."""
     numbered = settings.get("added_tokens_decoder", {})
     key = "added_tokens_decoder"
     if not isinstance(numbered, dict) or not all(i.isdecimal() and len(i) < 12 for i in numbered):
@@ -168,8 +172,8 @@ def _added(settings: dict[str, Any], where: str) -> tuple[AddedSpelling, ...]:
             raise DataError(f"`{where}`: `{key}` is not a list of tokens")
         found += [_spelling(value, key, where) for value in values]
     first: dict[str, AddedSpelling] = {}
-    for one in found:
-        first.setdefault(one.content, one)
+    for token in found:
+        first.setdefault(token.content, token)
     return tuple(first.values())
 
 

@@ -1,4 +1,4 @@
-"""Tokenizer types that plugins bring, for `--tokenizer-type`."""
+"""Tokenizer types of plugins, for `--tokenizer-type`."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ __all__ = ["registered_types"]
 
 
 def registered_types(plugins: PluginSet) -> Registrations[TokenizerFactory]:
-    """Return the types that the usable plugins register, by name; lmcore's own stay its own."""
+    """Return the types that usable plugins register, by name; built-in names are reserved."""
     return registrations.registered_types(plugins, dict.fromkeys(tokenizer_types(), "lmcore"))

@@ -1,13 +1,13 @@
-"""A run's own copy of its tokenizer: what generation needs beside the weights.
+"""Copy of the tokenizer in a run directory, which generation needs beside the weights.
 
     tokenizer/tokenizer.json    type, files, options and fingerprint
-    tokenizer/vocab.json        for the types that have one; of WordPiece vocab.txt
-    tokenizer/merges.txt        likewise
+    tokenizer/vocab.json        of a BPE; vocab.txt of WordPiece
+    tokenizer/merges.txt        of a BPE
     tokenizer/tokenizer.model   a SentencePiece model
-    tokenizer/pretrained/       tokenizer.json and what stands beside it, of a pretrained tokenizer
+    tokenizer/pretrained/       tokenizer.json of a pretrained tokenizer and its configuration files
 
-The directory appears in one step, so that it is there in whole or not at all.  The fingerprint is
-compared when it is loaded: weights mean nothing under another vocabulary.
+The directory is renamed into place, so that it is never incomplete.  The fingerprint is compared
+when the tokenizer is loaded: weights are useless with another vocabulary.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tokenizer_name_or_path": ("pretrained",),
     }
 )
-"""What a file or directory is called in the copy, by the option that gives it."""
-# These are in every record, the others in those that have them.
+"""Names of files and directories in the copy, by option."""
+# Keys of every record; the others are optional.
 _KEYS = ("type", "vocab_file", "merge_file", "vocab_size", "fingerprint")
 _ALL_KEYS = {*_KEYS, *(field.name for field in fields(TokenizerSettings)[1:])}
 _OF_PLUGINS = {"type", "vocab_file", "merge_file", "vocab_size"}
@@ -48,19 +48,19 @@ _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, replace: bool = False) -> None:
-    """Copy *tokenizer* and its files to *directory*; nothing is done where it stands there already.
+    """Copy *tokenizer* and its files to *directory*, unless the same one is saved there already.
 
     Args:
-        tokenizer: What the run encodes with.
+        tokenizer: the run's tokenizer.
         directory: `tokenizer/` of a run directory; its parent exists.
-        replace: Whether another tokenizer there gives way, as where no weights depend on it.
+        replace: replace another tokenizer there, for a run whose weights do not depend on it.
 
     Raises:
-        DataError: Another tokenizer stands there and does not give way, this one has files that a
-            copy cannot name, or the disk refuses.
+        DataError: another tokenizer is saved there, a plugin's tokenizer has files that a copy
+            cannot name, or the file system refuses.
     """
     record = _record_of(tokenizer)
-    if directory.exists() and _stands(directory, record, refuse=not replace):
+    if directory.exists() and _is_saved(directory, record, refuse=not replace):
         return
     try:
         with atomic_directory(directory, replace=True) as temporary:
@@ -75,15 +75,15 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, replace: bool = Fal
 
 
 def load_tokenizer(directory: Path, *, extra: Mapping[str, TokenizerFactory] = _NONE) -> Tokenizer:
-    """Rebuild the tokenizer that `save_tokenizer` wrote.
+    """Build the tokenizer that `save_tokenizer` wrote.
 
     Args:
         directory: `tokenizer/` of a run directory.
-        extra: The types that plugins registered.
+        extra: tokenizer types that plugins registered, by name.
 
     Raises:
-        DataError: Missing, broken, or not the tokenizer that was saved.
-        ConfigError: A type that no installed plugin brings.
+        DataError: missing, broken, or changed since it was saved.
+        ConfigError: the type belongs to a plugin that is not installed.
     """
     record = _read_record(directory)
     described = {key: value for key, value in record.items() if key != "fingerprint"}
@@ -95,9 +95,9 @@ def load_tokenizer(directory: Path, *, extra: Mapping[str, TokenizerFactory] = _
     if found != record["fingerprint"]:
         raise DataError(
             f"the tokenizer in `{directory}` is not the one that was saved there",
-            why=f"its fingerprint is {found[:16]}, and `{RECORD_NAME}` has "
-            f"{record['fingerprint'][:16]}: a file was altered or exchanged",
-            hint="restore the directory from where the run was trained",
+            why=f"its fingerprint is {found[:16]}, `{RECORD_NAME}` has "
+            f"{record['fingerprint'][:16]}: a file was changed",
+            hint="restore the directory from the run's original",
         )
     return tokenizer
 
@@ -115,9 +115,9 @@ def _record_of(tokenizer: Tokenizer) -> dict[str, Any]:
         if unknown:
             raise DataError(
                 f"tokenizer `{tokenizer.name}` cannot be saved with a run",
-                why=f"it is built from `{min(map(str, unknown))}`, and a run keeps only "
-                "`vocab_file`, `merge_file` and `vocab_size`",
-                hint="the plugin's tokenizer must describe itself by these",
+                why=f"it is built from `{min(map(str, unknown))}`; a run keeps only `vocab_file`, "
+                "`merge_file` and `vocab_size`",
+                hint="the plugin's tokenizer must be described by these three",
             )
         record = dict.fromkeys(_KEYS) | described
     for option, names in _NAMES.items():
@@ -128,12 +128,12 @@ def _record_of(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _is_pretrained(tokenizer: Tokenizer) -> bool:
-    """Return whether all that *tokenizer* is read from goes into one directory."""
+    """Return True if all files of *tokenizer* go into one directory."""
     return BUILT_IN_TYPES[tokenizer.name] is BUILT_IN_TYPES["PretrainedFromHF"]
 
 
 def _copies(tokenizer: Tokenizer, record: Mapping[str, Any]) -> dict[str, str]:
-    """Return where each file of the copy comes from."""
+    """Return the source path of each file of the copy."""
     if record.get("tokenizer_name_or_path") is not None:
         pipeline, *beside = tokenizer.files()
         copies = {f"pretrained/{Path(path).name}": path for path in beside}
@@ -146,11 +146,11 @@ def _copies(tokenizer: Tokenizer, record: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _stands(directory: Path, record: Mapping[str, Any], *, refuse: bool) -> bool:
-    """Say whether the tokenizer of *record* is in *directory*; False where what is there is broken.
+def _is_saved(directory: Path, record: Mapping[str, Any], *, refuse: bool) -> bool:
+    """Return True if the tokenizer of *record* is in *directory*; False if the copy is broken.
 
     Raises:
-        DataError: Another one is, and that is to be refused.
+        DataError: another tokenizer is there, and *refuse* is set.
     """
     try:
         there = _read_record(directory)
@@ -161,8 +161,8 @@ def _stands(directory: Path, record: Mapping[str, Any], *, refuse: bool) -> bool
             return False
         raise DataError(
             f"`{directory}` holds another tokenizer",
-            why=f"a `{there['type']}` with fingerprint {there['fingerprint'][:16]}, and this run "
-            f"has a `{record['type']}` with {record['fingerprint'][:16]}",
+            why=f"a `{there['type']}` with fingerprint {there['fingerprint'][:16]}; this run has a "
+            f"`{record['type']}` with {record['fingerprint'][:16]}",
             hint="save the run in a directory of its own",
         )
     names = [there[option] for option in _NAMES if there.get(option) is not None]
@@ -179,7 +179,7 @@ def _read_record(directory: Path) -> dict[str, Any]:
         raise DataError(
             f"no tokenizer in `{directory}`",
             why=f"cannot read `{path.name}`: {error.strerror or error}",
-            hint="give a run directory of `lmcore train`, or the tokenizer by "
+            hint="give a run directory of `lmcore train`, or name the tokenizer with "
             "`--tokenizer-type`, `--vocab-file` and `--merge-file`",
         ) from None
     try:
@@ -189,8 +189,8 @@ def _read_record(directory: Path) -> dict[str, Any]:
     if len(content) > _MAX_RECORD_BYTES or not _well_formed(record):
         raise DataError(
             f"`{path}` does not describe a tokenizer",
-            why=f"expected an object with {', '.join(f'`{key}`' for key in _KEYS)}, its files "
-            "named without a directory",
+            why=f"expected an object with {', '.join(f'`{key}`' for key in _KEYS)}, and file "
+            "names without a directory",
         )
     return dict(record)
 

@@ -1,7 +1,7 @@
 """SentencePiece models: `SentencePieceTokenizer`, `GPTSentencePieceTokenizer`, `Llama2Tokenizer`.
 
-The `sentencepiece` library encodes; the three types differ in what they add to its vocabulary and
-to its ids, as Megatron's do.
+The `sentencepiece` library encodes; the three types differ in the tokens that they add to its
+vocabulary and to its ids, as Megatron's do.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["GPTSentencePieceTokenizer", "Llama2Tokenizer", "SentencePieceTokeniz
 
 
 class _ModelTokenizer(FileTokenizer):
-    """What the three have in common.
+    """Base of the three types.
 
     Args:
-        settings: The type, `tokenizer_model`, and the options of the type.
+        settings: type, `tokenizer_model`, and the options of the type.
 
     Raises:
-        DataError: The model is missing or damaged.
+        DataError: the model is missing or damaged.
         MissingPackageError: `sentencepiece` is not installed.
     """
 
@@ -56,27 +56,27 @@ class _ModelTokenizer(FileTokenizer):
         return [np.array(ids, dtype=np.int32) for ids in self._encoded(list(texts))]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of *ids*; a text's begin and end have none."""
+        """Return the text of *ids*; the begin and end of a text add nothing."""
         self.check_ids(ids)
         return self._model.decode(list(ids))
 
     def files(self) -> tuple[str, ...]:
-        """Return the model."""
+        """Return the path of the model."""
         return (self.settings.tokenizer_model,) if self.settings.tokenizer_model else ()
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         for text in texts:
             refuse_surrogates(text)
-        # One thread: data preparation starts a process for each core.
+        # One thread: data preparation starts one process per core.
         return self._model.encode(texts, num_threads=1)
 
 
 class GPTSentencePieceTokenizer(_ModelTokenizer):
-    """The ids of the model, nothing added; its end of a text ends a document."""
+    """Tokenizer with the ids of the model; its end-of-text id ends a document."""
 
 
 class Llama2Tokenizer(_ModelTokenizer):
-    """The ids of the model after its begin of a text, unless `add_special_tokens` is off."""
+    """Tokenizer that adds the model's begin-of-text id, unless `add_special_tokens` is off."""
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         encoded = super()._encoded(texts)
@@ -86,10 +86,10 @@ class Llama2Tokenizer(_ModelTokenizer):
 
 
 class SentencePieceTokenizer(_ModelTokenizer):
-    """A model as T5 needs it: with tokens for pairs, masks, the end of a document, and sentinels.
+    """Tokenizer for T5: with tokens for pairs, masks, the end of a document, and sentinels.
 
-    After the model's pieces come `<CLS>`, `<SEP>`, `<EOD>`, `<MASK>`, then those of `<PAD>`,
-    `<BOS>`, `<EOS>` that the model has nothing for, then `<extra_id_0>` on; a token that is a piece
+    After the model's pieces come `<CLS>`, `<SEP>`, `<EOD>`, `<MASK>`, then each of `<PAD>`,
+    `<BOS>`, `<EOS>` that the model does not have, then `<extra_id_0>` on; a token that is a piece
     of the model keeps its id.
     """
 
@@ -105,34 +105,34 @@ class SentencePieceTokenizer(_ModelTokenizer):
         def own(i: int | None, otherwise: str) -> int:
             return add(otherwise if i is None else self.spellings[i])
 
-        ours = self.special
+        known = self.special
         cls, sep, self.eod, mask = map(add, ("<CLS>", "<SEP>", "<EOD>", "<MASK>"))
         self.special = SpecialIds(
             cls=cls,
             sep=sep,
             mask=mask,
-            pad=own(ours.pad, "<PAD>"),
-            bos=own(ours.bos, "<BOS>"),
-            eos=own(ours.eos, "<EOS>"),
-            unk=ours.unk,
+            pad=own(known.pad, "<PAD>"),
+            bos=own(known.bos, "<BOS>"),
+            eos=own(known.eos, "<EOS>"),
+            unk=known.unk,
             sentinels=tuple(add(f"<extra_id_{i}>") for i in range(settings.vocab_extra_ids)),
         )
         self.spellings = tuple(pieces)
         self.vocab_size = len(pieces)
-        self._spelt = {i: token for token, i in added.items()}
+        self._spelling_of_id = {i: token for token, i in added.items()}
         self._id_of_spelling = added
-        # The longest of two that begin alike is the one that is meant.
+        # Longest first: of two tokens with the same beginning the longer one matches.
         tokens = sorted(added, key=len, reverse=True)
         self._any_special = re.compile("|".join(map(re.escape, tokens)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of *ids*, special tokens spelt out between spaces."""
+        """Return the text of *ids*, special tokens as their spelling between spaces."""
         self.check_ids(ids)
         parts: list[str] = []
         plain: list[int] = []
         for i in ids:
-            if i in self._spelt:
-                parts += [self._model.decode(plain), f" {self._spelt[i]} "]
+            if i in self._spelling_of_id:
+                parts += [self._model.decode(plain), f" {self._spelling_of_id[i]} "]
                 plain = []
             else:
                 plain.append(i)

@@ -1,7 +1,7 @@
-"""Loads a SentencePiece model, a protocol buffer, after a look at whether all of it is there.
+"""Loading of a SentencePiece model, a protocol buffer, after a check that it is complete.
 
-The library takes a file that ends early for a smaller vocabulary where the cut falls between two
-pieces, so that the parts that come after the pieces are looked for here.
+The library takes a file truncated between two pieces for a smaller vocabulary; a complete file has
+the fields that follow the pieces.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["Processor", "load_model"]
 
 _MAX_BYTES = 256 * 1024 * 1024
 _PIECES, _TRAINING, _NORMALIZATION = 1, 2, 3
-_HINT = "`--tokenizer-model` is a `.model` file of SentencePiece"
+_HINT = "`--tokenizer-model` is a SentencePiece `.model` file"
 
 
 class Processor(Protocol):
-    """What is used of `sentencepiece.SentencePieceProcessor`."""
+    """Used part of the interface of `sentencepiece.SentencePieceProcessor`."""
 
     def encode(self, text: list[str], /, *, num_threads: int) -> list[list[int]]:
         """Return the ids of each text."""
@@ -37,24 +37,24 @@ class Processor(Protocol):
         """Return the spelling of an id."""
 
     def pad_id(self) -> int:
-        """Return an id, or -1."""
+        """Return an id, or -1 if there is none."""
 
     def bos_id(self) -> int:
-        """Return an id, or -1."""
+        """Return an id, or -1 if there is none."""
 
     def eos_id(self) -> int:
-        """Return an id, or -1."""
+        """Return an id, or -1 if there is none."""
 
     def unk_id(self) -> int:
         """Return an id."""
 
 
 def load_model(path: str) -> Processor:
-    """Return the model of a file.
+    """Load the model of a file.
 
     Raises:
-        DataError: Missing, damaged or cut short.
-        MissingPackageError: The library is not there.
+        DataError: missing, damaged or truncated.
+        MissingPackageError: `sentencepiece` is not installed.
     """
     content = read_bounded(path, _MAX_BYTES, flag="--tokenizer-model")
     try:
@@ -62,14 +62,14 @@ def load_model(path: str) -> Processor:
     except (IndexError, ValueError) as error:
         raise DataError(
             f"`{path}` is not a SentencePiece model",
-            why=str(error) if isinstance(error, ValueError) else "it ends in the middle of a field",
+            why=str(error) if isinstance(error, ValueError) else "it ends inside a field",
             hint=_HINT,
         ) from None
     if not {_PIECES, _TRAINING, _NORMALIZATION} <= parts:
         raise DataError(
-            f"`{path}` is not a whole SentencePiece model",
-            why="its pieces, or what it says about training and normalization, are missing: it "
-            "may be cut short",
+            f"`{path}` is not a complete SentencePiece model",
+            why="the pieces or the training and normalization settings are missing: it may be "
+            "truncated",
             hint=_HINT,
         )
     try:
@@ -112,7 +112,7 @@ def _top_level_fields(content: bytes) -> Iterator[int]:
 
 
 def _varint(content: bytes, i: int) -> tuple[int, int]:
-    """Return the number at *i* and where it ends."""
+    """Return the number at offset *i* and the offset after it."""
     value = shift = 0
     while True:
         byte = content[i]
@@ -122,4 +122,4 @@ def _varint(content: bytes, i: int) -> tuple[int, int]:
             return value, i
         shift += 7
         if shift > 63:
-            raise ValueError(f"byte {i} is inside a number that does not end")
+            raise ValueError(f"byte {i} is inside a number without an end")

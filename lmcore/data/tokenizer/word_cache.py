@@ -1,4 +1,4 @@
-"""The ids of words seen lately: most of a text's words repeat."""
+"""Cache of the token ids of words: most words of a text repeat."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LENGTH = 64
 
 
 class WordCache(dict[str, Sequence[int]]):
-    """Word -> ids in two generations: bounded, and words in use survive.
+    """Bounded map from word to ids, in two generations: words in use survive.
 
     Args:
-        encode: Gives the ids of a word that is not here; long words are not kept.
+        encode: returns the ids of a word that is not cached; long words are not kept.
     """
 
     def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:

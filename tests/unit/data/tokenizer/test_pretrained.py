@@ -191,7 +191,7 @@ def test_unusual_templates(make_pretrained: Make, bert_pipeline: Pipeline) -> No
         single="$A [SEP] $A", special_tokens=[("[SEP]", 3)]
     )
     path = make_pretrained(library)
-    with pytest.raises(DataError, match="does not put its special tokens around a text"):
+    with pytest.raises(DataError, match="adds special tokens inside a text"):
         build_tokenizer("HFTokenizer", tokenizer_model=path)
     bare = build_tokenizer("HFTokenizer", tokenizer_model=path, add_special_tokens=False)
     assert bare.encode("a") == [bert_pipeline().token_to_id("a")]

@@ -150,7 +150,7 @@ def test_cut_between_pieces(t5_model: str, tmp_path: Path) -> None:
     end += 2 + content[end + 1]
     assert library(t5_model).get_piece_size() > 2
     (tmp_path / "cut.model").write_bytes(content[:end])
-    with pytest.raises(DataError, match="not a whole SentencePiece model"):
+    with pytest.raises(DataError, match="not a complete SentencePiece model"):
         build_tokenizer(GPT, tokenizer_model=str(tmp_path / "cut.model"))
 
 

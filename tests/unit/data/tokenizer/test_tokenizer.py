@@ -230,7 +230,7 @@ def test_broken_vocabulary_is_named(bpe_files, content, message):
         ("#version: 0.2\nh e\nl\n", "line 3: `l` is not a merge rule"),
         ("h e\nl l l\n", "line 2: `l l l` is not a merge rule"),
         ("h e\n\nl l\n", "line 2: `` is not a merge rule"),
-        ("h e\nh e\n", "line 2: the rule `h e` stands at line 1 too"),
+        ("h e\nh e\n", "line 2: the rule `h e` repeats line 1"),
         ("#version: 0.2\nh e\nq z\n", "line 3: the rule `q z` needs the token `qz`"),
         ("h e\nhey o\n", "line 2: the rule `hey o` needs the token `hey`"),
         ("h e\nl l\nhe ll\n", "makes the token `hello` "),
@@ -318,7 +318,7 @@ def test_build_from_description(bpe_files):
     [
         ({"tokenizer_type": "ByteTokeniser"}, "did you mean `ByteTokenizer`"),
         ({"tokenizer_type": "NullTokenizer"}, "--vocab-size"),
-        ({"tokenizer_type": "NullTokenizer", "vocab_size": 0}, "no size of a vocabulary"),
+        ({"tokenizer_type": "NullTokenizer", "vocab_size": 0}, "`--vocab-size 0`"),
         ({"tokenizer_type": "GPT2BPETokenizer", "vocab_file": "v"}, "needs `--merge-file`"),
     ],
 )

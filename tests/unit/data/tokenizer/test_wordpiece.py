@@ -186,7 +186,7 @@ def test_surrogates_are_refused(both: Tokenizer) -> None:
     [
         (b"", "is empty"),
         (b"[PAD]\n[UNK]\n\xff\n", "line 3 is not UTF-8"),
-        (b"[PAD]\na\na\n", "line 3: the token `a` stands at line 2 too"),
+        (b"[PAD]\na\na\n", "line 3: the token `a` repeats line 2"),
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n", "has no token `[MASK]`"),
         (b'{"a": 0}', "has no token `[PAD]`"),
     ],
