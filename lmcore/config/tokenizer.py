@@ -1,4 +1,4 @@
-"""Which tokenizer, and how it is built: one object from the command line to the worker process.
+"""Tokenizer settings: one object from the command line to the worker process.
 
 The sections of `lmcore train`, `data prepare` and `generate` have its fields as options; the
 metadata of a data set and the record in a run directory have them as keys.
@@ -22,19 +22,19 @@ Value = str | int | None
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """What builds a tokenizer; None, 0 and False: not given.
+    """Type and options of a tokenizer; None, 0 and False mean not given.
 
     Attributes:
-        tokenizer_type: A built-in name or a plugin's.
-        vocab_file: `vocab.json` or `vocab.txt`.
-        merge_file: `merges.txt`.
+        tokenizer_type: name of a built-in type or of a plugin's.
+        vocab_file: path of `vocab.json` or `vocab.txt`.
+        merge_file: path of `merges.txt`.
         vocab_size: V of `NullTokenizer`.
-        tokenizer_model: A SentencePiece model; for pretrained types also what the next one is.
-        tokenizer_name_or_path: Directory of a pretrained tokenizer, or its `tokenizer.json`.
-        vocab_extra_ids: Number of sentinel tokens added at the end of the vocabulary.
-        add_special_tokens: Whether each text gets the tokens that the tokenizer puts around it;
-            None: as Megatron does for the type.
-        parse_special_tokens: Whether text that spells a special token becomes that token.
+        tokenizer_model: path of a SentencePiece model; for pretrained types, as the next one.
+        tokenizer_name_or_path: directory of a pretrained tokenizer, or its `tokenizer.json`.
+        vocab_extra_ids: number of sentinel tokens added at the end of the vocabulary.
+        add_special_tokens: add the special tokens that the tokenizer puts around a text; None: as
+            Megatron does for the type.
+        parse_special_tokens: encode text that spells a special token as that token.
     """
 
     tokenizer_type: str | None = None
@@ -49,15 +49,15 @@ class TokenizerSettings:
 
     @classmethod
     def of(cls, section: object) -> TokenizerSettings:
-        """Take the fields of the same names from a section of options."""
+        """Build the settings from the options of the same names in a section."""
         return cls(**{field.name: getattr(section, field.name) for field in _FIELDS})
 
     @classmethod
     def without_model(cls, section: object) -> TokenizerSettings:
-        """Do what `of` does, for a command that has no model to pad.
+        """Build the settings for a command without a model whose vocabulary could be padded.
 
         Raises:
-            ConfigError: `vocab_size` was given to a built-in type that does not take it.
+            ConfigError: `vocab_size` was given for a built-in type that does not take it.
         """
         settings = cls.of(section)
         options = BUILT_IN_TYPES.get(settings.tokenizer_type or "")
@@ -69,10 +69,10 @@ class TokenizerSettings:
 
     @classmethod
     def described(cls, description: Mapping[str, object]) -> TokenizerSettings:
-        """Return what `describe` described; what a plugin's type says besides is left out.
+        """Return the settings of a description by `describe`; other keys are ignored.
 
         Raises:
-            ConfigError: A value of the wrong type.
+            ConfigError: a value of the wrong type.
         """
         values: dict[str, object] = {}
         for key, value in description.items():
@@ -80,12 +80,12 @@ class TokenizerSettings:
             if name not in _KINDS or value is None:
                 continue
             if not _fits(value, _KINDS[name]):
-                raise ConfigError(f"a tokenizer is described by `{key}: {value}`, of a wrong type")
+                raise ConfigError(f"tokenizer setting `{key}: {value}` has the wrong type")
             values[name] = value
         return cls(**values)  # type: ignore[arg-type]  # the types were checked above
 
     def describe(self) -> dict[str, Value]:
-        """Return what was given, by name, the type under `type`."""
+        """Return the given settings by name, the type under `type`."""
         given: dict[str, Value] = {"type": self.tokenizer_type}
         for field in _FIELDS[1:]:
             value = getattr(self, field.name)
@@ -94,7 +94,7 @@ class TokenizerSettings:
         return given
 
     def given(self) -> dict[str, str]:
-        """Return the flags that were given, but for the type, each as it would be typed."""
+        """Return the given flags by setting, as typed, without the type."""
         flags = {}
         for name, value in list(self.describe().items())[1:]:
             flag = flag_of(name)
@@ -105,7 +105,7 @@ class TokenizerSettings:
         return flags
 
     def missing(self, options: TypeOptions) -> list[str]:
-        """Return the flags that a type needs and that were not given; of several, one is enough."""
+        """Return the required flags that were not given; of alternatives, one is enough."""
         return [
             " or ".join(f"`{flag_of(name)}`" for name in names)
             for names in options.needs
@@ -113,16 +113,15 @@ class TokenizerSettings:
         ]
 
     def unwanted(self, options: TypeOptions, *, padded: bool = True) -> ConfigError | None:
-        """Return the error where an option was given that the type does not take.
+        """Return the error if an option was given that the type does not take, else None.
 
         Args:
-            options: Of the type.
-            padded: Whether there is a model: then `vocab_size` may always be there, as the size
-                that it is padded to.
+            options: options of the type.
+            padded: allow `vocab_size` for any type, as the size that a model is padded to.
         """
         for name, typed in self.given().items():
             if not (padded and name == "vocab_size") and name not in options.allowed:
-                taken = ", ".join(f"`{flag_of(one)}`" for one in options.allowed)
+                taken = ", ".join(f"`{flag_of(option)}`" for option in options.allowed)
                 return ConfigError(
                     f"`{typed}` does not go with `--tokenizer-type {self.tokenizer_type}`",
                     why=f"it takes {taken}" if taken else "it takes no options",
@@ -171,12 +170,12 @@ class TokenizerIdentity:
 
 @dataclass(frozen=True)
 class TypeOptions:
-    """Which options a type takes.
+    """Options of a tokenizer type.
 
     Attributes:
-        needs: What it cannot be made without; of each group, one.
-        takes: What it takes besides.
-        hint: What to do where something is missing.
+        needs: required options; of each group of alternatives, one.
+        takes: other options.
+        hint: hint of the message for a missing option.
     """
 
     needs: tuple[tuple[str, ...], ...] = ()
@@ -185,16 +184,16 @@ class TypeOptions:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """The options that it takes in all."""
+        """All options that the type takes."""
         return (*(name for names in self.needs for name in names), *self.takes)
 
 
 _WORDPIECE = TypeOptions(
     needs=(("vocab_file",),),
     takes=("vocab_extra_ids",),
-    hint="give the `vocab.txt` of the tokenizer; `lmcore data train-tokenizer` makes one",
+    hint="give the `vocab.txt` of the tokenizer; `lmcore data train-tokenizer` creates one",
 )
-_MODEL_HINT = "give a `.model` file of SentencePiece; `lmcore data train-tokenizer` makes one"
+_MODEL_HINT = "give a SentencePiece `.model` file; `lmcore data train-tokenizer` creates one"
 _PRETRAINED = TypeOptions(
     needs=(("tokenizer_name_or_path", "tokenizer_model"),),
     takes=("vocab_extra_ids", "add_special_tokens", "parse_special_tokens"),
@@ -226,7 +225,7 @@ BUILT_IN_TYPES: Mapping[str, TypeOptions] = MappingProxyType(
         ),
     }
 )
-"""lmcore's own types, by name."""
+"""Built-in tokenizer types, by name."""
 
 _FIELDS = dataclasses.fields(TokenizerSettings)
 _KINDS: Mapping[str, type] = {

@@ -1,4 +1,4 @@
-"""How an input is read, alike in every command that reads one."""
+"""Input format options shared by all commands that read documents."""
 
 from __future__ import annotations
 
@@ -9,34 +9,37 @@ from lmcore.config.option import option
 __all__ = ["INPUT_FORMATS", "InputSection"]
 
 INPUT_FORMATS = ("auto", "jsonl", "json", "text", "csv", "tsv", "parquet", "arrow")
-"""What `input_format` may be."""
+"""Choices of `input_format`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputSection:
-    """Formats of the input; a command's section builds on it."""
+    """Format of the input; the base of a command's section."""
 
     input_format: str = option(
         "auto",
-        "Format of the input; auto: by the files' names, JSON lines where they say nothing.",
+        "Format of the input; auto: by file name, else JSON lines.",
         choices=INPUT_FORMATS,
     )
     document_per: str = option(
         "file",
-        "What of a plain text is a document; paragraphs end at blank lines.",
+        "Unit of plain text that becomes a document; paragraphs end at blank lines.",
         choices=("file", "line", "paragraph"),
     )
     delim: str | None = option(
         None,
-        "Sign, or tab, that parts the fields of a table; default: a comma in csv, a tab in tsv.",
-        metavar="SIGN",
+        "Field delimiter of a table, a character or tab; default: comma for csv, tab for tsv.",
+        metavar="CHAR",
     )
     quotes: bool | None = option(
-        None, "Whether fields of a table may stand in double quotes; default: in csv, not in tsv."
+        None, "Allow fields of a table in double quotes; default: yes for csv, no for tsv."
     )
     header: bool = option(
-        True, "Whether a table's first row names its columns; without, the keys are 1, 2, 3."
+        True, "Take column names from the first row of a table; without it the keys are 1, 2, 3."
     )
     max_document_mib: int = option(
-        64, "MiB of a document's text, or line; a longer one is an error.", minimum=1, maximum=1024
+        64,
+        "Size limit of a document or line, in MiB; a longer one is an error.",
+        minimum=1,
+        maximum=1024,
     )

@@ -1,4 +1,4 @@
-"""How a tokenizer is built, alike in every command that takes one."""
+"""Tokenizer options shared by all commands that take a tokenizer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from lmcore.config.tokenizer import BUILT_IN_TYPES
 __all__ = ["TYPES", "TokenizerSection"]
 
 TYPES = f"{', '.join(BUILT_IN_TYPES)}, or a plugin's"
-"""The names of the types, for the help of `tokenizer_type`."""
+"""Names of the types, for the help text of `tokenizer_type`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSection:
-    """Files and options of a tokenizer; a command's section builds on it.
+    """Files and options of a tokenizer; the base of a command's section.
 
-    It adds `tokenizer_type` and `vocab_size`, whose defaults each tells for itself.
+    The command adds `tokenizer_type` and `vocab_size`, with its own defaults.
     """
 
     vocab_file: str | None = option(
-        None, "Vocabulary of the tokenizer: vocab.json, for WordPiece vocab.txt.", metavar="FILE"
+        None, "Vocabulary of the tokenizer: vocab.json, or vocab.txt for WordPiece.", metavar="FILE"
     )
     merge_file: str | None = option(None, "merges.txt of the tokenizer.", metavar="FILE")
     tokenizer_model: str | None = option(
@@ -37,9 +37,9 @@ class TokenizerSection:
     )
     add_special_tokens: bool | None = option(
         None,
-        "Give each text the tokens that the tokenizer puts around it; default: as Megatron does "
+        "Add the special tokens that the tokenizer puts around a text; default: as Megatron does "
         "for the type.",
     )
     parse_special_tokens: bool = option(
-        False, "Make a special token of text that spells one; default: it is ordinary text."
+        False, "Encode text that spells a special token as that token; default: as ordinary text."
     )

@@ -1,7 +1,7 @@
-"""What a finished preparation was made from: `PREFIX.prepared.json`, by which `--resume` knows it.
+"""Record of a completed preparation, `PREFIX.prepared.json`, by which `--resume` recognizes it.
 
-A job that is started again when its data set is complete ends at once, instead of beginning anew.
-The record is left by runs that may be resumed, and holds only as long as the files are the same.
+A job that is restarted after its data set is complete ends at once instead of starting over.  Runs
+with `--resume` write the record; it is valid as long as the files are unchanged.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def _path(request: PrepareRequest) -> Path:
 
 
 def remove_completed(request: PrepareRequest) -> None:
-    """Remove the record of an older data set, before its files are replaced."""
+    """Remove the record of an older data set before its files are replaced."""
     _path(request).unlink(missing_ok=True)
 
 
 def write_completed(request: PrepareRequest, identity: Identity, report: PrepareReport) -> None:
-    """Write the record, when all files have their names.
+    """Write the record after all files have their final names.
 
     Raises:
-        DataError: The disk refuses.
+        DataError: the file system refuses.
     """
     content = {
         "version": _VERSION,
@@ -50,9 +50,9 @@ def write_completed(request: PrepareRequest, identity: Identity, report: Prepare
 
 
 def read_completed(request: PrepareRequest, identity: Identity) -> PrepareReport | None:
-    """Return the report of the run that already made what is asked for; None: there was none.
+    """Return the report of an earlier run with the same input and settings; None if there is none.
 
-    One that was made otherwise is told of in a warning: the run replaces it at its end.
+    A data set of other input or settings is replaced, with a warning.
     """
     try:
         with _path(request).open("rb") as file:
@@ -63,19 +63,19 @@ def read_completed(request: PrepareRequest, identity: Identity) -> PrepareReport
         changes = changed_settings(recorded, identity)
         changes += changed_files(recorded["files"], identity["files"])
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return None  # not what this version writes: as if it were not there
+        return None  # not written by this version
     if changes:
-        _log.warning("`%s` is replaced at the end; %s", request.prefix, "; ".join(changes[:3]))
+        _log.warning("`%s` will be replaced; %s", request.prefix, "; ".join(changes[:3]))
         return None
     _log.warning(
-        "`%s` is complete, from this input and with these settings: nothing was done",
+        "`%s` is complete, from the same input and settings: nothing to do",
         request.prefix,
     )
     return report
 
 
 def _files(request: PrepareRequest) -> list[list[Any]]:
-    """Return name, size and time of change of each file of the data sets."""
+    """Return name, size and modification time of each file of the data sets."""
     paths = []
     for prefix in map(request.key_prefix, request.json_keys):
         paths += [Path(f"{prefix}.bin"), Path(f"{prefix}.idx"), Path(metadata_path(prefix))]

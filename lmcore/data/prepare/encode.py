@@ -1,4 +1,4 @@
-"""From documents to tokens: the part of `lmcore data prepare` that runs in worker processes."""
+"""Encoding of documents to tokens: the part of `lmcore data prepare` in worker processes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,22 @@ from lmcore.errors import LmcoreError
 
 __all__ = ["EncodePlan", "EncodedBatch", "KeyTokens", "encode_batch"]
 
-_SKIP = "or leave such lines out with `--on-error skip`"
-_MEND_TEXT = (
-    "`lmcore data clean fix` mends such texts, `--on-error skip` leaves out what cannot be encoded"
-)
+_SKIP = "or skip such lines with `--on-error skip`"
+_FIX_TEXT = "repair such texts with `lmcore data clean fix`, or skip them with `--on-error skip`"
 
 
 def encode_batch(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> EncodedBatch:
-    """Encode the documents of *batch*; bad ones are counted, the first one is described.
+    """Encode the documents of a batch.
 
-    Blank lines are passed over.  A document without tokens is counted as empty and not kept.
+    Blank lines are ignored.  A document without tokens counts as empty and is left out.
+
+    Args:
+        batch: documents of one file.
+        tokenizer: tokenizer of the documents.
+        plan: settings of all workers.
+
+    Returns:
+        The tokens, the number of bad documents by reason, and the first bad document.
     """
     whole = plan.splitter is None
     if whole and isinstance(batch, LineBatch) and isinstance(tokenizer, EncodesBlocks):
@@ -43,7 +49,7 @@ def encode_batch(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> Encode
 
 
 def _encode_documents(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> EncodedBatch:
-    """Encode one document after another, in Python: what `encode_batch` must give."""
+    """Encode documents in Python: the reference for the C++ path of `encode_batch`."""
     found = list(batch.problems)
     if isinstance(batch, LineBatch):
         rows, numbers = _parsed(batch, plan, found)
@@ -63,7 +69,7 @@ def _encode_documents(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> E
 def _parsed(
     batch: LineBatch, plan: EncodePlan, found: list[Problem]
 ) -> tuple[list[tuple[str, ...]], list[int]]:
-    """Return the texts of the lines' keys, and the lines' numbers."""
+    """Return the texts of each valid line, and the line numbers."""
     rows: list[tuple[str, ...]] = []
     numbers: list[int] = []
     for number, line in enumerate(batch.lines, start=batch.first_line):
@@ -80,14 +86,14 @@ def _parsed(
 
 
 def _texts(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the text of each key; raise `BadDocument` for a line that does not have them."""
+    """Return the text of each key; raise `BadDocument` if the line does not have them."""
     try:
         record = json.loads(line.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
         detail = f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
         raise BadDocument("not UTF-8", detail, f"convert the file to UTF-8, {_SKIP}") from None
     except RecursionError:
-        raise BadDocument("broken JSON", "it is nested too deeply") from None
+        raise BadDocument("broken JSON", "nested too deeply") from None
     except ValueError as error:
         if line.startswith(BOM):
             raise byte_order_mark() from None
@@ -102,17 +108,18 @@ def _texts(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
 
 _JSON_NAMES = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
 _ONE_LINE = (
-    "one JSON object a line is wanted; `--input-format json` reads arrays, and objects over "
+    "JSON lines have one object per line; `--input-format json` reads arrays and objects over "
     "several lines"
 )
 
 
 def _other_format(line: bytes) -> str | None:
-    """Return a hint where a line does not look like JSON at all."""
+    """Return a hint if a line does not look like JSON at all."""
     if line.lstrip()[:1] in (b"{", b"[", b""):
         return None
     return (
-        f"say what the input is by `--input-format`: text, csv, tsv ...; or mend the line, {_SKIP}"
+        f"give the format of the input with `--input-format`: text, csv, tsv ...; or fix the line, "
+        f"{_SKIP}"
     )
 
 
@@ -129,7 +136,7 @@ def _encodable(
     batch: Batch,
     found: list[Problem],
 ) -> list[tuple[str, ...]]:
-    """Leave out rows that the tokenizer refuses; the common case costs one pass over the text."""
+    """Return the rows that the tokenizer accepts; add the others to *found*."""
     kept = []
     unit = "line" if isinstance(batch, LineBatch) else batch.unit
     for row, number in zip(rows, numbers, strict=True):
@@ -139,7 +146,7 @@ def _encodable(
                 if not tokenizer.encodes_any_text:
                     tokenizer.encode(text)
         except (UnicodeEncodeError, LmcoreError) as error:
-            hint = _MEND_TEXT if isinstance(error, UnicodeEncodeError) else None
+            hint = _FIX_TEXT if isinstance(error, UnicodeEncodeError) else None
             bad = BadDocument("not encodable", _reason(error), hint)
             found.append(bad.at(batch.source, number, unit))
         else:
@@ -150,7 +157,7 @@ def _encodable(
 def _reason(error: UnicodeEncodeError | LmcoreError) -> str:
     if isinstance(error, LmcoreError):
         return error.what
-    return f"the lone surrogate U+{ord(error.object[error.start]):04X} is no character"
+    return f"the lone surrogate U+{ord(error.object[error.start]):04X} is not a character"
 
 
 def _encode_key(texts: list[str], tokenizer: Tokenizer, plan: EncodePlan) -> KeyTokens:
@@ -169,7 +176,7 @@ def _encode_key(texts: list[str], tokenizer: Tokenizer, plan: EncodePlan) -> Key
             pieces.append(end)
     lengths = np.array([len(ids) for ids in encoded], dtype=np.int32)
     if end is not None:
-        lengths += 1  # the end counts: a size without it moves every document after this one
+        lengths += 1  # counted: an index without it would shift all later documents
     joined = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
     return KeyTokens(_narrowed(joined, plan.dtype), lengths, empty)
 
@@ -177,7 +184,7 @@ def _encode_key(texts: list[str], tokenizer: Tokenizer, plan: EncodePlan) -> Key
 def _narrowed(
     tokens: npt.NDArray[np.integer], dtype: np.dtype[np.integer]
 ) -> npt.NDArray[np.integer]:
-    """Return *tokens* as *dtype*, or unchanged where they do not fit: the writer refuses them."""
+    """Return *tokens* as *dtype*, or unchanged if they do not fit, which the writer reports."""
     limits = np.iinfo(dtype)
     fits = not tokens.size or (int(tokens.min()) >= 0 and int(tokens.max()) <= limits.max)
     return tokens.astype(dtype) if fits else tokens

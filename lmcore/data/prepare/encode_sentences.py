@@ -1,4 +1,4 @@
-"""From texts to documents of several sequences: the part of `encode.py` that knows sentences."""
+"""Encoding of documents sentence by sentence (`--split-sentences`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ __all__ = ["encode_sentences"]
 def encode_sentences(
     texts: Sequence[str], tokenizer: Tokenizer, splitter: SentenceSplitter, end: int | None
 ) -> KeyTokens:
-    """Encode each sentence of each text as a sequence; *end* goes to a text's last one only.
+    """Encode each sentence of each text as a sequence.
 
-    A sentence without tokens is dropped, a text without sentences is counted as empty.
+    A sentence without tokens is dropped; a text without sentences counts as empty.
+
+    Args:
+        texts: the documents.
+        tokenizer: tokenizer of the sentences.
+        splitter: sentence splitter.
+        end: id appended to the last sentence of a document, or None.
     """
     split = [list(splitter.split(text)) for text in texts]
     encoded = iter(tokenizer.encode_batch([sentence for text in split for sentence in text]))
@@ -34,7 +40,7 @@ def encode_sentences(
             continue
         pieces += [*kept, last]
         lengths += map(len, kept)
-        lengths[-1] += len(last)  # the end counts: a size without it moves all that follows
+        lengths[-1] += len(last)  # counted: an index without it would shift all later documents
         per_document.append(len(kept))
     return KeyTokens(
         np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32),

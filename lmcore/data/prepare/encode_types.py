@@ -1,4 +1,4 @@
-"""What goes into encoding a batch of documents and what comes out: the records of `encode.py`."""
+"""Records of `encode.py`: settings of the workers, and the tokens of a batch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["EncodePlan", "EncodedBatch", "KeyTokens"]
 
 @dataclass(frozen=True)
 class EncodePlan:
-    """What every worker needs to know, beside the tokenizer.
+    """Settings of every worker, besides the tokenizer.
 
     Attributes:
         keys: JSON keys whose text is encoded.
-        end: Id appended to each document, or None.
-        dtype: Type of a stored token.
-        stop: Whether the first bad line ends the batch.
-        splitter: Cuts documents into sentences, a sequence each; None: a document is one.
+        end: id appended to each document, or None.
+        dtype: type of a stored token.
+        stop: end the batch at the first bad document.
+        splitter: sentence splitter, one sequence per sentence; None: one sequence per document.
     """
 
     keys: tuple[str, ...]
@@ -38,13 +38,13 @@ class EncodePlan:
 
 @dataclass(frozen=True)
 class KeyTokens:
-    """The documents of one key that have tokens.
+    """Documents of one key that have tokens.
 
     Attributes:
-        tokens: Of all documents, one after another.
-        lengths: Tokens of each sequence.
-        empty: Number of documents left out.
-        per_document: Sequences of each document; None: one.
+        tokens: (tokens,), concatenated over all documents.
+        lengths: (sequences,), number of tokens of each sequence.
+        empty: number of documents left out.
+        per_document: (documents,), number of sequences of each document; None: one each.
     """
 
     tokens: npt.NDArray[np.integer]
@@ -55,14 +55,14 @@ class KeyTokens:
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """What a batch of lines gave.
+    """Tokens of a batch of documents.
 
     Attributes:
-        keys: One entry of each key, in the plan's order.
-        documents: Documents with all keys.
-        json_bytes: Bytes of the input, uncompressed.
-        skipped: Documents left out, by reason.
-        problem: The first bad one, if any.
+        keys: one entry per key, in the order of the plan.
+        documents: number of documents with all keys.
+        json_bytes: size of the input, in bytes, uncompressed.
+        skipped: number of documents left out, by reason.
+        problem: the first bad document, if any.
     """
 
     keys: tuple[KeyTokens, ...]

@@ -1,9 +1,8 @@
-"""Texts kept as text: documents that are read from the disk one by one, through an offset index.
+"""Documents stored as text and read from disk one by one, through an offset index.
 
-`PREFIX.text` holds all documents one after another in UTF-8, `PREFIX.offsets` where each begins:
-int64, little-endian, counted in bytes, and the end of the last.  `PREFIX.text.json` comes last and
-makes the two complete.  No more is needed to read them: whatever the text was made from may be
-gone.
+`PREFIX.text` has all documents, concatenated, in UTF-8.  `PREFIX.offsets` has the byte offset of
+each document and the end of the last, int64, little-endian.  `PREFIX.text.json` is written last and
+marks the two as complete.  The source of the text is not needed to read them.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ __all__ = ["LazyText", "write_lazy_text"]
 _FORMAT = 1
 _OFFSET = np.dtype("<i8")
 _CHECKED = 1 << 22
-_HINT = "remove it, so that it is made anew from its source"
+_HINT = "remove it; it is created again from its source"
 
 
 class LazyText:
-    """Documents of a text by number, none of them in memory.
+    """Sequence of documents on disk.
 
     Args:
-        prefix: As given to `write_lazy_text`.
+        prefix: first part of the names of the files, as for `write_lazy_text`.
 
     Attributes:
-        source: What the text was made from, as its writer described it.
+        source: description of the source, from the writer.
 
     Raises:
-        DataError: There is none, or its files are damaged.
+        DataError: missing or damaged files.
     """
 
     def __init__(self, prefix: str | Path) -> None:
@@ -75,8 +74,8 @@ class LazyText:
         """Return document *i*.
 
         Raises:
-            IndexError: No such document.
-            DataError: Its bytes are not UTF-8: the file was altered.
+            IndexError: there is no such document.
+            DataError: its bytes are not UTF-8: the file was changed.
         """
         if not 0 <= i < len(self):
             raise IndexError(f"document {i} of {len(self)}")
@@ -85,7 +84,7 @@ class LazyText:
         except UnicodeDecodeError:
             raise DataError(
                 f"document {i} of the text at `{self.prefix}` is not UTF-8",
-                why="the file was altered after it was written",
+                why="the file was changed after it was written",
                 hint=_HINT,
             ) from None
 
@@ -102,21 +101,21 @@ class LazyText:
         if ends != (0, size) or not rising:
             raise DataError(
                 f"the text at `{self.prefix}` is damaged",
-                why=f"its offsets do not rise from 0 to {size}",
+                why=f"its offsets do not increase from 0 to {size}",
                 hint=_HINT,
             )
 
 
 def write_lazy_text(documents: Iterable[str], prefix: str | Path, *, source: str) -> LazyText:
-    """Write documents so that `LazyText` reads them; they appear whole or not at all.
+    """Write documents for `LazyText`, atomically.
 
     Args:
-        documents: Taken one by one.
-        prefix: First part of the files' names.
-        source: Describes what they were made from, to see whether that has changed.
+        documents: the documents, consumed one by one.
+        prefix: first part of the names of the files.
+        source: description of the source, to detect whether it has changed.
 
     Raises:
-        DataError: The disk refuses.
+        DataError: the file system refuses.
     """
     with _Writer(prefix) as writer:
         for document in documents:
@@ -126,7 +125,7 @@ def write_lazy_text(documents: Iterable[str], prefix: str | Path, *, source: str
 
 
 class _Writer:
-    """Two files under temporary names; a context manager that leaves nothing unfinished."""
+    """Writer of the files; a context manager that removes unfinished ones."""
 
     def __init__(self, prefix: str | Path) -> None:
         self._targets = _paths(prefix)
@@ -154,7 +153,7 @@ class _Writer:
             self._offsets.stream.write(np.array([self._bytes], _OFFSET).tobytes())
 
     def finish(self, source: str) -> None:
-        """Give the files their names, the description last."""
+        """Rename the files to their final names, the description last."""
         described = {
             "format": _FORMAT,
             "documents": self._documents,

@@ -1,6 +1,6 @@
-"""Texts that have a name: lmcore's own, and those that plugins bring; `--corpus NAME`.
+"""Named texts of lmcore and of plugins, for `--corpus NAME`.
 
-A text is prepared into the run directory, where the next start finds it, unless text or tokenizer
+A text is tokenized into the run directory, where the next run finds it unless text or tokenizer
 have changed.
 """
 
@@ -32,18 +32,18 @@ logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 20
 _SETTLED_SECONDS = 3.0
-"""A file changed more recently may change once more without its times showing it."""
+"""Age in seconds above which the modification time of a file identifies its content."""
 
 
 @dataclass(frozen=True)
 class NamedText:
-    """A text to train on.
+    """Named text to train on.
 
     Attributes:
-        name: What `--corpus` calls it.
+        name: name for `--corpus`.
         path: UTF-8 text, compressed or not.
-        summary: One line about it.
-        plugin: The plugin that brings it; None: it is lmcore's own.
+        summary: description in one line.
+        plugin: plugin that provides it; None: bundled with lmcore.
     """
 
     name: str
@@ -53,29 +53,29 @@ class NamedText:
 
     @property
     def plugin_name(self) -> str | None:
-        """The plugin's name, if it is a plugin's."""
+        """Name of the plugin, or None."""
         return self.plugin.name if self.plugin else None
 
     @property
     def shown(self) -> str:
-        """The text in messages."""
+        """Description of the text in messages."""
         owner = f" of plugin {self.plugin.label}" if self.plugin else ""
         return f"corpus `{self.name}`{owner}"
 
 
 def bundled_text() -> NamedText:
-    """Return the text that comes with lmcore."""
+    """Return the text bundled with lmcore."""
     path = Path(str(resources.files("lmcore.data") / "bundled" / f"{BUNDLED}.txt"))
     return NamedText(BUNDLED, path, "Scenes from Shakespeare's plays; the text by default.")
 
 
 def named_texts(plugins: PluginSet) -> Registrations[NamedText]:
-    """Return every text by its name, lmcore's own first."""
+    """Return all texts by name, the bundled one first."""
     own = bundled_text()
     found = plugin_corpora(plugins, {own.name: "lmcore"})
     texts = {own.name: own} | {
-        name: NamedText(name, one.path, one.summary, found.plugins[name])
-        for name, one in found.items()
+        name: NamedText(name, corpus.path, corpus.summary, found.plugins[name])
+        for name, corpus in found.items()
     }
     return Registrations(texts, found.plugins, found.failures)
 
@@ -87,24 +87,30 @@ def find_text(
     flag: str = "--corpus",
     may_be_gone: bool = False,
 ) -> NamedText:
-    """Return the text that *flag* names, whose file is there unless it *may_be_gone*.
+    """Return the text with a name.
+
+    Args:
+        name: name of the text.
+        texts: all texts by name.
+        flag: option that named it, for messages.
+        may_be_gone: accept a text whose file is missing.
 
     Raises:
-        ConfigError: There is none of this name.
-        DataError: Its file is missing.
+        ConfigError: there is no text with this name.
+        DataError: its file is missing.
     """
     text = texts.get(name)
     if text is None:
         raise ConfigError(
-            f"`{flag} {name}`: there is no text of this name",
+            f"`{flag} {name}`: no text has this name",
             why=texts.why_missing() if isinstance(texts, Registrations) else None,
-            hint=f"{suggestion(name, texts)}; plugins bring more "
+            hint=f"{suggestion(name, texts)}; plugins can add more "
             "(docs/how-to/extend-without-a-device.md), and `lmcore data corpora` lists them; "
-            "for a text of yours, use `lmcore data prepare` and `--data-path`",
+            "for your own text use `lmcore data prepare` and `--data-path`",
         )
     if not text.path.is_file() and not may_be_gone:
         raise DataError(
-            f"{text.shown} has no file", why=f"`{text.path}` is not there", hint=_hint(text)
+            f"{text.shown} has no file", why=f"`{text.path}` does not exist", hint=_hint(text)
         )
     return text
 
@@ -112,23 +118,23 @@ def find_text(
 def prepare_named_text(
     text: NamedText, tokenizer: Tokenizer, directory: Path, *, keep_text: Path | None = None
 ) -> str:
-    """Tokenize *text* into *directory*, if it does not stand there already.
+    """Tokenize *text* into *directory*, unless that was done before.
 
-    Of several processes that see the directory one does it, the others wait.
+    If several processes share the directory, one does it and the others wait.
 
     Args:
-        text: What to prepare.
-        tokenizer: Makes the ids.
-        directory: Where the data set is kept.
-        keep_text: Where the text is kept as well (`LazyText`), so that its source is needed once,
-            and later starts, with whatever tokenizer, do without; None: nowhere.
+        text: the text.
+        tokenizer: tokenizer of the text.
+        directory: directory of the data set.
+        keep_text: directory for a copy of the text (`LazyText`), so that later runs with any
+            tokenizer do not need its source; None: no copy.
 
     Returns:
         The prefix of the indexed data set.
 
     Raises:
-        DataError: The file cannot be read, is empty, or is not UTF-8; or the tokenizer cannot
-            encode it.
+        DataError: the file cannot be read, is empty or not UTF-8, or the tokenizer cannot encode
+            it.
     """
     try:
         prepared = _Prepared(text, tokenizer, directory, keep_text)
@@ -149,7 +155,7 @@ def prepare_named_text(
 
 
 class _Prepared:
-    """A text as a data set in a directory: found, or made."""
+    """Data set of a named text in a directory."""
 
     def __init__(
         self, text: NamedText, tokenizer: Tokenizer, directory: Path, keep_text: Path | None
@@ -164,7 +170,7 @@ class _Prepared:
         self.digest = self._source()
 
     def find(self) -> str | None:
-        """Return the prefix, if the data set is there, of this text and this tokenizer."""
+        """Return the prefix if the data set exists, with this text and tokenizer, else None."""
         from lmcore.data.indexed.metadata import read_metadata
 
         try:
@@ -177,7 +183,7 @@ class _Prepared:
         return str(self.prefix)
 
     def make(self) -> None:
-        """Make it anew."""
+        """Create the data set."""
         from lmcore.data.prepare.plain_text import documents_from_text, prepare_documents
 
         self.record.unlink(missing_ok=True)
@@ -192,17 +198,17 @@ class _Prepared:
         self.record.write_text(f"{self.digest} {self._state()}\n", encoding="ascii")
 
     def _lazy(self, kept: Path) -> LazyText | None:
-        """Return the text that is kept, if it is that of the source."""
+        """Return the kept copy of the text if it has the content of the source, else None."""
         if not Path(f"{kept}.text.json").is_file():
             return None
         lazy = LazyText(kept)
         return lazy if lazy.source == self.digest else None
 
     def _source(self) -> str:
-        """Return the digest of the source; that of the text that is kept where there is none."""
+        """Return the digest of the source, or of the kept copy if the source is missing."""
         if not self.text.path.is_file() and self.kept is not None:
             kept = LazyText(self.kept)
-            logger.info("%s: its source is gone, the text that was kept serves", self.text.shown)
+            logger.info("%s: its source is missing, the kept copy is used", self.text.shown)
             return kept.source
         try:
             digest, state = self.record.read_text(encoding="ascii").split()
@@ -211,7 +217,7 @@ class _Prepared:
         return digest if state == self._state() else _digest(self.text.path)
 
     def _state(self) -> str:
-        """Return what changes with the file; nothing of it is known of one changed just now."""
+        """Return a string that changes with the file; unique if the file was modified just now."""
         try:
             found = self.text.path.stat()
         except OSError:
@@ -231,4 +237,4 @@ def _digest(path: Path) -> str:
 
 def _hint(text: NamedText) -> str:
     owner = text.plugin.distribution if text.plugin else "lmcore"
-    return f"reinstall `{owner}`, or train on another text: `lmcore data corpora` lists them"
+    return f"reinstall `{owner}`, or choose another text: `lmcore data corpora` lists them"

@@ -1,7 +1,7 @@
-"""Puts a block of JSON lines together again: what C++ encoded, and the lines that it left alone.
+"""Merging of a block of JSON lines encoded in C++ with the lines left to Python.
 
-C++ takes only lines that are certainly right.  The others go the way of Python, which words the
-errors, and what that gives takes their place, so that the documents stand in the input's order.
+C++ encodes only lines that are certainly valid.  Python encodes the others, or describes what is
+wrong with them, and its tokens are inserted so that documents stay in the order of the input.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lmcore.data.tokenizer.native import BlockTokens
 
 __all__ = ["join_block"]
 
-_TOKENS, _LENGTHS = 3, 4  # columns of `doubts`, of the first key; then two a key
+_TOKENS, _LENGTHS = 3, 4  # columns of `doubts` for the first key; two per key
 _T = TypeVar("_T", bound=np.integer)
 
 
@@ -30,13 +30,13 @@ def join_block(
     plan: EncodePlan,
     encode_lines: Callable[[LineBatch], EncodedBatch],
 ) -> EncodedBatch:
-    """Return what *batch* gives.
+    """Return the tokens of all lines of *batch*.
 
     Args:
-        batch: The lines.
-        block: What C++ made of them.
-        plan: As for the whole run; with `stop` nothing after the first bad line is of interest.
-        encode_lines: Encodes the doubtful ones.
+        batch: the lines.
+        block: result of C++.
+        plan: settings of all workers; with `stop` the lines after the first bad one are dropped.
+        encode_lines: encodes lines in Python.
     """
     columns = tuple(KeyTokens(*column) for column in block.columns)
     own = EncodedBatch(columns, block.documents, batch.size)
@@ -55,7 +55,7 @@ def join_block(
 
 
 def _neighbours(doubts: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the doubtful lines in groups that nothing stands between."""
+    """Yield the lines left to Python in groups of adjacent lines."""
     if len(doubts):
         apart = np.flatnonzero(doubts[1:, 1] != doubts[:-1, 2]) + 1
         yield from np.split(doubts, apart)
@@ -97,7 +97,7 @@ def _inserted(
 
 
 def _with_problems(encoded: EncodedBatch, batch: LineBatch) -> EncodedBatch:
-    """Add what could not even be read."""
+    """Add the problems found while the batch was read."""
     if not batch.problems:
         return encoded
     found = [*batch.problems, *([encoded.problem] if encoded.problem else [])]

@@ -1,10 +1,10 @@
-"""One key's dataset while it grows: three plain files that can be cut back to any shard.
+"""Unfinished data set of one key: three plain files that can be truncated to any shard.
 
-    0.bin          the tokens, as they will stand in `PREFIX_KEY_document.bin`
-    0.sizes        int32, the tokens of each sequence
-    0.documents    int32, the sequences of each document
+0.bin          tokens, as in the final `PREFIX_KEY_document.bin`
+0.sizes        int32, number of tokens of each sequence
+0.documents    int32, number of sequences of each document
 
-The index is written from these when all is there, so that memory does not grow with the corpus.
+The index is written from these at the end, so that memory does not grow with the corpus.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Integers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class DatasetCounts:
-    """What is in the files of a key."""
+    """Contents of the files of a key: numbers of tokens, sequences, documents, empty documents."""
 
     tokens: int = 0
     sequences: int = 0
@@ -42,22 +42,22 @@ class DatasetCounts:
     empty: int = 0
 
     def to_json(self) -> dict[str, int]:
-        """Return it as JSON values."""
+        """Return the counts as JSON values."""
         return asdict(self)
 
 
 class PartialDataset:
-    """The growing dataset of one key.
+    """Unfinished data set of one key.
 
     Args:
-        folder: Where its files lie.
-        number: First part of their names.
-        prefix: The dataset's path without ending, for messages and at last for the files.
-        dtype: Type of a stored token.
-        counts: What of files that are there is to be kept; the rest is cut off.
+        folder: directory of its files.
+        number: first part of their names.
+        prefix: path of the final data set without suffix.
+        dtype: type of a stored token.
+        counts: contents to keep of existing files; the rest is truncated.
 
     Raises:
-        DataError: The disk refuses, or the files have less than *counts* says.
+        DataError: the file system refuses, or a file is shorter than *counts*.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class PartialDataset:
 
     @property
     def multimodal(self) -> bool:
-        """Whether each sequence has a mode: never."""
+        """False: no sequence has a mode."""
         return False
 
     def add(self, key: KeyTokens) -> None:
         """Append the documents of a batch.
 
         Raises:
-            DataError: The disk is full, or a token or length does not fit the format.
+            DataError: the disk is full, or a token or length does not fit the format.
         """
         tokens = self._fitting(key.tokens)
         lengths = key.lengths.astype("<i4", copy=False)
@@ -124,22 +124,22 @@ class PartialDataset:
         return tokens.astype(self.dtype.newbyteorder("<"), copy=False)
 
     def sync(self) -> None:
-        """Bring everything to the disk."""
+        """Sync the files to disk."""
         with disk_errors(self._paths[0]):
             for file in self._files:
                 sync_file(file)
 
     def abandon(self, counts: DatasetCounts) -> None:
-        """Close the files, and drop what came after *counts*."""
+        """Close the files and truncate them to *counts*."""
         self.close()
         self.counts = counts
         for path, size in zip(self._paths, self._sizes_on_disk(), strict=True):
-            with suppress(FileNotFoundError):  # it has its final name already
+            with suppress(FileNotFoundError):  # already renamed
                 os.truncate(path, size)
         self._idx.unlink(missing_ok=True)
 
     def finish(self, format_: Format) -> None:
-        """Write the index, and bring all to the disk."""
+        """Write the index and sync all files."""
         with disk_errors(self._paths[0]):
             for file in self._files:
                 file.flush()
@@ -149,11 +149,11 @@ class PartialDataset:
             sync_file(file)
 
     def commit(self) -> None:
-        """Give the finished files their names."""
+        """Rename the finished files to their final names."""
         commit_pair((self._paths[0], self._idx), self.bin_path, self.idx_path)
 
     def close(self) -> None:
-        """Close the files; they stay where they are."""
+        """Close the files without removing them."""
         for file in self._files:
             try:
                 file.close()
@@ -161,11 +161,11 @@ class PartialDataset:
                 continue
 
     def sizes(self) -> Iterator[Integers]:
-        """Yield the tokens of each sequence, in pieces."""
+        """Yield the number of tokens of each sequence, in chunks."""
         yield from _numbers(self._paths[1])
 
     def document_ends(self) -> Iterator[Integers]:
-        """Yield for each document the number of sequences in it and before it, in pieces."""
+        """Yield for each document the number of sequences up to its end, in chunks."""
         before = 0
         for counts in _numbers(self._paths[2]):
             ends = before + np.cumsum(counts, dtype=np.int64)
@@ -178,15 +178,15 @@ class PartialDataset:
 
 
 def _opened(path: Path, size: int) -> BinaryIO:
-    """Open a file at its end, cut to *size* bytes."""
+    """Open a file at its end, truncated to *size* bytes."""
     file = path.open("r+b" if size else "w+b", buffering=_CHUNK)
-    there = file.seek(0, os.SEEK_END)
-    if there < size:
+    found = file.seek(0, os.SEEK_END)
+    if found < size:
         file.close()
         raise DataError(
-            f"`{path}` has {there} bytes, and {size} were complete",
-            why="the unfinished output was altered",
-            hint="start again without `--resume`, after removing the directory",
+            f"`{path}` has {found} bytes, expected at least {size}",
+            why="the unfinished output was changed",
+            hint="remove the directory and start again without `--resume`",
         )
     file.truncate(size)
     file.seek(size)

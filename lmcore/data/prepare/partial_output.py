@@ -1,12 +1,12 @@
-"""The output of a preparation while it grows: shard after shard, each a point to resume from.
+"""Unfinished output of a preparation, in shards that a later run can resume from.
 
     PREFIX.partial/lock         held by the process that writes
-    PREFIX.partial/state.json   what is complete; see `resume_state.py`
-    PREFIX.partial/0.bin ...    the files of each key; see `partial_dataset.py`
+    PREFIX.partial/state.json   complete shards; see `resume_state.py`
+    PREFIX.partial/0.bin ...    files of each key; see `partial_dataset.py`
 
-A shard is the part of these files between two states.  Since the documents come in the order of
-the input whatever the workers, the shards need no merging: when all is there the files get their
-names.  What a run that fails leaves is nothing, or complete shards alone.
+A shard is the part of these files between two states.  Documents come in the order of the input for
+any number of workers, so that shards need no merging: at the end the files are renamed.  A run that
+fails leaves complete shards or nothing.
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ _log = logging.getLogger(__name__)
 
 
 def state_path(prefix: str) -> Path:
-    """Return where the state of an unfinished output is."""
+    """Return the path of the state of an unfinished output."""
     return Path(f"{prefix}.partial") / "state.json"
 
 
 class PartialOutput:
-    """The datasets of all keys, written together.
+    """Unfinished data sets of all keys.
 
     Args:
-        prefix: First part of the output's names; the directory is `PREFIX.partial`.
-        prefixes: The dataset of each key.
-        dtype: Type of a stored token.
-        identity: What the output is bound to.
-        resume: Whether to continue what is there.
+        prefix: first part of the names of the output; the directory is `PREFIX.partial`.
+        prefixes: prefix of the data set of each key.
+        dtype: type of a stored token.
+        identity: input and settings that the output depends on.
+        resume: continue an unfinished output.
 
     Raises:
-        ConfigError: There is an unfinished output and *resume* is false, or it was begun otherwise.
-        DataError: Another process writes it, it was altered, or the disk refuses.
+        ConfigError: there is an unfinished output, and *resume* is not set or it belongs to other
+            input or settings.
+        DataError: another process writes it, it was changed, or the file system refuses.
     """
 
     def __init__(
@@ -89,12 +90,12 @@ class PartialOutput:
         found = read_state(self._state_path)
         if found is None:
             if resume:
-                _log.warning("nothing to resume in `%s`: starting at the beginning", self.folder)
+                _log.warning("nothing to resume in `%s`: starting from the beginning", self.folder)
             return PrepareState.start(num_keys)
         identity, state = found
         if not resume:
             raise ConfigError(
-                f"`{self.folder}` holds an unfinished preparation",
+                f"`{self.folder}` contains an unfinished preparation",
                 why=f"complete: {counted(state.shards, 'shard')}, "
                 f"{counted(state.documents, 'document')}",
                 hint="continue it with `--resume`, or remove the directory",
@@ -103,12 +104,12 @@ class PartialOutput:
         return state
 
     def add(self, keys: Sequence[KeyTokens]) -> None:
-        """Append the documents of a batch, for each key."""
+        """Append the documents of a batch to the data set of each key."""
         for output, key in zip(self.keys, keys, strict=True):
             output.add(key)
 
     def complete_shard(self, state: PrepareState) -> None:
-        """Bring everything to the disk and remember *state*; its `keys` are filled in here."""
+        """Sync the files to disk and write *state*; its `keys` are filled in here."""
         for output in self.keys:
             output.sync()
         values = {**vars(state), "keys": tuple(output.counts for output in self.keys)}
@@ -117,22 +118,22 @@ class PartialOutput:
         self.state = complete
 
     def finish(self, dataset_impl: str) -> None:
-        """Write the indices; everything is on the disk then, under names of this directory."""
+        """Write the indices and sync all files, still under their names in this directory."""
         for output in self.keys:
             output.finish(FORMATS[dataset_impl])
 
     def remove(self) -> None:
-        """Remove what is left here, after `commit` of each key or where nothing is complete."""
+        """Remove the directory, after `commit` of each key or if no shard is complete."""
         for output in self.keys:
             output.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         self._release()
 
     def abandon(self, cause: BaseException) -> None:
-        """Keep the complete shards alone; nothing where there are none.
+        """Truncate the files to the complete shards, or remove them if there are none.
 
         Args:
-            cause: What ends the run; its hint gets to say how the shards are kept.
+            cause: error that ends the run; the way to resume is added to its hint.
         """
         if not self.state.shards:
             self.remove()
@@ -144,7 +145,7 @@ class PartialOutput:
             self.folder,
             counted(self.state.shards, "shard"),
             counted(self.state.documents, "document"),
-            _way_on(cause),
+            _resume_flags(cause),
         )
         self._release()
 
@@ -156,20 +157,20 @@ class PartialOutput:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _way_on(cause: BaseException) -> str:
-    """Return the flags that continue after *cause*; its hint must not lead away from them."""
+def _resume_flags(cause: BaseException) -> str:
+    """Return the flags to resume with after *cause*, and adapt its hint."""
     if isinstance(cause, DiskFullError):
-        cause.hint = "make room on the disk and continue with `--resume`"
+        cause.hint = "free disk space and continue with `--resume`"
     if isinstance(cause, BadInputError | DamagedError):
         flags = "--resume --on-error skip"
-        kept = f"`{flags}` alone keeps the complete shards: a file that is mended is another input"
+        kept = f"only `{flags}` keeps the complete shards: a file that was fixed is different input"
         cause.hint = f"{cause.hint}; {kept}" if cause.hint else kept
         return flags
     return "--resume"
 
 
 def _locked(folder: Path) -> BinaryIO:
-    """Open and lock the file that says who writes here."""
+    """Open and lock the file that names the writing process."""
     file = (folder / "lock").open("a+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,10 +181,12 @@ def _locked(folder: Path) -> BinaryIO:
         raise DataError(
             f"another process writes to `{folder}`",
             why=f"it is {owner}" if owner else None,
-            hint="let it end, or choose another `--output-prefix`",
+            hint="wait for it, or choose another `--output-prefix`",
         ) from None
     except OSError as error:
-        _log.warning("`%s` cannot be locked (%s): see that nobody else writes there", folder, error)
+        _log.warning(
+            "`%s` cannot be locked (%s): make sure no other run writes there", folder, error
+        )
     file.truncate(0)
     file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
     file.flush()

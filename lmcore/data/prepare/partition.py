@@ -1,8 +1,8 @@
-"""The shares of several hosts: which files each one prepares, and all shares as one dataset.
+"""Partitions of the input over several hosts, and joining their data sets.
 
-A share is a run of files of the input's order, so that the shares one after another are what one
-host would have written, byte for byte.  Every host works out all shares alike; no host waits for
-another.
+A partition is a range of the input files, in order, so that the concatenated partitions are what
+one host would have written, byte for byte.  Every host computes the same partitions; no host waits
+for another.
 """
 
 from __future__ import annotations
@@ -32,29 +32,33 @@ _MAX_BYTES = 1 << 28
 def partition_files(
     files: Sequence[InputFile], partition: int, partitions: int
 ) -> Sequence[InputFile]:
-    """Return the files of a share; the shares have about as many bytes each, and a file at least.
+    """Return the files of a partition: at least one, and a similar number of bytes in each.
+
+    Args:
+        files: all input files.
+        partition: number of the partition, from 0.
+        partitions: number of partitions.
 
     Raises:
-        ConfigError: There are more shares than files, or a file that cannot be divided by its
-            size, such as a pipe.
+        ConfigError: more partitions than files, or an input without a size, such as a pipe.
     """
     if len(files) < partitions:
         raise ConfigError(
-            f"`--partitions {partitions}` needs as many files, and `--input` names {len(files)}",
-            hint="cut the largest ones, for example with `split -n l/8 FILE FILE.`",
+            f"`--partitions {partitions}` needs at least as many files, `--input` has {len(files)}",
+            hint="split the largest ones, for example with `split -n l/8 FILE FILE.`",
         )
     try:
         ends = list(accumulate(Path(file.path).stat().st_size for file in files))
     except OSError as error:
         raise ConfigError(
-            "`--partition` needs files whose sizes are known",
+            "`--partition` needs files of known size",
             why=f"`{error.filename}`: {error.strerror}",
         ) from None
     cuts = [0]
-    for share in range(1, partitions):
-        wanted = ends[-1] * share / partitions
+    for number in range(1, partitions):
+        wanted = ends[-1] * number / partitions
         cut = sum(end <= wanted for end in ends)
-        cuts.append(min(max(cut, cuts[-1] + 1), len(files) - (partitions - share)))
+        cuts.append(min(max(cut, cuts[-1] + 1), len(files) - (partitions - number)))
     cuts.append(len(files))
     return files[cuts[partition] : cuts[partition + 1]]
 
@@ -66,12 +70,12 @@ def _record_path(prefix: str) -> Path:
 def write_partition_record(
     request: PrepareRequest, identity: Identity, report: PrepareReport
 ) -> None:
-    """Say beside a share's files what they are, for `join_partitions`.
+    """Write the record of a partition beside its files, for `join_partitions`.
 
     Args:
-        request: Of the share.
-        identity: Of the whole input.
-        report: What the share gave.
+        request: request of the partition.
+        identity: identity of the whole input.
+        report: report of the partition.
     """
     content = {"identity": _common(identity), "report": asdict(report)}
     with replacing(_record_path(request.prefix)) as file:
@@ -79,23 +83,24 @@ def write_partition_record(
 
 
 def _common(identity: Identity) -> Identity:
-    """Return the part of an identity that all shares have: hosts may see files elsewhere."""
+    """Return the identity without what may differ between hosts, such as directories."""
     settings = {name: value for name, value in identity["settings"].items() if name != "partition"}
     files = [[Path(path).name, kind, size] for path, kind, size, _ in identity["files"]]
     return json.loads(json.dumps({"settings": settings, "files": files}))  # type: ignore[no-any-return]
 
 
 def join_partitions(request: PrepareRequest, identity: Identity) -> PrepareReport:
-    """Put the shares of all hosts together; the bytes are those of one host's run.
+    """Join the partitions of all hosts to the data sets that one host would have written.
 
-    The shares' own files stay.
+    The files of the partitions are kept.
 
     Args:
-        request: The one that each host had, without `partition`.
-        identity: Of the whole input, as this host sees it.
+        request: request of the hosts, without `partition`.
+        identity: identity of the whole input, on this host.
 
     Raises:
-        DataError: A share is missing, or was made of other input or with other settings.
+        ConfigError: partitions that are missing, or of other input or settings.
+        DataError: a damaged data set, or the file system refuses.
     """
     from lmcore.data.tools.merge import merge
 
@@ -141,7 +146,7 @@ def _reports(shares: Sequence[PrepareRequest], wanted: Identity) -> list[dict[st
         except FileNotFoundError:
             problems.append(
                 DataError(
-                    f"share {share.partition} of {share.partitions} is missing: no `{path}`",
+                    f"partition {share.partition} of {share.partitions} is missing: no `{path}`",
                     hint=f"prepare it with `--partition {share.partition}`",
                 )
             )
@@ -151,7 +156,7 @@ def _reports(shares: Sequence[PrepareRequest], wanted: Identity) -> list[dict[st
             if differences:
                 problems.append(
                     DataError(
-                        f"share {share.partition} was made otherwise (`{path}`)",
+                        f"partition {share.partition} has other input or settings (`{path}`)",
                         why=INDENT.join(differences),
                         hint=f"prepare it again with `--partition {share.partition}`",
                     )
@@ -163,5 +168,5 @@ def _reports(shares: Sequence[PrepareRequest], wanted: Identity) -> list[dict[st
 
 
 def _differences(found: Identity, wanted: Identity) -> list[str]:
-    told = changed_settings(found, wanted) + changed_files(found["files"], wanted["files"])
-    return told[:8] + ([f"and {len(told) - 8} more"] if len(told) > 8 else [])
+    changes = changed_settings(found, wanted) + changed_files(found["files"], wanted["files"])
+    return changes[:8] + ([f"and {len(changes) - 8} more"] if len(changes) > 8 else [])

@@ -1,4 +1,4 @@
-"""Plain text to an indexed dataset: for the bundled text, and for any other book or log."""
+"""Plain text to an indexed data set: for the bundled text, or any other text file."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _LINE_BYTES = 1 << 20
 def documents_from_text(
     path: str | Path, *, document_characters: int = _DOCUMENT_CHARACTERS
 ) -> Generator[str, None, None]:
-    """Cut a text into documents, at blank lines; joined they are the text.
+    """Split a text into documents at blank lines; their concatenation is the text.
 
     Args:
         path: UTF-8 text, compressed or not.
-        document_characters: A document ends at the first blank line after so many characters,
-            or at the first line end after four times as many; a line of more than a mebibyte is
-            cut, so that no file takes much memory.
+        document_characters: minimum size of a document that ends at a blank line; after four times
+            as many characters it ends at any line end.  A line of more than 1 MiB is split, so that
+            memory is bounded.
 
     Raises:
-        DataError: The file cannot be read, or is not UTF-8 (names the line).
+        DataError: the file cannot be read, or is not UTF-8 (with the line number).
     """
     lines: list[str] = []
     size = 0
@@ -49,7 +49,7 @@ def documents_from_text(
 
 
 def _lines(path: str | Path) -> Generator[str, None, None]:
-    """Yield the lines of a text, one that is very long in pieces."""
+    """Yield the lines of a text, a very long one in pieces."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     number = 1
     with open_text(str(path)) as stream:
@@ -76,13 +76,13 @@ def prepare_text(
 
     Args:
         path: UTF-8 text, compressed or not.
-        tokenizer: Makes the ids.
-        output_prefix: First part of the output's names.
-        append_eod: Whether each document ends with the tokenizer's end-of-document id.
-        document_characters: See `documents_from_text`.
+        tokenizer: tokenizer of the documents.
+        output_prefix: first part of the names of the output files.
+        append_eod: end each document with the tokenizer's end-of-document id.
+        document_characters: see `documents_from_text`.
 
     Raises:
-        DataError: As `documents_from_text`; no text; a full disk.
+        DataError: as `documents_from_text`; no text; a full disk.
         ConfigError: *append_eod* with a tokenizer that has no such id.
     """
     with closing(documents_from_text(path, document_characters=document_characters)) as documents:
@@ -102,14 +102,14 @@ def prepare_documents(
     """Tokenize documents into `PREFIX_text_document.{bin,idx,meta.json}`.
 
     Args:
-        documents: Taken one by one.
-        tokenizer: Makes the ids.
-        output_prefix: First part of the output's names.
-        source: Where the documents are from, for messages.
-        append_eod: Whether each document ends with the tokenizer's end-of-document id.
+        documents: the documents, consumed one by one.
+        tokenizer: tokenizer of the documents.
+        output_prefix: first part of the names of the output files.
+        source: origin of the documents, for messages.
+        append_eod: end each document with the tokenizer's end-of-document id.
 
     Raises:
-        DataError: No text; a full disk; what *documents* raises.
+        DataError: no text; a full disk; errors of *documents*.
         ConfigError: *append_eod* with a tokenizer that has no such id.
     """
     if append_eod and tokenizer.eod is None:

@@ -1,6 +1,6 @@
-"""What stands in the way of a preparation: the request by itself, and its files.
+"""Checks of a preparation before it starts: the settings, and the input files.
 
-Nothing of the input is read here but what tells a file's format.
+Of the input only the bytes that identify a file's format are read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["check_request", "request_problems"]
 
 
 def request_problems(request: PrepareRequest) -> list[LmcoreError]:
-    """Return everything that stands in the way of a request, before anything is read."""
+    """Return all problems of a request."""
     return check_request(request)[1]
 
 
 def check_request(request: PrepareRequest) -> tuple[list[InputFile], list[LmcoreError]]:
-    """Return the files of a request, and everything that stands in its way."""
+    """Return the input files of a request, and all its problems."""
     problems = settings_problems(request)
     files: list[InputFile] = []
     missing: list[LmcoreError] = []
@@ -39,30 +39,30 @@ def check_request(request: PrepareRequest) -> tuple[list[InputFile], list[Lmcore
         problems.append(
             ConfigError(
                 f"`--resume` cannot read `{unsteady[0]}` a second time",
-                why="it is standard input" if unsteady[0] == STDIN else "it is no file",
+                why="it is standard input" if unsteady[0] == STDIN else "it is not a regular file",
             )
         )
     return files, problems
 
 
 def _given_twice(files: Sequence[InputFile]) -> list[LmcoreError]:
-    """Return a problem for the first file that is there before, by the same name or another."""
+    """Return a problem for the first file that is given twice, by the same name or another."""
     seen: dict[tuple[int, int], str] = {}
     for file in files:
         path = Path(file.path)
         if file.path == STDIN or not path.is_file():
             continue
-        place = (path.stat().st_dev, path.stat().st_ino)
-        earlier = seen.get(place)
-        seen[place] = file.path
+        inode = (path.stat().st_dev, path.stat().st_ino)
+        earlier = seen.get(inode)
+        seen[inode] = file.path
         if earlier is not None:
             return [
                 ConfigError(
                     f"`{file.path}` is given twice"
                     if file.path == earlier
                     else f"`{file.path}` and `{earlier}` are the same file",
-                    why="its documents would be there twice",
-                    hint="look at the patterns of `--input`; to train on it more often give its "
+                    why="its documents would be prepared twice",
+                    hint="check the patterns of `--input`; to train on it more often give its "
                     "data set a larger weight",
                 )
             ]

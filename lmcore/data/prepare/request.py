@@ -1,4 +1,4 @@
-"""What `lmcore data prepare` is asked for, and what it reports: the records around `prepare.py`."""
+"""Request, progress and report of `lmcore data prepare`."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PrepareRequest:
-    """What to prepare.
+    """Input, output and settings of a preparation.
 
     Attributes:
-        inputs: Files, patterns, directories, or `-` for standard input.
-        output_prefix: First part of the output's names.
-        tokenizer: Makes the ids.
-        json_keys: Keys whose text becomes a dataset each.
-        append_eod: Whether each document ends with the tokenizer's end-of-document id.
-        workers: Threads that encode, or processes where the tokenizer holds the interpreter's
-            lock; None: the processors at hand for threads, else 1.
-        on_error: What to do with a document that cannot be used.
-        log_interval: Documents between two calls of the progress callback.
-        input_format: One of `lmcore.data.input.files.FORMATS`, or `auto`.
-        reading: How the input is read; its `keys` and `skip` follow from the fields above.
-        dataset_impl: A key of `lmcore.data.indexed.writer.FORMATS`.
-        resume: Whether to continue what an earlier run with the same output left unfinished.
-        shard_bytes: Input after which what is written becomes a point to resume from.
-        partitions: Hosts that share the input.
-        partition: Which share this is, from 0; None: all of it.
-        splitter: Cuts documents into sentences, a sequence each; None: a document is one.
+        inputs: files, patterns, directories, or `-` for standard input.
+        output_prefix: first part of the names of the output files.
+        tokenizer: tokenizer of the documents.
+        json_keys: keys whose text is tokenized, into one data set each.
+        append_eod: end each document with the tokenizer's end-of-document id.
+        workers: number of threads, or of processes if the tokenizer holds the interpreter's lock;
+            None: one thread per available processor, else 1.
+        on_error: stop at a document that cannot be used, or skip it.
+        log_interval: number of documents between two calls of the progress callback.
+        input_format: one of `lmcore.data.input.files.FORMATS`, or `auto`.
+        reading: format options; `keys` and `skip` are set from the fields above.
+        dataset_impl: key of `lmcore.data.indexed.writer.FORMATS`.
+        resume: continue an unfinished run with the same output.
+        shard_bytes: size of the input between two points to resume from, in bytes.
+        partitions: number of hosts that share the input.
+        partition: number of this host's partition, from 0; None: the whole input.
+        splitter: sentence splitter, one sequence per sentence; None: one sequence per document.
     """
 
     inputs: tuple[str, ...]
@@ -71,43 +71,44 @@ class PrepareRequest:
 
     @property
     def options(self) -> InputOptions:
-        """How the input is read."""
+        """Input options with the keys and the error policy of the request."""
         return replace(self.reading, keys=self.json_keys, skip=self.on_error == "skip")
 
     @property
     def threads(self) -> bool:
-        """Whether threads do the encoding."""
+        """True if threads encode, False for processes."""
         if self.splitter is not None:  # it holds the interpreter's lock
             return False
         return isinstance(self.tokenizer, EncodesBlocks) and self.tokenizer.threads
 
     @property
     def num_workers(self) -> int:
-        """How many threads or processes encode."""
+        """Number of threads or processes that encode."""
         if self.workers is not None:
             return self.workers
         return len(os.sched_getaffinity(0)) if self.threads else 1
 
     def key_prefix(self, key: str) -> str:
-        """Return the prefix of a key's dataset: `PREFIX_KEY_document`, or `..._sentence`."""
+        """Return the prefix of the data set of a key: `PREFIX_KEY_document`, or `..._sentence`."""
         level = "document" if self.splitter is None else "sentence"
         return f"{self.prefix}_{key}_{level}"
 
     @property
     def prefix(self) -> str:
-        """First part of the names of this run's files: the output's, or that of one share."""
+        """First part of the names of this run's files, of the whole output or of a partition."""
         if self.partition is None:
             return self.output_prefix
         return f"{self.output_prefix}.{self.partition}-of-{self.partitions}"
 
 
 def settings_problems(request: PrepareRequest) -> list[LmcoreError]:
-    """Return everything that is wrong with a request by itself, before any file is looked at."""
+    """Return all invalid settings of a request, without a look at any file."""
     keys = request.json_keys
     found: list[LmcoreError] = []
     if not keys or len(set(keys)) != len(keys):
-        told = f"`--json-keys {' '.join(keys)}` must name different keys, at least one"
-        found.append(ConfigError(told))
+        found.append(
+            ConfigError(f"`--json-keys {' '.join(keys)}` must name different keys, at least one")
+        )
     found.extend(
         ConfigError(f"the JSON key `{key}` cannot be part of a file name")
         for key in dict.fromkeys(keys)
@@ -116,8 +117,8 @@ def settings_problems(request: PrepareRequest) -> list[LmcoreError]:
     if os.path.basename(request.output_prefix) in {"", ".", ".."}:  # noqa: PTH119  # Path drops `/`
         found.append(
             ConfigError(
-                f"`--output-prefix {request.output_prefix}` has no name for the files",
-                why="the names of the files begin with its last part",
+                f"`--output-prefix {request.output_prefix}` does not end with a file name",
+                why="the names of the output files begin with its last part",
                 hint=f"for example `--output-prefix {Path(request.output_prefix) / 'web'}`",
             )
         )
@@ -132,8 +133,8 @@ def settings_problems(request: PrepareRequest) -> list[LmcoreError]:
     if request.partition is not None and not 0 <= request.partition < request.partitions:
         found.append(
             ConfigError(
-                f"`--partition {request.partition}` is none of {request.partitions}",
-                hint=f"with `--partitions {request.partitions}` they count from 0 to "
+                f"`--partition {request.partition}` is out of range",
+                hint=f"with `--partitions {request.partitions}` it is 0 to "
                 f"{max(0, request.partitions - 1)}",
             )
         )
@@ -141,15 +142,15 @@ def settings_problems(request: PrepareRequest) -> list[LmcoreError]:
         found.append(
             ConfigError(
                 f"the tokenizer `{request.tokenizer.name}` has no end-of-document token",
-                hint="leave `--append-eod` out, or use a vocabulary that has one",
+                hint="omit `--append-eod`, or use a vocabulary that has one",
             )
         )
     if request.dataset_impl not in FORMATS:
         known = ", ".join(f"`{name}`" for name in FORMATS)
         found.append(
             ConfigError(
-                f"`--dataset-impl {request.dataset_impl}` is not known",
-                hint=f"it is one of {known}",
+                f"unknown `--dataset-impl {request.dataset_impl}`",
+                hint=f"known: {known}",
             )
         )
     return found
@@ -157,14 +158,14 @@ def settings_problems(request: PrepareRequest) -> list[LmcoreError]:
 
 @dataclass(frozen=True)
 class PrepareProgress:
-    """How far preparation has come; one MB is 2**20 bytes of JSON.
+    """Progress of a preparation; one MB is 2**20 bytes of JSON.
 
     Attributes:
-        documents: Read by this run and those that it continues.
-        json_bytes: Likewise.
-        seconds: Spent on them.
-        fraction: Of the input's bytes on the disk that were read; None where nobody knows.
-        seconds_left: Until the end at this pace, or None.
+        documents: number of documents read, by this run and the runs that it resumes.
+        json_bytes: size of these documents, in bytes, uncompressed.
+        seconds: time spent on them.
+        fraction: fraction of the input's bytes on disk that was read; None if unknown.
+        seconds_left: estimated time to the end; None if unknown.
     """
 
     documents: int
@@ -178,14 +179,14 @@ class PrepareProgress:
         return f"Processed {self.documents} documents ({self._speed('.1f')})."
 
     def bar(self, width: int = 24) -> str:
-        """Return a bar with the pace and what is left, for a terminal."""
-        told = f"{self.documents:,} documents, {self._speed(',.0f')}"
+        """Return a progress bar with speed and remaining time, for a terminal."""
+        text = f"{self.documents:,} documents, {self._speed(',.0f')}"
         if self.fraction is None:
-            return told
+            return text
         full = int(self.fraction * width)
         bar = "#" * full + "-" * (width - full)
         left = "" if self.seconds_left is None else f", {_clock(self.seconds_left)} left"
-        return f"[{bar}] {self.fraction:4.0%}  {told}{left}"
+        return f"[{bar}] {self.fraction:4.0%}  {text}{left}"
 
     def _speed(self, form: str) -> str:
         seconds = max(self.seconds, 1e-9)
@@ -204,7 +205,7 @@ ProgressCallback = Callable[[PrepareProgress], None]
 
 @dataclass(frozen=True)
 class KeyReport:
-    """The dataset of one key; `empty` counts documents without tokens, which are not in it."""
+    """Data set of one key; `empty` counts documents without tokens, which are left out."""
 
     key: str
     prefix: str
@@ -216,7 +217,7 @@ class KeyReport:
 
     @classmethod
     def of(cls, key: str, writer: IndexedDatasetWriter, *, empty: int) -> KeyReport:
-        """Describe what *writer* wrote."""
+        """Describe the data set of *writer*."""
         return cls(
             key=key,
             prefix=writer.prefix,
@@ -230,9 +231,15 @@ class KeyReport:
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What was prepared; `skipped` counts what was left out, by reason.
+    """Result of a preparation.
 
-    `seconds` are those of this run, and of the runs that it continued.
+    Attributes:
+        files: input files.
+        documents: number of documents read.
+        json_bytes: size of the input, in bytes, uncompressed.
+        seconds: time of this run and of the runs that it resumed.
+        skipped: number of skipped documents by reason.
+        outputs: data set of each key.
     """
 
     files: tuple[str, ...]
@@ -244,14 +251,14 @@ class PrepareReport:
 
     @property
     def megabytes_per_second(self) -> float:
-        """2**20 bytes of JSON each second."""
+        """Speed, in 2**20 bytes of JSON per second."""
         return self.json_bytes / 2**20 / max(self.seconds, 1e-9)
 
     def to_json(self) -> dict[str, object]:
-        """Return it as JSON values."""
+        """Return the report as JSON values."""
         return {**asdict(self), "megabytes_per_second": round(self.megabytes_per_second, 3)}
 
 
 def document_prefix(output_prefix: str, key: str) -> str:
-    """Return the prefix of a key's dataset: `PREFIX_KEY_document`."""
+    """Return the prefix of the data set of a key: `PREFIX_KEY_document`."""
     return f"{output_prefix}_{key}_document"

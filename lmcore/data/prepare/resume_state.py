@@ -1,7 +1,7 @@
-"""How far a preparation came: `state.json` in the directory of its unfinished output.
+"""State of an unfinished preparation: `state.json` in the directory of its output.
 
-It is written when a shard is complete, and bound to the input and to everything that decides the
-output's bytes: what continues under other circumstances is refused, with what differs.
+It is written after each shard, with the identity of the input and of all settings that the output
+depends on.  A run with another identity cannot resume; the error lists the differences.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ _VERSION = 1
 _MAX_BYTES = 1 << 28  # a corpus of a million files
 
 INDENT = "\n     "
-"""Parts the reasons of an error, below one another after `why: `."""
+"""Separator of the reasons of an error, to align them after `why: `."""
 
 Identity = dict[str, Any]
-"""What a preparation is bound to; JSON values."""
+"""Identity of input and settings, as JSON values."""
 
 
 @dataclass(frozen=True)
 class PrepareState:
-    """What is complete.
+    """Complete part of a preparation.
 
     Attributes:
-        shards: Number of complete shards.
-        file: Number of the input file that the next document comes from, from 0.
-        batches: Batches of that file that are done.
-        documents: Of the complete shards.
-        json_bytes: Likewise.
-        seconds: Spent on them.
-        skipped: Documents left out, by reason.
-        keys: What the files of each key hold.
+        shards: number of complete shards.
+        file: index of the input file of the next document, from 0.
+        batches: number of complete batches of that file.
+        documents: number of documents in the complete shards.
+        json_bytes: size of these documents, in bytes, uncompressed.
+        seconds: time spent on them.
+        skipped: number of skipped documents by reason.
+        keys: contents of the files of each key.
     """
 
     shards: int
@@ -76,10 +76,10 @@ class PrepareState:
 def identity_of(
     request: PrepareRequest, files: Sequence[InputFile], dtype: np.dtype[np.integer]
 ) -> Identity:
-    """Return what decides the output's bytes, and which input that was.
+    """Return the identity of the input and of the settings that the output depends on.
 
-    A file counts as the same where path, size and time of change are.  What is done about bad
-    documents and the number of workers may change between two runs.
+    A file is identified by path, size and modification time.  The error policy and the number of
+    workers are not part of it.
     """
     reading = asdict(request.reading)
     for name in ("keys", "key_flags", "skip", "batch_bytes"):
@@ -95,10 +95,10 @@ def identity_of(
         "partition": [request.partition, request.partitions],
         **{f"reading: {name}": value for name, value in reading.items()},
     }
-    # The batches are counted, so that their size must stay.
+    # The state counts batches, so that their size must not change.
     settings["batch bytes"] = request.reading.batch_bytes
     identity = {"settings": settings, "files": [_file_identity(file) for file in files]}
-    return cast("Identity", json.loads(json.dumps(identity)))  # as it will be read: no tuples
+    return cast("Identity", json.loads(json.dumps(identity)))  # as it is read back: no tuples
 
 
 def _file_identity(file: InputFile) -> list[Any]:
@@ -113,21 +113,21 @@ def _file_identity(file: InputFile) -> list[Any]:
 
 
 def require_same(recorded: Identity, present: Identity, folder: Path) -> None:
-    """Raise `ConfigError` with every difference between a recorded identity and the present one."""
-    told = changed_settings(recorded, present)
-    told += changed_files(recorded["files"], present["files"])
-    if told:
-        shown = told[:8] + ([f"and {len(told) - 8} more"] if len(told) > 8 else [])
+    """Raise `ConfigError` with the differences if the identities differ."""
+    changes = changed_settings(recorded, present)
+    changes += changed_files(recorded["files"], present["files"])
+    if changes:
+        shown = changes[:8] + ([f"and {len(changes) - 8} more"] if len(changes) > 8 else [])
         raise ConfigError(
-            f"`{folder}` was begun from another input or with other settings",
+            f"`{folder}` belongs to a run with other input or settings",
             why=INDENT.join(shown),
-            hint="run it as it was begun, or remove the directory and start again without "
-            "`--resume`",
+            hint="resume with the original input and settings, or remove the directory and start "
+            "again without `--resume`",
         )
 
 
 def changed_settings(recorded: Identity, present: Identity) -> list[str]:
-    """Return what each setting was that is another now."""
+    """Return a description of each setting that differs."""
     return [
         f"{name}: was `{_shown(recorded['settings'].get(name))}`, is `{_shown(value)}`"
         for name, value in present["settings"].items()
@@ -136,7 +136,7 @@ def changed_settings(recorded: Identity, present: Identity) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    """Return a setting as it is typed."""
+    """Return a setting as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -145,21 +145,26 @@ def _shown(value: object) -> str:
 
 
 def changed_files(before: Sequence[list[Any]], now: Sequence[list[Any]]) -> list[str]:
-    """Return what is different about the files of the input, each `[path, format, size, ...]`."""
-    told = []
+    """Return a description of each difference between input files.
+
+    Args:
+        before: recorded files, each `[path, format, size, ...]`.
+        now: files of this run.
+    """
+    changes = []
     if len(before) != len(now):
-        told.append(f"input: was {counted(len(before), 'file')}, is {len(now)}")
+        changes.append(f"input: was {counted(len(before), 'file')}, is {len(now)}")
     names, others = Counter(file[0] for file in before), Counter(file[0] for file in now)
-    told += [f"input: `{name}` is gone" for name in (names - others).elements()]
-    told += [f"input: `{name}` is new" for name in (others - names).elements()]
-    if not told and [file[0] for file in before] != [file[0] for file in now]:
-        return ["input: the files come in another order"]
-    if told:  # the others are compared by their names
+    changes += [f"input: `{name}` is missing" for name in (names - others).elements()]
+    changes += [f"input: `{name}` is new" for name in (others - names).elements()]
+    if not changes and [file[0] for file in before] != [file[0] for file in now]:
+        return ["input: the order of the files differs"]
+    if changes:  # compare the common files by name
         known = {file[0]: file for file in before}
         pairs = [(known[file[0]], file) for file in now if file[0] in known]
     else:
         pairs = list(zip(before, now, strict=True))
-    return told + [_file_difference(old, new) for old, new in pairs if old != new]
+    return changes + [_file_difference(old, new) for old, new in pairs if old != new]
 
 
 def _file_difference(old: list[Any], new: list[Any]) -> str:
@@ -167,14 +172,14 @@ def _file_difference(old: list[Any], new: list[Any]) -> str:
         return f"`{new[0]}`: was read as {old[1]}, is {new[1]}"
     if old[2] != new[2]:
         return f"`{new[0]}`: had {old[2]} bytes, has {new[2]}"
-    return f"`{new[0]}`: was changed since"
+    return f"`{new[0]}`: was modified"
 
 
 def write_state(path: Path, identity: Identity, state: PrepareState) -> None:
-    """Write the state; the file appears whole.
+    """Write the state atomically.
 
     Raises:
-        DataError: The disk refuses.
+        DataError: the file system refuses.
     """
     content = {"version": _VERSION, "identity": identity, "state": asdict(state)}
     with replacing(path) as file:
@@ -182,10 +187,10 @@ def write_state(path: Path, identity: Identity, state: PrepareState) -> None:
 
 
 def read_state(path: Path) -> tuple[Identity, PrepareState] | None:
-    """Return identity and state, or None where no shard was complete.
+    """Return identity and state, or None if no shard is complete.
 
     Raises:
-        DataError: The file is not what `write_state` wrote.
+        DataError: the file is damaged.
     """
     try:
         with path.open("rb") as file:
@@ -197,7 +202,7 @@ def read_state(path: Path) -> tuple[Identity, PrepareState] | None:
         raise DataError(
             f"cannot read `{path}`",
             why=str(error),
-            hint="remove the directory, and start again without `--resume`",
+            hint="remove the directory and start again without `--resume`",
         ) from None
     return identity, state
 
@@ -207,6 +212,6 @@ def _state_of(content: dict[str, Any]) -> PrepareState:
         raise ValueError(f"version {content['version']}")
     identity, values = content["identity"], content["state"]
     if not isinstance(identity["settings"], dict) or not isinstance(identity["files"], list):
-        raise ValueError("it does not say what it belongs to")
+        raise ValueError("it has no identity")
     values["keys"] = tuple(DatasetCounts(**counts) for counts in values["keys"])
     return PrepareState(**{field.name: values[field.name] for field in fields(PrepareState)})

@@ -1,8 +1,8 @@
-"""`lmcore data prepare`: documents to indexed datasets, one for each key.
+"""`lmcore data prepare`: documents to indexed data sets, one per key.
 
-Read in batches, encoded in order by threads or processes, written shard by shard; only when all
-is encoded do the files of all keys get their names.  The bytes written depend on input,
-tokenizer and settings alone, not on the workers, nor on where a run was interrupted and resumed.
+Documents are read in batches, encoded in order by threads or processes, and written shard by shard;
+at the end the files of all keys are renamed.  The output depends only on input, tokenizer and
+settings, not on the workers or on interruptions.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Job:
-    """A request that was checked, its files, and what all of its input is known by."""
+    """Checked request: its files, token type, and the identity of the whole input."""
 
     request: PrepareRequest
     files: Sequence[InputFile]
@@ -74,18 +74,17 @@ class _Job:
 def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -> PrepareReport:
     """Tokenize documents into `PREFIX_KEY_document.{bin,idx,meta.json}`, or `..._sentence`.
 
+    With `resume`, a data set that is complete already is reported again, and nothing is done.
+
     Args:
-        request: What to prepare.
-        progress: Called every `log_interval` documents, and once at the end.
+        request: input, output and settings.
+        progress: called every `log_interval` documents, and at the end.
 
     Raises:
-        DataError: Input that is missing, damaged or (unless it is to be skipped) has a bad
-            document; no documents; a full disk.  No file is left but shards that are complete,
-            and older datasets stay.
-        ConfigError: A request that cannot be met, with all that is wrong with it.
-        RunError: A worker process died.
-
-    With `resume`, a run that made the same before is reported again, and nothing is done.
+        DataError: input that is missing, damaged or (unless skipped) has a bad document; no
+            documents; a full disk.  Only complete shards and older data sets remain.
+        ConfigError: a request that cannot be met, with all its problems.
+        RunError: a worker process died.
     """
     job = _checked(request)
     done = _done_before(job)
@@ -121,7 +120,7 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
 
 
 def _done_before(job: _Job) -> PrepareReport | None:
-    """Return the report of a run that is to be resumed and has come to its end already."""
+    """Return the report of a completed run that is to be resumed, else None."""
     request = job.request
     if not request.resume or read_state(state_path(request.prefix)) is not None:
         return None
@@ -129,11 +128,11 @@ def _done_before(job: _Job) -> PrepareReport | None:
 
 
 def join(request: PrepareRequest) -> PrepareReport:
-    """Put the shares that several hosts prepared together, as if one had prepared all.
+    """Join the partitions of several hosts, as if one host had prepared the input.
 
     Raises:
-        ConfigError: Shares that are missing or do not fit, all of them.
-        DataError: A share is damaged, or the disk refuses.
+        ConfigError: all partitions that are missing or do not fit.
+        DataError: a partition is damaged, or the file system refuses.
     """
     from lmcore.data.prepare.partition import join_partitions
 
@@ -144,7 +143,7 @@ def join(request: PrepareRequest) -> PrepareReport:
 def publish(
     writers: Sequence[IndexedDatasetWriter], tokenizer: Tokenizer, *, append_eod: bool
 ) -> None:
-    """Give all files their names, after all of them are complete on the disk."""
+    """Rename the files of all writers after all of them are complete, and write the metadata."""
     for writer in writers:
         writer.finish()
     for writer in writers:
@@ -181,7 +180,7 @@ def _metadata(
 
 
 def _checked(request: PrepareRequest) -> _Job:
-    """Look for everything that stands in the way, and raise it at once."""
+    """Check the request and its files; raise all problems at once."""
     files, problems = check_request(request)
     if problems:
         raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
@@ -220,7 +219,7 @@ def _encode_all(job: _Job, totals: _Totals) -> None:
     with closing(results):
         try:
             for encoded in results:
-                totals.add(encoded, source.places.popleft())
+                totals.add(encoded, source.positions.popleft())
         except RunError as error:
             shard = totals.output.state.shards + 1
             raise RunError(
@@ -230,7 +229,7 @@ def _encode_all(job: _Job, totals: _Totals) -> None:
 
 @dataclass(frozen=True)
 class _BatchPosition:
-    """Where a batch ends: `batches` of `file` are done with it, `position` bytes of it read."""
+    """End of a batch: its number of batches within `file`, and the bytes of `file` read so far."""
 
     file: int
     batches: int
@@ -238,11 +237,11 @@ class _BatchPosition:
 
 
 class _BatchSource:
-    """The batches that are not done yet, and the place of each that is under way."""
+    """Remaining batches of the input, and the end position of each pending one."""
 
     def __init__(self, job: _Job, state: PrepareState) -> None:
         self._job, self._state = job, state
-        self.places: deque[_BatchPosition] = deque()
+        self.positions: deque[_BatchPosition] = deque()
 
     def batches(self) -> Generator[Batch, None, None]:
         options = self._job.request.options
@@ -252,12 +251,12 @@ class _BatchSource:
             done = self._state.batches if number == self._state.file else 0
             with closing(read_input([file], options)) as batches:
                 for count, batch in enumerate(itertools.islice(batches, done, None), done + 1):
-                    self.places.append(_BatchPosition(number, count, batch.position))
+                    self.positions.append(_BatchPosition(number, count, batch.position))
                     yield batch
 
 
 class _Totals:
-    """Writes what comes in, and counts."""
+    """Writer of the encoded batches, and counters of the run."""
 
     def __init__(self, job: _Job, output: PartialOutput, progress: ProgressCallback | None) -> None:
         self._job, self.output, self._progress = job, output, progress
@@ -270,9 +269,9 @@ class _Totals:
         self._reported = self._documents
         self._skipped: Counter[str] = Counter(state.skipped)
         self._pace = _Pace(job.files)
-        self._steady = all(Path(file.path).is_file() for file in job.files)
+        self._resumable = all(Path(file.path).is_file() for file in job.files)
 
-    def add(self, encoded: EncodedBatch, place: _BatchPosition) -> None:
+    def add(self, encoded: EncodedBatch, position: _BatchPosition) -> None:
         if encoded.problem is not None:
             if self._request.on_error == "stop":
                 raise encoded.problem.error()
@@ -282,17 +281,17 @@ class _Totals:
         self._json_bytes += encoded.json_bytes
         self._skipped.update(encoded.skipped)
         if self._documents - self._reported >= self._request.log_interval:
-            self._show(place)
-        if self._steady and self._json_bytes - self._shard_start >= self._request.shard_bytes:
-            self._complete_shard(place)
+            self._show(position)
+        if self._resumable and self._json_bytes - self._shard_start >= self._request.shard_bytes:
+            self._complete_shard(position)
 
-    def _complete_shard(self, place: _BatchPosition) -> None:
+    def _complete_shard(self, position: _BatchPosition) -> None:
         self._shard_start = self._json_bytes
         self.output.complete_shard(
             PrepareState(
                 shards=self.output.state.shards + 1,
-                file=place.file,
-                batches=place.batches,
+                file=position.file,
+                batches=position.batches,
                 documents=self._documents,
                 json_bytes=self._json_bytes,
                 seconds=self._seconds(),
@@ -302,21 +301,24 @@ class _Totals:
         )
 
     def _warn(self, problem: Problem) -> None:
-        if problem.reason not in self._skipped:  # the first of its kind; the report counts all
+        if (
+            problem.reason not in self._skipped
+        ):  # only the first of each kind; the report has counts
             _log.warning("skipped %s: %s (%s)", problem.where, problem.reason, problem.detail)
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._began
 
-    def _show(self, place: _BatchPosition | None) -> None:
+    def _show(self, position: _BatchPosition | None) -> None:
         self._reported = self._documents
         if self._progress is not None:
-            fraction, left = self._pace.at(place)
-            told = (self._documents, self._json_bytes, self._seconds(), fraction, left)
-            self._progress(PrepareProgress(*told))
+            fraction, left = self._pace.at(position)
+            self._progress(
+                PrepareProgress(self._documents, self._json_bytes, self._seconds(), fraction, left)
+            )
 
     def require_tokens(self) -> None:
-        """Raise `DataError` where a key's dataset would be empty; a host's share may be."""
+        """Raise `DataError` if a data set would be empty; that of a partition may be."""
         if self._request.partition is not None:
             return
         files = [file.path for file in self._job.files]
@@ -325,18 +327,18 @@ class _Totals:
         if not self._documents:
             raise DataError(
                 f"no documents in {named}",
-                why=f"left out: {lost}" if lost else "the input is empty",
-                hint="`--on-error stop` names the first" if lost else "check `--input`",
+                why=f"skipped: {lost}" if lost else "the input is empty",
+                hint="`--on-error stop` shows the first" if lost else "check `--input`",
             )
         documents = counted(self._documents, "document")
         for key, output in zip(self._request.json_keys, self.output.keys, strict=True):
             if not output.counts.tokens:
                 raise DataError(
                     f"no text under the key `{key}` in {named}",
-                    why=f"left out: {lost}; it is empty in what is left, {documents}"
+                    why=f"skipped: {lost}; empty in the other {documents}"
                     if lost
-                    else f"it is empty in all there is: {documents}",
-                    hint="`--on-error stop` names the first that was left out"
+                    else f"empty in all {documents}",
+                    hint="`--on-error stop` shows the first skipped one"
                     if lost
                     else "check `--json-keys`",
                 )
@@ -365,7 +367,7 @@ class _Totals:
 
 
 class _Pace:
-    """How much of the input is read, by bytes on the disk, and when the rest will be."""
+    """Estimate of the remaining time, from the bytes read on disk."""
 
     def __init__(self, files: Sequence[InputFile]) -> None:
         self._began = time.perf_counter()
@@ -374,15 +376,15 @@ class _Pace:
         self._known = all(Path(file.path).is_file() for file in files) and any(sizes)
         self._before = [0, *itertools.accumulate(sizes)]
 
-    def at(self, place: _BatchPosition | None) -> tuple[float | None, float | None]:
-        """Return the fraction read and the seconds left; None where nobody knows."""
+    def at(self, position: _BatchPosition | None) -> tuple[float | None, float | None]:
+        """Return the fraction read and the seconds left; None if unknown."""
         if not self._known:
             return None, None
-        if place is None:
+        if position is None:
             return 1.0, 0.0
-        read = self._before[place.file] + place.position
+        read = self._before[position.file] + position.position
         fraction = min(1.0, read / self._before[-1])
-        if self._first is None:  # a run that resumes begins in the middle
+        if self._first is None:  # a resumed run starts in the middle
             self._first = fraction
             self._began = time.perf_counter()
             return fraction, None

@@ -50,7 +50,7 @@ def test_taken_from_a_section() -> None:
 )  # fmt: skip
 def test_wrong_types_are_refused(description: dict[str, object]) -> None:
     """A value of another type than the setting's is an error."""
-    with pytest.raises(ConfigError, match="of a wrong type"):
+    with pytest.raises(ConfigError, match="has the wrong type"):
         TokenizerSettings.described(description)
 
 

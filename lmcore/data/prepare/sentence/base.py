@@ -1,4 +1,4 @@
-"""What a splitter is, and what it is asked for."""
+"""Interface and options of sentence splitters."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ __all__ = ["SentenceOptions", "SentenceSplitter"]
 
 
 class SentenceSplitter(Protocol):
-    """Cuts a text into sentences; can be pickled, and used by several threads."""
+    """Sentence splitter; can be pickled, and is thread-safe."""
 
     def split(self, text: str) -> Sequence[str]:
-        """Return the sentences of *text*, in order; ones without tokens are dropped later."""
+        """Return the sentences of *text*, in order; sentences without tokens are dropped later."""
 
     def describe(self) -> dict[str, str]:
-        """Return what decides its output: equal descriptions, equal sentences."""
+        """Return the settings; splitters with equal settings give equal sentences."""
 
 
 @dataclass(frozen=True)
 class SentenceOptions:
-    """Which sentences are wanted.
+    """Options of a sentence splitter.
 
     Attributes:
-        splitter: A name in `lmcore.data.prepare.sentence.build.SPLITTERS`.
-        lang: The language, as NLTK calls it (`english`) or by its ISO 639 code (`en`).
-        keep_newlines: Whether the white space after a sentence stays part of it.
-        punkt_model: Directory of Punkt's tables; None: NLTK's data, where it is installed.
+        splitter: one of `lmcore.data.prepare.sentence.build.SPLITTERS`.
+        lang: language, by NLTK's name (`english`) or ISO 639 code (`en`).
+        keep_newlines: keep the white space after a sentence as part of it.
+        punkt_model: directory of Punkt's tables; None: in NLTK's data.
     """
 
     splitter: str = "punkt"

@@ -1,4 +1,4 @@
-"""Builds the splitter that a command names; its own module is loaded then, and not before."""
+"""Building a sentence splitter; its module is imported on demand."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ SPLITTERS = ("punkt", "sentencex", "lines")
 
 
 def build_splitter(options: SentenceOptions) -> SentenceSplitter:
-    """Return the splitter.
+    """Build the splitter of *options*.
 
     Raises:
-        ConfigError: An unknown splitter or language; Punkt's tables are not installed.
-        DataError: They are damaged.
-        MissingPackageError: The splitter's package is not installed.
+        ConfigError: an unknown splitter or language, or Punkt's tables are not installed.
+        DataError: the tables are damaged.
+        MissingPackageError: the package of the splitter is not installed.
     """
     if options.punkt_model is not None and options.splitter != "punkt":
         raise ConfigError(
-            f"`--punkt-model` is of no use to `--sentence-splitter {options.splitter}`",
-            hint="leave one of them out",
+            f"`--punkt-model` has no effect with `--sentence-splitter {options.splitter}`",
+            hint="omit one of them",
         )
     match options.splitter:
         case "punkt":

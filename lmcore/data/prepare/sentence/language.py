@@ -1,4 +1,4 @@
-"""Names of languages: NLTK's for its Punkt models, and ISO 639 codes."""
+"""Languages: NLTK's names of its Punkt models, and ISO 639 codes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _NAME = re.compile("[a-z_]{3,40}")
 
 
 def name_of(lang: str) -> str:
-    """Return NLTK's name of a language; one that it does not know must be a plain word.
+    """Return NLTK's name of a language given by name or code; an unknown name is returned as is.
 
     Raises:
-        ConfigError: It is neither a name nor a known code.
+        ConfigError: neither a plain word nor a known code.
     """
     lowered = lang.lower()
     name = _NAMES.get(lowered, lowered)
@@ -48,17 +48,17 @@ def name_of(lang: str) -> str:
 
 
 def code_of(lang: str) -> str:
-    """Return the ISO 639 code of a language.
+    """Return the ISO 639 code of a language given by name or code.
 
     Raises:
-        ConfigError: It is neither a known name nor the form of a code.
+        ConfigError: neither a known name nor a code of two or three letters.
     """
     lowered = lang.lower()
     code = _CODES.get(lowered, lowered)
     if not _CODE.fullmatch(code):
         raise ConfigError(
             f"unknown `--lang {lang}`",
-            why="a language is named by its ISO 639 code of two or three letters, such as `en`",
+            why="it must be an ISO 639 code of two or three letters, such as `en`",
             hint=suggestion(lowered, _CODES),
         )
     return code

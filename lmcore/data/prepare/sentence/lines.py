@@ -1,4 +1,4 @@
-"""Texts that were split before: a line is a sentence (`--presplit-sentences`)."""
+"""Texts with one sentence per line (`--presplit-sentences`)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["LineSplitter"]
 
 @dataclass(frozen=True)
 class LineSplitter:
-    """Takes every line for a sentence.
+    """Splitter into lines.
 
     Attributes:
-        keep_newlines: Whether a sentence ends with its line end.
+        keep_newlines: keep the line end as part of a sentence.
     """
 
     keep_newlines: bool = False
@@ -28,5 +28,5 @@ class LineSplitter:
         return [line for line in lines if line.strip()]
 
     def describe(self) -> dict[str, str]:
-        """Return what decides the output."""
+        """Return the settings."""
         return {"splitter": "lines", "keep_newlines": str(self.keep_newlines)}

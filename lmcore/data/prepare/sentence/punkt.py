@@ -1,4 +1,4 @@
-"""Megatron's sentences: NLTK's Punkt, with the tables of a language."""
+"""Sentence splitting by NLTK's Punkt, as in Megatron."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from lmcore.errors import MissingPackageError
 
 __all__ = ["PunktSplitter"]
 
-_MAX_CHARACTERS = 1_000_000  # Megatron cuts longer texts there first, in the middle of a word too
+_MAX_CHARACTERS = 1_000_000  # as in Megatron, which splits longer texts there, even inside a word
 
-# NLTK's pattern of a possible end of a sentence, with the white space after the point taken into
-# the sentence; the word before the point is matched as Megatron does it.
+# NLTK's pattern of a possible sentence end, with the white space after the period as part of the
+# sentence; the word before the period is matched as in Megatron.
 _KEEPING = r"\S*%(SentEndChars)s\s*(?=(?P<after_tok>%(NonWord)s|(?P<next_tok>\S+)))"
 
 
 class PunktSplitter:
-    """Cuts a text as NLTK's Punkt does.
+    """Sentence splitter of NLTK.
+
+    Source: Kiss and Strunk 2006, as implemented in `nltk.tokenize.punkt`.
 
     Args:
-        tables: What it knows of the language.
-        keep_newlines: Whether the white space after a sentence stays part of it.
+        tables: Punkt's parameters of the language.
+        keep_newlines: keep the white space after a sentence as part of it.
 
     Raises:
         MissingPackageError: `nltk` is not installed.
@@ -41,7 +43,7 @@ class PunktSplitter:
         return sentences
 
     def describe(self) -> dict[str, str]:
-        """Return what decides the output."""
+        """Return the settings."""
         return {
             "splitter": "punkt",
             "tables": self._tables.fingerprint,

@@ -1,11 +1,11 @@
-"""Punkt's tables: the four plain files of NLTK's `punkt_tab` data, and where they may lie.
+"""Punkt's tables: the four text files of NLTK's `punkt_tab` data, and their search path.
 
-    abbrev_types.txt     an abbreviation each line, without its point
-    sent_starters.txt    a word that often begins a sentence
-    collocations.tab     two words that belong together across a point
-    ortho_context.tab    a word, and how it was seen written, as a number
+    abbrev_types.txt     one abbreviation per line, without its period
+    sent_starters.txt    words that often begin a sentence
+    collocations.tab     pairs of words that belong together across a period
+    ortho_context.tab    a word and its orthographic context, as a number
 
-The older `.pickle` files are not read: they can run code.
+The older `.pickle` files can run code and are not read.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _SYSTEM = ("/usr/share", "/usr/local/share", "/usr/lib", "/usr/local/lib")
 
 @dataclass(frozen=True)
 class PunktTables:
-    """What Punkt knows of a language.
+    """Punkt's parameters of a language.
 
     Attributes:
-        abbreviations: In lower case, without the point.
-        starters: Words that often begin a sentence.
-        collocations: Pairs of words across a point.
-        orthography: How each word was seen written; bits as Punkt defines them.
-        fingerprint: sha256 over the four files.
+        abbreviations: lower-case words, without the period.
+        starters: words that often begin a sentence.
+        collocations: pairs of words across a period.
+        orthography: orthographic context of each word; bits as Punkt defines them.
+        fingerprint: sha256 of the four files.
     """
 
     abbreviations: frozenset[str]
@@ -46,10 +46,10 @@ class PunktTables:
 
 
 def find_tables(name: str) -> Path:
-    """Return the directory of a language's tables in NLTK's data, by NLTK's own search order.
+    """Return the directory of a language's tables in NLTK's data, by NLTK's search order.
 
     Raises:
-        ConfigError: It is not installed; says where it was looked for.
+        ConfigError: not installed; lists the directories searched.
     """
     roots = [Path(root) / "tokenizers" for root in _data_roots()]
     for root in roots:
@@ -67,19 +67,19 @@ def _data_roots() -> Iterator[str]:
 
 
 def _not_found(name: str, roots: list[Path]) -> ConfigError:
-    told = [f"looked for `tokenizers/punkt_tab/{name}` in"]
-    told += [f"  {root.parent}" for root in roots]
+    reasons = [f"looked for `tokenizers/punkt_tab/{name}` in"]
+    reasons += [f"  {root.parent}" for root in roots]
     for root in roots:
         known = sorted(path.name for path in (root / "punkt_tab").glob("*/"))
         if known:
-            told.append(f"`{root / 'punkt_tab'}` has {', '.join(known)}")
+            reasons.append(f"`{root / 'punkt_tab'}` has {', '.join(known)}")
         if (root / "punkt" / f"{name}.pickle").exists():
-            told.append(f"`{root / 'punkt'}` has pickles, which can run code and are not read")
+            reasons.append(f"`{root / 'punkt'}` has pickles, which can run code and are not read")
     return ConfigError(
         f"no Punkt tables for `--lang {name}`",
-        why="\n".join(told),
-        hint="`python -m nltk.downloader punkt_tab` fetches them; `--punkt-model DIR` names them; "
-        "`--sentence-splitter sentencex` needs none, and gives other sentences than Megatron's",
+        why="\n".join(reasons),
+        hint="download them with `python -m nltk.downloader punkt_tab`, or give `--punkt-model "
+        "DIR`; `--sentence-splitter sentencex` needs none, but splits differently from Megatron",
     )
 
 
@@ -87,7 +87,7 @@ def read_tables(folder: Path) -> PunktTables:
     """Return the tables in *folder*.
 
     Raises:
-        DataError: A file is missing, damaged or much too large.
+        DataError: a file is missing, damaged or too large.
     """
     digest = hashlib.sha256()
     contents: dict[str, list[str]] = {}
@@ -118,7 +118,7 @@ def _content(path: Path) -> bytes:
             hint=f"a Punkt model is a directory with {names}",
         ) from error
     if len(raw) > _MAX_BYTES:
-        raise DataError(f"`{path}` is no table of Punkt", why=f"more than {_MAX_BYTES >> 20} MiB")
+        raise DataError(f"`{path}` is not a Punkt table", why=f"more than {_MAX_BYTES >> 20} MiB")
     return raw
 
 
@@ -136,12 +136,13 @@ def _pairs(path: Path, lines: list[str]) -> Iterator[tuple[str, str]]:
         first, parted, second = line.partition("\t")
         if not parted or "\t" in second:
             raise DataError(
-                f"`{path}` line {number} is no pair", why=f"two fields and a tab, not `{line[:40]}`"
+                f"`{path}` line {number} is not a pair",
+                why=f"expected two fields and a tab, found `{line[:40]}`",
             )
         yield first, second
 
 
 def _number(path: Path, bits: str) -> int:
     if not (bits.isascii() and bits.isdigit() and len(bits) < 10):
-        raise DataError(f"`{path}`: `{bits[:40]}` is no number")
+        raise DataError(f"`{path}`: `{bits[:40]}` is not a number")
     return int(bits)

@@ -1,4 +1,4 @@
-"""Sentences by rules for some 240 languages, without data: the `sentencex` package."""
+"""Rule-based sentence splitting for about 240 languages: the `sentencex` package."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ __all__ = ["RuleSplitter"]
 
 @dataclass(frozen=True)
 class RuleSplitter:
-    """Cuts a text by the rules and abbreviations of its language.
+    """Sentence splitter with the rules and abbreviations of a language.
 
     Attributes:
-        lang: Name or ISO 639 code; where the package has no rules of its own for a code it takes
-            those of a related language.
-        keep_newlines: Whether the white space after a sentence stays part of it.
+        lang: name or ISO 639 code; for a code without rules the package uses a related language.
+        keep_newlines: keep the white space after a sentence as part of it.
 
     Raises:
-        ConfigError: *lang* is no language.
+        ConfigError: *lang* is neither a known name nor a code.
         MissingPackageError: `sentencex` is not installed.
     """
 
@@ -40,22 +39,24 @@ class RuleSplitter:
             ) from None
 
     def split(self, text: str) -> Sequence[str]:
-        """Return the sentences; their text is that of the document, but for white space."""
+        """Return the sentences; only white space of the text may be missing."""
         import sentencex
 
         sentences: list[str] = []
         for piece in sentencex.segment(code_of(self.lang), text):
             if not self.keep_newlines:
                 sentences.append(piece.strip())
-            elif sentences and not piece.strip():  # what parts paragraphs comes by itself
+            elif (
+                sentences and not piece.strip()
+            ):  # the separator of paragraphs is a piece of its own
                 sentences[-1] += piece
             else:
                 sentences.append(piece)
         return [sentence for sentence in sentences if sentence]
 
     def describe(self) -> dict[str, str]:
-        """Return what decides the output."""
-        from importlib.metadata import version  # 25 ms, where nobody asks for it
+        """Return the settings."""
+        from importlib.metadata import version  # imported on demand: 25 ms
 
         return {
             "splitter": "sentencex",

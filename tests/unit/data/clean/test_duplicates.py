@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lmcore.data.clean import near
+from lmcore.data.clean import near_duplicates
 from lmcore.data.clean.minhash import MinHash, jaccard, shingle_set
 
 
@@ -77,7 +77,7 @@ def test_large_buckets(
     corpus: Callable, run_steps: Callable, monkeypatch: pytest.MonkeyPatch, bound: int
 ) -> None:
     """Where not every pair of a bucket is compared groups of copies are found all the same."""
-    monkeypatch.setattr(near, "_EVERY_PAIR_UP_TO", bound)
+    monkeypatch.setattr(near_duplicates, "_EVERY_PAIR_UP_TO", bound)
     texts = [random_text(seed) for seed in (5, 6)]
     documents = [edited(texts[n % 2], 10 * n + 20) for n in range(30)]
     done = run_steps("near", corpus(documents))

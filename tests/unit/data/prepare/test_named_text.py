@@ -53,7 +53,7 @@ def test_unknown_name() -> None:
     texts = Registrations({BUNDLED: bundled_text()}, {}, {"mine": "is failed: libx.so"})
     with pytest.raises(ConfigError) as caught:
         find_text("shakespere", texts)
-    assert caught.value.what == "`--corpus shakespere`: there is no text of this name"
+    assert caught.value.what == "`--corpus shakespere`: no text has this name"
     assert caught.value.why == "plugin `mine` might bring it, and is failed: libx.so"
     assert caught.value.hint is not None
     assert "did you mean `shakespeare`?" in caught.value.hint
@@ -169,7 +169,7 @@ def test_kept_text_serves_without_its_source(
         prepare_named_text(text, ByteTokenizer(), tmp_path / "b")
     with caplog.at_level(logging.INFO):
         again = prepare_named_text(text, Other(), tmp_path / "c", keep_text=kept)
-    assert "its source is gone" in caplog.text
+    assert "its source is missing" in caplog.text
     for ending in (".bin", ".idx"):
         made = [Path(prefix + ending).read_bytes() for prefix in (first, plain, again)]
         assert made[0] == made[1] == made[2]

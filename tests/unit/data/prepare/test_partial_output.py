@@ -157,7 +157,7 @@ def test_killed_process_is_resumed(tmp_path, whole):
     assert done.returncode == -signal.SIGKILL
     with (tmp_path / "cut/out.partial/0.bin").open("ab") as file:
         file.write(b"half a shard")
-    with pytest.raises(ConfigError, match="holds an unfinished preparation"):
+    with pytest.raises(ConfigError, match="contains an unfinished preparation"):
         prepare(request(names, tmp_path / "cut/out"))
     prepare(request(names, tmp_path / "cut/out", resume=True))
     assert outputs(tmp_path / "cut") == made
@@ -207,7 +207,7 @@ def test_full_disk_keeps_complete_shards_alone(tmp_path, whole, caplog):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
     assert "continue with `--resume`" in caplog.text
-    assert caught.value.hint == "make room on the disk and continue with `--resume`"
+    assert caught.value.hint == "free disk space and continue with `--resume`"
     prepare(request(names, tmp_path / "cut/out", resume=True))
     assert outputs(tmp_path / "cut") == made
 
@@ -230,7 +230,8 @@ def test_changed_setting_is_refused_with_the_difference(tmp_path, whole, name):
     with pytest.raises(Stop):
         prepare(request(names, tmp_path / "cut", log_interval=1), stop_after(500))
     changes, told = CHANGES[name]
-    with pytest.raises(ConfigError, match="begun from another input") as caught:
+    with pytest.raises(ConfigError, match="belongs to a run with other input or settings") as
+    caught:
         prepare(request(names, tmp_path / "cut", resume=True, **changes))
     assert told in caught.value.why
     assert (tmp_path / "cut.partial/state.json").exists()
@@ -251,11 +252,11 @@ def test_changed_tokenizer_or_input_is_refused(tmp_path, whole, bpe_files):
         "tokenizer: was `ByteTokenizer`",
         "fingerprint",
         "was 3 files, is 2\n     input: `",
-        "part2.jsonl` is gone",
+        "part2.jsonl` is missing",
         "bytes, has",
     ):
         assert told in caught.value.why
-    assert "was changed since" in caught.value.why
+    assert "was modified" in caught.value.why
 
 
 def test_bad_lines_may_be_skipped_on_resuming(tmp_path, caplog):
@@ -282,7 +283,7 @@ def test_altered_or_damaged_state_is_refused(tmp_path, whole):
     data = tmp_path / "cut.partial/0.bin"
     content = data.read_bytes()
     data.write_bytes(content[:-1])
-    with pytest.raises(DataError, match="were complete"):
+    with pytest.raises(DataError, match="expected at least"):
         prepare(request(names, tmp_path / "cut", resume=True))
     data.write_bytes(content)
     (tmp_path / "cut.partial/state.json").write_text('{"version": 1, "state": {}}')
@@ -328,10 +329,10 @@ def test_finished_run_is_not_done_again(tmp_path, whole, caplog):
         return done, bool(begun)
 
     assert again(workers=2) == (report, False)
-    assert "nothing was done" in caplog.text
+    assert "nothing to do" in caplog.text
     os.utime(names[1])
     assert again()[1]
-    assert "part1.jsonl`: was changed since" in caplog.text
+    assert "part1.jsonl`: was modified" in caplog.text
     assert again(append_eod=False)[1]
     assert "--append-eod: was `yes`, is `no`" in caplog.text
     assert again()[1]
@@ -403,9 +404,9 @@ def test_shares_that_are_missing_or_made_otherwise_are_all_named(tmp_path, whole
     with pytest.raises(ConfigError) as caught:
         join(request(names, tmp_path / "out", partitions=3))
     told = caught.value.render()
-    assert "share 0 was made otherwise" in told
+    assert "partition 0 has other input or settings" in told
     assert "--append-eod: was `no`, is `yes`" in told
-    assert "share 1 of 3 is missing" in told
+    assert "partition 1 of 3 is missing" in told
 
 
 def test_shares_of_other_files_are_named(tmp_path, whole):
@@ -414,18 +415,18 @@ def test_shares_of_other_files_are_named(tmp_path, whole):
     prepare(request(names, tmp_path / "out", partitions=1, partition=0))
     Path(names[1]).write_bytes(Path(names[1]).read_bytes() * 2)
     renamed = Path(names[2]).rename(tmp_path / "renamed.jsonl")
-    with pytest.raises(ConfigError, match="share 0 was made otherwise") as caught:
+    with pytest.raises(ConfigError, match="partition 0 has other input or settings") as caught:
         join(request([*names[:2], str(renamed)], tmp_path / "out", partitions=1))
     first, second, third = caught.value.why.splitlines()
     assert (first, second) == (
-        "input: `part2.jsonl` is gone",
+        "input: `part2.jsonl` is missing",
         "     input: `renamed.jsonl` is new",
     )
     assert third.startswith("     `part1.jsonl`: had ")
     renamed.rename(names[2])
-    with pytest.raises(ConfigError, match="made otherwise") as caught:
+    with pytest.raises(ConfigError, match="has other input or settings") as caught:
         join(request(names[::-1], tmp_path / "out", partitions=1))
-    assert caught.value.why == "input: the files come in another order"
+    assert caught.value.why == "input: the order of the files differs"
 
 
 def test_shares_are_even_and_none_is_empty(tmp_path):
@@ -444,7 +445,7 @@ def test_shares_are_even_and_none_is_empty(tmp_path):
         assert all(shares)
     # A third of all bytes and two thirds both lie in the large file, which is a share of its own.
     assert [len(partition_files(files, i, 3)) for i in range(3)] == [3, 1, 3]
-    with pytest.raises(ConfigError, match="needs as many files"):
+    with pytest.raises(ConfigError, match="needs at least as many files"):
         partition_files(files, 0, 8)
 
 

@@ -197,7 +197,7 @@ def test_hint_of_a_byte_order_mark_and_of_a_surrogate_is_of_use(tmp_path, hand_m
     source.write_text('{"text": "\\ud800"}\n')
     with pytest.raises(DataError, match="line 1: not encodable") as caught:
         prepare(request(str(source), tmp_path / "out"))
-    assert caught.value.hint.startswith("`lmcore data clean fix` mends such texts")
+    assert caught.value.hint.startswith("repair such texts with `lmcore data clean fix`")
 
 
 def test_first_bad_line_is_named_whatever_the_workers(tmp_path):
@@ -226,9 +226,9 @@ def test_text_that_was_left_out_is_counted_where_none_is_left(tmp_path):
     with pytest.raises(DataError, match="no text under the key") as caught:
         prepare(request(source, tmp_path / "out", tokenizer=NullTokenizer(10), on_error="skip"))
     assert caught.value.why == (
-        "left out: 1 key missing, 2 not encodable; it is empty in what is left, 1 document"
+        "skipped: 1 key missing, 2 not encodable; empty in the other 1 document"
     )
-    assert caught.value.hint == "`--on-error stop` names the first that was left out"
+    assert caught.value.hint == "`--on-error stop` shows the first skipped one"
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_broken_vocabulary_is_named(bpe_files, content, message):
         ("h e\nh e\n", "line 2: the rule `h e` repeats line 1"),
         ("#version: 0.2\nh e\nq z\n", "line 3: the rule `q z` needs the token `qz`"),
         ("h e\nhey o\n", "line 2: the rule `hey o` needs the token `hey`"),
-        ("h e\nl l\nhe ll\n", "makes the token `hello` "),
+        ("h e\nl l\nhe ll\n", "produces the token `hello` "),
     ],
 )
 def test_broken_or_foreign_merges_are_named_with_their_line(bpe_files, rules, message):

@@ -116,8 +116,8 @@ def test_missing_tables_say_where_and_what_else(nltk_data):
     [
         ("abbrev_types.txt", None, "cannot read"),
         ("sent_starters.txt", b"\xff", "is not UTF-8"),
-        ("collocations.tab", b"a\tb\nab\n", "line 2 is no pair"),
-        ("ortho_context.tab", b"a\t1\tb\n", "line 1 is no pair"),
+        ("collocations.tab", b"a\tb\nab\n", "line 2 is not a pair"),
+        ("ortho_context.tab", b"a\t1\tb\n", "line 1 is not a pair"),
         ("ortho_context.tab", b"a\tx\n", "`x` is no number"),
     ],
 )

@@ -66,5 +66,5 @@ def test_unknown_splitter_and_useless_model_are_refused():
     """What cannot be met is an error, nothing is passed over."""
     with pytest.raises(ConfigError, match="did you mean `punkt`"):
         build_splitter(SentenceOptions("punct"))
-    with pytest.raises(ConfigError, match="of no use"):
+    with pytest.raises(ConfigError, match="has no effect"):
         build_splitter(SentenceOptions("sentencex", punkt_model="x"))
