@@ -48,7 +48,7 @@ class BertWordPieceTokenizer(FileTokenizer):
         settings: type, `vocab_file` and `vocab_extra_ids`.
 
     Raises:
-            DataError: the file is missing, broken, or not a BERT vocabulary.
+        DataError: the file is missing, broken, or not a BERT vocabulary.
     """
 
     def __init__(self, settings: TokenizerSettings) -> None:
