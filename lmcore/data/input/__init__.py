@@ -1,6 +1,6 @@
-"""Inputs of `lmcore data`: files in several formats, read in batches of bounded size.
+"""Input files of `lmcore data` in several formats, read in batches of bounded size.
 
-`find_inputs` says which files there are and of which format, `read_input` yields their documents:
-`LineBatch` of raw JSON lines, `TextBatch` of everything else.  One module for each format, all of
-one shape: `read(file, options)`.
+`find_inputs` finds the files and their formats, `read_input` yields their documents: `LineBatch` of
+raw JSON lines, `TextBatch` of all other formats.  Each format has one module with a function
+`read(file, options)`.
 """

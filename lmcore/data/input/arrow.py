@@ -1,7 +1,7 @@
-"""Arrow's files and streams, Feather among them: a row a document; needs `pyarrow`.
+"""Reader of Arrow files and streams, including Feather: one document per row; needs `pyarrow`.
 
-The `datasets` package writes streams into its `.arrow` files; which one it is stands in the first
-bytes.  Files on a disk are mapped, so that a record batch may be larger than memory.
+The `datasets` package writes streams into its `.arrow` files; the first bytes distinguish them from
+files.  Files on disk are memory-mapped, so that a record batch may be larger than memory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, N
 
     Raises:
         MissingPackageError: `pyarrow` is not installed.
-        DamagedError: It cannot be read to its end; all whole record batches before came.
-        DataError: It cannot be read at all.
+        DamagedError: it cannot be read to its end; all complete record batches were yielded.
+        DataError: it cannot be read at all.
     """
     require_package("an Arrow file")
     with arrow_errors(file.path), ExitStack() as stack:
@@ -65,9 +65,9 @@ def _open(path: str, stack: ExitStack) -> _Parts:
             start = raw.read(len(_FILE))
     if start.startswith(_FEATHER_1):
         raise DamagedError(
-            f"`{path}` has the first version of Feather",
-            why="only the second, which is Arrow's file format, can be read",
-            hint="write it anew: `pyarrow.feather.write_feather(read_feather(OLD), NEW)`",
+            f"`{path}` has version 1 of Feather",
+            why="only version 2, Arrow's file format, is supported",
+            hint="convert it: `pyarrow.feather.write_feather(read_feather(OLD), NEW)`",
         )
     if start.startswith(_FILE):
         mapped = stack.enter_context(pa.memory_map(path))
@@ -85,7 +85,7 @@ def _open(path: str, stack: ExitStack) -> _Parts:
 
 
 def _to_the_end(stream: pa.RecordBatchReader, unpacked: Opened) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches, and read what follows: an archive's checksum stands there."""
+    """Yield the record batches, and read on to the end, to verify an archive's checksum."""
     yield from stream
     while unpacked.stream.read(_PIECE_BYTES):
         pass
@@ -96,13 +96,13 @@ def _require_end(path: str, mapped: pa.MemoryMappedFile) -> None:
     if mapped.read() != _FILE:
         raise CutShortError(
             f"`{path}` is cut short",
-            why="the description at its end is missing",
+            why="the footer is missing",
             hint="copy or download it again",
         )
 
 
 class _Whole:
-    """The record batches of a file, and how far they were read."""
+    """Record batches of a file, and the position in it."""
 
     def __init__(self, opened: pa.RecordBatchFileReader, size: int) -> None:
         self._opened, self._size, self._done = opened, size, 0
@@ -128,9 +128,9 @@ def _documents(batches: Iterator[pa.RecordBatch], options: InputOptions) -> Iter
 
 
 def _validate(column: pa.Array) -> None:
-    """Raise where offsets point outside of the data: unlike Parquet's they are the file's own.
+    """Raise if offsets point outside the data; unlike Parquet's, they come from the file.
 
-    Texts are checked as bytes, so that one that is not UTF-8 is one row's problem.
+    Texts are checked as bytes, so that invalid UTF-8 is a problem of one row.
     """
     import pyarrow as pa
 

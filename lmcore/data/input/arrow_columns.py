@@ -1,4 +1,4 @@
-"""What Parquet and Arrow share: columns of text, checked before they are trusted."""
+"""Text columns of Parquet and Arrow, with their checks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["arrow_errors", "documents_of", "require_columns", "require_package"]
 
-_SKIP = "or leave such rows out with `--on-error skip`"
+_SKIP = "or skip such rows with `--on-error skip`"
 
 
 def require_package(needed_for: str) -> None:
-    """Raise `MissingPackageError` where `pyarrow` is not installed."""
+    """Raise `MissingPackageError` if `pyarrow` is not installed."""
     try:
         import pyarrow as pa  # noqa: F401
     except ImportError:
@@ -32,7 +32,7 @@ def require_package(needed_for: str) -> None:
 
 @contextmanager
 def arrow_errors(source: str) -> Iterator[None]:
-    """Turn what the package raises for bad data into a `DamagedError`."""
+    """Convert exceptions of `pyarrow` for bad data into `DamagedError`."""
     import pyarrow as pa
 
     try:
@@ -47,7 +47,7 @@ def arrow_errors(source: str) -> Iterator[None]:
 
 
 def require_columns(schema: pa.Schema, options: InputOptions) -> None:
-    """Raise `BadDocument` unless every key is one column of text."""
+    """Raise `BadDocument` unless each key is exactly one text column."""
     import pyarrow as pa
 
     for key in options.keys:
@@ -56,19 +56,19 @@ def require_columns(schema: pa.Schema, options: InputOptions) -> None:
         if not count:
             raise key_missing(key, schema.names, flag, called="its columns")
         if count > 1:
-            raise BadDocument("key missing", f"{count} columns are called `{key}`")
+            raise BadDocument("key missing", f"{count} columns have the name `{key}`")
         held = schema.field(key).type
         inner = held.value_type if pa.types.is_dictionary(held) else held
         is_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
         if not any(holds(inner) for holds in is_text):
-            detail = f"the column `{key}` holds {held}"
-            raise BadDocument("not a string", detail, f"name a column of text by `{flag}`")
+            detail = f"the column `{key}` has the type {held}"
+            raise BadDocument("not a string", detail, f"give a text column with `{flag}`")
 
 
 def documents_of(
     batch: pa.RecordBatch, first: int, options: InputOptions
 ) -> Iterator[InputDocument]:
-    """Yield the rows of *batch*, of which the first has the number *first*."""
+    """Yield the rows of *batch*, numbered from *first*."""
     columns = [batch.column(key) for key in options.keys]
     for number in range(batch.num_rows):
         size, texts = 0, []
@@ -84,7 +84,7 @@ def documents_of(
 
 
 def _bytes(key: str, value: Any, bound: int) -> memoryview:
-    """Return a value's bytes without a copy; they are not yet known to be UTF-8."""
+    """Return the bytes of a value without a copy; they may be invalid UTF-8."""
     import pyarrow as pa
 
     if isinstance(value, pa.DictionaryScalar):

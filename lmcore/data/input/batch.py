@@ -1,7 +1,6 @@
-"""What the readers of the input yield: consecutive documents of one file, and what is wrong.
+"""Batches of consecutive documents of one file, as the readers of the input yield them.
 
-Both kinds know where they come from, so that a message can name the line, and carry the problems
-that were found while reading, so that the first one of the input is reported whoever finds it.
+A batch has its position in the file, for messages, and the problems found while reading.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ __all__ = ["Batch", "LineBatch", "TextBatch"]
 
 @dataclass(frozen=True)
 class LineBatch:
-    """Consecutive lines of JSON, as they stand in the file: nothing is copied line by line.
+    """Consecutive JSON lines as one block of bytes: no copy per line.
 
     Attributes:
-        source: The file, for messages.
-        first_line: Number of the first line, from 1.
-        block: The lines with their endings, one after another; no byte-order mark.
-        position: Bytes of the file on the disk (compressed ones, where it is) read so far.
-        problems: What could not be read; their lines are not in the block.
+        source: path of the file, for messages.
+        first_line: number of the first line, from 1.
+        block: the lines with their line ends, without a byte-order mark.
+        position: number of bytes of the file on disk (possibly compressed) read so far.
+        problems: unreadable lines, which are not in the block.
     """
 
     source: str
@@ -34,7 +33,7 @@ class LineBatch:
 
     @property
     def size(self) -> int:
-        """Bytes of the input, uncompressed."""
+        """Size of the input, in bytes, uncompressed."""
         return len(self.block)
 
     @property
@@ -44,7 +43,7 @@ class LineBatch:
 
     @property
     def lines(self) -> tuple[bytes, ...]:
-        """The lines with their endings, copied out of the block."""
+        """Lines with their line ends, copied out of the block."""
         return tuple(self._cut())
 
     def _cut(self) -> Iterator[bytes]:
@@ -57,23 +56,23 @@ class LineBatch:
 
     @property
     def where(self) -> str:
-        """The lines' place, for messages."""
+        """Position of the lines, for messages."""
         last = max(self.first_line, self.first_line + self.num_lines - 1)
         return f"`{self.source}` lines {self.first_line}-{last}"
 
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Documents whose texts are already known, of any format but JSON lines.
+    """Documents of any format except JSON lines, as texts.
 
     Attributes:
-        source: The file, for messages.
-        unit: What `numbers` count: a line, a row, an object, a document.
-        numbers: Place of each document in the file, from 1.
-        columns: The texts of each key, in the order of the keys; each as long as `numbers`.
-        size: Bytes of the input that the batch stands for, uncompressed.
-        position: Bytes of the file on the disk read so far.
-        problems: What could not be read; these documents are not in the columns.
+        source: path of the file, for messages.
+        unit: unit of `numbers`: line, row, object or document.
+        numbers: number of each document in the file, from 1.
+        columns: texts of each key, in the order of the keys; each as long as `numbers`.
+        size: size of the input, in bytes, uncompressed.
+        position: number of bytes of the file on disk read so far.
+        problems: unreadable documents, which are not in the columns.
     """
 
     source: str
@@ -86,7 +85,7 @@ class TextBatch:
 
     @property
     def where(self) -> str:
-        """The documents' place, for messages."""
+        """Position of the documents, for messages."""
         first, last = (self.numbers[0], self.numbers[-1]) if self.numbers else (0, 0)
         return f"`{self.source}` {self.unit}s {first}-{last}"
 

@@ -1,10 +1,9 @@
-"""Opens files and standard input uncompressed; compression is told by content, never by name.
+"""Opening of files and standard input with decompression, detected by content, not by name.
 
-Published corpora have `.json` files that are gzip inside, gzip files of many members, archives
-that end in the middle.  All archives are read by one loop: a member after another to the end of
-the file, with an error where the last one is cut short (the readers of some packages take such an
-archive for a shorter one), and never more than a small piece at a time, so that an archive of
-nothing but zeros takes no memory.
+Published corpora have `.json` files that are gzip inside, gzip files with many members, truncated
+archives.  One loop reads all archives: member after member to the end of the file, with an error if
+the last one is truncated (some packages silently stop there), and never more than a small piece at
+a time, so that an archive of zeros does not fill the memory.
 """
 
 from __future__ import annotations
@@ -36,35 +35,35 @@ __all__ = [
 STDIN = "-"
 _READ_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 18
-_ZSTD_STEPS = 1 << 8, 1 << 12  # its decompressor has no bound: 4 bytes may give 128 KiB
-_ZSTD_SUSPECT = 64  # growth from which it gets little at a time
+_ZSTD_STEPS = 1 << 8, 1 << 12  # its decompressor has no output limit: 4 bytes may give 128 KiB
+_ZSTD_SUSPECT = 64  # expansion above which the input steps get small
 _XZ_MEMORY_BYTES = 1 << 28  # `xz -9` needs 64 MiB
 _AGAIN = "copy or download it again"
 BOM = b"\xef\xbb\xbf"
 
 
 class _BadArchiveError(Exception):
-    """Bytes that no decompressor takes."""
+    """Error of a decompressor."""
 
 
 _DAMAGE = (zlib.error, lzma.LZMAError, _BadArchiveError)
 
 
 class DamagedError(DataError):
-    """A file whose data breaks off or does not make sense from some point on."""
+    """Error for a file whose data is invalid or truncated at some point."""
 
 
 class CutShortError(DamagedError):
-    """A file whose data ends in the middle."""
+    """Error for a truncated file."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An open input.
+    """Open input.
 
     Attributes:
-        stream: Its uncompressed bytes.
-        position: Returns how many bytes of the file on the disk were read; 0 of a pipe.
+        stream: uncompressed bytes.
+        position: returns the number of bytes of the file on disk read so far; 0 for a pipe.
     """
 
     stream: BinaryIO
@@ -72,7 +71,7 @@ class Opened:
 
 
 class _Member(Protocol):
-    """One member, frame or stream of an archive."""
+    """Decompressor of one member, frame or stream of an archive."""
 
     @property
     def eof(self) -> bool: ...
@@ -81,7 +80,7 @@ class _Member(Protocol):
     def unused_data(self) -> bytes: ...
 
     def more(self, data: bytes) -> bytes:
-        """Return what is next; *data* is empty while `pending`."""
+        """Return the next output; *data* is empty while `pending`."""
 
     @property
     def pending(self) -> bool: ...
@@ -89,12 +88,12 @@ class _Member(Protocol):
 
 @contextmanager
 def open_text(source: str) -> Iterator[BinaryIO]:
-    """Open a file, or standard input for `-`, uncompressed.
+    """Open a file, or standard input for `-`, with decompression.
 
     Raises:
-        DamagedError: On reading; names the file.
-        DataError: It cannot be opened or read.
-        MissingPackageError: What unpacks it is not installed.
+        DamagedError: damaged data, while reading.
+        DataError: it cannot be opened or read.
+        MissingPackageError: the package for its compression is not installed.
     """
     with open_input(source) as opened:
         yield opened.stream
@@ -102,12 +101,12 @@ def open_text(source: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def open_input(source: str) -> Iterator[Opened]:
-    """Open a file as `open_text` does, and tell how far it was read."""
+    """Open a file as `open_text` does, with the position in it."""
     try:
         with _raw(source) as raw:
-            yield Opened(_uncompressed(raw), _teller(raw))
+            yield Opened(_uncompressed(raw), _position(raw))
     except EOFError:
-        why = "its compressed data ends in the middle"
+        why = "its compressed data is incomplete"
         raise CutShortError(f"`{source}` is cut short", why=why, hint=_AGAIN) from None
     except _DAMAGE as error:
         raise DamagedError(f"`{source}` is damaged", why=str(error), hint=_AGAIN) from None
@@ -116,9 +115,9 @@ def open_input(source: str) -> Iterator[Opened]:
 
 
 def blocks(opened: Opened, size: int) -> Generator[bytes, None, None]:
-    """Yield the input in blocks of *size* bytes, whatever pieces a pipe gives; the last is shorter.
+    """Yield the input in blocks of *size* bytes, the last one shorter, without a byte-order mark.
 
-    What stands before a damage comes first, as a shorter block; no byte-order mark comes.
+    Data before a damage is yielded, as a shorter block, before the error is raised.
     """
     read = cast("io.BufferedReader", opened.stream).read1
     first, ended = True, False
@@ -151,7 +150,7 @@ def _raw(source: str) -> Iterator[io.BufferedReader]:
             yield file
 
 
-def _teller(raw: io.BufferedReader) -> Callable[[], int]:
+def _position(raw: io.BufferedReader) -> Callable[[], int]:
     seekable = raw.seekable()
     return lambda: raw.tell() if seekable else 0
 
@@ -177,7 +176,7 @@ class _Gzip:
 
 
 class _Bounded:
-    """The decompressors of `lzma` and `bz2`, which are alike."""
+    """Decompressor of `lzma` or `bz2`, which have the same interface."""
 
     def __init__(self, decompressor: lzma.LZMADecompressor | bz2.BZ2Decompressor) -> None:
         self._decompressor = decompressor
@@ -202,7 +201,7 @@ class _Bounded:
 
 
 class _Zstd:
-    """Feeds its decompressor in steps, small ones while the data grows much."""
+    """Decompressor of zstd, fed in steps that are small while the data expands a lot."""
 
     def __init__(self) -> None:
         import zstandard
@@ -274,7 +273,7 @@ def _require_zstandard() -> None:
 
 
 class _Members(io.RawIOBase):
-    """The contents of all members of an archive, one after another."""
+    """Stream of the concatenated contents of all members of an archive."""
 
     def __init__(self, raw: io.BufferedReader, kind: Callable[[], _Member]) -> None:
         self._raw, self._kind = raw, kind
@@ -293,7 +292,7 @@ class _Members(io.RawIOBase):
         return count
 
     def _advance(self) -> bool:
-        """Decompress some more; return False at the end of the file."""
+        """Read and decompress the next piece; return False at the end of the file."""
         member, chunk = self._member, b""
         if member is None or member.eof:
             chunk = self._after_padding(b"" if member is None else member.unused_data)
@@ -308,7 +307,7 @@ class _Members(io.RawIOBase):
         return True
 
     def _after_padding(self, chunk: bytes) -> bytes:
-        """Return what follows the zeros that tapes and `xz` fill up with; nothing at the end."""
+        """Return the data after zero padding (of tapes and `xz`); empty at the end of the file."""
         while not (chunk := chunk.lstrip(b"\0")):
             chunk = self._raw.read(_READ_BYTES)
             if not chunk:

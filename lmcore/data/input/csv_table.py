@@ -1,4 +1,4 @@
-"""Tables in text: csv and tsv, a row a document."""
+"""Reader of csv and tsv tables: one document per row."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, None]:
-    """Yield the rows of *file*; a row that does not fit the header is a problem.
+    """Yield the rows of *file*; a row that does not match the header is a problem.
 
     Raises:
-        DamagedError: It cannot be read to its end; all whole rows before came.
-        DataError: It cannot be read at all.
+        DamagedError: it cannot be read to its end; all complete rows before were yielded.
+        DataError: it cannot be read at all.
     """
     with open_input(file.path) as opened:
         rows = _rows(file, opened.stream, options)
@@ -46,12 +46,12 @@ def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, N
 
 
 class _Columns:
-    """Where the wanted columns are.
+    """Indices of the requested columns.
 
     Attributes:
-        count: Fields of a row.
-        places: Of the wanted ones, from 0.
-        first: The first row, where it is no header.
+        count: number of fields of a row.
+        places: index of each requested column, from 0.
+        first: the first row, if it is not a header.
     """
 
     def __init__(self, count: int, places: tuple[int, ...], first: _Row | None) -> None:
@@ -59,7 +59,7 @@ class _Columns:
 
 
 class _Row:
-    """Fields of a row, or what is wrong with it; its first line and its size."""
+    """Fields of a row or its problem, its first line and its size."""
 
     __slots__ = ("fields", "line", "size")
 
@@ -68,7 +68,7 @@ class _Row:
 
 
 def _columns(rows: Iterator[_Row], options: InputOptions) -> _Columns | None:
-    """Read the header, or name the columns by number; None of an empty table."""
+    """Read the header, or number the columns; return None for an empty table."""
     first = next(rows, None)
     if first is None:
         return None
@@ -81,7 +81,7 @@ def _columns(rows: Iterator[_Row], options: InputOptions) -> _Columns | None:
         if key not in names:
             raise _missing(key, names, options)
         if names.count(key) > 1:
-            raise BadDocument("key missing", f"{names.count(key)} columns are called `{key}`")
+            raise BadDocument("key missing", f"{names.count(key)} columns have the name `{key}`")
     places = tuple(names.index(key) for key in options.keys)
     return _Columns(len(names), places, None if options.header else first)
 
@@ -89,10 +89,10 @@ def _columns(rows: Iterator[_Row], options: InputOptions) -> _Columns | None:
 def _missing(key: str, names: list[str], options: InputOptions) -> BadDocument:
     called = "its columns" if options.header else "without a header its columns"
     bad = key_missing(key, names, options.key_flag(key), called=called)
-    signs = [sign for sign in _OTHERS if sign in names[0]]
-    if len(names) > 1 or not signs:
+    others = [delimiter for delimiter in _OTHERS if delimiter in names[0]]
+    if len(names) > 1 or not others:
         return bad
-    hint = f"is it parted by another sign? try `--delim {_OTHERS[signs[0]]}`"
+    hint = f"does it have another delimiter? try `--delim {_OTHERS[others[0]]}`"
     return BadDocument(bad.reason, bad.detail, hint)
 
 
@@ -114,7 +114,7 @@ def _texts(fields: list[str] | BadDocument, columns: _Columns) -> tuple[str, ...
         return BadDocument(
             "wrong number of fields",
             f"it has {len(fields)}, the first row has {columns.count}",
-            "see `--delim` and `--quotes`, or leave such lines out with `--on-error skip`",
+            "check `--delim` and `--quotes`, or skip such lines with `--on-error skip`",
         )
     try:
         return tuple(require_utf8(fields[place]) for place in columns.places)
@@ -124,11 +124,11 @@ def _texts(fields: list[str] | BadDocument, columns: _Columns) -> tuple[str, ...
 
 def _rows(file: InputFile, stream: BinaryIO, options: InputOptions) -> Iterator[_Row]:
     """Yield the rows that are not empty."""
-    csv.field_size_limit(sys.maxsize)  # the package's own bound; ours counts whole rows
+    csv.field_size_limit(sys.maxsize)  # the package's own limit; ours is on whole rows
     lines = _Lines(stream, options.max_document_bytes)
     delimiter = options.delimiter or _DELIMITERS.get(file.format, ",")
     quotes = options.quotes if options.quotes is not None else file.format == "csv"
-    while True:  # once, and again after each row that was too long
+    while True:  # again after each row that was too long
         reader = csv.reader(
             lines,
             delimiter=delimiter,
@@ -148,7 +148,7 @@ def _rows(file: InputFile, stream: BinaryIO, options: InputOptions) -> Iterator[
 
 
 class _Lines:
-    """The lines of a table, as text; raises `BadDocument` where a row takes too many bytes."""
+    """Lines of a table as text; raises `BadDocument` for a row that is too long."""
 
     def __init__(self, stream: BinaryIO, bound: int) -> None:
         self._stream, self._bound = stream, bound
@@ -161,7 +161,7 @@ class _Lines:
     def __next__(self) -> str:
         line = self._stream.readline(self._bound + 2)
         if not line:
-            if self._size:  # the reader asks for more of a row that has begun
+            if self._size:  # inside a row
                 raise _unclosed()
             raise StopIteration
         self._number += 1
@@ -174,7 +174,7 @@ class _Lines:
         return line.decode(errors="surrogateescape")
 
     def taken(self) -> tuple[int, int]:
-        """Return the first line and the size of the row that was just read, and begin another."""
+        """Return the first line and the size of the row just read, and start the next one."""
         row = self._first, self._size
         self._first, self._size = self._number + 1, 0
         return row
@@ -187,11 +187,11 @@ class _Lines:
         long = too_long(self._bound)
         if self._number == self._first:
             return long
-        detail = f"{long.detail}, and goes on at line {self._number}: a quote is never closed?"
-        hint = f"see `--quotes`, or {long.hint}"
+        detail = f"{long.detail} and continues in line {self._number}: is a quote not closed?"
+        hint = f"check `--quotes`, or {long.hint}"
         return BadDocument(long.reason, detail, hint)
 
 
 def _unclosed() -> BadDocument:
-    detail = "the table ends within double quotes"
-    return BadDocument("quote not closed", detail, "it may be cut short; or see `--quotes`")
+    detail = "the table ends inside double quotes"
+    return BadDocument("quote not closed", detail, "it may be truncated; or check `--quotes`")

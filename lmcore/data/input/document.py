@@ -1,4 +1,4 @@
-"""From the documents that a format's reader finds to batches of bounded size."""
+"""Documents of any format: checks, problems, and batches of bounded size."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class InputDocument:
     """One document of a file.
 
     Attributes:
-        number: Its place, in the reader's unit, from 1.
-        size: Bytes of the input that it takes.
-        found: The text of each key, or why there is none.
+        number: position in the file, in the reader's unit, from 1.
+        size: size in the input, in bytes.
+        found: text of each key, or the problem.
     """
 
     number: int
@@ -51,9 +51,16 @@ def batch_documents(
     documents: Iterable[InputDocument],
     position: Callable[[], int],
 ) -> Generator[TextBatch, None, None]:
-    """Yield the documents in batches; the first bad one is the last thing unless it is skipped.
+    """Yield documents in batches, up to the first bad one unless problems are skipped.
 
-    What came before the files's damage is yielded before the error is raised.
+    Documents before the damage of a file are yielded before the error is raised.
+
+    Args:
+        file: the input file.
+        options: options of the readers.
+        unit: unit of the documents' numbers.
+        documents: documents of the file.
+        position: returns the number of bytes of the file read so far.
     """
     batch = _Open(file, options, unit)
     try:
@@ -73,7 +80,7 @@ def batch_documents(
 
 
 class _Open:
-    """A batch that is being filled."""
+    """Batch that is being filled."""
 
     def __init__(self, file: InputFile, options: InputOptions, unit: Unit) -> None:
         self._source, self._unit, self._num_keys = file.path, unit, len(options.keys)
@@ -104,20 +111,20 @@ class _Open:
 
 
 def unusable_file(file: InputFile, options: InputOptions, bad: BadDocument) -> TextBatch:
-    """Return the batch of a file of which no document, or none after some, can be used."""
+    """Return a batch with a problem of the whole file."""
     problem = bad.at(file.path, 0, "file")
     return TextBatch(file.path, "file", (), ((),) * len(options.keys), 0, problems=(problem,))
 
 
 def record_of(line: bytes) -> dict[str, Any]:
-    """Return the object that a line of JSON is; raise `BadDocument` where it is none."""
+    """Return the JSON object of a line; raise `BadDocument` if it is not one."""
     try:
         record = json.loads(line.decode())
     except UnicodeDecodeError as error:
         detail = f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
         raise BadDocument("not UTF-8", detail, "convert the file to UTF-8") from None
     except RecursionError:
-        raise BadDocument("broken JSON", "it is nested too deeply") from None
+        raise BadDocument("broken JSON", "nested too deeply") from None
     except json.JSONDecodeError as error:
         if line.startswith(BOM):
             raise byte_order_mark() from None
@@ -126,28 +133,28 @@ def record_of(line: bytes) -> dict[str, Any]:
     except ValueError as error:  # a number of thousands of digits
         raise BadDocument("broken JSON", str(error)) from None
     if not isinstance(record, dict):
-        raise BadDocument("broken JSON", "a document is a JSON object, this line is none")
+        raise BadDocument("broken JSON", "a document is a JSON object, this line is not")
     return record
 
 
 def byte_order_mark() -> BadDocument:
-    """Return what is wrong with a line that begins with the mark, which only a file may."""
+    """Return the exception for a line, other than the first, that begins with a byte-order mark."""
     return BadDocument(
         "broken JSON",
-        "it begins with a byte-order mark, as where files were put together",
-        r"take the marks out by `sed -i 's/^\xEF\xBB\xBF//' FILE`, or give the files one by one",
+        "it begins with a byte-order mark, as after concatenation of files",
+        r"remove the marks with `sed -i 's/^\xEF\xBB\xBF//' FILE`, or give the files one by one",
     )
 
 
 def text_of(record: Mapping[str, object], key: str, flag: str) -> str:
-    """Return the text under *key*, which *flag* names; raise `BadDocument` where there is none."""
+    """Return the text under *key*, the value of option *flag*; raise `BadDocument` without one."""
     if key not in record:
         raise key_missing(key, record, flag)
     return require_text(key, record[key])
 
 
 def require_text(key: str, value: object) -> str:
-    """Return what stands under *key*; raise `BadDocument` where it is no text."""
+    """Return *value*, found under *key*; raise `BadDocument` if it is not a string."""
     if not isinstance(value, str):
         raise BadDocument("not a string", f"`{key}` is `{json.dumps(value)[:40]}`")
     return value
@@ -156,18 +163,25 @@ def require_text(key: str, value: object) -> str:
 def key_missing(
     key: str, there: Iterable[str], flag: str, *, called: str = "its keys"
 ) -> BadDocument:
-    """Return what is wrong where *key*, which *flag* names, is not among those that are *there*."""
+    """Return the exception for a missing key.
+
+    Args:
+        key: the key.
+        there: existing keys.
+        flag: command-line option of the key.
+        called: noun for the existing keys in the message.
+    """
     names = list(there)
     close = nearest(key, names)
     shown = ", ".join(f"`{name[:40]}`" for name in names[:_SHOWN_KEYS]) or "none"
     more = f" and {len(names) - _SHOWN_KEYS} more" if len(names) > _SHOWN_KEYS else ""
-    skip = "or leave what has none out with `--on-error skip`"
-    hint = f"did you mean `{flag} {close}`?" if close else f"see `{flag}`, {skip}"
+    skip = "or skip documents without it with `--on-error skip`"
+    hint = f"did you mean `{flag} {close}`?" if close else f"check `{flag}`, {skip}"
     return BadDocument("key missing", f"there is no `{key}`; {called}: {shown}{more}", hint)
 
 
 def require_utf8(text: str) -> str:
-    """Return a text that was decoded with `surrogateescape`; refuse it if it was no UTF-8."""
+    """Return a text decoded with `surrogateescape`; raise `BadDocument` if it was not UTF-8."""
     if text.isascii():
         return text
     try:
@@ -175,8 +189,8 @@ def require_utf8(text: str) -> str:
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         if not 0xDC80 <= code <= 0xDCFF:
-            return text  # an escaped lone surrogate: the encoder tells of it
-        detail = f"after {error.start} characters it has the byte 0x{code - 0xDC00:02x}"
-        hint = "convert the file to UTF-8, or leave such documents out with `--on-error skip`"
+            return text  # an escaped lone surrogate, which the encoder reports
+        detail = f"byte 0x{code - 0xDC00:02x} after {error.start} characters"
+        hint = "convert the file to UTF-8, or skip such documents with `--on-error skip`"
         raise BadDocument("not UTF-8", detail, hint) from None
     return text

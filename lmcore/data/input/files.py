@@ -1,7 +1,7 @@
-"""Which files `--input` names, and the format of each.
+"""Input files of `--input`, and the format of each.
 
-A format is told by the name without its compression (`web.csv.gz` is a table), a `.json` file's by
-its first characters, and that of Parquet and Arrow by their first bytes, whatever the name.
+The format comes from the name without compression suffix (`web.csv.gz` is a table), for `.json`
+from the first characters, for Parquet and Arrow from the first bytes, with any name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ENDINGS: dict[str, Format] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".jsonlines": "jsonl",
-    ".json": "json",  # or "jsonl": its content tells
+    ".json": "json",  # or "jsonl", by content
     ".txt": "text",
     ".text": "text",
     ".csv": "csv",
@@ -51,17 +51,17 @@ _ENDINGS: dict[str, Format] = {
     ".feather": "arrow",
 }
 MAGIC: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"FEA1": "arrow"}
-"""What files of columns begin with; a stream of Arrow has nothing of its own."""
+"""First bytes of column formats; an Arrow stream has none."""
 _PEEK_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file, or `-` for standard input, and how it is to be read.
+    """Input file.
 
     Attributes:
-        path: As given or found.
-        format: What it holds.
+        path: path, or `-` for standard input.
+        format: format of its content.
     """
 
     path: str
@@ -69,18 +69,18 @@ class InputFile:
 
 
 def find_inputs(inputs: Sequence[str], input_format: str = "auto") -> list[InputFile]:
-    """Return the files that `--input` names, in its order, each with its format.
+    """Return the files of `--input`, in its order, each with its format.
 
-    A pattern's matches and a directory's files are sorted by their paths.
+    The matches of a pattern and the files of a directory are sorted by path.
 
     Args:
-        inputs: Files, patterns, directories, or `-` for standard input.
-        input_format: One of `FORMATS` for all of them, or `auto`.
+        inputs: files, patterns, directories, or `-` for standard input.
+        input_format: one of `FORMATS` for all of them, or `auto`.
 
     Raises:
-        DataError: A file that is missing, a pattern without a match, a directory without a file
-            of a known format, or with several formats.
-        ConfigError: An unknown format.
+        DataError: a missing file, a pattern without a match, a directory without a file of a known
+            format, or with several formats.
+        ConfigError: an unknown format.
     """
     if input_format not in {"auto", *FORMATS}:
         raise ConfigError(
@@ -93,7 +93,7 @@ def find_inputs(inputs: Sequence[str], input_format: str = "auto") -> list[Input
 
 
 def resolve_inputs(inputs: Sequence[str], chosen: Format | None = None) -> list[str]:
-    """Return the paths that `find_inputs` gives a format."""
+    """Return the paths of `find_inputs`, without formats."""
     files: list[str] = []
     for given in inputs:
         if given == STDIN or _can_be_read(Path(given)):
@@ -103,18 +103,18 @@ def resolve_inputs(inputs: Sequence[str], chosen: Format | None = None) -> list[
         else:
             files.extend(_matches(given, chosen))
     if not files:
-        raise DataError("no input", hint="name the files to prepare with `--input`")
+        raise DataError("no input", hint="give files with `--input`")
     return files
 
 
 def detect_format(path: str) -> InputFile:
-    """Return a file with the format that its name or its content tells; JSON lines by default."""
+    """Return a file with its format, from name or content; JSON lines by default."""
     named = _named_format(path)
     if named == "json":
         return InputFile(path, _kind_of_json(_start(path)))
     if named is not None:
         return InputFile(path, named)
-    if path != STDIN and Path(path).is_file():  # of a pipe nothing can be put back
+    if path != STDIN and Path(path).is_file():  # bytes of a pipe cannot be put back
         start = _start(path)
         for magic, known in MAGIC.items():
             if start.startswith(magic):
@@ -123,12 +123,12 @@ def detect_format(path: str) -> InputFile:
 
 
 def _can_be_read(path: Path) -> bool:
-    """Return whether *path* is a file, or a pipe such as a shell's `<(command)`."""
+    """Return True for a file or a pipe, such as a shell's `<(command)`."""
     return path.exists() and not path.is_dir()
 
 
 def _matches(pattern: str, chosen: Format | None) -> list[str]:
-    """Return the files that match a pattern; directories that match give what is below them."""
+    """Return the files that match a pattern, and the files below matching directories."""
     matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  # absolute ones, too
     files = [path for path in matches if Path(path).is_file()]
     if not files:
@@ -146,7 +146,7 @@ def _named_format(path: str) -> Format | None:
 
 
 def ending_of(path: str) -> str:
-    """Return the ending of a name in lower case, without that of a compression; empty: none."""
+    """Return the suffix of a name, lower-case, after removal of compression suffixes."""
     name = Path(path).name.lower()
     for ending in _COMPRESSED:
         name = name.removesuffix(ending)
@@ -154,11 +154,11 @@ def ending_of(path: str) -> str:
 
 
 def _files_below(directory: str, chosen: Format | None) -> list[str]:
-    """Return the files of *directory* and of those in it that are of the format, sorted."""
+    """Return the files below *directory* that have the format, sorted."""
     everything = sorted(_walk(directory))
     if chosen:
         wanted = {chosen, "json"} if chosen == "jsonl" else {chosen}
-        # A name without an ending may be anything: `part-00001.gz`, `wiki_00`.
+        # A name without a suffix may have any format: `part-00001.gz`, `wiki_00`.
         files = [
             path for path in everything if _named_format(path) in wanted or not ending_of(path)
         ]
@@ -170,16 +170,16 @@ def _files_below(directory: str, chosen: Format | None) -> list[str]:
     if len(files) < len(everything):
         passed = next(path for path in everything if path not in set(files))
         left = len(everything) - len(files)
-        _log.warning("`%s`: %d files of other kinds passed over (`%s`)", directory, left, passed)
+        _log.warning("`%s`: skipped %d files of other formats (`%s`)", directory, left, passed)
     return files
 
 
 def _walk(directory: str) -> Iterator[str]:
-    """Yield the files below *directory*, through links, but for hidden ones and markers."""
+    """Yield the files below *directory*, through links, except hidden ones and markers."""
     seen = set()
     for folder, folders, files in os.walk(directory, followlinks=True):
         real = os.path.realpath(folder)
-        if real in seen:  # a link that leads upward
+        if real in seen:  # a link to a parent directory
             folders.clear()
             continue
         seen.add(real)
@@ -192,13 +192,13 @@ def _walk(directory: str) -> Iterator[str]:
 
 def _require_one_format(directory: str, files: Sequence[str]) -> None:
     named = (_named_format(path) for path in files)
-    counts = Counter("jsonl" if name == "json" else name for name in named)  # told by content
+    counts = Counter("jsonl" if name == "json" else name for name in named)  # known by content
     if len(counts) > 1:
-        told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         likely = next(name for name, _ in counts.most_common() if name != "text")
         raise DataError(
-            f"`{directory}` holds files of several formats: {told}",
-            why="a README among the data must not become a document",
+            f"`{directory}` contains files of several formats: {shown}",
+            why="a README must not become a document",
             hint=f"choose one with `--input-format {likely}`, or give a "
             f"pattern such as `{directory.rstrip('/')}/**/*.jsonl`",
         )
@@ -211,13 +211,13 @@ def _nothing_below(directory: str, everything: Sequence[str], chosen: Format | N
         return DataError(what, why="the directory is empty", hint="check `--input`")
     return DataError(
         what,
-        why=f"it holds {len(everything)} files such as `{everything[0]}`; known: {endings}",
-        hint="say what they are with `--input-format`, or give a pattern",
+        why=f"it contains {len(everything)} files such as `{everything[0]}`; known: {endings}",
+        hint="give their format with `--input-format`, or a pattern",
     )
 
 
 def _start(path: str) -> bytes:
-    """Return the first bytes of a file, uncompressed; nothing of a pipe."""
+    """Return the first uncompressed bytes of a file; empty for a pipe."""
     if not Path(path).is_file():
         return b""
     with open_text(path) as stream:
@@ -225,9 +225,9 @@ def _start(path: str) -> bytes:
 
 
 def _kind_of_json(start: bytes) -> Format:
-    """Tell JSON lines from an array, and from objects over several lines.
+    """Distinguish JSON lines from an array and from objects over several lines.
 
-    One object over one line is both, and is read as a line: that is the fast way.
+    A single object in one line is both, and is read as JSON lines, which is faster.
     """
     text = start.lstrip()
     opened_alone = text[:1] == b"{" and text[1:].lstrip(b" \t\r")[:1] == b"\n"

@@ -1,6 +1,6 @@
-"""JSON lines: blocks of whole lines, cut by one search for the last line end in each.
+"""Reader of JSON lines: blocks of complete lines, without work per line.
 
-Nothing is done line by line here; the lines are parsed where they are encoded.
+The lines are parsed by the encoder.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["read"]
 
 
 def read(file: InputFile, options: InputOptions) -> Generator[LineBatch, None, None]:
-    """Yield the lines of *file*; one longer than the bound is a problem and passed over.
+    """Yield the lines of *file*; a line longer than the bound is a problem and skipped.
 
     Raises:
-        DamagedError: It cannot be read to its end; all whole lines before came.
-        DataError: It cannot be read at all, or holds columns: Parquet or Arrow.
+        DamagedError: it cannot be read to its end; all complete lines before were yielded.
+        DataError: it cannot be read at all, or is Parquet or Arrow.
     """
     bound = options.max_document_bytes
     begun = _Begun(bound)
@@ -57,20 +57,20 @@ def read(file: InputFile, options: InputOptions) -> Generator[LineBatch, None, N
 
 
 def _require_text(start: bytes, path: str) -> None:
-    """Raise where columns come from a pipe, which tells nothing before, or under a wrong name."""
+    """Raise if the content is Parquet or Arrow, from a pipe or with a wrong name."""
     for magic, format_ in MAGIC.items():
         if start.startswith(magic):
             raise DataError(
-                f"`{path}` holds no JSON lines",
-                why=f"it begins as {format_.capitalize()} does",
+                f"`{path}` is not JSON lines",
+                why=f"it begins like {format_.capitalize()}",
                 hint=f"add `--input-format {format_}`"
                 if path != STDIN and Path(path).is_file()
-                else "store it as a file first, and give that",
+                else "write it to a file first",
             )
 
 
 class _Begun:
-    """The beginning of a line whose end is still to come; of a line too long only its size."""
+    """Beginning of an incomplete line; only its size if it is too long."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound

@@ -1,7 +1,8 @@
-"""JSON that is not a line each: an array of objects, or objects one after another.
+"""Reader of JSON arrays of objects, and of objects over several lines.
 
-The text is decoded as it comes: an object that ends beyond what was read so far is tried again
-with twice as much, up to the bound of a document, so that an array may be larger than memory.
+Objects are parsed incrementally: an incomplete one is tried again with twice as much text, up to
+    the
+size limit of a document, so that an array may be larger than memory.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from lmcore.data.input.problem import BadDocument, too_long
 __all__ = ["read"]
 
 _SPACE = " \t\r\n"
-_MARGIN = 16  # longer than any word or escape that may be cut at the end of what was read
+_MARGIN = 16  # longer than any literal or escape that may be truncated at the end of the text
 _KINDS = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
-_REST = "mend the file: what follows cannot be told apart and is left out by `--on-error skip`"
+_REST = "fix the file; `--on-error skip` drops the rest of it, which cannot be parsed"
 
 
 def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, None]:
-    """Yield the objects of *file*; what follows an object that is broken or too long is lost.
+    """Yield the objects of *file*, up to the first one that is broken or too long.
 
     Raises:
-        DamagedError: It cannot be read to its end; all whole objects before came.
-        DataError: It cannot be read at all.
+        DamagedError: it cannot be read to its end; all complete objects before were yielded.
+        DataError: it cannot be read at all.
     """
     with open_input(file.path) as opened:
         window = _Window(blocks(opened, options.batch_bytes), options.max_document_bytes)
@@ -74,11 +75,11 @@ def _texts(value: object, options: InputOptions) -> tuple[str, ...] | BadDocumen
 
 def _require_end(window: _Window) -> None:
     if not window.ends():
-        raise window.broken("Something follows the end of the array")
+        raise window.broken("Extra data after the end of the array")
 
 
 class _Window:
-    """The part of the text that is looked at."""
+    """Window over the text, refilled from the input."""
 
     def __init__(self, pieces: Iterator[bytes], bound: int) -> None:
         self._pieces, self._bound = pieces, bound
@@ -88,15 +89,15 @@ class _Window:
         self._complete = False
         self.consumed = 0
 
-    def skip(self, sign: str) -> bool:
-        """Pass over a sign, and white space before it; return whether it was there."""
-        if self.ends() or self._text[self._at] != sign:
+    def skip(self, character: str) -> bool:
+        """Skip a character and white space before it; return False if it is not next."""
+        if self.ends() or self._text[self._at] != character:
             return False
         self._advance(self._at + 1)
         return True
 
     def ends(self) -> bool:
-        """Return whether nothing but white space is left, and pass over that."""
+        """Skip white space; return True at the end of the text."""
         while True:
             rest = len(self._text)
             at = self._at
@@ -109,7 +110,7 @@ class _Window:
                 return True
 
     def value(self) -> object:
-        """Return the next value, and pass over it; raise `BadDocument` for what is none."""
+        """Return the next JSON value; raise `BadDocument` if it is invalid."""
         while not self.ends():
             try:
                 value, end = self._scan(self._text, self._at)
@@ -124,7 +125,7 @@ class _Window:
                 if not cut or not self._more(held):
                     raise broken from None
             except RecursionError:
-                raise BadDocument("broken JSON", "it is nested too deeply", _REST) from None
+                raise BadDocument("broken JSON", "nested too deeply", _REST) from None
             except ValueError as error:  # a number of very many digits
                 raise BadDocument("broken JSON", str(error), _REST) from None
             else:
@@ -136,20 +137,20 @@ class _Window:
         raise self.broken("The text ends where a value is expected,")
 
     def broken(self, message: str, at: int | None = None) -> BadDocument:
-        """Return what is wrong at the place *at* of the text, by default the next one."""
-        place = self._at if at is None else at
-        line = self._line + self._text.count("\n", self._at, place)
+        """Return the exception for invalid text at index *at*, by default the current one."""
+        index = self._at if at is None else at
+        line = self._line + self._text.count("\n", self._at, index)
         return BadDocument("broken JSON", f"{message} at line {line} of the file", _REST)
 
     def _advance(self, at: int) -> None:
         self._line += self._text.count("\n", self._at, at)
-        passed = self._text[self._at : at]
-        ascii_only = passed.isascii()
-        self.consumed += len(passed if ascii_only else passed.encode(errors="surrogateescape"))
+        skipped = self._text[self._at : at]
+        raw = skipped if skipped.isascii() else skipped.encode(errors="surrogateescape")
+        self.consumed += len(raw)
         self._at = at
 
     def _more(self, wanted: int) -> bool:
-        """Read at least *wanted* characters more; return False at the end of the input."""
+        """Read at least *wanted* more characters; return False at the end of the input."""
         fresh: list[str] = []
         while wanted > 0 and not self._complete:
             piece = next(self._pieces, b"")

@@ -1,4 +1,4 @@
-"""How the input is to be read: what the flags of a command say, for all formats."""
+"""Options of reading the input, for all formats."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ DocumentUnit = Literal["file", "line", "paragraph"]
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What the readers need to know.
+    """Options of the readers.
 
     Attributes:
-        keys: Keys or columns whose text is wanted.
-        document_per: What of a plain text is a document; paragraphs end at blank lines.
-        delimiter: What parts the fields of a table; None: by the format.
-        quotes: Whether fields may stand in quotes; None: in csv they may, in tsv not.
-        header: Whether a table's first row names its columns; else they are called 1, 2, 3.
-        max_document_bytes: A longer document is a problem; no reader holds much more at a time.
-        batch_bytes: A batch ends with the document that reaches so many bytes.
-        skip: Whether problems are counted and left behind; else the first one ends the run.
-        key_flags: The flag of the command by which each of `keys` is named, for messages; a single
-            one: all of them.
+        keys: keys or columns whose text is read.
+        document_per: unit of plain text that becomes a document; paragraphs end at blank lines.
+        delimiter: field delimiter of a table; None: by the format.
+        quotes: allow quoted fields; None: yes in csv, no in tsv.
+        header: take column names from the first row of a table; else they are 1, 2, 3.
+        max_document_bytes: size limit of a document, in bytes; also bounds the memory of readers.
+        batch_bytes: size of a batch, in bytes; the document that reaches it is the last.
+        skip: skip and count problems; else the first one ends the run.
+        key_flags: command-line option of each of `keys`, for messages; a single one is for all.
     """
 
     keys: tuple[str, ...] = ("text",)
@@ -38,6 +37,6 @@ class InputOptions:
     key_flags: tuple[str, ...] = ("--json-keys",)
 
     def key_flag(self, key: str) -> str:
-        """Return the flag that names *key*."""
+        """Return the command-line option of *key*."""
         flags = dict(zip(self.keys, self.key_flags, strict=False))
         return flags.get(key, self.key_flags[0])

@@ -1,4 +1,4 @@
-"""Parquet: a row a document, of all columns only the wanted ones; needs `pyarrow`."""
+"""Reader of Parquet: one document per row, from the requested columns only; needs `pyarrow`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _BUFFER_BYTES = 1 << 20
 
 
 def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, None]:
-    """Yield the rows of *file*, a few at a time whatever the size of its row groups.
+    """Yield the rows of *file*, a few at a time for any size of its row groups.
 
     Raises:
         MissingPackageError: `pyarrow` is not installed.
-        DamagedError: It cannot be read to its end; all rows before the damaged pages came.
-        DataError: It cannot be read at all.
+        DamagedError: it cannot be read to its end; all rows before the damage were yielded.
+        DataError: it cannot be read at all.
     """
     require_package("a Parquet file")
     import pyarrow.parquet as pq
@@ -57,12 +57,12 @@ def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, N
 
 
 def _require_whole(path: str) -> int:
-    """Return the size of a file that begins and ends as Parquet does."""
+    """Return the size of a file, in bytes; raise unless it begins and ends like Parquet."""
     if path == STDIN or not Path(path).is_file():
         raise DataError(
             f"Parquet cannot be read from a pipe: `{path}`",
-            why="what its columns are stands at its end",
-            hint="store it as a file first",
+            why="its schema is at its end",
+            hint="write it to a file first",
         )
     try:
         with Path(path).open("rb") as file:
@@ -74,22 +74,21 @@ def _require_whole(path: str) -> int:
         raise DataError(f"cannot read `{path}`", why=error.strerror or str(error)) from error
     if start != _MAGIC:
         raise DamagedError(
-            f"`{path}` is no Parquet file",
+            f"`{path}` is not a Parquet file",
             why=f"it begins with {start!r}",
-            hint="say what it is with `--input-format`; one that was compressed as a whole must "
-            "be unpacked first",
+            hint="give its format with `--input-format`; decompress a compressed file first",
         )
     if end != _MAGIC or size < 12:
         raise CutShortError(
             f"`{path}` is cut short",
-            why="the description at its end is missing",
+            why="the footer is missing",
             hint="copy or download it again",
         )
     return size
 
 
 class _Rows:
-    """The rows of a file, and how far they were read."""
+    """Rows of a file, and the position in it."""
 
     def __init__(self, opened: pq.ParquetFile, options: InputOptions, size: int) -> None:
         self._opened, self._options, self._size = opened, options, size
@@ -109,7 +108,7 @@ class _Rows:
         return self._size * self._done // max(1, num_rows)
 
     def _rows_at_a_time(self) -> int:
-        """Return a number of rows that takes little memory even where texts are long."""
+        """Return a number of rows per batch that needs little memory even for long texts."""
         metadata = self._opened.metadata
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
         largest = max(

@@ -1,4 +1,4 @@
-"""Plain text: a file, a line or a paragraph is a document."""
+"""Reader of plain text: a file, a line or a paragraph is a document."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _PIECE_BYTES = 1 << 16
 def read(file: InputFile, options: InputOptions) -> Generator[TextBatch, None, None]:
     """Yield the documents of *file*, under the key `text`.
 
-    A line or paragraph has no line end at its end; a file is taken as it is.
+    The line end of a line or paragraph is removed; a file is kept as it is.
 
     Raises:
-        DamagedError: It cannot be read to its end; all whole documents before came.
-        DataError: It cannot be read at all.
+        DamagedError: it cannot be read to its end; all complete documents before were yielded.
+        DataError: it cannot be read at all.
     """
     for key in options.keys:
         if key != KEY:
@@ -61,7 +61,7 @@ def _whole(opened: Opened, options: InputOptions) -> Iterator[InputDocument]:
         size += len(piece)
         if size > options.max_document_bytes:
             long = too_long(options.max_document_bytes)
-            hint = f"take less for a document with `--document-per paragraph`, or {long.hint}"
+            hint = f"use smaller documents with `--document-per paragraph`, or {long.hint}"
             yield InputDocument(1, size, BadDocument(long.reason, long.detail, hint))
             return
     if size:
@@ -113,7 +113,7 @@ _WAYS: dict[DocumentUnit, Callable[[Opened, InputOptions], Iterator[InputDocumen
 
 
 def _raw_lines(stream: BinaryIO, bound: int) -> Iterator[tuple[int, bytes | int]]:
-    """Yield the number of each line and the line, or the size of one that is too long."""
+    """Yield the number of each line and the line, or its size if it is too long."""
     number = 1
     while line := stream.readline(bound + 2):
         size, piece = len(line), line

@@ -1,4 +1,4 @@
-"""What can be wrong with a document of the input, and where it stands."""
+"""Problems of input documents, with their position in a file."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Unit = Literal["line", "row", "object", "document", "file"]
 
 
 class BadInputError(DataError):
-    """A document that cannot be used, and that is not to be skipped."""
+    """Error for a bad document that is not skipped."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A document that cannot be used, or a file that cannot be read to its end.
+    """Document that cannot be used, or file that cannot be read to its end.
 
     Attributes:
-        source: The file.
-        line: Number of the line, row, object or document, from 1; of no meaning for a file.
-        reason: What is counted.
-        detail: What was found there.
-        hint: What to do; default: mend it.
-        unit: What `line` counts.
+        source: path of the file.
+        line: number of the line, row, object or document, from 1; unused for a file.
+        reason: kind of the problem, for the counts.
+        detail: cause.
+        hint: remedy; default: fix it or skip it.
+        unit: unit that `line` counts.
     """
 
     source: str
@@ -51,7 +51,7 @@ class Problem:
 
     @property
     def where(self) -> str:
-        """The place, for messages."""
+        """Position, for messages."""
         return (
             f"`{self.source}`"
             if self.unit == "file"
@@ -60,18 +60,18 @@ class Problem:
 
     def error(self) -> BadInputError:
         """Return the error that stops the run."""
-        mend = (
-            "mend the file, or keep what can be read of it with `--on-error skip`"
+        remedy = (
+            "fix the file, or keep its readable part with `--on-error skip`"
             if self.unit == "file"
-            else f"mend the {self.unit}, or leave such {self.unit}s out with `--on-error skip`"
+            else f"fix the {self.unit}, or skip such {self.unit}s with `--on-error skip`"
         )
         return BadInputError(
-            f"{self.where}: {self.reason}", why=self.detail, hint=self.hint or mend
+            f"{self.where}: {self.reason}", why=self.detail, hint=self.hint or remedy
         )
 
 
 class BadDocument(Exception):  # noqa: N818  # never reaches a user: it becomes a `Problem`
-    """Raised inside the readers for one document that cannot be used."""
+    """Exception inside the readers for one document that cannot be used."""
 
     def __init__(self, reason: Reason, detail: str, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -80,16 +80,16 @@ class BadDocument(Exception):  # noqa: N818  # never reaches a user: it becomes 
         self.hint = hint
 
     def at(self, source: str, line: int, unit: Unit = "line") -> Problem:
-        """Return the problem with its place."""
+        """Return the problem at a position."""
         return Problem(source, line, self.reason, self.detail, self.hint, unit)
 
 
 def too_long(bound: int) -> BadDocument:
-    """Return what is wrong with a document of more than *bound* bytes."""
+    """Return the exception for a document of more than *bound* bytes."""
     size = f"{bound >> 20} MiB" if bound >= 1 << 20 else f"{bound} bytes"
     return BadDocument(
         "too long",
         f"it has more than {size}",
-        "look whether it ends where it should, and raise `--max-document-mib` if so; "
-        "or leave such documents out with `--on-error skip`",
+        "check that it ends correctly, and raise `--max-document-mib` if so; or skip such "
+        "documents with `--on-error skip`",
     )

@@ -1,4 +1,4 @@
-"""Reads the input: every file with the reader of its format, and what damage means there."""
+"""Reading of the input: each file with the reader of its format, and the handling of damage."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _READERS: dict[Format, str] = {
     "parquet": "parquet",
     "arrow": "arrow",
 }
-"""The module beside this one that reads a format; loaded for the first file of it."""
+"""Module of the reader of each format, imported on demand."""
 
 
 def read_input(files: Iterable[InputFile], options: InputOptions) -> Generator[Batch, None, None]:
-    """Yield the documents of all files in order, never those of two files together.
+    """Yield the documents of all files in order; a batch never spans two files.
 
-    The batches depend on the files' contents and the options alone.
+    The batches depend only on the contents of the files and the options.
 
     Raises:
-        DataError: A file that cannot be opened, or cannot be read to its end; with
-            `options.skip` the latter is a problem in the last batch of the file.
+        DataError: a file that cannot be opened, or cannot be read to its end; with `options.skip`
+            the latter is a problem in the last batch of the file.
     """
     for file in files:
         with closing(_reader_of(file.format)(file, options)) as batches:
@@ -51,7 +51,7 @@ def _reader_of(format_: Format) -> Reader:
 def _with_damage(
     file: InputFile, batches: Generator[Batch, None, None]
 ) -> Generator[Batch, None, None]:
-    """Yield the batches, and the error that ends them early as a problem of the file."""
+    """Yield the batches, and an error that ends them early as a problem of the file."""
     try:
         yield from batches
     except DamagedError as error:

@@ -1,6 +1,6 @@
-"""Whether what is said of a format concerns any file of the input: a command asks before it reads.
+"""Check that each format option applies to some input file, before anything is read.
 
-What would change nothing is a mistake: of the flag, or of the format that the file's name tells.
+An option without effect is a mistake, of the option or of the detected format.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TABLES: tuple[Format, ...] = ("csv", "tsv")
 
 
 def unused_options(options: InputOptions, files: Sequence[InputFile]) -> list[LmcoreError]:
-    """Return a problem for each setting of *options* that no file is of a format for."""
+    """Return a problem for each of *options* that applies to none of *files*."""
     if not files:
         return []
     present = {file.format for file in files}
@@ -30,14 +30,14 @@ def unused_options(options: InputOptions, files: Sequence[InputFile]) -> list[Lm
                 ConfigError(
                     f"`{flag}` does not go with the input",
                     why=f"it is for {kind}, and `{files[0].path}` is read as {files[0].format}",
-                    hint=f"leave it out, or say by `--input-format {formats[0]}` what the input is",
+                    hint=f"omit it, or give the format with `--input-format {formats[0]}`",
                 )
             )
     return found
 
 
 def _given(options: InputOptions) -> dict[str, tuple[Format, ...]]:
-    """Return the flags that are not at their defaults, and the formats that each is for."""
+    """Return the non-default flags, each with the formats that it applies to."""
     given: dict[str, tuple[Format, ...]] = {}
     if options.document_per != "file":
         given[f"--document-per {options.document_per}"] = _TEXT

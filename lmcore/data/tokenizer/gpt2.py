@@ -76,6 +76,11 @@ class GPT2BPETokenizer(Tokenizer):
         engine: `native`, `tokenizers`, `python`, or `auto` for the first one available; the ids are
             the same.
         preload: reader of the two files, if one was started.
+
+    Raises:
+        DataError: a file that is missing or broken, or two that do not belong together.
+        ConfigError: `native` was requested and not built.
+        MissingPackageError: `tokenizers` was requested and is not installed.
     """
 
     name = "GPT2BPETokenizer"

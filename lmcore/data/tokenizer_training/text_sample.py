@@ -1,8 +1,9 @@
-"""The text that a vocabulary is trained on: lines of any input, sampled where there are too many.
+"""Training text of a vocabulary: lines of any input, sampled if there are too many.
 
-Memory is bounded: once the lines that were kept are more than the limit, every second one is
-given up, and of what follows only so many are kept.  Which ones follows from their numbers alone,
-so that the same input gives the same sample.
+Memory is bounded: when the kept lines exceed the limit, about half of them are dropped, and the
+    same
+fraction of the following ones.  A hash of the line number decides, so that the same input gives the
+same sample.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ __all__ = ["ReadProgress", "TextSample", "read_sample"]
 
 _LINES = re.compile(r"[^\n]*\n+|[^\n]+")
 _MAX_LINE_ENDS = 8
-_MAX_LINE_BYTES = 4000  # the trainers of SentencePiece pass over longer ones
+_MAX_LINE_BYTES = 4000  # SentencePiece's trainers skip longer ones
 _MASK = 2**64 - 1
 
 
 @dataclass(frozen=True)
 class ReadProgress:
-    """How far the reading of the text has come."""
+    """Progress of reading the text."""
 
     documents: int
     bytes: int
@@ -40,7 +41,7 @@ class ReadProgress:
     seconds: float
 
     def line(self) -> str:
-        """Return it as a line for people."""
+        """Return a progress line."""
         speed = self.bytes / 2**20 / max(self.seconds, 1e-9)
         return (
             f"read {self.documents:,} documents, {self.bytes / 2**20:,.1f} MiB of text "
@@ -50,15 +51,15 @@ class ReadProgress:
 
 @dataclass
 class TextSample:
-    """The lines that were kept, and what they were taken from.
+    """Sampled lines, and counts of the text that was read.
 
     Attributes:
-        limit: Bytes of text that may be kept.
-        lines: With their ends; none is longer than trainers take.
-        documents: Number of documents read.
-        bytes: Of their text.
-        kept_bytes: Of the lines.
-        skipped: Documents that could not be used, by reason.
+        limit: size limit of the sample, in bytes.
+        lines: sampled lines with their line ends, split to the size that trainers accept.
+        documents: number of documents read.
+        bytes: size of their text, in bytes.
+        kept_bytes: size of the sample, in bytes.
+        skipped: number of documents that could not be used, by reason.
     """
 
     limit: int
@@ -73,12 +74,12 @@ class TextSample:
     _bound: int = _MASK
 
     def add(self, text: str) -> None:
-        """Take in the lines of a document."""
+        """Add the lines of a document."""
         self.documents += 1
         for line in _lines(text):
             size = len(line) if line.isascii() else len(line.encode())
             self.bytes += size
-            number = _scattered(self._seen)
+            number = _hash(self._seen)
             self._seen += 1
             if number > self._bound:
                 continue
@@ -108,22 +109,22 @@ def read_sample(
     input_format: str = "auto",
     progress: Callable[[ReadProgress], None] | None = None,
 ) -> TextSample:
-    """Read all of the input and keep at most *limit* bytes of its lines.
+    """Read the whole input and keep at most *limit* bytes of its lines.
 
     Args:
-        inputs: Files, patterns, directories, or `-` for standard input.
-        keys: Keys or columns whose text is taken.
-        limit: Bytes of text to keep.
-        on_error: What a document that cannot be used does.
-        input_format: One of `lmcore.data.input.files.FORMATS`, or `auto`.
-        progress: Called after each batch of documents.
+        inputs: files, patterns, directories, or `-` for standard input.
+        keys: keys or columns whose text is read.
+        limit: size limit of the sample, in bytes.
+        on_error: stop at a document that cannot be used, or skip it.
+        input_format: one of `lmcore.data.input.files.FORMATS`, or `auto`.
+        progress: called after each batch of documents.
 
     Raises:
-        DataError: No text, a document that cannot be used, or a damaged file.
+        DataError: no text, a document that cannot be used, or a damaged file.
     """
     sample = TextSample(limit)
     started = time.monotonic()
-    # A long text is read line by line: nothing depends on where a document ends.
+    # Line by line, for long texts: the boundaries of documents do not matter.
     options = InputOptions(keys=keys, document_per="line", skip=on_error == "skip")
     for batch in read_input(find_inputs(inputs, input_format), options):
         for text in _texts(batch, keys, sample.skipped, stop=on_error == "stop"):
@@ -134,7 +135,7 @@ def read_sample(
     if not any(map(str.strip, sample.lines)):
         raise DataError(
             "the input has no text",
-            why=f"{sample.documents:,} documents were read, of `{inputs[0]}` and so on",
+            why=f"{sample.documents:,} documents were read, from `{inputs[0]}` and so on",
             hint="check `--input` and `--json-keys`",
         )
     return sample
@@ -163,9 +164,10 @@ def _texts(
 
 
 def _ended(texts: Sequence[str], numbers: Sequence[int]) -> Iterator[str]:
-    """Yield lines of a plain text with their ends; the blank ones after each are known by number.
+    """Yield lines of plain text with their line ends, with following blank lines.
 
-    A vocabulary of bytes has tokens for several line ends.
+    The line numbers give the number of blank lines.  A byte-level vocabulary has tokens for several
+    line ends.
     """
     followed_by = [*numbers[1:], *(last + 1 for last in numbers[-1:])]
     for text, number, following in zip(texts, numbers, followed_by, strict=True):
@@ -179,27 +181,27 @@ def _of_line(line: bytes, keys: tuple[str, ...]) -> list[str]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            detail = f"the lone surrogate U+{ord(text[error.start]):04X} is no character"
+            detail = f"the lone surrogate U+{ord(text[error.start]):04X} is not a character"
             raise BadDocument("not encodable", detail) from None
     return texts
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield the lines with their ends, blank ones after them included.
+    """Yield the lines with their line ends, with following blank lines.
 
-    Long lines come in parts, divided before a space if possible.
+    Long lines are split, before a space if possible.
     """
     for rest in _LINES.findall(text):
         while len(rest) * 4 > _MAX_LINE_BYTES and len(rest.encode()) > _MAX_LINE_BYTES:
             part = rest.encode()[:_MAX_LINE_BYTES].decode(errors="ignore")
             part = part[: part.rfind(" ")] if part.rfind(" ") > 0 else part
             yield part
-            rest = rest[len(part) :]  # noqa: PLW2901  # what is left of the line
+            rest = rest[len(part) :]  # noqa: PLW2901  # the remaining line
         yield rest
 
 
-def _scattered(number: int) -> int:
-    """Return 64 bits that look random (the finalizer of SplitMix64)."""
+def _hash(number: int) -> int:
+    """Return a 64-bit hash: the finalizer of SplitMix64."""
     x = (number * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK

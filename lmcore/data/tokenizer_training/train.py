@@ -1,7 +1,7 @@
 """`lmcore data train-tokenizer`: a vocabulary from text, ready for `--tokenizer-type`.
 
-Reads a sample of bounded size, trains, builds the tokenizer from the files that were written and
-tries it.  The output directory appears when all of that went well, and not before.
+Reads a sample of bounded size, trains, and tests the tokenizer of the written files.  The output
+directory is renamed into place at the end.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _SPECIAL = re.compile(r"<\S+>|\[\S+\]")
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """What to train.
+    """Input, output and settings of the training.
 
     Attributes:
-        inputs: Files, patterns, directories, or `-` for standard input.
-        output_dir: Where the files go; it must not exist, or be empty.
-        tokenizer_type: A key of `lmcore.data.tokenizer_training.trainers.KINDS`.
-        recipe: Size of the vocabulary, and how it is found.
-        json_keys: Keys or columns whose text is taken.
-        sample_bytes: Text to train on, at most; None: by the type.
-        on_error: What a document that cannot be used does.
-        input_format: One of `lmcore.data.input.files.FORMATS`, or `auto`.
+        inputs: files, patterns, directories, or `-` for standard input.
+        output_dir: directory of the new files; it must not exist, or be empty.
+        tokenizer_type: key of `lmcore.data.tokenizer_training.trainers.KINDS`.
+        recipe: training settings.
+        json_keys: keys or columns whose text is read.
+        sample_bytes: size limit of the training text, in bytes; None: by the type.
+        on_error: stop at a document that cannot be used, or skip it.
+        input_format: one of `lmcore.data.input.files.FORMATS`, or `auto`.
     """
 
     inputs: tuple[str, ...]
@@ -55,19 +55,19 @@ class TrainingRequest:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What was trained.
+    """Result of the training.
 
     Attributes:
-        tokenizer: What builds it: `TokenizerSettings.describe()`.
-        vocab_size: Ids of the tokenizer; a type may add some to those that were trained.
-        eod: The id that ends a document.
-        documents: Documents read.
-        bytes: Of their text.
-        trained_bytes: Of the text that was trained on.
-        bytes_per_token: Of lines of that text.
-        skipped: Documents left out, by reason.
-        read_seconds: Time that reading took.
-        train_seconds: Time that training took.
+        tokenizer: its settings: `TokenizerSettings.describe()`.
+        vocab_size: number of ids; a type may add some to the trained ones.
+        eod: end-of-document id.
+        documents: number of documents read.
+        bytes: size of their text, in bytes.
+        trained_bytes: size of the training text, in bytes.
+        bytes_per_token: mean size of a token, over a sample of the training text.
+        skipped: number of skipped documents by reason.
+        read_seconds: time of reading.
+        train_seconds: time of training.
     """
 
     tokenizer: Mapping[str, str | int | None]
@@ -82,7 +82,7 @@ class TrainingReport:
     train_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the report as JSON values."""
         return dataclasses.asdict(self)
 
 
@@ -95,13 +95,13 @@ def train_tokenizer(
     """Train a tokenizer and write its files.
 
     Args:
-        request: What to train, on what.
-        reading: Called while text is read.
-        training: Called when all is read and training begins.
+        request: input, output and settings.
+        reading: called while text is read.
+        training: called after reading, before training.
 
     Raises:
-        ConfigError: An unknown type, an option that it does not take, or a directory in use.
-        DataError: Input that cannot be used, too little text, or a full disk.
+        ConfigError: an unknown type, an option that it does not take, or a directory in use.
+        DataError: input that cannot be used, too little text, or a full disk.
     """
     kind = _kind(request)
     directory = Path(request.output_dir)
@@ -121,9 +121,11 @@ def train_tokenizer(
         training(sample)
     with disk_errors(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_directory(directory.absolute()) as temporary:  # `.` has a name, too
+        with atomic_directory(directory.absolute()) as temporary:  # for the name of `.`
             kind.train(sample.lines, request.recipe, temporary)
-            tried = _tried(tokenizer_from(_settings(request, kind, temporary)), sample.lines)
+            tried = _bytes_per_token(
+                tokenizer_from(_settings(request, kind, temporary)), sample.lines
+            )
     built = tokenizer_from(_settings(request, kind, directory))
     return TrainingReport(
         tokenizer=_settings(request, kind, directory).describe(),
@@ -142,28 +144,28 @@ def train_tokenizer(
 def _kind(request: TrainingRequest) -> Kind:
     kind = KINDS.get(request.tokenizer_type)
     if kind is None:
-        ours = request.tokenizer_type in BUILT_IN_TYPES  # no slip of the keys
+        built_in = request.tokenizer_type in BUILT_IN_TYPES  # not misspelt
         raise ConfigError(
             f"`--tokenizer-type {request.tokenizer_type}` cannot be trained",
-            why="only its files can be read, or it has none" if ours else None,
-            hint=f"these can: {', '.join(f'`{name}`' for name in sorted(KINDS))}"
-            if ours
+            why="it is read from files, or has none" if built_in else None,
+            hint=f"trainable: {', '.join(f'`{name}`' for name in sorted(KINDS))}"
+            if built_in
             else suggestion(request.tokenizer_type, KINDS),
         )
     for name in ("special_tokens", "min_frequency", "model_type", "character_coverage"):
         if getattr(request.recipe, name) and name not in kind.takes:
-            flags = ", ".join(f"`--{one.replace('_', '-')}`" for one in kind.takes)
+            flags = ", ".join(f"`--{option.replace('_', '-')}`" for option in kind.takes)
             raise ConfigError(
                 f"`--{name.replace('_', '-')}` does not go with `--tokenizer-type "
                 f"{request.tokenizer_type}`",
-                why=f"it is trained with {flags}",
+                why=f"it takes {flags}",
             )
     for token in request.recipe.special_tokens:
         if not _SPECIAL.fullmatch(token):
             raise ConfigError(
                 f"`--special-tokens {token}`: not a special token",
-                why="it must be told from the pieces of words",
-                hint="write it in angle or square brackets without spaces, such as `<|user|>`",
+                why="it must differ from pieces of words",
+                hint="use angle or square brackets without spaces, such as `<|user|>`",
             )
     require_room(kind, request.recipe)
     return kind
@@ -172,9 +174,9 @@ def _kind(request: TrainingRequest) -> Kind:
 def _require_free(directory: Path) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(
-            f"`--output-dir {directory}` is there already",
+            f"`--output-dir {directory}` exists already",
             why="a tokenizer that data was prepared with must not change",
-            hint="name a new directory",
+            hint="give a new directory",
         )
 
 
@@ -183,8 +185,8 @@ def _settings(request: TrainingRequest, kind: Kind, directory: Path) -> Tokenize
     return TokenizerSettings(request.tokenizer_type, **paths)
 
 
-def _tried(tokenizer: Tokenizer, lines: Sequence[str]) -> float:
-    """Return the bytes for each token of some of the lines, spread over all."""
+def _bytes_per_token(tokenizer: Tokenizer, lines: Sequence[str]) -> float:
+    """Return the mean size of a token, over evenly spaced lines."""
     some = lines[:: max(1, len(lines) // _TRIED_LINES)]
     tokens = sum(len(ids) for ids in tokenizer.encode_batch(some))
     return sum(len(line.encode()) for line in some) / max(tokens, 1)

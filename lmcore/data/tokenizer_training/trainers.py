@@ -1,4 +1,4 @@
-"""Trains vocabularies and writes the files that `--tokenizer-type` reads, one function a kind.
+"""Trainers of vocabularies, which write the files that `--tokenizer-type` reads.
 
 All of them are deterministic: the same lines give the same files on any machine.
 """
@@ -27,19 +27,19 @@ _END = "<|endoftext|>"
 _BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MIN_FREQUENCY = 2
 _COVERAGE = 0.9995
-_THREADS = 16  # of SentencePiece: its sums, and so its pieces, depend on how work is divided
+_THREADS = 16  # of SentencePiece: its sums, and so its pieces, depend on the number of threads
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a vocabulary is trained; None: as the kind does by default.
+    """Training settings of a vocabulary; None: the default of the kind.
 
     Attributes:
-        vocab_size: Tokens, special ones included.
-        special_tokens: More special tokens.
-        min_frequency: How often two pieces must meet to be joined.
-        model_type: `unigram` or `bpe`, of a SentencePiece model.
-        character_coverage: Share of the text's characters that the alphabet has.
+        vocab_size: number of tokens, including special ones.
+        special_tokens: additional special tokens.
+        min_frequency: minimum frequency of a pair to be merged.
+        model_type: `unigram` or `bpe`, for a SentencePiece model.
+        character_coverage: fraction of the text's characters that the alphabet covers.
     """
 
     vocab_size: int
@@ -54,14 +54,14 @@ Train = Callable[[Sequence[str], Recipe, Path], None]
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of tokenizer that can be trained.
+    """Trainable tokenizer type.
 
     Attributes:
-        train: Writes its files into a directory.
-        files: Their names, by the option that gives them to a command; a directory has none.
-        takes: The settings of the recipe that mean something to it.
-        sample_bytes: Text to train on, at most, by default.
-        own: Tokens that every vocabulary of it has, whatever the text: special ones and bytes.
+        train: writes the files into a directory.
+        files: names of the files, by tokenizer option; empty for a directory.
+        takes: supported settings of the recipe.
+        sample_bytes: default size limit of the training text, in bytes.
+        own: tokens of every vocabulary of the type: special tokens and bytes.
     """
 
     train: Train
@@ -72,12 +72,12 @@ class Kind:
 
 
 def require_room(kind: Kind, recipe: Recipe) -> None:
-    """Raise `ConfigError` for a size that has no room for what every vocabulary of *kind* has.
+    """Raise `ConfigError` if the size is too small for the tokens of every vocabulary of *kind*.
 
-    How many letters there are besides only the text tells.
+    The letters are not counted: only the text determines them.
     """
     least = len({*kind.own, *recipe.special_tokens})
-    _require_room(recipe, least, "the tokens of every vocabulary of its type")
+    _require_room(recipe, least, "the special tokens and bytes of its type")
 
 
 def _gpt2(lines: Sequence[str], recipe: Recipe, directory: Path) -> None:
@@ -127,7 +127,7 @@ def _byte_level(
     return {token: i for i, token in enumerate(tokens)}, merges, special
 
 
-def _wordpiece(lower_case: bool) -> Train:  # noqa: FBT001  # the one thing that differs
+def _wordpiece(lower_case: bool) -> Train:  # noqa: FBT001  # the only difference
     def train(lines: Sequence[str], recipe: Recipe, directory: Path) -> None:
         """Write `vocab.txt`: special tokens, letters, letters inside words, longer pieces."""
         split = word_splitter(lower_case=lower_case)
@@ -139,8 +139,8 @@ def _wordpiece(lower_case: bool) -> Train:  # noqa: FBT001  # the one thing that
             for letter in word[1:]:
                 inside[letter] += count
         alphabet = _covering(first + inside, recipe.character_coverage or _COVERAGE)
-        # The trainer numbers these as it meets them, in an order that changes from run to run,
-        # and the number decides between pairs that are equally frequent: it gets them in order.
+        # The trainer's numbering of these changes from run to run and decides between equally
+        # frequent pairs: as special tokens they are numbered in order.
         continuing = [f"##{letter}" for letter in alphabet if letter in inside]
         special = [*_BERT, *recipe.special_tokens, *continuing]
         _require_room(recipe, len(special) + len(alphabet), "the letters and the special tokens")
@@ -164,7 +164,7 @@ def _wordpiece(lower_case: bool) -> Train:  # noqa: FBT001  # the one thing that
 
 
 def _covering(counts: Counter[str], coverage: float) -> list[str]:
-    """Return the most frequent letters that make up so much of the text, in order of code."""
+    """Return the most frequent letters that cover a fraction of the text, by code point."""
     wanted = coverage * counts.total()
     kept: list[str] = []
     covered = 0
@@ -212,7 +212,7 @@ def _sentence_piece(settings: Mapping[str, Any], model_type: str) -> Train:
     return train
 
 
-# As the models that these types were made for: T5's normalizes, Llama's keeps every byte.
+# As the original models of these types: T5's normalizes, Llama's keeps every byte.
 _T5 = MappingProxyType({"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1})
 _LLAMA = MappingProxyType(
     {
@@ -232,7 +232,7 @@ _LLAMA = MappingProxyType(
 def _require_room(recipe: Recipe, needed: int, what: str) -> None:
     if recipe.vocab_size < needed:
         raise ConfigError(
-            f"`--vocab-size {recipe.vocab_size}` has no room for {what}: {needed}",
+            f"`--vocab-size {recipe.vocab_size}` is too small for {what}: {needed}",
             hint=f"use {needed} or more; 30000 is common",
         )
 
@@ -283,4 +283,4 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         ),
     }
 )
-"""The types that can be trained."""
+"""Trainable tokenizer types, by name."""

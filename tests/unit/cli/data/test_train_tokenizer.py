@@ -91,7 +91,7 @@ def test_skipped_documents(text: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["--vocab-size", "0"], "out of range"),
         (["--model-type", "wordpiece"], "unknown choice"),
         (["--tokenizer-type", "NullTokenizer"], "cannot be trained"),
-        (["--vocab-size", "256"], "of every vocabulary of its type: 257"),
+        (["--vocab-size", "256"], "bytes of its type: 257"),
         (["--vocab-size", "258", "--special-tokens", "<a>", "<b>"], "type: 259"),
         (["--vocab-size", "4", "--tokenizer-type", "BertWordPieceCase"], "type: 5"),
         (["--vocab-size", "2", "--tokenizer-type", "SentencePieceTokenizer"], "type: 3"),

@@ -187,7 +187,7 @@ def test_missing_key_of_other_formats_names_the_flag(
     with pytest.raises(DataError, match="no `address`") as caught:
         run_steps("url", str(path), key="txt", url_key="address")
     assert caught.value.hint is not None
-    assert caught.value.hint.startswith("see `--url-key`, or leave")
+    assert caught.value.hint.startswith("check `--url-key`, or skip")
 
 
 def test_truncated_archive(tmp_path: Path, run_steps: Callable) -> None:

@@ -94,7 +94,7 @@ def test_wrong_columns_are_named(tmp_path, read, name):
     (problem,) = read(tmp_path / name, keys=("contents",)).problems
     assert "did you mean `--json-keys content`?" in str(problem.error())
     (problem,) = read(tmp_path / name, keys=("id",)).problems
-    assert "the column `id` holds int64" in problem.detail
+    assert "the column `id` has the type int64" in problem.detail
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "stream.arrow"])
@@ -129,10 +129,10 @@ def test_altered_files_end_in_an_error_or_in_texts(tmp_path, read, name, seed):
 def test_other_files_are_told_apart(tmp_path, read):
     """A name that promises Parquet over other bytes, and Feather's first version, are named."""
     (tmp_path / "x.parquet").write_bytes(b'{"text": "a"}\n')
-    with pytest.raises(DataError, match="is no Parquet file"):
+    with pytest.raises(DataError, match="is not a Parquet file"):
         read(tmp_path / "x.parquet")
     (tmp_path / "x.feather").write_bytes(b"FEA1" + bytes(40))
-    with pytest.raises(DataError, match="first version of Feather"):
+    with pytest.raises(DataError, match="version 1 of Feather"):
         read(tmp_path / "x.feather")
     (tmp_path / "x.arrow").write_bytes(b'{"text": "a"}\n')
     with pytest.raises(DataError, match="is damaged"):

@@ -79,7 +79,7 @@ def test_double_columns_are_refused(tmp_path, read):
     """Two columns of one name are not guessed between."""
     (tmp_path / "x.csv").write_text("text,text\na,b\n")
     (problem,) = read(tmp_path / "x.csv").problems
-    assert "2 columns are called `text`" in problem.detail
+    assert "2 columns have the name `text`" in problem.detail
 
 
 def test_rows_that_do_not_fit_are_problems(tmp_path, read):
@@ -107,7 +107,7 @@ def test_quote_that_is_never_closed_is_bounded(tmp_path, read):
     found = read(tmp_path / "x.csv", max_document_bytes=100, skip=True)
     assert found.texts[0] == "a"
     assert found.told == [(3, "too long")]
-    assert "a quote is never closed?" in found.problems[0].detail
+    assert "is a quote not closed?" in found.problems[0].detail
     assert set(found.texts[1:]) == {"c"}
     assert len(found.texts) > 40
 

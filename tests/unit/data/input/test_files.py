@@ -84,7 +84,7 @@ def test_directory_is_read_recursively_and_sorted(tmp_path, caplog):
         found = find_inputs([str(tmp_path / "in")])
     ends = [file.path.removeprefix(f"{tmp_path}/in/") for file in found]
     assert ends == ["a.jsonl", "b/1.jsonl", "b/2.jsonl.gz", "link/z.jsonl"]
-    assert "1 files of other kinds passed over" in caplog.text
+    assert "skipped 1 files of other formats" in caplog.text
     assert "LICENSE" in caplog.text
 
 

@@ -100,14 +100,14 @@ def test_columns_are_told_from_lines(tmp_path, monkeypatch, start):
     """Parquet or Arrow from standard input, or under a name of JSON lines, is named as such."""
     path = tmp_path / "in.jsonl"
     path.write_bytes(start + b"\x15\x04\x15\n" * 9)
-    with pytest.raises(DataError, match="holds no JSON lines") as caught:
+    with pytest.raises(DataError, match="is not JSON lines") as caught:
         lines_of(path, skip=True)
     assert caught.value.hint in {"add `--input-format parquet`", "add `--input-format arrow`"}
     with path.open("rb") as raw:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw))
-        with pytest.raises(DataError, match="`-` holds no JSON lines") as caught:
+        with pytest.raises(DataError, match="`-` is not JSON lines") as caught:
             lines_of("-")
-    assert caught.value.hint == "store it as a file first, and give that"
+    assert caught.value.hint == "write it to a file first"
 
 
 def test_a_pipe_is_read(tmp_path):

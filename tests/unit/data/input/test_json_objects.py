@@ -57,7 +57,7 @@ def test_objects_are_those_of_the_whole_text(
         ('[{"text": "a"},\n\n]', "broken JSON", "Expecting value at line 3"),
         ('[{"text": "a"}', "cut short", "the array has no end"),
         ('[{"text": "a"}, {"text": "b', "broken JSON", "Unterminated string"),
-        ('[{"text": "a"}] x', "broken JSON", "follows the end of the array at line 1"),
+        ('[{"text": "a"}] x', "broken JSON", "after the end of the array at line 1"),
         ('{"text": "a"}\n{"text": ', "broken JSON", "Expecting value at line 2"),
         ('{"text": "a"}\n{"text":\n\n1, "b', "broken JSON", "string starting at line 4"),
         ('[{"text": "a"}, ' + "[" * 100_000, "broken JSON", "nested too deeply"),
@@ -108,7 +108,7 @@ def test_bytes_that_are_no_utf8_are_named(tmp_path, read):
     found = read(tmp_path / "x.json", skip=True)
     assert found.texts == ["a"]
     assert found.told == [(1, "not UTF-8")]
-    assert "after 3 characters it has the byte 0xe9" in found.problems[0].detail
+    assert "byte 0xe9 after 3 characters" in found.problems[0].detail
 
 
 def test_empty_input_has_no_documents(tmp_path, read):

@@ -265,7 +265,7 @@ def test_bad_lines_may_be_skipped_on_resuming(tmp_path, caplog):
     Path(names[2]).write_bytes(content + b"{bad\n" + content)
     with pytest.raises(DataError, match="line 401") as caught:
         prepare(request(names, tmp_path / "out"))
-    assert "`--resume --on-error skip` alone keeps the complete shards" in str(caught.value.hint)
+    assert "only `--resume --on-error skip` keeps the complete shards" in str(caught.value.hint)
     assert "continue with `--resume --on-error skip`" in caplog.text
     state = json.loads((tmp_path / "out.partial/state.json").read_text())["state"]
     assert state["file"] == 2

@@ -256,9 +256,9 @@ def test_empty_corpus_is_an_error(tmp_path, content, message):
         ({"json_keys": ("a/b",)}, "file name"),
         ({"workers": 0}, "at least 1"),
         ({"log_interval": 0}, "at least 1"),
-        ({"output_prefix": "out/"}, "`--output-prefix out/` has no name"),
-        ({"output_prefix": ""}, "has no name"),
-        ({"output_prefix": "out/."}, "has no name"),
+        ({"output_prefix": "out/"}, "`--output-prefix out/` does not end"),
+        ({"output_prefix": ""}, "does not end with a file name"),
+        ({"output_prefix": "out/."}, "does not end with a file name"),
     ],
 )
 def test_impossible_request_is_refused(tmp_path, changes, message):

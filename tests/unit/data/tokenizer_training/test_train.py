@@ -165,8 +165,8 @@ def test_sample_of_the_text(text: str, tmp_path: Path) -> None:
     "kind,recipe,what",
     [
         ("ByteTokenizer", Recipe(400), "`--tokenizer-type ByteTokenizer` cannot be trained"),
-        ("GPT2BPETokenizer", Recipe(256), "`--vocab-size 256` has no room for the tokens of"),
-        ("BertWordPieceCase", Recipe(20), "`--vocab-size 20` has no room for the letters"),
+        ("GPT2BPETokenizer", Recipe(256), "`--vocab-size 256` is too small for the special tokens and bytes of"),
+        ("BertWordPieceCase", Recipe(20), "`--vocab-size 20` is too small for the letters"),
         ("GPT2BPETokenizer", Recipe(400, model_type="bpe"), "`--model-type` does not go with"),
         ("Llama2Tokenizer", Recipe(400, min_frequency=3), "`--min-frequency` does not go with"),
         ("HFTokenizer", Recipe(400, ("user",)), "`--special-tokens user`: not a special token"),
@@ -188,7 +188,7 @@ def test_directory_in_use(text: str, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     train(text, tmp_path / "new", "GPT2BPETokenizer")
     before = (tmp_path / "new/merges.txt").read_bytes()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         train(text, tmp_path / "new", "GPT2BPETokenizer", vocab_size=300)
     assert (tmp_path / "new/merges.txt").read_bytes() == before
 

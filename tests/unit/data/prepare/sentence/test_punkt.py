@@ -118,7 +118,7 @@ def test_missing_tables_say_where_and_what_else(nltk_data):
         ("sent_starters.txt", b"\xff", "is not UTF-8"),
         ("collocations.tab", b"a\tb\nab\n", "line 2 is not a pair"),
         ("ortho_context.tab", b"a\t1\tb\n", "line 1 is not a pair"),
-        ("ortho_context.tab", b"a\tx\n", "`x` is no number"),
+        ("ortho_context.tab", b"a\tx\n", "`x` is not a number"),
     ],
 )
 def test_damaged_tables_are_named(nltk_data, name, content, message):
