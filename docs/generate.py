@@ -22,12 +22,12 @@ from lmcore.accelerator.registry import CommandRegistry
 from lmcore.cli.main import COMMANDS, main
 from lmcore.cli.plugin.commands import find_commands
 from lmcore.config.foreign import megatron
-from lmcore.config.load import PRESET_OPTION, load_config
+from lmcore.config.load import load_config
 from lmcore.config.model_math import padded_vocabulary, parameter_count, query_groups
 from lmcore.config.option import Option, options_of
 from lmcore.config.options.help import shown_default
 from lmcore.config.plugin_section import PluginSections, summary_of
-from lmcore.config.preset import PRESETS
+from lmcore.config.preset import PRESET_OPTION, PRESETS
 from lmcore.config.section import SECTIONS, ModelSection, run_options
 from lmcore.plugin import ALLOW_LIST, discover
 from lmcore.plugin.registrations import plugin_sections

@@ -7,10 +7,11 @@ import sys
 from typing import Any
 
 from lmcore.cli.selection import find_plugins
-from lmcore.config.load import LoadedConfig, load_config
+from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.run_help import render_run_help
 from lmcore.config.options.yaml_file import written_value
+from lmcore.config.settings import LoadedConfig
 from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError, suggestion
 from lmcore.plugin.registrations import plugin_sections

@@ -20,7 +20,7 @@ from lmcore.errors import ConfigError, DeviceError
 from lmcore.plugin.registrations import plugin_sections
 
 if TYPE_CHECKING:
-    from lmcore.config.load import LoadedConfig
+    from lmcore.config.settings import LoadedConfig
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
     from lmcore.train.run import RunResult

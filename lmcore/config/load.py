@@ -1,40 +1,33 @@
-"""Merge the sources of a run's settings: defaults < preset < YAML files < flags.
+"""Merge of a run's settings: defaults < preset < YAML files < flags.
 
-Where two settings exclude each other (`train_iters` and `train_samples`), one given by a higher
-source replaces the other given by a lower one; only within one source is it a conflict, which
-`validate` reports.
+If two options exclude each other (`train_iters` and `train_samples`), a value from a higher source
+resets the other option from a lower one.  Both in one source are a conflict, which `validate`
+reports.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from lmcore.config.data_source import RunSources, read_sources
 from lmcore.config.foreign.deepspeed_file import DeepSpeedFile
 from lmcore.config.foreign.megatron import train_flags
 from lmcore.config.option import Option
-from lmcore.config.options.command_line import (
+from lmcore.config.options.flags import (
     ParsedFlags,
     Positional,
     UnsupportedFlagError,
     parse_flags,
 )
 from lmcore.config.options.yaml_file import Entry, read_file
-from lmcore.config.plugin_section import (
-    NO_PLUGINS,
-    PluginSections,
-    PluginSettings,
-    section_name,
-)
-from lmcore.config.preset import PRESETS, find_preset
+from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSettings, section_name
+from lmcore.config.preset import PRESET_OPTION, PRESETS
 from lmcore.config.section import SECTIONS, Config, run_options
+from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.errors import ConfigError, LmcoreError, nearest, suggestion
 
-__all__ = ["EXCLUSIVE", "PRESET_OPTION", "LoadedConfig", "Provenance", "load_config"]
+__all__ = ["EXCLUSIVE", "load_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,109 +46,16 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("lr_decay_iters", "lr_decay_samples"),
     ("lr_warmup_fraction", "lr_warmup_iters", "lr_warmup_samples"),
 )
-"""Groups of options of which at most one counts."""
+"""Groups of options of which at most one may be set."""
 
-PRESET_OPTION = Option(
-    name="preset",
-    section="",
-    type=str,
-    repeated=False,
-    optional=True,
-    default=None,
-    help="Named model to start from; files and flags override its values.",
-    minimum=None,
-    above=None,
-    maximum=None,
-    below=None,
-    choices=tuple(PRESETS),
-    metavar="NAME",
-    short=None,
-)
-"""The one option that is no setting: it names a set of them."""
-
-_BYTE_PAIR = "GPT2BPETokenizer"  # the one type that takes both files, and Megatron's for GPT
+_BYTE_PAIR = "GPT2BPETokenizer"  # the only type that takes both files; Megatron's type for GPT
 
 _CONFIG_FILES = Positional("config.yaml", "YAML file of settings", maximum=None)
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Origin of a value.
-
-    Attributes:
-        kind: "default", "preset", "file", "flag", or "derived" from other values.
-        detail: The preset's name, "run.yaml:12", the flag as typed, or the formula.
-    """
-
-    kind: str
-    detail: str = ""
-
-    def __str__(self) -> str:
-        if self.kind in {"file", "flag"} or not self.detail:
-            return self.detail or self.kind
-        return f"{self.kind}: {self.detail}"
-
-
-@dataclass(frozen=True)
-class LoadedConfig:
-    """Settings as the user gave them, each with its provenance.
-
-    Attributes:
-        config: All sections.
-        provenance: Provenance of every option, by name.
-        preset: Name of the preset, if any.
-        files: YAML files, in the order given.
-        notices: One line for each Megatron flag that was translated, and for each section of a
-            file that was passed over.
-        texts: The flags as typed, by option name.
-        plugins: The sections of plugins among them.
-        accumulation_steps: Micro-batches of a step, if DeepSpeed's file gives their number.
-        problems: Flags of Megatron that are not supported; `validate` raises them together with
-            the problems of the settings.
-    """
-
-    config: Config
-    provenance: Mapping[str, Provenance]
-    preset: str | None = None
-    files: tuple[str, ...] = ()
-    notices: tuple[str, ...] = ()
-    texts: Mapping[str, str] | None = None
-    plugins: PluginSections = NO_PLUGINS
-    accumulation_steps: int | None = None
-    problems: tuple[LmcoreError, ...] = ()
-
-    @functools.cached_property
-    def sources(self) -> tuple[RunSources, list[LmcoreError]]:
-        """The data sources that the flags name, and every problem of these flags."""
-        return read_sources(self.config.data)
-
-    @property
-    def options(self) -> dict[str, Option]:
-        """Every option by name: the core's, then the plugins'."""
-        return {**_CORE_OPTIONS, **self.plugins.options}
-
-    def value(self, name: str) -> Any:
-        """Return the value of the option called *name*."""
-        return self.config.value(_CORE_OPTIONS.get(name) or self.plugins.options[name])
-
-    def shown(self, name: str) -> str:
-        """Return an option as its user wrote it, in backticks, for messages."""
-        source = self.provenance[name]
-        if source.kind == "flag" and self.texts and name in self.texts:
-            return f"`{self.texts[name]}`"
-        value = self.value(name)
-        text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        where = f" ({source})" if source.kind != "default" else " (the default)"
-        return f"`{name}: {text}`{where}"
-
-    def given(self, name: str) -> bool:
-        """Return whether the user or a preset set the option called *name*."""
-        return self.provenance[name].kind not in {"default", "derived"}
-
 
 _CORE_OPTIONS = run_options()
 
 _Layer = dict[str, tuple[Any, Provenance]]
+"""Values of one source with their provenance, by option name."""
 
 
 def load_config(
@@ -188,23 +88,24 @@ def load_config(
     layers: list[_Layer] = []
     files = parsed.positionals[_CONFIG_FILES.name]
     for path in files:
-        file = _File(path, options, plugins)
+        file = _SettingsFile(path, options, plugins)
         file.read(problems)
         layers.append(file.layer)
         notices += file.notices
         preset = file.preset or preset
     preset = parsed.values.get("preset") or preset
-    if preset is not None and preset in PRESETS:
-        layers.insert(0, _preset_layer(preset))
+    below_files = []
+    if preset is not None:
+        origin = Provenance("preset", preset)
+        below_files.append({key: (v, origin) for key, v in PRESETS[preset].values.items()})
     layers.append(_flag_layer(parsed))
-    foreign = _deepspeed_file(layers)
-    accumulation = None
-    if foreign is not None:
-        layer = _deepspeed_layer(foreign, options, layers, parsed.texts, problems)
-        layers.insert(1 if preset in PRESETS else 0, layer)
-        notices += foreign.notices()
-        accumulation = foreign.accumulation_steps
-    config, provenance = _merge(options, layers, plugins, problems)
+    deepspeed = _deepspeed_file(layers)
+    accumulation_steps = None
+    if deepspeed is not None:
+        below_files.append(_deepspeed_layer(deepspeed, options, layers, parsed.texts, problems))
+        notices += deepspeed.notices()
+        accumulation_steps = deepspeed.accumulation_steps
+    config, provenance = _merge(options, [*below_files, *layers], plugins, problems)
     if not all(isinstance(problem, UnsupportedFlagError) for problem in problems):
         raise ConfigError.collect(problems)
     if not problems:
@@ -218,14 +119,9 @@ def load_config(
         tuple(notices),
         parsed.texts,
         plugins,
-        accumulation,
+        accumulation_steps,
         tuple(problems),
     )
-
-
-def _preset_layer(name: str) -> _Layer:
-    source = Provenance("preset", name)
-    return {key: (value, source) for key, value in find_preset(name).values.items()}
 
 
 def _flag_layer(parsed: ParsedFlags) -> _Layer:
@@ -237,7 +133,7 @@ def _flag_layer(parsed: ParsedFlags) -> _Layer:
 
 
 def _deepspeed_file(layers: Sequence[_Layer]) -> DeepSpeedFile | None:
-    """Return DeepSpeed's file that the highest of *layers* names; not yet read."""
+    """Return DeepSpeed's file that the highest of *layers* names; it is not read yet."""
     for layer in reversed(layers):
         if "deepspeed_config" in layer:
             path = layer["deepspeed_config"][0]
@@ -252,12 +148,11 @@ def _deepspeed_layer(
     texts: Mapping[str, str],
     problems: list[LmcoreError],
 ) -> _Layer:
-    """Return the settings that DeepSpeed's file has; those given here as well must agree."""
+    """Return the settings in DeepSpeed's file; the user's value of a setting must be the same."""
     given = {
-        name: (value, f"{source}: {name}: {value}" if source.kind == "file" else texts[name])
+        name: (value, f"{origin}: {name}: {value}" if origin.kind == "file" else texts[name])
         for layer in layers
-        for name, (value, source) in layer.items()
-        if source.kind in {"file", "flag"} and name != PRESET_OPTION.name
+        for name, (value, origin) in layer.items()
     }
     try:
         file.read()
@@ -269,21 +164,21 @@ def _deepspeed_layer(
     return {name: (value, Provenance("file", where)) for name, (value, where) in taken.items()}
 
 
-class _File:
-    """One YAML file on its way to a layer."""
+class _SettingsFile:
+    """One YAML file and the settings read from it."""
 
     def __init__(self, path: str, options: Mapping[str, Option], plugins: PluginSections) -> None:
         self.path = path
         self.options = options
-        self.keys = {(one.section, one.key): one for one in options.values()}
-        self.sections = tuple(dict.fromkeys(one.section for one in options.values()))
-        self.left_out = {section_name(name): (name, one) for name, one in plugins.left_out.items()}
+        self.keys = {(option.section, option.key): option for option in options.values()}
+        self.sections = tuple(dict.fromkeys(option.section for option in options.values()))
+        self.left_out = {section_name(name): (name, out) for name, out in plugins.left_out.items()}
         self.layer: _Layer = {}
         self.preset: str | None = None
         self.notices: list[str] = []
 
     def read(self, problems: list[LmcoreError]) -> None:
-        """Fill layer, preset and notices; what is wrong is added to *problems*."""
+        """Fill layer, preset and notices; add every problem to *problems*."""
         for entry in read_file(self.path, problems):
             where = f"{self.path}:{entry.line}"
             values = entry.value if isinstance(entry.value, list) else [entry.value or ""]
@@ -291,18 +186,18 @@ class _File:
             try:
                 if (entry.section, entry.key) == ("", PRESET_OPTION.name):
                     self.preset = PRESET_OPTION.convert(entry.value, where=shown)
-                elif one := self._option_of(entry, where):
-                    value = one.convert(entry.value, where=shown)
-                    self.layer[one.name] = (value, Provenance("file", where))
+                elif option := self._option_of(entry, where):
+                    value = option.convert(entry.value, where=shown)
+                    self.layer[option.name] = (value, Provenance("file", where))
             except ConfigError as problem:
                 problems.append(problem)
 
     def _option_of(self, entry: Entry, where: str) -> Option | None:
-        """Return the option that an entry sets; None for a section itself."""
+        """Return the option that an entry sets; None for the entry of a section."""
         name = entry.section or entry.key
         if name not in self.sections:
             if not (entry.section and entry.key):  # else reported at the section's own entry
-                self._foreign_section(name, entry, where)
+                self._unknown_section(name, entry, where)
             return None
         if not entry.section:
             if entry.value is None:
@@ -314,43 +209,43 @@ class _File:
             )
         if entry.key == "":
             return None
-        one = self.keys.get((entry.section, entry.key))
-        if one is not None:
-            return one
+        option = self.keys.get((entry.section, entry.key))
+        if option is not None:
+            return option
         owner = _CORE_OPTIONS.get(entry.key)
         if owner is not None:
             hint = f"move it below `{owner.section}:`"
-            raise ConfigError(f"{where}: `{entry.key}` is no key of `{entry.section}`", hint=hint)
+            raise ConfigError(f"{where}: `{entry.key}` is not in `{entry.section}`", hint=hint)
         raise ConfigError(f"{where}: unknown key `{entry.key}`", hint=self._key_hint(entry))
 
-    def _foreign_section(self, name: str, entry: Entry, where: str) -> None:
-        """Pass over the section of a plugin that the user has turned off.
+    def _unknown_section(self, name: str, entry: Entry, where: str) -> None:
+        """Ignore the section of a plugin that the user has turned off.
 
         Raises:
-            ConfigError: For any other section that is not known here.
+            ConfigError: Any other section that is not known here.
         """
         if not entry.section and name in self.options:
-            one = self.options[name]
-            key = f" as `{one.key}`" if one.key != name else ""
-            hint = f"move it below `{one.section}:`{key}"
-            raise ConfigError(f"{where}: `{name}` stands outside its section", hint=hint)
+            option = self.options[name]
+            key = f" as `{option.key}`" if option.key != name else ""
+            hint = f"move it below `{option.section}:`{key}"
+            raise ConfigError(f"{where}: `{name}` is outside its section", hint=hint)
         delete = f"delete the section `{name}:` from `{self.path}`"
         if name in self.left_out:
             plugin, out = self.left_out[name]
             if out.wanted:
-                self.notices.append(f"{where}: section `{name}` is passed over: {out.reason}")
+                self.notices.append(f"{where}: section `{name}` is ignored: {out.reason}")
                 return
             raise ConfigError(
                 f"{where}: the settings of plugin `{plugin}` cannot be read",
                 why=f"plugin `{plugin}` {out.reason}",
-                hint=f"mend the plugin; to go on without it, {delete}",
+                hint=f"fix the plugin; to continue without it, {delete}",
             )
         hint = suggestion(name, [*self.sections, PRESET_OPTION.name])
         if entry.section:
-            hint += f"; if it is of a plugin `{name}`, install that, or {delete}"
+            hint += f"; if it belongs to a plugin `{name}`, install that, or {delete}"
         raise ConfigError(
             f"{where}: unknown section `{name}`",
-            why="neither lmcore nor a plugin that is installed here has a section of this name",
+            why="neither lmcore nor an installed plugin has a section of this name",
             hint=hint,
         )
 
@@ -375,7 +270,7 @@ def _merge(
     plugins: PluginSections,
     problems: list[LmcoreError],
 ) -> tuple[Config, dict[str, Provenance]]:
-    values = {name: one.default for name, one in options.items()}
+    values = {name: option.default for name, option in options.items()}
     provenance = {name: Provenance("default") for name in options}
     for layer in layers:
         for group in EXCLUSIVE:
@@ -383,15 +278,19 @@ def _merge(
                 for name in group:
                     values[name] = options[name].default
                     provenance[name] = Provenance("default")
-        for name, (value, source) in layer.items():
-            values[name], provenance[name] = value, source
+        for name, (value, origin) in layer.items():
+            values[name], provenance[name] = value, origin
     if values["tokenizer_type"] is None and values["vocab_file"] and values["merge_file"]:
         values["tokenizer_type"] = _BYTE_PAIR
         formula = "vocab_file and merge_file are given"
         provenance["tokenizer_type"] = Provenance("derived", formula)
     sections = {
         section: kind(
-            **{n: values[n] for n, one in _CORE_OPTIONS.items() if one.section == section}
+            **{
+                name: values[name]
+                for name, option in _CORE_OPTIONS.items()
+                if option.section == section
+            }
         )
         for section, kind in SECTIONS.items()
     }

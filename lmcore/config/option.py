@@ -86,13 +86,13 @@ class Option:
     optional: bool
     default: Any
     help: str
-    minimum: float | None
-    above: float | None
-    maximum: float | None
-    below: float | None
-    choices: tuple[str, ...] | None
-    metavar: str | None
-    short: str | None
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] | None = None
+    metavar: str | None = None
+    short: str | None = None
     plugin: str = ""
 
     @property

@@ -13,11 +13,11 @@ from typing import Any
 from lmcore.config.batch_size import BatchSizes
 from lmcore.config.data_source import RunSources
 from lmcore.config.layout import ParallelLayout
-from lmcore.config.load import Provenance
 from lmcore.config.option import Option
 from lmcore.config.options.yaml_file import written_value
 from lmcore.config.plugin_section import plugin_options
 from lmcore.config.section import Config, run_options
+from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
 
 __all__ = ["ResumePoint", "RunPlan"]

@@ -1,9 +1,9 @@
 """Named models: `--preset NAME` sets a published shape and a learning rate that suits its size.
 
-A preset is the second lowest source, above the defaults: a file or a flag overrides any value.
-Shapes of the second table: Narayanan et al. 2021, table 1; learning rates: the next larger model
-of Brown et al. 2020, table 2.1 (the largest one's for those above it).  `llama-1b` has shape and
-rate of Zhang et al. 2024.
+A preset overrides defaults; files and flags override a preset.
+Source: shapes of the large models: Narayanan et al. 2021, table 1; their learning rates: the next
+larger model of Brown et al. 2020, table 2.1 (the largest there, for models beyond it); shape and
+rate of `llama-1b`: Zhang et al. 2024.
 """
 
 from __future__ import annotations
@@ -12,30 +12,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmcore.errors import ConfigError, suggestion
+from lmcore.config.option import Option
 
-__all__ = ["PRESETS", "Preset", "find_preset"]
+__all__ = ["PRESETS", "PRESET_OPTION", "Preset"]
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named set of values: `values` maps option names to values."""
+    """A named model.
+
+    Attributes:
+        name: The value of `--preset`.
+        summary: Shape of the model, one line.
+        values: Values by option name.
+        source: Publication that the values come from.
+    """
 
     name: str
     summary: str
     values: Mapping[str, Any]
     source: str
-
-
-def find_preset(name: str) -> Preset:
-    """Return the preset called *name*.
-
-    Raises:
-        ConfigError: There is none; the hint names the nearest.
-    """
-    if name not in PRESETS:
-        raise ConfigError(f"unknown preset `{name}`", hint=suggestion(name, PRESETS))
-    return PRESETS[name]
 
 
 def _gpt(
@@ -135,3 +131,16 @@ def _all_presets() -> tuple[Preset, ...]:
 
 
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _all_presets()}
+
+PRESET_OPTION = Option(
+    name="preset",
+    section="",
+    type=str,
+    repeated=False,
+    optional=True,
+    default=None,
+    help="Named model to start from; files and flags override its values.",
+    choices=tuple(PRESETS),
+    metavar="NAME",
+)
+"""The option `--preset`, which sets other options and is none of a section."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from lmcore.config.batch_size import BatchSizes
 from lmcore.config.data_source import RunSources
-from lmcore.config.load import LoadedConfig, Provenance
 from lmcore.config.model_math import (
     ffn_width,
     flops_per_step,
@@ -23,6 +22,7 @@ from lmcore.config.plan import ResumePoint, RunPlan
 from lmcore.config.rules.training import DEFAULT_TRAIN_ITERS
 from lmcore.config.section import Config
 from lmcore.config.section.model import ModelSection
+from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import ValidConfig
 from lmcore.errors import ConfigError

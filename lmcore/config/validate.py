@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmcore.config.layout import ParallelLayout
-from lmcore.config.load import LoadedConfig
 from lmcore.config.rules.checkpoint import CHECKPOINT_RULES
 from lmcore.config.rules.common import Rule
 from lmcore.config.rules.data import DATA_RULES
@@ -23,6 +22,7 @@ from lmcore.config.rules.precision import PRECISION_RULES
 from lmcore.config.rules.profile import profile_problems
 from lmcore.config.rules.tokenizer import TOKENIZER_RULES
 from lmcore.config.rules.training import TRAINING_RULES, batch_size_problems, train_iters
+from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["RULES", "ValidConfig", "problems_of", "validate"]

@@ -224,7 +224,7 @@ def _collect(
 def _core_flags() -> dict[str, str]:
     """Return the flags that no plugin may take, each with its owner."""
     from lmcore.config.foreign.megatron import train_flags
-    from lmcore.config.load import PRESET_OPTION
+    from lmcore.config.preset import PRESET_OPTION
     from lmcore.config.section import run_options
 
     flags = dict.fromkeys(train_flags(), "Megatron")

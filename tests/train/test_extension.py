@@ -121,7 +121,7 @@ def test_a_run_without_it_by_choice(extension, train) -> None:
     # The list of a flag ends at the next flag.
     other = train("two", f"--plugin-off example --device cpu --train-iters 2 -- {config}")
     assert other.status == 0, other.err
-    assert "section `example` is passed over" in other.err
+    assert "section `example` is ignored" in other.err
     assert not (other.directory / "events.jsonl").exists()
     refused = train("three", "--plugin-off example --example-record-events --device cpu")
     assert refused.status == 2

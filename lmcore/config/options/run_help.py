@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from lmcore.config.load import PRESET_OPTION
 from lmcore.config.option import options_of
 from lmcore.config.options.help import Group, render_help
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, summary_of
-from lmcore.config.preset import PRESETS
+from lmcore.config.preset import PRESET_OPTION, PRESETS
 from lmcore.config.section import SECTIONS
 
 __all__ = ["render_run_help"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from lmcore.config.load import LoadedConfig
+from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["Problems", "Rule", "exclude_each_other"]

@@ -13,9 +13,9 @@ from lmcore.config.data_source import (
     Part,
     overlapping_ranges,
 )
-from lmcore.config.load import LoadedConfig
 from lmcore.config.option import flag_of
 from lmcore.config.rules.common import Problems, Rule
+from lmcore.config.settings import LoadedConfig
 from lmcore.config.split import parse_split
 from lmcore.errors import ConfigError
 

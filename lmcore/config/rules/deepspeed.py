@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 
-from lmcore.config.load import LoadedConfig
 from lmcore.config.option import flag_of
 from lmcore.config.rules.common import Problems, Rule
+from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError, MissingPackageError
 
 __all__ = ["DEEPSPEED_OPTIMIZERS", "DEEPSPEED_RULES"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lmcore.config.layout import ParallelLayout
-from lmcore.config.load import LoadedConfig
 from lmcore.config.rules.common import Problems
+from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 
 __all__ = ["graph_problems"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lmcore.config.load import LoadedConfig
 from lmcore.config.model_math import ffn_width, head_width
 from lmcore.config.rules.common import Problems, Rule
+from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 
 __all__ = ["MODEL_RULES"]

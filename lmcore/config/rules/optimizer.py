@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from lmcore.config.layout import ParallelLayout
-from lmcore.config.load import LoadedConfig
 from lmcore.config.optimizers import OPTIMIZERS
 from lmcore.config.option import flag_of
 from lmcore.config.rules.common import Problems, Rule
+from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 
 __all__ = ["OPTIMIZER_RULES", "optimizer_layout_problems"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lmcore.config.layout import ParallelLayout
-from lmcore.config.load import LoadedConfig
 from lmcore.config.model_math import ffn_width, query_groups
 from lmcore.config.option import flag_of
 from lmcore.config.rules.common import Problems, Rule
 from lmcore.config.rules.graph import graph_problems
 from lmcore.config.rules.optimizer import optimizer_layout_problems
+from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["PARALLEL_RULES", "data_parallel_size", "layout_problems", "world_size_problem"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lmcore.config.load import LoadedConfig
 from lmcore.config.rules.common import Problems
+from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 
 __all__ = ["profile_problems"]

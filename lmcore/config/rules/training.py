@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lmcore.config.load import LoadedConfig
 from lmcore.config.option import flag_of
 from lmcore.config.rules.common import Problems, Rule, exclude_each_other
+from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 
 __all__ = ["DEFAULT_TRAIN_ITERS", "TRAINING_RULES", "batch_size_problems", "train_iters"]

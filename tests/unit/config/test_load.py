@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.config.load import EXCLUSIVE, LoadedConfig, Provenance, load_config
+from lmcore.config.load import EXCLUSIVE, load_config
 from lmcore.config.section import Config, run_options
+from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.config.validate import validate
 from lmcore.errors import ConfigError
 
@@ -109,9 +110,9 @@ def test_yaml_values_are_typed_by_their_option(write) -> None:
         ("modle:\n  num_layers: 3\n", "1: unknown section `modle`", "`model`?"),
         ("model:\n  num_layer: 3\n", "2: unknown key `num_layer`", "`num_layers`?"),
         ("training:\n  batch_size: 3\n", "2: unknown key `batch_size`", "`micro_batch_size`"),
-        ("training:\n  lr: 3\n", "2: `lr` is no key of `training`", "below `optimizer:`"),
+        ("training:\n  lr: 3\n", "2: `lr` is not in `training`", "below `optimizer:`"),
         ("training:\n  lrr: 3\n", "2: unknown key `lrr`", "`lr` of `optimizer`?"),
-        ("lr: 3\n", "1: `lr` stands outside its section", "below `optimizer:`"),
+        ("lr: 3\n", "1: `lr` is outside its section", "below `optimizer:`"),
         ("model: 3\n", "1: section `model` holds no settings", "indented"),
         ("model:\n  num_layers: x\n", "2: `num_layers: x`: not a valid value", None),
         ("model:\n  num_layers: 0\n", "2: `num_layers: 0`: out of range", None),

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.config.load import Provenance, load_config
+from lmcore.config.load import load_config
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_with_plugins
 from lmcore.config.options.run_help import render_run_help
 from lmcore.config.plugin_section import LeftOut, PluginSections, PluginSettings
 from lmcore.config.resolve import resolve
 from lmcore.config.section import Config, run_options
+from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
 from lmcore.errors import ConfigError
@@ -81,8 +82,8 @@ def test_every_source_gives_values(write):
         ("drill:\n  depth: 0\n", "2: `depth: 0`: out of range", None),
         ("drill:\n  drill_depth: 3\n", "2: unknown key `drill_depth`", "`depth`"),
         ("drill: 3\n", "1: section `drill` holds no settings", "indented"),
-        ("drill_depth: 3\n", "1: `drill_depth` stands outside its section", "`drill:` as `depth`"),
-        ("drill:\n  seed: 3\n", "2: `seed` is no key of `drill`", "below `training:`"),
+        ("drill_depth: 3\n", "1: `drill_depth` is outside its section", "`drill:` as `depth`"),
+        ("drill:\n  seed: 3\n", "2: `seed` is not in `drill`", "below `training:`"),
         ("training:\n  depth: 3\n", "2: unknown key `depth`", "did you mean `depth` of `drill`?"),
         ("dril:\n  depth: 3\n", "1: unknown section `dril`", "did you mean `drill`?"),
     ],
@@ -140,7 +141,7 @@ def test_a_file_of_a_plugin_that_is_not_installed(write):
     with pytest.raises(ConfigError) as caught:
         load_config([path])
     assert caught.value.what == "run.yaml:3: unknown section `drill`"
-    assert "nor a plugin that is installed here" in caught.value.why
+    assert "nor an installed plugin" in caught.value.why
     assert (
         "if it is of a plugin `drill`, install that, or delete the section `drill:` from `run.yaml`"
         in caught.value.hint
@@ -162,7 +163,7 @@ def test_a_file_of_a_plugin_that_failed(write):
 
 
 def test_a_file_of_a_plugin_that_is_off(write, caplog):
-    """Its section is passed over with a line; a flag of it is an error that says why."""
+    """Its section is ignored with a notice; a flag of it is an error that says why."""
     off = PluginSections(
         {}, {"drill": LeftOut("is off: `--plugin-off` leaves it out", wanted=True)}
     )
@@ -170,7 +171,7 @@ def test_a_file_of_a_plugin_that_is_off(write, caplog):
     with caplog.at_level(logging.WARNING):
         assert load_config([path], plugins=off).config == Config()
     (line,) = [one.getMessage() for one in caplog.records]
-    assert line.startswith("run.yaml:1: section `drill` is passed over: ")
+    assert line.startswith("run.yaml:1: section `drill` is ignored: ")
     with pytest.raises(ConfigError, match="unknown flag `--no-drill-wet`") as caught:
         load_config(["--no-drill-wet"], plugins=off)
     assert "`--plugin-off` leaves it out" in caught.value.why

@@ -6,9 +6,8 @@ import pytest
 
 from lmcore.config.load import load_config
 from lmcore.config.model_math import padded_vocabulary, parameter_count
-from lmcore.config.preset import PRESETS, find_preset
+from lmcore.config.preset import PRESETS
 from lmcore.config.section import run_options
-from lmcore.errors import ConfigError
 
 # l, h, a, vocabulary, parameters: the published table, and GPT-2 by hand
 TABLE = [
@@ -51,11 +50,3 @@ def test_table_is_complete() -> None:
         assert preset.summary
         assert preset.source
         assert set(preset.values) <= set(run_options())
-
-
-def test_misspelt_name() -> None:
-    """A misspelt preset names the nearest."""
-    with pytest.raises(ConfigError, match="unknown preset `gpt2-124`") as caught:
-        find_preset("gpt2-124")
-    assert caught.value.hint is not None
-    assert caught.value.hint.startswith("did you mean `gpt2-124m`?")

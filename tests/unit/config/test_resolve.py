@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.config.load import Provenance, load_config
+from lmcore.config.load import load_config
 from lmcore.config.resolve import RunPlan, resolve
 from lmcore.config.section import run_options
+from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
 from lmcore.errors import ConfigError, DataError

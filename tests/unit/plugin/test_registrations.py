@@ -142,7 +142,7 @@ class Empty:
         (section_of("Nothing", None), "its types cannot be read"),
         (section_of(help_=" "), "`depth` has no help"),
         (section_of(short="d"), "asks for the flag `-d`"),
-        (section_of(name="Depth"), "`Depth` is not written in small letters"),
+        (section_of(name="Depth"), "`Depth` is not in small letters"),
     ],
 )
 def test_a_wrong_section_is_refused(section, why):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lmcore.config.foreign.deepspeed_file import read_deepspeed_file, value_at
-from lmcore.config.load import LoadedConfig, load_config
+from lmcore.config.load import load_config
+from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 
 Load = Callable[..., LoadedConfig]

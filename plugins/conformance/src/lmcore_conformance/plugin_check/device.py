@@ -39,8 +39,8 @@ from lmcore_conformance.plugin_check.records import (
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
-    from lmcore.config.load import LoadedConfig
     from lmcore.config.section import Config
+    from lmcore.config.settings import LoadedConfig
 
 __all__ = ["DEVICE_CHECKS", "Bench"]
 
