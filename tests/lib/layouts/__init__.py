@@ -1,1 +1,1 @@
-"""Layouts of processes that train the same steps: the cases, who runs them, who compares them."""
+"""Parallel layouts that train the same steps: their cases, their runs, and the comparison."""

@@ -1,18 +1,18 @@
-"""The layouts whose steps are compared with those of one process, by the number of processes.
+"""Layouts whose steps are compared with one process, by the number of processes.
 
 A name may begin with the kind of run, as in "fp64/tp" (see `KINDS`).  Each value is flags of
 `lmcore train`.
 
-A case has a level of each factor that applies to it: how data, tensor, context and pipeline
-parallelism divide it, its kind, recomputation, accumulation, and the number of processes.  The fast
-set has the cases that `cover` chooses, of which one at least has
+A case has a level of each factor that applies to it: data, tensor, context and pipeline
+parallelism, kind, recomputation, accumulation, and the number of processes.  The fast set has the
+cases that `cover` chooses.  It covers
 
-- each level of each factor, so each stage of ZeRO, each schedule of a pipeline and so on;
-- each pair that the table has of: an axis of parallelism, whatever its level; a kind; a way of
-  recomputing; a way of accumulating.  So each kind runs with each axis that it has any case with,
-  and each axis with each other one.
+- each level of each factor: each stage of ZeRO, each pipeline schedule and so on;
+- each pair in the table of two of: an axis of parallelism, at any level; a kind; a recompute
+  policy; a way of accumulating.  So each kind runs with each axis that it has any case with, and
+  each axis with each other one.
 
-It leaves out pairs of levels of two axes, as in ZeRO-2 with the zero-bubble schedule.
+It leaves out pairs of levels of two axes, such as ZeRO-2 with the zero-bubble schedule.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ KINDS = {
     "llama": LLAMA,
     "llama-documents": f"{LLAMA} --precision fp64 --clip-grad 0 {DOCUMENTS}",
 }
-"""Kinds of runs; one process takes each. `twice`: a forward pass calls every layer twice."""
+"""Kinds of runs, each also run by one process; `twice`: forward calls every layer twice."""
 
 MORE = ("-accumulating", "-selective")
-"""Ends of the names that only processes on the CPU are taken through."""
+"""Ends of the names of cases that run on the CPU only."""
 
 
 def crossed(layouts: dict[str, str]) -> dict[str, str]:
-    """Return each layout by itself, accumulating, and with either recompute while it does."""
+    """Return each layout as it is, with accumulation, and with accumulation and each recompute."""
     ways = {
         "": "",
         "-accumulating": ACCUMULATE,
@@ -193,19 +193,19 @@ class Case(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> Case:
-        """Split "fp64/tp"; what names no kind is in float32."""
+        """Split a name such as "fp64/tp"; without a kind, it is float32."""
         kind, _, _ = name.rpartition("/")
         return cls(kind if kind in KINDS else "fp32", name.replace("/", "_"))
 
 
 def runs(cases: Mapping[str, str]) -> dict[str, str]:
-    """Return the flags of cases, with those of their kinds."""
+    """Return the flags of cases, including the flags of their kinds."""
     found = {Case.of(name): flags for name, flags in cases.items()}
     return {case.name: f"{KINDS[case.kind]} {flags}" for case, flags in found.items()}
 
 
 AXES = ("data", "tensor", "context", "pipeline")
-"""Factors of which a case has a level only if it is divided so."""
+"""Factors that apply to a case only if the axis is larger than 1."""
 
 
 def factors(name: str, flags: str, num_processes: int) -> dict[str, str]:
@@ -244,7 +244,7 @@ def levels(levels_of: Mapping[str, str]) -> set[Any]:
 
 
 def levels_and_pairs(levels_of: Mapping[str, str]) -> set[Any]:
-    """Return the levels of a case, and the pairs of its factors that the fast set is to have."""
+    """Return the levels of a case, and the pairs of its factors that the fast set must cover."""
     coarse = [
         (factor, "" if factor in AXES else level)
         for factor, level in sorted(levels_of.items())
@@ -260,7 +260,7 @@ Tables = Mapping[int, Mapping[str, str]]
 def covered(
     tables: Tables, chosen: Iterable[tuple[int, str]], aims: Callable[[Mapping[str, str]], set[Any]]
 ) -> set[Any]:
-    """Return what of the aims the chosen cases have; a case is a number of processes and a name."""
+    """Return the aims that the chosen cases cover; a case is a number of processes and a name."""
     sets = (aims(factors(name, tables[size][name], size)) for size, name in chosen)
     return set().union(*sets)
 
@@ -268,7 +268,7 @@ def covered(
 def cover(
     tables: Tables, aims: Callable[[Mapping[str, str]], set[Any]]
 ) -> dict[int, frozenset[str]]:
-    """Return the names of cases that have every aim that any has, few and of few processes."""
+    """Return the names of few and small cases that together cover the aims of all cases."""
     every = {
         (size, name): aims(factors(name, flags, size))
         for size, cases in tables.items()
@@ -283,9 +283,14 @@ def least(
     price: Callable[[Key], float],
     chosen: Iterable[Key] = (),
 ) -> list[Key]:
-    """Return few and cheap keys that together have every aim that any has; those *chosen* first.
+    """Return few and cheap keys that together cover the aims of all keys.
 
-    Greedy: the next one is that of most new aims for its price; the first of these.
+    Greedy: the next key has the most new aims for its price; the first such key on a tie.
+
+    Args:
+        aims_of: Aims of each key.
+        price: Function that returns the price of a key.
+        chosen: Keys to begin with.
     """
     found = list(chosen)
     missing = set().union(*aims_of.values()).difference(*(aims_of[key] for key in found))
@@ -297,7 +302,7 @@ def least(
 
 
 def marked(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
-    """Return names as parameters of a test, those that are not fast for the full set alone."""
+    """Return names as parameters of a test; slow ones run in the full set only."""
     few = set(fast)
     return [one if one in few else pytest.param(one, marks=pytest.mark.full) for one in cases]
 

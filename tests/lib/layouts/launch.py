@@ -1,6 +1,6 @@
-"""Start ranks: DEVICE, number of processes, file of cases, folder, and which worker.
+"""Launcher of ranks; arguments: DEVICE, number of processes, file of cases, folder, worker.
 
-A worker is a script that gets the file and the folder; without the last argument it is `worker.py`.
+The worker is a script that gets the file and the folder; default: `worker.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 def main(device: str, num_processes: int, cases: str, out: str, worker: str = str(WORKER)) -> int:
-    """Return the exit status of the run."""
+    """Run the worker on all ranks and return the exit status."""
     os.environ["OMP_NUM_THREADS"] = "1"
     selection = select(discover(env={}), requested=device, env=dict(os.environ))
     env = {**os.environ, HANDED_DOWN: selection.to_json()}
@@ -33,7 +33,7 @@ def main(device: str, num_processes: int, cases: str, out: str, worker: str = st
 
 
 def load() -> None:
-    """Import what ranks need that are copies of this process."""
+    """Import the modules that forked ranks share with this process."""
     import torch  # noqa: F401
 
     import lmcore.train.run  # noqa: F401

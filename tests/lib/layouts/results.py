@@ -1,4 +1,4 @@
-"""Results of runs in different layouts, gathered from all ranks and compared."""
+"""Results of runs in different layouts, collected from all ranks and compared."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LAUNCH = Path(__file__).with_name("launch.py")
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a run is from the one that it should equal.
+    """Difference between two runs that should be equal.
 
     Attributes:
         loss: Largest relative difference of a step's loss.
-        norm: The same of the gradient norm.
-        gradient: Largest difference in a gradient of the first step, in parts of the largest number
+        norm: Largest relative difference of a step's gradient norm.
+        gradient: Largest difference in a gradient of the first step, relative to the largest number
             in that tensor.
         weight: Largest difference of a weight after the last step.
     """
@@ -42,7 +42,7 @@ class Distance:
     weight: float
 
     def within(self, limit: Distance) -> bool:
-        """Return True if nothing is farther than *limit*; NaN is."""
+        """Return True if no difference exceeds *limit*; NaN does."""
         pairs = ((getattr(self, name), getattr(limit, name)) for name in vars(self))
         return all(value <= most for value, most in pairs)
 
@@ -75,14 +75,14 @@ LIMITS = {
 
 
 def common_folder(factory: pytest.TempPathFactory, name: str) -> Path:
-    """Return a folder of this name, the same one in all of xdist's workers."""
+    """Return a folder of this name, shared by all workers of xdist."""
     base = factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
 
 
 @contextmanager
 def once(folder: Path) -> Iterator[bool]:
-    """Make a folder, and yield whether its content is still to be made, which one process does."""
+    """Create a folder, and yield True in one process, which has to write its content."""
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -92,7 +92,7 @@ def once(folder: Path) -> Iterator[bool]:
 
 
 class Results:
-    """Runs of one set of processes."""
+    """Results of the runs of one set of processes."""
 
     def __init__(self, folder: Path, world_size: int) -> None:
         self.folder, self.world_size = folder, world_size
@@ -108,14 +108,14 @@ class Results:
         device: str = "cpu",
         seconds: float = 300.0,
     ) -> Results:
-        """Train all cases in one set of processes, unless that has been done.
+        """Train all cases in one set of processes, once per folder.
 
         Args:
             cases: Flags by name; see `worker.py`.
             world_size: Number of processes.
-            folder: Gets the results; several test processes may name the same one.
+            folder: Folder of the results; test processes may share it.
             env: Environment of the processes.
-            device: Which plugin.
+            device: Device type to select.
             seconds: Time limit.
         """
         with once(folder) as missing:
@@ -140,20 +140,20 @@ class Results:
             warm.run(command, env=env, stdout=log, stderr=log, timeout=seconds)
 
     def parts(self, name: str) -> list[dict[str, Any]]:
-        """Return what each rank found of a case."""
+        """Return the results of each rank of a case."""
         files = [self.folder / f"{name}.{rank}.found" for rank in range(self.world_size)]
         missing = [file.name for file in files if not file.is_file()]
         assert not missing, (self.folder / "log.txt").read_text(encoding="utf-8")
         return [load(file) for file in files]
 
     def steps(self, name: str) -> list[tuple[float, float]]:
-        """Return loss and gradient norm of each step, on which all ranks agree."""
+        """Return loss and gradient norm of each step, after checking that all ranks agree."""
         first, *others = [part["steps"] for part in self.parts(name)]
         assert all(other == first for other in others), f"{name}: ranks differ"
         return list(first)
 
     def whole(self, name: str, key: str) -> dict[str, Tensor]:
-        """Return whole tensors; every element is there, and replicas are equal bit for bit."""
+        """Return whole tensors, after checking that all elements exist and replicas are equal."""
         found: dict[str, Tensor] = {}
         there: dict[str, Tensor] = {}
         for rank, part in enumerate(self.parts(name)):
@@ -175,7 +175,7 @@ class Results:
         return found
 
     def distance(self, name: str, right: Results, right_name: str) -> Distance:
-        """Return how far a run is from another."""
+        """Return the difference between two runs."""
         pairs = list(zip(self.steps(name), right.steps(right_name), strict=True))
         loss, norm = (
             max(abs(found[i] - wanted[i]) / abs(wanted[i]) for found, wanted in pairs)

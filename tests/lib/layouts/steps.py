@@ -1,4 +1,4 @@
-"""Numbers of steps that layouts are compared over: more of them in the full set of tests."""
+"""Numbers of steps over which layouts are compared: more in the full set of tests."""
 
 from __future__ import annotations
 

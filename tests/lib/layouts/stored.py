@@ -1,4 +1,4 @@
-"""Values with many small tensors in a file, which `torch.save` takes long for."""
+"""Files of many small tensors, for which `torch.save` is slow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _tensor(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tenso
 
 
 def store(value: Any, path: Path) -> None:
-    """Write a value; the file is whole, or not there."""
+    """Write a value; the file is complete, or absent."""
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)

@@ -1,8 +1,8 @@
-"""One rank of runs in several layouts: a file of cases (JSON: name -> flags), and a folder.
+"""One rank of runs in several layouts; arguments: file of cases (JSON: name -> flags), folder.
 
-Of each case, into the folder: loss and gradient norm of every step, all gradients of the first, all
-weights after the last, each local tensor with its place in the whole one.  A case whose first word
-is `twice` calls every layer twice in a forward pass.
+For each case it writes: loss and gradient norm of every step, all gradients of the first step, all
+weights after the last, each local tensor with its position in the whole tensor.  In a case whose
+first word is `twice`, a forward pass calls every layer twice.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from lmcore.train.state import TrainState, seed_everything
 
 VOCABULARY = 120
 END = 0
-"""The token that ends a document."""
+"""End-of-document token."""
 
 DRAWN_STEPS = 5
-"""Steps that samples are drawn for, at least; the limits of `results.py` are of this draw."""
+"""Smallest number of steps for which samples are drawn, as in the limits of `results.py`."""
 BASE = {
     "--num-layers": "4",
     "--hidden-size": "32",
@@ -60,20 +60,20 @@ BASE = {
     "--init-method-std": "0.2",
     "--adam-eps": "1e-3",  # Adam makes steps of gradients that are rounding errors
 }
-"""What a case does not say otherwise."""
+"""Flags of every case, unless it has its own."""
 
 
 class Samples:
-    """Random tokens that every process draws alike."""
+    """Random tokens, the same in every process."""
 
     def __init__(self, count: int, length: int) -> None:
-        """Draw them."""
+        """Draw *count* samples of *length* + 1 tokens."""
         drawn = np.random.default_rng(5)
         self.tokens = drawn.integers(1, VOCABULARY, (count, length + 1))
         self.tokens[drawn.random(self.tokens.shape) < 0.15] = END
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of samples."""
         return len(self.tokens)
 
     def __getitem__(self, i: int) -> Any:
@@ -91,7 +91,7 @@ def plan_of(flags: str, world_size: int) -> RunPlan:
 
 
 def pieces(state: TrainState, tensors: dict[str, torch.Tensor]) -> list[Any]:
-    """Return (name, whole shape, offset, values) of every piece that this process has."""
+    """Return (name, whole shape, offset, values) of every chunk on this rank."""
     found = []
     for name, tensor in tensors.items():
         layout = state.parallel.layouts[name]
@@ -104,7 +104,7 @@ def pieces(state: TrainState, tensors: dict[str, torch.Tensor]) -> list[Any]:
 
 
 def masks_of(plan: RunPlan) -> DocumentMasks | None:
-    """Return what ends with a document, where the case says so."""
+    """Return the document-boundary masks of a case; None if it has none."""
     data = plan.config.data
     masks = DocumentMasks(
         END,
@@ -116,7 +116,7 @@ def masks_of(plan: RunPlan) -> DocumentMasks | None:
 
 
 def run(plan: RunPlan, runtime: Runtime, *, twice: bool = False) -> dict[str, Any]:
-    """Train and return what the tests compare."""
+    """Train and return the results that the tests compare."""
     seed_everything(plan.config.training.seed, runtime, plan.layout)
     with runtime.ops.bind_all(), open_engine(plan, runtime) as engine:
         state = engine.state
@@ -151,7 +151,7 @@ def run(plan: RunPlan, runtime: Runtime, *, twice: bool = False) -> dict[str, An
 
 
 def call_twice(model: GPT) -> None:
-    """Have every layer called twice in a row."""
+    """Make `run_blocks` call every layer twice in a row."""
     once = model.run_blocks
 
     def run_blocks(
@@ -164,7 +164,7 @@ def call_twice(model: GPT) -> None:
 
 
 def of_case(runtime: Runtime, plan: RunPlan, plugins: PluginSet) -> Runtime:
-    """Return the runtime with the policies of a case, and an op table of its own."""
+    """Return the runtime with the policies and the op table of a case."""
     selection, device = runtime.selection, runtime.device
     policies = start_policies(plan.config, plugins, selection, device)
     return dataclasses.replace(

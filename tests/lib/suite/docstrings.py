@@ -25,7 +25,6 @@ PENDING: tuple[str, ...] = (
     "plugins/sim/",
     "plugins/triton/",
     "plugins_xpu/",
-    "tests/lib/layouts/",
     "tests/lib/suite/",
 )
 
