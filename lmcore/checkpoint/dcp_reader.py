@@ -71,7 +71,7 @@ def read_tensors(
 
 
 def _copies(chunk: Chunk, tensor: Tensor, layout: TensorLayout) -> Iterator[_Copy]:
-    for piece in layout.pieces:
+    for piece in layout.chunks:
         shared = overlap(chunk.box, Box(piece.offset, piece.size))
         if shared is None:
             continue

@@ -19,7 +19,7 @@ from lmcore.runtime.process.channel import Channel
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmcore.parallel.tensor_layout import Piece, TensorLayout
+    from lmcore.parallel.tensor_layout import Chunk, TensorLayout
     from lmcore.runtime.process.store import Rendezvous
 
 __all__ = ["Share", "Writers", "num_bytes"]
@@ -38,7 +38,7 @@ class Share:
             rank 0 only.
     """
 
-    own: Mapping[str, tuple[str, Piece]]
+    own: Mapping[str, tuple[str, Chunk]]
     tensors: Mapping[str, TensorEntry]
     pieces: Sequence[Sequence[tuple[str, Box]]]
 
@@ -83,11 +83,11 @@ class Writers:
         Raises:
             ValueError: The processes' parts do not make whole tensors (a bug).
         """
-        pieces: dict[str, list[Piece]] = {}
+        pieces: dict[str, list[Chunk]] = {}
         offer: dict[str, Any] = {}
         for name, tensor in tensors.items():
             layout = _layout(name, tensor, layouts)
-            cut = [part for one in layout.pieces for part in _cut(one, tensor.element_size())]
+            cut = [part for one in layout.chunks for part in _cut(one, tensor.element_size())]
             boxes = [[list(piece.offset), list(piece.size)] for piece in cut]
             dtype = str(tensor.dtype).removeprefix("torch.")
             pieces[name], offer[name] = cut, [dtype, list(layout.shape), boxes]
@@ -158,7 +158,7 @@ def _layout(name: str, tensor: Tensor, layouts: Mapping[str, TensorLayout]) -> T
     return layouts.get(name) or TensorLayout.whole(tuple(tensor.shape))
 
 
-def _cut(piece: Piece, item_size: int) -> list[Piece]:
+def _cut(piece: Chunk, item_size: int) -> list[Chunk]:
     """Cut a large piece along its first dim."""
     size = math.prod(piece.size) * item_size
     if size <= _LARGEST_BYTES or not piece.size:

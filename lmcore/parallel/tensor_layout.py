@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Piece", "TensorLayout"]
+__all__ = ["Chunk", "TensorLayout"]
 
 Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """Chunk: a box of the local tensor that is a box of the whole tensor.
 
     Attributes:
@@ -38,17 +38,17 @@ class TensorLayout:
 
     Attributes:
         shape: Shape of the whole tensor.
-        pieces: Chunks, without empty ones.
+        chunks: Chunks, without empty ones.
     """
 
     shape: Numbers
-    pieces: tuple[Piece, ...]
+    chunks: tuple[Chunk, ...]
 
     @classmethod
     def whole(cls, shape: Numbers) -> TensorLayout:
         """Return the layout of a tensor that is not split."""
         zeros = (0,) * len(shape)
-        return cls(shape, (Piece(zeros, zeros, shape),))
+        return cls(shape, (Chunk(zeros, zeros, shape),))
 
     @classmethod
     def divided(
@@ -71,25 +71,25 @@ class TensorLayout:
         def at(number: int) -> Numbers:
             return tuple(number if i == dim else 0 for i in range(len(local)))
 
-        pieces, first = [], 0
+        chunks, first = [], 0
         for part in groups:
             box = tuple(part if i == dim else n for i, n in enumerate(local))
-            pieces.append(Piece(at(first), at(first * size + rank * part), box))
+            chunks.append(Chunk(at(first), at(first * size + rank * part), box))
             first += part
-        return cls(shape, tuple(pieces))
+        return cls(shape, tuple(chunks))
 
     def rows(self, first: int, count: int) -> TensorLayout:
         """Return the layout of a tensor of *count* local rows from *first* on."""
         found = []
-        for piece in self.pieces:
-            low = max(piece.start[0], first)
-            high = min(piece.start[0] + piece.size[0], first + count)
+        for chunk in self.chunks:
+            low = max(chunk.start[0], first)
+            high = min(chunk.start[0] + chunk.size[0], first + count)
             if low < high:
                 found.append(
-                    Piece(
-                        (low - first, *piece.start[1:]),
-                        (piece.offset[0] + low - piece.start[0], *piece.offset[1:]),
-                        (high - low, *piece.size[1:]),
+                    Chunk(
+                        (low - first, *chunk.start[1:]),
+                        (chunk.offset[0] + low - chunk.start[0], *chunk.offset[1:]),
+                        (high - low, *chunk.size[1:]),
                     )
                 )
         return TensorLayout(self.shape, tuple(found))
@@ -97,8 +97,8 @@ class TensorLayout:
     def fill(self, local: Tensor, whole: Tensor) -> None:
         """Copy this rank's part of *whole* into *local*."""
         with torch.no_grad():
-            for piece in self.pieces:
-                box(local, piece.start, piece.size).copy_(box(whole, piece.offset, piece.size))
+            for chunk in self.chunks:
+                box(local, chunk.start, chunk.size).copy_(box(whole, chunk.offset, chunk.size))
 
 
 def box(tensor: Tensor, start: Numbers, size: Numbers) -> Tensor:

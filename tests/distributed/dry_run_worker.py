@@ -83,7 +83,7 @@ def rank_of(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
             {
                 "name": one.name,
                 "shape": one.layout.shape,
-                "pieces": [(piece.offset, piece.size) for piece in one.layout.pieces],
+                "pieces": [(piece.offset, piece.size) for piece in one.layout.chunks],
                 "replica_count": one.replica_count,
                 "gradient": one.tensor.grad is not None
                 and one.tensor.grad.shape == one.tensor.shape,

@@ -66,7 +66,7 @@ def parts_of(state: TrainState) -> list[Any]:
         return [
             (name, layouts[name].shape, piece.offset, box(tensor, piece.start, piece.size).clone())
             for name, tensor in tensors.items()
-            for piece in layouts[name].pieces
+            for piece in layouts[name].chunks
         ]
 
 

@@ -95,7 +95,7 @@ def pieces(state: TrainState, tensors: dict[str, torch.Tensor]) -> list[Any]:
     found = []
     for name, tensor in tensors.items():
         layout = state.parallel.layouts[name]
-        for piece in layout.pieces:
+        for piece in layout.chunks:
             part = tensor
             for dim, (start, size) in enumerate(zip(piece.start, piece.size, strict=True)):
                 part = part.narrow(dim, start, size)

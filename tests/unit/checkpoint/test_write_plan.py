@@ -23,7 +23,7 @@ from lmcore.checkpoint import load as load_module
 from lmcore.checkpoint import write_plan as share
 from lmcore.checkpoint.chunks import Box
 from lmcore.errors import CheckpointError, OtherRankError
-from lmcore.parallel.tensor_layout import Piece, TensorLayout
+from lmcore.parallel.tensor_layout import Chunk, TensorLayout
 
 WHOLE = {
     "rows": torch.randn(12, 5, generator=torch.Generator().manual_seed(1)),
@@ -170,7 +170,7 @@ def test_parts_that_make_no_whole(ranks: Callable[..., list[Any]], odd: str) -> 
         if odd == "other shapes" and me:
             layout = TensorLayout.divided((2, 3), 0, rank=1, size=3)
         if odd == "twice" and me:
-            layout = TensorLayout((4, 3), TensorLayout.whole((4, 3)).pieces)
+            layout = TensorLayout((4, 3), TensorLayout.whole((4, 3)).chunks)
         shape = (4, 3) if odd == "twice" and me else (2, 3)
         Writers(rendezvous).share({"w": torch.ones(shape)}, {"w": layout})
 
@@ -275,7 +275,7 @@ def _held_boxes(whole: Tensor, boxes: list[Box]) -> tuple[Tensor, TensorLayout]:
     rows = [box.size[0] for box in boxes]
     local = torch.zeros(sum(rows), *whole.shape[1:], dtype=whole.dtype)
     starts = [(sum(rows[:i]), *(0,) * (whole.ndim - 1)) for i in range(len(boxes))]
-    pieces = (Piece(start, b.offset, b.size) for start, b in zip(starts, boxes, strict=True))
+    pieces = (Chunk(start, b.offset, b.size) for start, b in zip(starts, boxes, strict=True))
     return local, TensorLayout(tuple(whole.shape), tuple(pieces))
 
 
@@ -298,7 +298,7 @@ def test_boxes_of_any_size(ranks: Callable[..., list[Any]], tmp_path: Path, seed
         layouts = {name: layout for name, (_, layout) in made.items()}
         for name, (local, layout) in made.items():
             layout.fill(local, wholes[name])
-        tensors = {name: local for name, (local, layout) in made.items() if layout.pieces}
+        tensors = {name: local for name, (local, layout) in made.items() if layout.chunks}
         found = writers.share(tensors, layouts)
         path = save_checkpoint(
             tmp_path,

@@ -46,7 +46,7 @@ def test_divided_is_chunked(division: Division) -> None:
         whole, part = numbered(layout.shape), torch.full(local, -1.0, dtype=torch.float64)
         layout.fill(part, whole)
         assert torch.equal(part, part_of(whole, dim, rank, size, groups))
-        assert sum(math.prod(piece.size) for piece in layout.pieces) == math.prod(local)
+        assert sum(math.prod(piece.size) for piece in layout.chunks) == math.prod(local)
 
 
 @given(divisions(), st.integers(1, 5))
@@ -62,7 +62,7 @@ def test_rows_are_shards(division: Division, shards: int) -> None:
         rows = layout.rows(shard * each, each)
         assert rows.shape == layout.shape
         if shard >= len(chunks):
-            assert not rows.pieces
+            assert not rows.chunks
             continue
         own = torch.full_like(chunks[shard], -1.0)
         rows.fill(own, numbered(layout.shape))
@@ -76,14 +76,14 @@ def test_whole(shape: tuple[int, ...]) -> None:
     found = torch.zeros(shape, dtype=torch.float64)
     layout.fill(found, numbered(shape))
     assert torch.equal(found, numbered(shape))
-    assert len(layout.pieces) == 1
+    assert len(layout.chunks) == 1
 
 
 def test_packed_parts_by_hand() -> None:
     """Of queries, keys and values, four rows each, the second process has the last two."""
     layout = TensorLayout.divided((6, 5), 0, rank=1, size=2, groups=(2, 2, 2))
     assert layout.shape == (12, 5)
-    assert [(one.start, one.offset, one.size) for one in layout.pieces] == [
+    assert [(one.start, one.offset, one.size) for one in layout.chunks] == [
         ((0, 0), (2, 0), (2, 5)),
         ((2, 0), (6, 0), (2, 5)),
         ((4, 0), (10, 0), (2, 5)),
@@ -94,7 +94,7 @@ def test_unequal_groups_by_hand() -> None:
     """Of eight rows of queries and two each of keys and values the second has the last of each."""
     layout = TensorLayout.divided((6,), 0, rank=1, size=2, groups=(4, 1, 1))
     assert layout.shape == (12,)
-    assert [(one.start, one.offset, one.size) for one in layout.pieces] == [
+    assert [(one.start, one.offset, one.size) for one in layout.chunks] == [
         ((0,), (4,), (4,)),
         ((4,), (9,), (1,)),
         ((5,), (11,), (1,)),

@@ -48,7 +48,7 @@ def test_layouts_are_of_the_whole_model(size: int) -> None:
         layouts = tensor_layouts(part, Axis(rank, size, tuple(range(size)), None))
         assert {name: layout.shape for name, layout in layouts.items()} == whole
         for name, parameter in part.named_parameters():
-            held[name] += sum(math.prod(piece.size) for piece in layouts[name].pieces)
+            held[name] += sum(math.prod(piece.size) for piece in layouts[name].chunks)
             assert parameter.numel() * size >= math.prod(whole[name])
     for name, shape in whole.items():
         assert held[name] in {math.prod(shape), size * math.prod(shape)}, name

@@ -72,7 +72,7 @@ def _weights_off(found: Trained, alone: Trained) -> float:
         local, whole = found.tensors[name], alone.tensors[name]
         if tuple(whole.shape) != layout.shape:
             raise Failure(f"`{name}` is {layout.shape} in parts, and {tuple(whole.shape)} whole")
-        for piece in layout.pieces:
+        for piece in layout.chunks:
             own = box(local, piece.start, piece.size)
             off = own - box(whole, piece.offset, piece.size)
             differences.append(float(off.abs().max()))
@@ -84,7 +84,7 @@ def _other_replicas(bench: RankBench, found: Trained) -> list[str]:
     own = {}
     for name, layout in found.layouts.items():
         digest = hashlib.sha256(found.tensors[name].contiguous().numpy().tobytes()).hexdigest()
-        part = hashlib.sha256(repr(layout.pieces).encode()).hexdigest()
+        part = hashlib.sha256(repr(layout.chunks).encode()).hexdigest()
         own[f"{name} {part[:8]}"] = digest[:16]
     first, *others = bench.processes.gather(own)
     differing = {
