@@ -1,9 +1,10 @@
 """Every extension point of lmcore, on one page.
 
 A plugin is a module named by an entry point in the group `lmcore.plugins`; it implements any of
-these hooks as plain functions marked with `hookimpl`.  A hook takes any subset of its specified
-arguments, by name, without defaults.  The module must not import torch: `lmcore plugins` and the
-launcher load it.  A plugin without `lmcore_probe` brings no device and adds to every other one's.
+these hooks as plain functions marked with `hookimpl`.  A device needs three: `lmcore_plugin_info`,
+`lmcore_probe` and `lmcore_create_device`.  A hook takes any subset of its specified arguments, by
+name, without defaults.  The module must not import torch: `lmcore plugins` and the launcher load
+it.  A plugin without `lmcore_probe` brings no device and adds to every other one's.
 
 Order in a run: info, probe, options, tokenizers, corpora (launcher) -> launch environment
 (launcher, per worker) -> device, problems, policies, kernels, backends (each worker) -> run start,
@@ -157,7 +158,8 @@ def lmcore_comm_backends(device: Device) -> Sequence[CommBackend]:  # type: igno
     Called by: the runtime of several processes, for the chosen plugin and those without a device.
     When: at process-group creation.
     Ranks: every worker.
-    Return: a sequence of `CommBackend`; the available one with the highest priority is used.
+    Return: a sequence of `CommBackend`; the available one with the highest priority is used.  A
+    device whose plugin lacks the hook gets the backend that torch has registered for its type.
     """
 
 
@@ -179,7 +181,9 @@ def lmcore_precision_policies(device: Device) -> Sequence[PrecisionPolicy]:  # t
     Called by: the runtime, for the chosen plugin and those without a device.
     When: before the model is built.
     Ranks: every worker.
-    Return: a sequence of `PrecisionPolicy`; the one with the highest priority is the default.
+    Return: a sequence of `PrecisionPolicy`; the one with the highest priority is the default.  A
+    device whose plugin lacks the hook gets `standard_precision_policies`: those that go with
+    `Device.dtypes`, `fp32` by default.
     """
 
 
@@ -190,7 +194,8 @@ def lmcore_recompute_policies(device: Device) -> Sequence[RecomputePolicy]:  # t
     Called by: the runtime, for the chosen plugin and those without a device.
     When: before the model is built.
     Ranks: every worker.
-    Return: a sequence of `RecomputePolicy`, `none` among them.
+    Return: a sequence of `RecomputePolicy`, `none` among them.  A device whose plugin lacks the
+    hook gets `standard_recompute_policies`.
     """
 
 

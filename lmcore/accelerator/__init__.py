@@ -18,6 +18,7 @@ from lmcore.accelerator.precision import (
     autocast_policy,
     double_precision_policy,
     full_precision_policy,
+    standard_precision_policies,
 )
 from lmcore.accelerator.probe import (
     API_VERSION,
@@ -76,6 +77,7 @@ __all__ = [
     "none_policy",
     "offload_policy",
     "selective_policy",
+    "standard_precision_policies",
     "standard_recompute_policies",
     "torch_build",
 ]

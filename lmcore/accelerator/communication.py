@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["CommBackend"]
+if TYPE_CHECKING:
+    from lmcore.accelerator.device import Device
+
+__all__ = ["CommBackend", "registered_comm_backends"]
 
 
 @dataclass(frozen=True)
@@ -33,3 +36,13 @@ class CommBackend:
     supports_average: bool = True
     needs_device_id: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def registered_comm_backends(device: Device) -> list[CommBackend]:
+    """Return the backend that torch.distributed has registered for the device's type, if any."""
+    import torch
+
+    if not torch.distributed.is_available():
+        return []
+    name = torch.distributed.Backend.default_device_backend_map.get(device.type)
+    return [CommBackend(name, device.type)] if name else []

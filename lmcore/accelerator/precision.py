@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import DeviceError, PluginError
@@ -20,10 +20,11 @@ __all__ = [
     "autocast_policy",
     "double_precision_policy",
     "full_precision_policy",
+    "standard_precision_policies",
 ]
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class PrecisionPolicy:
     """How numbers are held during training; dtypes are torch's names ("bfloat16").
 
@@ -144,6 +145,30 @@ def double_precision_policy(*, priority: int = -100) -> PrecisionPolicy:
 
     names = ("fp64", "float64", "float64", "float64")
     return PrecisionPolicy(*names, nullcontext, prepare=prepare, priority=priority)
+
+
+def standard_precision_policies(
+    device: Device, *, default: str | None = None
+) -> list[PrecisionPolicy]:
+    """Return the core's policies: `fp32`, `fp64`, and `bf16` and `fp16` by autocast.
+
+    The core refuses one whose dtype is not among `Device.dtypes`, with that as the reason.
+
+    Args:
+        device: Device that trains.
+        default: Name of the policy for runs that name none, if the device computes in its dtype;
+            None: `fp32`.
+    """
+    policies = [
+        full_precision_policy(),
+        autocast_policy(device, name="bf16", compute="bfloat16"),
+        autocast_policy(device, name="fp16", compute="float16", loss_scaling=True),
+        double_precision_policy(),
+    ]
+    return [
+        dataclasses.replace(policy, priority=200) if policy.name == default else policy
+        for policy in policies
+    ]
 
 
 def autocast_policy(

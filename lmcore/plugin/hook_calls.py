@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lmcore.accelerator.communication import CommBackend
+from lmcore.accelerator.communication import CommBackend, registered_comm_backends
 from lmcore.accelerator.device import Device
 from lmcore.accelerator.op.records import OpImpl, Preference
 from lmcore.accelerator.op.spec import OP_SPECS
 from lmcore.accelerator.op.table import OpTable
-from lmcore.accelerator.precision import PrecisionPolicy
+from lmcore.accelerator.precision import PrecisionPolicy, standard_precision_policies
 from lmcore.accelerator.probe import Check, Problem
-from lmcore.accelerator.recompute import RecomputePolicy
+from lmcore.accelerator.recompute import RecomputePolicy, standard_recompute_policies
 from lmcore.accelerator.staging import CheckpointStager
 from lmcore.errors import DeviceError, LmcoreError, PluginError
 from lmcore.plugin.record import PluginRecord, PluginSet
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lmcore.config.section import Config
 
 __all__ = [
+    "DEFAULT_OFFERS",
     "build_op_table",
     "checkpoint_stagers",
     "choose_comm_backend",
@@ -48,6 +49,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Named = TypeVar("Named", PrecisionPolicy, RecomputePolicy, CheckpointStager)
+
+DEFAULT_OFFERS: Mapping[str, Callable[[Device], list[Any]]] = {
+    "lmcore_comm_backends": registered_comm_backends,
+    "lmcore_precision_policies": standard_precision_policies,
+    "lmcore_recompute_policies": standard_recompute_policies,
+}
+"""Offers of the core for a device whose plugin does not implement the hook."""
 
 
 def launch_env(
@@ -152,17 +160,7 @@ def comm_backends(
 
 def op_impls(plugins: PluginSet, selection: Selection, device: Device) -> tuple[OpImpl, ...]:
     """Return the kernels on offer, each with the name of its plugin."""
-    found: list[OpImpl] = []
-    for record in plugins.participants(selection.plugin):
-        offered = _offered(record, selection, "lmcore_op_impls", OpImpl, device=device)
-        offered = [dataclasses.replace(impl, plugin=record.name) for impl in offered]
-        try:
-            OpTable(OP_SPECS, [*found, *offered])
-        except PluginError as error:
-            _skip_or_raise(record, selection, "lmcore_op_impls", error)
-        else:
-            found += offered
-    return tuple(found)
+    return build_op_table(plugins, selection, device).impls
 
 
 def precision_policies(
@@ -254,14 +252,21 @@ def build_op_table(
         strict: From `--strict-ops`: a reference may not be bound.
         deterministic: From `--deterministic`: only kernels that claim to be so.
     """
-    return OpTable(
+    table = OpTable(
         OP_SPECS,
-        op_impls(plugins, selection, device),
-        preferences=preferences,
         strict=strict,
         traits=["deterministic"] if deterministic else [],
         device_plugin=selection.plugin,
     )
+    hook = "lmcore_op_impls"
+    for record in plugins.participants(selection.plugin):
+        offered = _offered(record, selection, hook, OpImpl, device=device)
+        try:
+            table.register(dataclasses.replace(impl, plugin=record.name) for impl in offered)
+        except PluginError as error:
+            _skip_or_raise(record, selection, hook, error)
+    table.prefer(preferences or {})
+    return table
 
 
 def choose_comm_backend(backends: Iterable[CommBackend], wanted: str | None = None) -> CommBackend:
@@ -343,7 +348,9 @@ def _offered(
     record: PluginRecord, selection: Selection, hook: str, kind: type[T], **arguments: Any
 ) -> list[T]:
     if not record.implements(hook):
-        return []
+        default = DEFAULT_OFFERS.get(hook)
+        is_device_plugin = record.name == selection.plugin
+        return default(arguments["device"]) if default and is_device_plugin else []
     try:
         return _checked_list(record, hook, record.call(hook, **arguments), kind)
     except LmcoreError as error:

@@ -24,7 +24,7 @@ def policies(dtypes: frozenset[str]) -> dict[str, Any]:
     [
         (ALL, "bf16", set()),
         (ALL - {"float64"}, "bf16", {"fp64"}),
-        (ALL - {"bfloat16", "float64"}, "fp32", {"fp64"}),
+        (ALL - {"bfloat16", "float64"}, "fp32", {"bf16", "fp64"}),
         (ALL - {"float16"}, "bf16", {"fp16"}),
     ],
 )

@@ -26,6 +26,7 @@ from lmcore.accelerator import (
     RecomputePolicy,
     full_precision_policy,
     none_policy,
+    standard_precision_policies,
 )
 from lmcore.accelerator.probe import API_VERSION
 from lmcore.config.section import Config
@@ -55,6 +56,7 @@ from lmcore.plugin import (
     validate_config,
     verify,
 )
+from lmcore.plugin.hook_calls import DEFAULT_OFFERS
 
 PRESENT, ABSENT, BROKEN = ProbeState.PRESENT, ProbeState.ABSENT, ProbeState.BROKEN
 
@@ -648,7 +650,41 @@ def test_list_hooks_return_what_the_plugin_offers(hook):
     one = LISTS[hook][1]
     wanted = replace(one, plugin="chip") if isinstance(one, OpImpl) else one
     assert call_list(hook, *chip(**{hook: [one]})) == (wanted,)
-    assert call_list(hook, *chip()) == ()
+    if hook not in DEFAULT_OFFERS:
+        assert call_list(hook, *chip()) == ()
+
+
+def test_the_core_offers_what_a_devices_plugin_leaves_out():
+    """Precisions by the device's dtypes, recompute policies, torch's backend; also beside others.
+
+    An extension's offers come with them, and replace none.
+    """
+    plugins = found(
+        point("chip", probe_of("chip")),
+        point("extra", lmcore_recompute_policies=[replace(none_policy(), name="rare")]),
+    )
+    selection = select(plugins, env={})
+    device = replace(device_of(), dtypes=frozenset({"float32", "bfloat16"}))
+    precisions = precision_policies(plugins, selection, device)
+    usable = {one.name for one in precisions if one.available() is None}
+    assert usable == {"fp32", "bf16"}
+    assert choose_precision(precisions, None).name == "fp32"
+    names = [one.name for one in recompute_policies(plugins, selection, device)]
+    assert {"none", "full", "selective", "rare"} <= set(names)
+    assert comm_backends(plugins, selection, device) == ()  # torch has none registered for it
+    host = replace(device, type="cpu")
+    assert [one.name for one in comm_backends(plugins, selection, host)] == ["gloo"]
+
+
+@pytest.mark.parametrize("default", ["bf16", "fp32"])
+def test_a_device_may_prefer_another_standard_precision(default):
+    """The named one is the default if the device computes in its dtype, else float32 is."""
+    device = replace(device_of(), dtypes=frozenset({"float32", "bfloat16"}))
+    offered = standard_precision_policies(device, default=default)
+    plugins, selection = chip(lmcore_precision_policies=offered)
+    assert choose_precision(precision_policies(plugins, selection, device), None).name == default
+    narrow = precision_policies(plugins, selection, device_of())
+    assert choose_precision(narrow, None).name == "fp32"
 
 
 @pytest.mark.parametrize("answer", [None, 3, "text", ["text"], {}, [None]])

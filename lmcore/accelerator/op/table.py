@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,7 +66,7 @@ class OpTable:
         self.specs = {spec.name: spec for spec in specs}
         self.strict = strict
         self.traits = frozenset(traits)
-        self.preferences = dict(preferences or {})
+        self.preferences: Preference = {}
         self.device_plugin = device_plugin
         self.resolutions: list[Resolution] = []
         self._impls: dict[str, dict[str, OpImpl]] = {name: {} for name in self.specs}
@@ -74,11 +74,28 @@ class OpTable:
         self._unfit: dict[tuple[str, str], str] = {}
         self._unmet: list[Resolution] = []
         self._depth = 0
-        for impl in impls:
-            self._add(impl)
-        self._check_preferences()
+        self.register(impls)
+        self.prefer(preferences or {})
 
-    def _add(self, impl: OpImpl) -> None:
+    @property
+    def impls(self) -> tuple[OpImpl, ...]:
+        """The registered kernels, by op."""
+        return tuple(impl for by_id in self._impls.values() for impl in by_id.values())
+
+    def register(self, impls: Iterable[OpImpl]) -> None:
+        """Add kernels: all of them, or none if one is wrong.
+
+        Raises:
+            PluginError: A kernel is malformed, names an unknown op, or its id is taken.
+        """
+        added: dict[tuple[str, str], OpImpl] = {}
+        for impl in impls:
+            self._check(impl, added)
+            added[impl.op, impl.id] = impl
+        for impl in added.values():
+            self._impls[impl.op][impl.id] = impl
+
+    def _check(self, impl: OpImpl, added: Mapping[tuple[str, str], OpImpl]) -> None:
         problem = impl_problem(impl)
         if problem is not None:
             raise PluginError(
@@ -90,16 +107,21 @@ class OpTable:
                 f"plugin `{impl.plugin}` brings kernel `{impl.id}` for an unknown op `{impl.op}`",
                 hint=suggestion(impl.op, self.specs),
             )
-        known = self._impls[impl.op]
-        if impl.id in known or impl.id == REFERENCE:
-            owner = known[impl.id].plugin if impl.id in known else "lmcore"
+        other = self._impls[impl.op].get(impl.id) or added.get((impl.op, impl.id))
+        if other or impl.id == REFERENCE:
+            owner = other.plugin if other else "lmcore"
             raise PluginError(
                 f"kernel id `{impl.id}` of op `{impl.op}` is taken",
                 why=f"plugins `{owner}` and `{impl.plugin}` both bring it",
             )
-        known[impl.id] = impl
 
-    def _check_preferences(self) -> None:
+    def prefer(self, preferences: Preference) -> None:
+        """Set the ids the user would rather have, by op.
+
+        Raises:
+            ConfigError: One of them names an unknown op or kernel.
+        """
+        self.preferences = dict(preferences)
         for op, ids in self.preferences.items():
             if op not in self.specs:
                 raise ConfigError(f"`--ops {op}=...`: unknown op", hint=suggestion(op, self.specs))

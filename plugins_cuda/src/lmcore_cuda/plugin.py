@@ -16,11 +16,9 @@ from lmcore.accelerator import (
     PrecisionPolicy,
     Probe,
     Problem,
-    RecomputePolicy,
     autocast_policy,
     buffer_stager,
     full_precision_policy,
-    standard_recompute_policies,
 )
 from lmcore.hookspecs import hookimpl
 
@@ -34,7 +32,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Return the plugin's name and the versions that it supports."""
     return PluginInfo(
         name="cuda",
-        api=">=1,<2",
+        api=">=1.1,<2",
         torch=">=2.11",
         provides=("cuda",),
         summary="NVIDIA GPUs, through PyTorch's CUDA build",
@@ -114,12 +112,6 @@ def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
     if "bfloat16" in device.dtypes:
         policies.append(autocast_policy(device, name="bf16", compute="bfloat16", priority=200))
     return policies
-
-
-@hookimpl
-def lmcore_recompute_policies(device: Device) -> list[RecomputePolicy]:
-    """Offer the core's policies, offloading to pinned memory among them."""
-    return standard_recompute_policies(device)
 
 
 @hookimpl

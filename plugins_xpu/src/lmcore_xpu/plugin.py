@@ -16,9 +16,8 @@ from lmcore.accelerator import (
     PrecisionPolicy,
     Probe,
     Problem,
-    RecomputePolicy,
     buffer_stager,
-    standard_recompute_policies,
+    standard_precision_policies,
 )
 from lmcore.hookspecs import hookimpl
 
@@ -32,7 +31,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Say what this plugin is and works with."""
     return PluginInfo(
         name="xpu",
-        api=">=1,<2",
+        api=">=1.1,<2",
         torch=">=2.11",
         provides=("xpu",),
         summary="Intel GPUs, through torch.xpu",
@@ -101,16 +100,8 @@ def lmcore_op_impls(device: Device) -> list[OpImpl]:
 
 @hookimpl
 def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
-    """Offer what the GPU computes products in, bfloat16 first."""
-    from lmcore_xpu.precision import precision_policies
-
-    return precision_policies(device)
-
-
-@hookimpl
-def lmcore_recompute_policies(device: Device) -> list[RecomputePolicy]:
-    """Offer the core's policies, offloading to pinned memory among them."""
-    return standard_recompute_policies(device)
+    """Offer the core's policies, bfloat16 first; torch has no 8-bit products for these GPUs."""
+    return standard_precision_policies(device, default="bf16")
 
 
 @hookimpl

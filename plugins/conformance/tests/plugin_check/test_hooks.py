@@ -8,7 +8,7 @@ import types
 import pytest
 
 from lmcore.hookspecs import hookimpl
-from lmcore_conformance.contract.snapshot import describe_contract
+from lmcore_conformance.contract.snapshot import describe_contract, load_contract
 from lmcore_conformance.plugin_check.hooks import check_hooks, implementations
 
 CONTRACT = describe_contract()
@@ -115,14 +115,28 @@ def test_several_mistakes_are_all_named():
         ("lmcore_plugin_info", "failed", "the one that every plugin needs"),
         ("lmcore_probe", "failed", "the device can never be chosen"),
         ("lmcore_create_device", "failed", "cannot be created"),
+    ],
+)
+def test_a_hook_that_belongs_to_others_is_missed(missing, status, words):
+    """A plugin that brings a device has the three hooks that it needs."""
+    (found,) = findings(plugin(**{missing: None}))
+    assert (found.name, found.status) == (missing, status)
+    assert words in found.detail
+
+
+@pytest.mark.parametrize(
+    "missing, status, words",
+    [
         ("lmcore_precision_policies", "failed", "without a precision"),
         ("lmcore_recompute_policies", "failed", "without the policy `none`"),
         ("lmcore_comm_backends", "warning", "one process"),
     ],
 )
-def test_a_hook_that_belongs_to_others_is_missed(missing, status, words):
-    """A plugin that brings a device brings all that a run on it needs."""
-    (found,) = findings(plugin(**{missing: None}))
+def test_the_first_version_has_no_defaults(missing, status, words):
+    """For version 1.0 a plugin that brings a device brings all that a run on it needs."""
+    subject = plugin(**{missing: None})
+    assert findings(subject) == []
+    (found,) = findings(subject, load_contract("1.0"))
     assert (found.name, found.status) == (missing, status)
     assert words in found.detail
 

@@ -14,15 +14,9 @@ from lmcore.accelerator import (
     Device,
     OpImpl,
     PluginInfo,
-    PrecisionPolicy,
     Probe,
     Problem,
-    RecomputePolicy,
-    autocast_policy,
     buffer_stager,
-    double_precision_policy,
-    full_precision_policy,
-    standard_recompute_policies,
 )
 from lmcore.hookspecs import hookimpl
 
@@ -38,7 +32,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Say what this plugin is and works with."""
     return PluginInfo(
         name="cpu",
-        api=">=1,<2",
+        api=">=1.1,<2",
         torch=">=2.11",
         provides=("cpu",),
         summary="the host's processors, through PyTorch",
@@ -108,23 +102,6 @@ def lmcore_op_impls() -> list[OpImpl]:
     from lmcore_cpu.kernels import KERNELS
 
     return list(KERNELS)
-
-
-@hookimpl
-def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
-    """Offer float32, half-precision products by autocast, and float64 to measure them by."""
-    return [
-        full_precision_policy(),
-        autocast_policy(device, name="bf16", compute="bfloat16"),
-        autocast_policy(device, name="fp16", compute="float16", loss_scaling=True),
-        double_precision_policy(),
-    ]
-
-
-@hookimpl
-def lmcore_recompute_policies(device: Device) -> list[RecomputePolicy]:
-    """Offer the core's policies; offloading says why there is nothing to gain here."""
-    return standard_recompute_policies(device)
 
 
 @hookimpl

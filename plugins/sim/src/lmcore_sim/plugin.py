@@ -13,16 +13,10 @@ from lmcore.accelerator import (
     Device,
     OpImpl,
     PluginInfo,
-    PrecisionPolicy,
     Probe,
     Problem,
-    RecomputePolicy,
-    autocast_policy,
     buffer_stager,
-    double_precision_policy,
-    full_precision_policy,
     host_copy_stager,
-    standard_recompute_policies,
 )
 from lmcore.hookspecs import hookimpl
 
@@ -39,7 +33,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Say what this plugin is and works with."""
     return PluginInfo(
         name="sim",
-        api=">=1,<2",
+        api=">=1.1,<2",
         torch=">=2.11",
         provides=("sim",),
         summary="simulated devices, to test without hardware",
@@ -88,23 +82,6 @@ def lmcore_op_impls() -> list[OpImpl]:
         OpImpl("cross_entropy", "torch", f"{_KERNELS}:cross_entropy", traits=_FUSED),
         OpImpl("grad_norm", "norms", f"{_KERNELS}:grad_norm", traits=_DETERMINISTIC),
     ]
-
-
-@hookimpl
-def lmcore_precision_policies(device: Device) -> list[PrecisionPolicy]:
-    """Offer float32, half-precision products by autocast, and float64."""
-    return [
-        full_precision_policy(),
-        autocast_policy(device, name="bf16", compute="bfloat16"),
-        autocast_policy(device, name="fp16", compute="float16", loss_scaling=True),
-        double_precision_policy(),
-    ]
-
-
-@hookimpl
-def lmcore_recompute_policies(device: Device) -> list[RecomputePolicy]:
-    """Offer the core's policies, offloading to pinned memory among them."""
-    return standard_recompute_policies(device)
 
 
 @hookimpl

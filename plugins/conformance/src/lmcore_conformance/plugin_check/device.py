@@ -20,7 +20,7 @@ from lmcore.accelerator.recompute import RecomputePolicy
 from lmcore.accelerator.staging import CheckpointStager
 from lmcore.errors import LmcoreError, PluginError
 from lmcore.plugin.discovery import GROUP, discover
-from lmcore.plugin.hook_calls import create_device
+from lmcore.plugin.hook_calls import DEFAULT_OFFERS, create_device
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, describe
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import Selection
@@ -138,12 +138,14 @@ class Bench:
         return self.creation
 
     def offered(self, hook: str, kind: type[T], **arguments: Any) -> list[T]:
-        """Return what a hook lists.
+        """Return what a hook lists; if the plugin does not implement it, the core's default.
 
         Raises:
             PluginError: It raised or returned something else.
         """
-        return listed(self.record, hook, kind, **arguments)
+        if self.record.implements(hook):
+            return listed(self.record, hook, kind, **arguments)
+        return DEFAULT_OFFERS[hook](self.device)
 
 
 def _on_device(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
+from packaging.version import Version
+
 from lmcore import hookspecs
 from lmcore.accelerator.probe import Check, CheckStatus
 from lmcore.errors import nearest
@@ -73,7 +75,7 @@ def check_hooks(plugin: object, contract: Described) -> Iterator[Check]:
         detail = f"{count} as version {contract['api']} of the contract specifies"
         yield Check("hooks", CheckStatus.OK, detail)
     marked = {one.hook for one in implementations(plugin) if one.mark is not None}
-    yield from _missing(marked)
+    yield from _missing(marked, contract["api"])
 
 
 def _failed(hook: str, detail: str, fix: str | None = None) -> Check:
@@ -149,21 +151,25 @@ def _argument_problems(one: Implementation, known: Described, version: str) -> I
             yield _failed(one.hook, f"argument `{name}` stands after `*`, so it is never passed")
 
 
-def _missing(marked: set[str]) -> Iterator[Check]:
-    """Yield which hooks are not there that belong to those that are."""
+def _missing(marked: set[str], version: str) -> Iterator[Check]:
+    """Yield the hooks that are missing beside those of the plugin."""
     if "lmcore_plugin_info" not in marked:
         yield _failed("lmcore_plugin_info", "it is missing; it is the one that every plugin needs")
     if "lmcore_create_device" in marked and "lmcore_probe" not in marked:
         yield _failed("lmcore_probe", "it is missing, so the device can never be chosen")
     if "lmcore_probe" not in marked:
         return
+    if "lmcore_create_device" not in marked:
+        detail = "it is missing, so a device that is present cannot be created"
+        yield _failed("lmcore_create_device", detail)
+    if Version(version) >= Version("1.1"):  # the core has defaults for the others
+        return
     for hook, why in (
-        ("lmcore_create_device", "a device that is present cannot be created"),
         ("lmcore_precision_policies", "no run can start on the device without a precision"),
         ("lmcore_recompute_policies", "no run can start without the policy `none`"),
     ):
         if hook not in marked:
-            yield _failed(hook, f"it is missing, and the plugin brings a device: {why}")
+            yield _failed(hook, f"it is missing, and version {version} has no default: {why}")
     if "lmcore_comm_backends" not in marked:
-        detail = "it is missing: a run on this device has one process"
+        detail = f"it is missing, and version {version} has no default: runs have one process"
         yield Check("lmcore_comm_backends", CheckStatus.WARNING, detail)

@@ -22,6 +22,7 @@ from packaging.specifiers import SpecifierSet
 from lmcore.accelerator.probe import API_VERSION, Check, CheckStatus, PluginInfo, ProbeState
 from lmcore.errors import LmcoreError
 from lmcore.plugin.discovery import ALLOW_LIST, GROUP, OFF, discover
+from lmcore.plugin.hook_calls import DEFAULT_OFFERS
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState, describe
 from lmcore_conformance.contract.snapshot import load_contract
 from lmcore_conformance.plugin_check.device import DEVICE_CHECKS, Bench
@@ -141,7 +142,8 @@ class _Trial:
             return
         found = list(check_hooks(self.plugin, self.contract))
         marked = {one.hook for one in implementations(self.plugin) if one.mark is not None}
-        hooks = [hook for hook in self.contract["hooks"] if hook in marked]
+        called = marked | (set(DEFAULT_OFFERS) if "lmcore_create_device" in marked else set())
+        hooks = [hook for hook in self.contract["hooks"] if hook in called]
         yield {"steps": hooks}
         yield from _told("hooks", found)
         self.load(clean=all(check.status is not CheckStatus.FAILED for check in found))
