@@ -1,4 +1,4 @@
-"""Saving and loading."""
+"""Section `checkpoint`: saving and loading."""
 
 from __future__ import annotations
 
@@ -9,27 +9,25 @@ from lmcore.config.option import option
 
 @dataclass(frozen=True)
 class CheckpointSection:
-    """The run directory and what is saved to, and restored from, it."""
+    """Run directory, checkpoints to save and the checkpoint to load."""
 
     save: str | None = option(None, "Run directory; default: runs/<date>-<name>.", metavar="DIR")
     load: str | None = option(
         None,
-        "Run directory, its `checkpoints`, or one `iter_XXXXXXX`, to continue from.",
+        "Checkpoint to continue from: a run directory, its `checkpoints`, or one `iter_XXXXXXX`.",
         metavar="DIR",
     )
     save_interval: int | None = option(
-        None, "Steps between checkpoints; default: only at the end.", minimum=1
+        None, "Steps between checkpoints; default: only one at the end.", minimum=1
     )
     keep_last: int | None = option(
-        None, "Checkpoints kept, older ones are deleted after a save; default: all.", minimum=1
+        None, "Number of checkpoints to keep; a save deletes older ones; default: all.", minimum=1
     )
-    async_save: bool = option(
-        False, "Write the checkpoints of --save-interval while training goes on."
-    )
+    async_save: bool = option(False, "Write the checkpoints of --save-interval in the background.")
     save_optim: bool = option(True, "Save the optimizer's state.")
-    save_rng: bool = option(True, "Save the random states.")
+    save_rng: bool = option(True, "Save the random number states.")
     load_optim: bool = option(True, "Load the optimizer's state.")
-    load_rng: bool = option(True, "Load the random states.")
+    load_rng: bool = option(True, "Load the random number states.")
     finetune: bool = option(
         False,
         "Load only the weights; step, optimizer state, schedule and data start from the beginning.",
@@ -43,13 +41,13 @@ class CheckpointSection:
         False, "Continue with the checkpoint's learning-rate schedule."
     )
     override_opt_param_scheduler: bool = option(
-        False, "Continue with this run's learning-rate schedule, though the checkpoint's differs."
+        False, "Continue with this run's learning-rate schedule even if the checkpoint's differs."
     )
     change_blend: bool = option(
         False,
-        "Continue with this run's data sources and weights, each source from where the checkpoint "
-        "left it.",
+        "Continue with this run's data sources and weights; each source continues at the position "
+        "in the checkpoint.",
     )
     override_data_order: bool = option(
-        False, "Continue though the training samples come in another order than the checkpoint's."
+        False, "Continue even if the order of the training samples differs from the checkpoint's."
     )

@@ -1,4 +1,4 @@
-"""Where the text comes from."""
+"""Section `data`: data sources, their weights, the split and the tokenizer."""
 
 from __future__ import annotations
 
@@ -7,93 +7,95 @@ from dataclasses import dataclass
 from lmcore.config.option import option
 from lmcore.config.section.tokenizer import TYPES, TokenizerSection
 
-_WEIGHTED = "weight and prefix in turn, or prefixes alone, which then go by their sizes"
-_RANGES = 'as "NAME: WEIGHT START:END PREFIX, ...", START and END being shares of its documents'
+_WEIGHTED = "alternate weight and prefix, or prefixes alone, weighted by size"
+_RANGES = 'as "NAME: WEIGHT START:END PREFIX, ...", START and END as fractions of the documents'
 
 
 @dataclass(frozen=True)
 class DataSection(TokenizerSection):
-    """Indexed data sets, their weights, tokenizer and split."""
+    """Data sources, their weights, the split and the tokenizer."""
 
     data_path: tuple[str, ...] = option(
         (),
-        "Prefixes of indexed data sets (without .bin/.idx), divided by split; several: "
+        "Prefixes of indexed data sets (without .bin/.idx), divided by split; for several "
         f"{_WEIGHTED}. Default: the bundled text.",
         metavar="PREFIX",
     )
     train_data_path: tuple[str, ...] = option(
-        (), f"Data sets of training alone: {_WEIGHTED}.", metavar="PREFIX"
+        (), f"Data sets for training only: {_WEIGHTED}.", metavar="PREFIX"
     )
     valid_data_path: tuple[str, ...] = option(
-        (), "Data sets of validation alone, as train_data_path.", metavar="PREFIX"
+        (), "Data sets for validation only, like train_data_path.", metavar="PREFIX"
     )
     test_data_path: tuple[str, ...] = option(
-        (), "Data sets of the test alone, as train_data_path.", metavar="PREFIX"
+        (), "Data sets for the test only, like train_data_path.", metavar="PREFIX"
     )
     train_weighted_split_paths: tuple[str, ...] = option(
         (), f"Ranges of data sets for training, {_RANGES}.", metavar="TEXT"
     )
     valid_weighted_split_paths: tuple[str, ...] = option(
-        (), "Ranges of data sets for validation, as train_weighted_split_paths.", metavar="TEXT"
+        (), "Ranges of data sets for validation, like train_weighted_split_paths.", metavar="TEXT"
     )
     test_weighted_split_paths: tuple[str, ...] = option(
-        (), "Ranges of data sets for the test, as train_weighted_split_paths.", metavar="TEXT"
+        (), "Ranges of data sets for the test, like train_weighted_split_paths.", metavar="TEXT"
     )
     data_file_list: str | None = option(
         None,
-        "File with a line for each data set: weight, prefix and corpus; divided by split.",
+        "Data file list, a line for each data set: weight, prefix and corpus; divided by split.",
         metavar="FILE",
     )
     corpus: str | None = option(
         None,
-        "Text to train on by its name, as listed by `lmcore data corpora`; excludes data_path.",
+        "Name of a text to train on, from `lmcore data corpora`; excludes data_path.",
         metavar="NAME",
     )
     train_data: tuple[str, ...] = option(
         (),
-        "Texts to train on by their names, one after the other; without valid_data and test_data "
-        "divided by split.",
+        "Names of texts to train on, weighted by size; divided by split if neither valid_data nor "
+        "test_data is given.",
         metavar="NAME",
     )
-    valid_data: tuple[str, ...] = option((), "Texts to validate on by their names.", metavar="NAME")
-    test_data: tuple[str, ...] = option((), "Texts to test on by their names.", metavar="NAME")
+    valid_data: tuple[str, ...] = option((), "Names of texts to validate on.", metavar="NAME")
+    test_data: tuple[str, ...] = option((), "Names of texts to test on.", metavar="NAME")
     lazy_loader: bool = option(
         False,
-        "Keep texts that have a name as text as well, read document by document; later starts do "
-        "without their source.",
+        "Keep a copy of named texts, so that later starts do not need their source.",
     )
-    split: str = option("969,30,1", "Shares of training, validation and test documents.")
+    split: str = option(
+        "969,30,1", "Fractions of the documents for training, validation and test, in any unit."
+    )
     data_cache_path: str | None = option(
-        None, "Directory of the sample index caches; default: beside the data.", metavar="DIR"
+        None, "Directory of the sample index caches; default: next to the data.", metavar="DIR"
     )
     dataloader_type: str = option(
         "single",
-        "Order of the samples: one pass over as many as the run needs, or passes over all of "
-        "them (cyclic), each shuffled anew.",
+        "Order of the samples: one sequence of as many as the run needs (single), or epochs over "
+        "all samples, each shuffled differently (cyclic).",
         choices=("single", "cyclic"),
     )
     final_epoch_threshold: float = option(
         0.80,
-        "The last epoch is shuffled apart from those before where less than this part of its "
-        "samples is needed: 0.80 as Megatron, 0.95 as BigScience's fork of it.",
+        "Shuffle the last epoch separately if less than this fraction of its samples is needed; "
+        "0.80 in Megatron, 0.95 in BigScience's fork.",
         minimum=0,
         maximum=1,
     )
     reset_position_ids: bool = option(
-        False, "Count positions from the start of each document of a sample."
+        False, "Restart position ids at each document within a sample."
     )
     reset_attention_mask: bool = option(
-        False, "Let tokens attend to their own document of a sample only."
+        False, "Mask attention at document boundaries within a sample."
     )
     eod_mask_loss: bool = option(
-        False, "Leave what follows an end-of-document token out of the loss."
+        False, "Mask the loss of the tokens that follow an end-of-document token."
     )
-    num_prefetch: int = option(4, "Micro-batches prepared ahead of the step.", minimum=1)
+    num_prefetch: int = option(4, "Number of micro-batches to prefetch.", minimum=1)
     vocab_size: int | None = option(
-        None, "Vocabulary size before padding; default: the tokenizer's.", minimum=1
+        None, "Vocabulary size before padding, in tokens; default: the tokenizer's.", minimum=1
     )
     tokenizer_type: str | None = option(
         None,
-        f"{TYPES}; default: GPT2BPETokenizer with its files, else what the data was prepared with.",
+        f"{TYPES}; default: GPT2BPETokenizer if its files are given, else the tokenizer that the "
+        "data was prepared with.",
         metavar="TYPE",
     )

@@ -1,4 +1,4 @@
-"""What is written about a run, and how often."""
+"""Section `logging`: progress, metrics and TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lmcore.config.option import option
 class LoggingSection:
     """Progress, metrics and TensorBoard."""
 
-    name: str = option("gpt", "Name of the run, part of its default directory.")
-    log_interval: int = option(10, "Steps between training lines.", minimum=1)
+    name: str = option("gpt", "Name of the run, used in the default run directory.")
+    log_interval: int = option(10, "Steps between progress lines.", minimum=1)
     progress: str = option(
         "auto",
-        "Live display on a terminal, or plain lines.",
+        "Progress display: live, plain lines, or none; auto: live on a terminal, else plain.",
         choices=("auto", "live", "plain", "none"),
     )
     tensorboard: bool = option(True, "Write TensorBoard events.")
@@ -26,5 +26,5 @@ class LoggingSection:
     )
     tensorboard_log_interval: int = option(1, "Steps between TensorBoard events.", minimum=1)
     tensorboard_queue_size: int = option(
-        1000, "TensorBoard events held before they are written.", minimum=1
+        1000, "TensorBoard events queued before they are written.", minimum=1
     )

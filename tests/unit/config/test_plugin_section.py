@@ -143,8 +143,8 @@ def test_a_file_of_a_plugin_that_is_not_installed(write):
     assert caught.value.what == "run.yaml:3: unknown section `drill`"
     assert "nor an installed plugin" in caught.value.why
     assert (
-        "if it is of a plugin `drill`, install that, or delete the section `drill:` from `run.yaml`"
-        in caught.value.hint
+        "if it belongs to a plugin `drill`, install that, or delete the section `drill:` "
+        "from `run.yaml`" in caught.value.hint
     )
     assert caught.value.others == ()
 
