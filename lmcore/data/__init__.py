@@ -1,6 +1,6 @@
-"""From text to micro-batches: tokenizers, indexed datasets, sample indices and loading.
+"""Data from text to micro-batches: tokenizers, indexed datasets, sample indices, loading.
 
-The flow: `prepare` turns JSON lines into `.bin`/`.idx` pairs, `IndexedDataset` maps them,
-`GPTDataset` cuts them into samples, `BatchLoader` makes micro-batches of the samples.  Only
-`lmcore.data.loading.loader` imports torch; import what is needed from the modules themselves.
+`prepare` turns JSON lines into `.bin`/`.idx` pairs, `IndexedDataset` memory-maps them, `GPTDataset`
+cuts them into samples, and `BatchLoader` collates samples into micro-batches.  Only
+`lmcore.data.loading` imports torch; import names from their modules.
 """

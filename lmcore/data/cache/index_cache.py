@@ -95,8 +95,8 @@ def load_or_build(
 ) -> Arrays:
     """Return arrays from the cache; build and cache them if they are missing.
 
-    Every process of a run may call this with the same arguments.  One process of those that share
-    a directory builds, the others wait for its files.  No collective is used.
+    Every process of a run may call this with the same arguments.  Among processes with a common
+    directory one builds, and the others wait for its files.  No collective is used.
 
     Args:
         indexed: The dataset.

@@ -100,9 +100,9 @@ class ICTDataset(SentenceDataset):
             see also `load_or_build`.
 
     Source:
-        Lee et al. 2019 (https://arxiv.org/abs/1906.00300).  Blocks are those of Megatron-LM's
-        `ICTDataset`; the draws within a sample are seeded by its number, so that a resumed run
-        repeats them, unlike with Megatron's single generator.
+        Lee et al. 2019 (https://arxiv.org/abs/1906.00300).  The blocks are equal to those in
+        Megatron-LM's `ICTDataset`.  The draws within a sample are seeded by its number, so that a
+        resumed run repeats them, unlike with Megatron's single generator.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Micro-batches on their way to the device, each copied while the one before is computed with.
+"""Prefetch of micro-batches to the device: each is copied while the one before is computed.
 
-Copies are queued on a stream of their own, from pinned memory, so that neither the host nor the
-computation waits for them; what is handed out is in order with the computation by an event.
+Copies run from pinned memory on their own stream, so that neither the host nor the computation
+waits for them; an event orders each copy before the computation that uses it.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ __all__ = ["Batches", "prefetch_to_device"]
 
 
 class Batches(Protocol):
-    """Micro-batches, and the time that was spent waiting for them."""
+    """Iterator over micro-batches that measures the time spent waiting for them."""
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds that the consumer spent waiting for data, in all."""
+        """Total time that the consumer spent waiting for data, in seconds."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Return itself."""
+        """Return the iterator."""
 
     def __next__(self) -> Batch:
-        """Return the next one."""
+        """Return the next micro-batch."""
 
 
 def prefetch_to_device(loader: BatchLoader, device: Device) -> Batches:
-    """Return what gives the loader's micro-batches on *device*.
+    """Return an iterator over the loader's micro-batches, copied to *device* in advance.
 
-    Where that has no streams, events or pinned memory, the loader itself: its batches are on the
-    host, and whoever uses them moves them.
+    If the device has no streams, events or pinned memory, it is the loader itself, whose batches
+    stay on the host.
 
     Args:
-        loader: Its batches are in pinned memory; it is closed by its owner.
-        device: This process's.
+        loader: Loader of batches in pinned memory; the caller closes it.
+        device: Device of this process.
     """
     wanted = ("new_stream", "new_event", "pin_memory")
     if any(getattr(device, ability) is None for ability in wanted):
@@ -51,22 +51,28 @@ def prefetch_to_device(loader: BatchLoader, device: Device) -> Batches:
 
 
 @dataclass(frozen=True)
-class _Moving:
-    """A batch that is being copied: where from, where to, and when it is there."""
+class _Copy:
+    """Batch that is being copied.
+
+    Attributes:
+        host: Batch in pinned memory.
+        on_device: Batch on the device.
+        done: Event that the copy stream records after the copy.
+    """
 
     host: Batch
-    moved: Batch
-    there: Any
+    on_device: Batch
+    done: Any
 
 
 class _DeviceBatches:
     def __init__(self, loader: BatchLoader, device: Device) -> None:
         self._loader, self._device = loader, device
-        self._where = device.torch_device
+        self._torch_device = device.torch_device
         self._new_event = device.require("new_event")
         self._stream = device.require("new_stream")()
-        self._next: _Moving | None = None
-        self._left: deque[_Moving] = deque()  # their host memory is still read from
+        self._next: _Copy | None = None
+        self._running: deque[_Copy] = deque()  # keeps the host memory until it was read
 
     @property
     def wait_seconds(self) -> float:
@@ -76,27 +82,27 @@ class _DeviceBatches:
         return self
 
     def __next__(self) -> Batch:
-        moving = self._next or self._move(next(self._loader))
+        copy = self._next or self._start_copy(next(self._loader))
         self._next = None
-        computing = torch.accelerator.current_stream(self._where)
-        computing.wait_event(moving.there)
-        for tensor in moving.moved.tensors():
-            # It was made on the other stream, which may use its memory again as soon as it is
-            # let go of: not before the computation is done with it.
-            tensor.record_stream(computing)
-        ahead = self._loader.next_if_ready()
-        if ahead is not None:
-            self._next = self._move(ahead)
-        return moving.moved
+        compute_stream = torch.accelerator.current_stream(self._torch_device)
+        compute_stream.wait_event(copy.done)
+        for tensor in copy.on_device.tensors():
+            # The copy stream allocated the tensor: its memory must not be reused before the
+            # computation is done with it.
+            tensor.record_stream(compute_stream)
+        ready = self._loader.next_if_ready()
+        if ready is not None:
+            self._next = self._start_copy(ready)
+        return copy.on_device
 
-    def _move(self, host: Batch) -> _Moving:
-        """Queue the copy of a batch."""
-        while self._left and self._left[0].there.query():
-            self._left.popleft()
+    def _start_copy(self, host: Batch) -> _Copy:
+        """Queue the copy of a batch, and release host memory of copies that are done."""
+        while self._running and self._running[0].done.query():
+            self._running.popleft()
         with self._stream:
-            moved = host.to(self._where)
-        there = self._new_event()
-        there.record(self._stream)
-        moving = _Moving(host, moved, there)
-        self._left.append(moving)
-        return moving
+            on_device = host.to(self._torch_device)
+        done = self._new_event()
+        done.record(self._stream)
+        copy = _Copy(host, on_device, done)
+        self._running.append(copy)
+        return copy

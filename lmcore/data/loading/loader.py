@@ -1,10 +1,10 @@
-"""Micro-batches from a dataset, prepared ahead by one background thread.
+"""Loader of micro-batches from a dataset, prefetched by one background thread.
 
-`lmcore.data.loading.device_prefetch` brings them to the device.
+`lmcore.data.loading.device_prefetch` copies them to the device.
 
-Positions are visited in order: of each `micro_batch_size * data_parallel_size` consecutive ones,
-every data-parallel rank takes its slice.  Which samples come next thus follows from the number
-consumed so far alone, and a resumed run sees what an unbroken one would have seen.
+Samples are read in order: of each `micro_batch_size * data_parallel_size` consecutive positions,
+every data-parallel rank takes its slice.  The next samples depend only on the number consumed so
+far, so a resumed run reads the same samples as an uninterrupted one.
 
 Shapes: B micro-batch, S sequence.
 """
@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -31,7 +31,7 @@ __all__ = ["Batch", "BatchLoader", "SampleSource"]
 
 
 class SampleSource(Protocol):
-    """What a loader reads: samples of S + 1 tokens by position."""
+    """Dataset of samples of S + 1 tokens, int64, by position."""
 
     def __len__(self) -> int: ...
 
@@ -40,15 +40,15 @@ class SampleSource(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch, on the host or on a device.
+    """Micro-batch, on the host or on a device.
 
     Attributes:
-        tokens_BS: int64, the input.
-        targets_BS: int64, the token after each.
-        loss_mask_BS: float32, how much each target counts.
-        positions_BS: int64, the position of each token; None: its place in the sample.
-        documents_BS: int32, which document of the sample a token is in, where tokens attend to
-            their own alone; None: to all before.
+        tokens_BS: int64, input token ids.
+        targets_BS: int64, the next token of each input token.
+        loss_mask_BS: float32, weight of each target in the loss.
+        positions_BS: int64, position ids; None: positions in the sample.
+        documents_BS: int32, number of each token's document in the sample, for attention within
+            documents; None: tokens attend to all tokens before them.
     """
 
     tokens_BS: Tensor
@@ -58,20 +58,17 @@ class Batch:
     documents_BS: Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on *device*; the host waits for copies from pinned memory no more.
+        """Return the batch on *device*; copies from pinned memory do not block the host."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
-        Tensors that are there already are taken as they are.
-        """
-        return Batch(
-            *(None if one is None else one.to(device, non_blocking=True) for one in self._values())  # type: ignore[arg-type]
-        )
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with *function* applied to each tensor."""
+        tensors = {name: function(x) for name, x in vars(self).items() if x is not None}
+        return replace(self, **tensors)
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors that there are."""
-        return [one for one in self._values() if one is not None]
-
-    def _values(self) -> list[Tensor | None]:
-        return [getattr(self, field.name) for field in fields(self)]
+        """Return the tensors that are not None."""
+        return [tensor for tensor in vars(self).values() if tensor is not None]
 
 
 @dataclass(frozen=True)
@@ -80,24 +77,29 @@ class _Failed:
 
 
 class BatchLoader:
-    """Iterates over this rank's micro-batches; a context manager that ends its thread.
+    """Iterator over this rank's micro-batches; a context manager that ends its thread.
 
     Args:
         dataset: Samples by position.
-        micro_batch_size: B.
-        consumed_samples: Positions that all ranks together have seen before.
-        data_parallel_rank: Which slice is this rank's.
-        data_parallel_size: Number of ranks that share the positions.
-        total_samples: Where to stop; None for the whole dataset.  Positions that do not fill a
-            micro-batch of every rank are left out.
-        pin: Moves a tensor to memory that the device copies from faster; None to leave it.
-        prefetch: Micro-batches held ready.
-        vocab_size: A token beyond it stops the run; None checks nothing.
-        masks: What ends with a document inside a sample; None: nothing.
-        begin: Called first in the thread, such as to make a device current there.
+        micro_batch_size: B, number of samples of one rank.
+        consumed_samples: Number of samples consumed before, over all data-parallel ranks.
+        data_parallel_rank: Data-parallel rank of this process.
+        data_parallel_size: Number of data-parallel ranks.
+        total_samples: Number of samples after which to stop, over all ranks and including
+            *consumed_samples*; None for the whole dataset.  An incomplete last micro-batch is
+            dropped.
+        pin: Function that copies a tensor to pinned memory; None to leave tensors in pageable
+            memory.
+        prefetch: Number of micro-batches to prepare in advance.
+        vocab_size: Number of ids in the vocabulary, to check tokens against; None: no check.
+        masks: Document-boundary masks; None: samples are treated as one document.
+        begin: Function called first in the thread, such as to set its current device.
 
     Attributes:
-        wait_seconds: Time that the consumer spent waiting for data, in all.
+        wait_seconds: Total time that the consumer spent waiting for data, in seconds.
+
+    Source:
+        Megatron-LM, `MegatronPretrainingSampler`: the same samples on each rank.
     """
 
     def __init__(
@@ -142,11 +144,11 @@ class BatchLoader:
         return self._batches_left
 
     def __iter__(self) -> Iterator[Batch]:
-        """Return the loader; it is consumed once."""
+        """Return the loader, which can be iterated over once."""
         return self
 
     def __next__(self) -> Batch:
-        """Return the next micro-batch; raise what the thread raised, with its traceback."""
+        """Return the next micro-batch; raise the thread's exception if it failed."""
         if self._failure is not None:
             raise self._failure
         if not self._batches_left:
@@ -163,9 +165,9 @@ class BatchLoader:
         return item
 
     def next_if_ready(self) -> Batch | None:
-        """Return the next micro-batch where it is ready; None: ask again, with `next`.
+        """Return the next micro-batch if it is ready, else None.
 
-        Nothing is waited for or raised here.
+        This neither waits nor raises; `next` raises the thread's exception.
         """
         if self._failure is not None or not self._batches_left or self._stop.is_set():
             return None
@@ -189,13 +191,13 @@ class BatchLoader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the loader."""
         self.close()
 
     def close(self) -> None:
-        """End the thread and drop what it prepared; may be called again."""
+        """End the thread and drop its micro-batches; may be called again."""
         self._stop.set()
-        while True:  # makes room, so that a waiting `put` returns and sees the event
+        while True:  # empty the queue, so that a waiting `put` returns and sees the event
             try:
                 self._ready.get_nowait()
             except queue.Empty:
@@ -211,7 +213,7 @@ class BatchLoader:
                 if self._stop.is_set():
                     return
                 self._put(self._build(self._first + i * self._stride))
-        except BaseException as error:  # noqa: BLE001  # raised again where the batch is taken
+        except BaseException as error:  # noqa: BLE001  # `__next__` raises it
             self._put(_Failed(error))
 
     def _put(self, item: Batch | _Failed) -> None:
@@ -230,24 +232,24 @@ class BatchLoader:
         inputs_BS, targets_BS = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         masks = self._masks
         if masks is None:
-            made = [inputs_BS, targets_BS, torch.ones(inputs_BS.shape, dtype=torch.float32)]
-            return Batch(*(made if self._pin is None else map(self._pin, made)))
-        pin = self._pin or (lambda tensor: tensor)
-        positions_BS, documents_BS = masks.positions(inputs_BS), masks.documents(inputs_BS)
-        return Batch(
-            pin(inputs_BS),
-            pin(targets_BS),
-            pin(masks.loss_mask(inputs_BS)),
-            None if positions_BS is None else pin(positions_BS),
-            None if documents_BS is None else pin(documents_BS),
-        )
+            batch = Batch(inputs_BS, targets_BS, torch.ones(inputs_BS.shape, dtype=torch.float32))
+        else:
+            batch = Batch(
+                inputs_BS,
+                targets_BS,
+                masks.loss_mask(inputs_BS),
+                masks.positions(inputs_BS),
+                masks.documents(inputs_BS),
+            )
+        return batch if self._pin is None else batch.map(self._pin)
 
 
 def _check_vocabulary(tokens: Tensor, vocab_size: int, first: int) -> None:
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         raise DataError(
-            f"the data holds token {low if low < 0 else high}, the vocabulary has {vocab_size}",
+            f"the data contains token {low if low < 0 else high}; the vocabulary has {vocab_size} "
+            "ids",
             why=f"found in samples {first} to {first + len(tokens) - 1}; the data set was prepared "
             "with another tokenizer, or is damaged",
             hint="give the tokenizer of the data set, or prepare it again",

@@ -126,12 +126,12 @@ def test_host_memory_stays_until_it_is_copied(monkeypatch: pytest.MonkeyPatch) -
         batches: Any = prefetch_to_device(loader, device)
         for _ in range(3):
             next(batches)
-        assert len(batches._left) >= 3
+        assert len(batches._running) >= 3
         device.done = True
         next(batches)
         full(loader)
         next(batches)
-        assert len(batches._left) <= 1
+        assert len(batches._running) <= 1
 
 
 def test_an_error_comes_with_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:
