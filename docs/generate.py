@@ -23,7 +23,7 @@ from lmcore.cli.main import COMMANDS, main
 from lmcore.cli.plugin.commands import find_commands
 from lmcore.config.foreign import megatron
 from lmcore.config.load import load_config
-from lmcore.config.model_math import padded_vocabulary, parameter_count, query_groups
+from lmcore.config.model_math import num_query_groups, pad_vocab_size, parameter_count
 from lmcore.config.option import Option, options_of
 from lmcore.config.options.help import shown_default
 from lmcore.config.plugin_section import PluginSections, summary_of
@@ -89,7 +89,7 @@ def options_page() -> str:
 
 def _heads(model: ModelSection) -> str:
     """Return the heads, with those of keys where these are fewer."""
-    grouped = f" in {query_groups(model)} groups" if model.group_query_attention else ""
+    grouped = f" in {num_query_groups(model)} groups" if model.group_query_attention else ""
     return f"{model.num_attention_heads}{grouped}"
 
 
@@ -100,7 +100,7 @@ def presets_page() -> str:
         config = load_config(["--preset", preset.name]).config
         model = config.model
         vocabulary = config.data.vocab_size or 0
-        padded = padded_vocabulary(vocabulary, divisible_by=model.make_vocab_size_divisible_by)
+        padded = pad_vocab_size(vocabulary, divisible_by=model.make_vocab_size_divisible_by)
         rows.append(
             (
                 f"`{preset.name}`",

@@ -5,18 +5,18 @@ from __future__ import annotations
 from lmcore.config.section.model import ModelSection
 
 __all__ = [
-    "ffn_width",
+    "ffn_hidden_size",
     "flops_per_step",
-    "head_width",
-    "padded_vocabulary",
+    "head_size",
+    "num_query_groups",
+    "pad_vocab_size",
     "parameter_count",
-    "query_groups",
 ]
 
 _GATED_MULTIPLE = 64
 
 
-def ffn_width(model: ModelSection) -> int:
+def ffn_hidden_size(model: ModelSection) -> int:
     """Return the feed-forward width, 4 * hidden_size unless set.
 
     With SwiGLU, which has a third matrix, two thirds of that, down to a multiple of 64.
@@ -26,19 +26,19 @@ def ffn_width(model: ModelSection) -> int:
     return int(4 * model.hidden_size * 2 / 3 / _GATED_MULTIPLE) * _GATED_MULTIPLE
 
 
-def head_width(model: ModelSection) -> int:
+def head_size(model: ModelSection) -> int:
     """Return the channels of an attention head."""
     return model.kv_channels or model.hidden_size // model.num_attention_heads
 
 
-def query_groups(model: ModelSection) -> int:
+def num_query_groups(model: ModelSection) -> int:
     """Return the heads of keys and values: without groups one for each query head."""
     if not model.group_query_attention:
         return model.num_attention_heads
     return model.num_query_groups or 1
 
 
-def padded_vocabulary(vocab_size: int, *, divisible_by: int, tensor_parallel_size: int = 1) -> int:
+def pad_vocab_size(vocab_size: int, *, divisible_by: int, tensor_parallel_size: int = 1) -> int:
     """Return *vocab_size* rounded up to a multiple of *divisible_by* * *tensor_parallel_size*."""
     multiple = divisible_by * tensor_parallel_size
     return -(-vocab_size // multiple) * multiple
@@ -51,7 +51,7 @@ def parameter_count(model: ModelSection, padded_vocab_size: int) -> int:
     plus the final norm; of a Llama with a heads of queries and k of keys it is
     2Vh + l(h^2(2 + 2k/a) + 3hf + 2h) + h.
     """
-    h, f = model.hidden_size, ffn_width(model)
+    h, f = model.hidden_size, ffn_hidden_size(model)
     queries, keys = _attention_widths(model)
     packed, up = queries + 2 * keys, 2 * f if model.swiglu else f
     biases = model.add_bias_linear
@@ -67,8 +67,8 @@ def parameter_count(model: ModelSection, padded_vocab_size: int) -> int:
 
 def _attention_widths(model: ModelSection) -> tuple[int, int]:
     """Return the channels of all heads of queries, and of all heads of keys."""
-    width = head_width(model)
-    return model.num_attention_heads * width, query_groups(model) * width
+    width = head_size(model)
+    return model.num_attention_heads * width, num_query_groups(model) * width
 
 
 def flops_per_step(
@@ -89,7 +89,7 @@ def flops_per_step(
     h, s = model.hidden_size, model.seq_length
     queries, keys = _attention_widths(model)
     matrices = 3 if model.swiglu else 2
-    layer = 2 * h * (2 * queries + 2 * keys + matrices * ffn_width(model)) + 4 * s * queries
+    layer = 2 * h * (2 * queries + 2 * keys + matrices * ffn_hidden_size(model)) + 4 * s * queries
     logits = 2 * h * padded_vocab_size
     passes = 4 if recompute else 3
     return global_batch_size * s * (passes * model.num_layers * layer + 3 * logits)

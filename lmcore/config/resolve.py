@@ -12,11 +12,11 @@ from typing import Any
 from lmcore.config.batch_size import BatchSizes
 from lmcore.config.data_source import RunSources
 from lmcore.config.model_math import (
-    ffn_width,
+    ffn_hidden_size,
     flops_per_step,
-    padded_vocabulary,
+    num_query_groups,
+    pad_vocab_size,
     parameter_count,
-    query_groups,
 )
 from lmcore.config.plan import ResumePoint, RunPlan
 from lmcore.config.rules.training import DEFAULT_TRAIN_ITERS
@@ -61,7 +61,7 @@ def resolve(
     model, training = config.model, config.training
     batch = _known(training.global_batch_size)
     vocabulary = max(tokenizer.vocab_size, config.data.vocab_size or 0)
-    padded = padded_vocabulary(
+    padded = pad_vocab_size(
         vocabulary,
         divisible_by=model.make_vocab_size_divisible_by,
         tensor_parallel_size=layout.tensor,
@@ -118,9 +118,9 @@ def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[s
 
     if model.ffn_hidden_size is None:
         formula = "8/3 hidden_size, down to a multiple of 64" if model.swiglu else "4 * hidden_size"
-        derive("model", "ffn_hidden_size", ffn_width(model), formula)
+        derive("model", "ffn_hidden_size", ffn_hidden_size(model), formula)
     if model.group_query_attention and model.num_query_groups is None:
-        derive("model", "num_query_groups", query_groups(model), "one for all query heads")
+        derive("model", "num_query_groups", num_query_groups(model), "one for all query heads")
     if model.max_position_embeddings is None:
         derive("model", "max_position_embeddings", model.seq_length, "seq_length")
     if training.global_batch_size is None:
@@ -177,7 +177,7 @@ def _evaluation_samples(config: Config, train_iters: int, batch: int) -> tuple[i
 
 
 def _shape(model: ModelSection, padded_vocab_size: int) -> dict[str, int]:
-    grouped = {"num_query_groups": query_groups(model)} if model.group_query_attention else {}
+    grouped = {"num_query_groups": num_query_groups(model)} if model.group_query_attention else {}
     wide = {"kv_channels": model.kv_channels} if model.kv_channels else {}
     return {
         "num_layers": model.num_layers,

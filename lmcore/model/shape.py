@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lmcore.config.model_math import query_groups
+from lmcore.config.model_math import num_query_groups
 
 if TYPE_CHECKING:
     from lmcore.config.resolve import RunPlan
@@ -138,7 +138,7 @@ class ModelShape:
             attention_dropout=model.attention_dropout,
             hidden_dropout=model.hidden_dropout,
             head_dim=model.kv_channels or 0,
-            num_query_groups=query_groups(model),
+            num_query_groups=num_query_groups(model),
             normalization=model.normalization,
             swiglu=model.swiglu,
             position_embedding_type=model.position_embedding_type,

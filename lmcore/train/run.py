@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import Writers, warm_up
-from lmcore.config.model_math import query_groups
+from lmcore.config.model_math import num_query_groups
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import RunError
 from lmcore.model.shape import ModelShape
@@ -422,5 +422,5 @@ class _Session:
 
 
 def _heads(model: ModelSection) -> str:
-    grouped = f" in {query_groups(model)} groups" if model.group_query_attention else ""
+    grouped = f" in {num_query_groups(model)} groups" if model.group_query_attention else ""
     return f"{model.num_attention_heads} heads{grouped}"

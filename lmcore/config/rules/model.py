@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmcore.config.model_math import ffn_width, head_width
+from lmcore.config.model_math import ffn_hidden_size, head_size
 from lmcore.config.rules.common import Problems, Rule
 from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
@@ -47,7 +47,7 @@ def _query_groups(loaded: LoadedConfig) -> Problems:
 
 
 def _feed_forward(loaded: LoadedConfig) -> Problems:
-    if ffn_width(loaded.config.model) == 0:
+    if ffn_hidden_size(loaded.config.model) == 0:
         yield ConfigError(
             f"{loaded.shown('hidden_size')} gives `--swiglu` a feed-forward layer without channels",
             why="its width is 8/3 hidden_size, rounded down to a multiple of 64",
@@ -87,7 +87,7 @@ def _rotation(loaded: LoadedConfig) -> Problems:
             needed="--use-rope-scaling",
             why="without it `--rotary-base` alone sets the frequencies",
         )
-    channels = head_width(model)
+    channels = head_size(model)
     rotated = int(channels * model.rotary_percent)
     if rotated % 2 or not rotated:
         yield ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lmcore.config.layout import ParallelLayout
-from lmcore.config.model_math import ffn_width, query_groups
+from lmcore.config.model_math import ffn_hidden_size, num_query_groups
 from lmcore.config.option import flag_of
 from lmcore.config.rules.common import Problems, Rule
 from lmcore.config.rules.graph import graph_problems
@@ -51,9 +51,12 @@ def _processes_of_replica(loaded: LoadedConfig) -> int:
 
 def _tensor(loaded: LoadedConfig) -> Problems:
     model = loaded.config.model
-    widths = {"num_attention_heads": model.num_attention_heads, "ffn_hidden_size": ffn_width(model)}
+    widths = {
+        "num_attention_heads": model.num_attention_heads,
+        "ffn_hidden_size": ffn_hidden_size(model),
+    }
     if model.group_query_attention:
-        widths["num_query_groups"] = query_groups(model)
+        widths["num_query_groups"] = num_query_groups(model)
     for name, width in widths.items():
         yield from _divisible(
             loaded,

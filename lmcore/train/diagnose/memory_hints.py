@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lmcore.config.model_math import query_groups
+from lmcore.config.model_math import num_query_groups
 from lmcore.config.optimizers import OPTIMIZERS
 from lmcore.config.rules.deepspeed import DEEPSPEED_OPTIMIZERS
 from lmcore.train.diagnose.memory_breakdown import MemoryUse, in_units
@@ -137,7 +137,7 @@ def _zero(plan: RunPlan, use: MemoryUse, shards: int) -> Iterator[str]:
 
 def _last(plan: RunPlan) -> Iterator[str]:
     """Yield what needs other hardware or another model."""
-    layout, heads = plan.layout, query_groups(plan.config.model)
+    layout, heads = plan.layout, num_query_groups(plan.config.model)
     if heads % (2 * layout.tensor) == 0:
         yield (
             f"`--tensor-model-parallel-size {2 * layout.tensor}`, with twice as many devices: "

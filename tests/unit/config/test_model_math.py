@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from lmcore.config.model_math import ffn_width, flops_per_step, padded_vocabulary, parameter_count
+from lmcore.config.model_math import (
+    ffn_hidden_size,
+    flops_per_step,
+    pad_vocab_size,
+    parameter_count,
+)
 from lmcore.config.section.model import ModelSection
 
 
@@ -18,9 +23,9 @@ def gpt(l: int, h: int, a: int, s: int, **more: Any) -> ModelSection:  # noqa: E
 
 def test_padded_vocabulary() -> None:
     """GPT-2's 50257 tokens become 50304 alone and 51200 over 8 devices."""
-    assert padded_vocabulary(50257, divisible_by=128) == 50304
-    assert padded_vocabulary(50257, divisible_by=128, tensor_parallel_size=8) == 51200
-    assert padded_vocabulary(50304, divisible_by=128) == 50304
+    assert pad_vocab_size(50257, divisible_by=128) == 50304
+    assert pad_vocab_size(50257, divisible_by=128, tensor_parallel_size=8) == 51200
+    assert pad_vocab_size(50304, divisible_by=128) == 50304
 
 
 @pytest.mark.parametrize(
@@ -121,7 +126,7 @@ def test_flops_of_a_llama() -> None:
 @pytest.mark.parametrize("hidden,expected", [(4096, 10880), (2048, 5440), (32, 64)])
 def test_width_of_a_gate(hidden: int, expected: int) -> None:
     """With SwiGLU the width is Megatron's int(4h * 2/3 / 64) * 64."""
-    assert ffn_width(gpt(1, hidden, 1, 8, swiglu=True)) == expected
+    assert ffn_hidden_size(gpt(1, hidden, 1, 8, swiglu=True)) == expected
 
 
 @pytest.mark.parametrize("recompute,factor,divisor", [(False, 72, 12), (True, 96, 16)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmcore.config.load import load_config
-from lmcore.config.model_math import padded_vocabulary, parameter_count
+from lmcore.config.model_math import pad_vocab_size, parameter_count
 from lmcore.config.preset import PRESETS
 from lmcore.config.section import run_options
 
@@ -38,7 +38,7 @@ def test_published_table(
         heads,
     )
     assert model.seq_length == model.max_position_embeddings
-    padded = padded_vocabulary(config.data.vocab_size or 0, divisible_by=128)
+    padded = pad_vocab_size(config.data.vocab_size or 0, divisible_by=128)
     assert padded == vocabulary
     assert parameter_count(model, padded) == parameters
 
