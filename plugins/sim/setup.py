@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - pip runs it; it is in no package
-"""Compiles the device's library while the wheel is built; the rest stands in pyproject.toml."""
+"""Build of the device's library as a part of the wheel; the rest is in pyproject.toml."""
 
 from __future__ import annotations
 

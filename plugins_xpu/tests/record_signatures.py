@@ -31,7 +31,7 @@ WITH_NAMES = (
     *("torch.backends.mkldnn", "torch.nn", "torch.nn.attention", "torch.nn.functional"),
     *("torch.optim", "torch.profiler", "torch.version"),
 )
-"""Modules of which names are recorded."""
+"""Modules whose names are recorded."""
 _SMALL_WHEEL = ("--platform", "macosx_11_0_arm64", "--platform", "macosx_14_0_arm64")
 _COMPILED = {
     "torch": ("torch/_C/__init__.pyi", "torch/_C/_VariableFunctions.pyi"),

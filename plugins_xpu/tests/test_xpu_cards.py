@@ -57,7 +57,7 @@ def test_known_ids(device_id, name, generation, tiles, memory, integrated):
     ],
 )
 def test_other_ids(device_id, address, name, usable, has_driver, integrated):
-    """Old graphics are told by their first byte, a newer GPU by its id and its place."""
+    """Old graphics are identified by their first byte, a newer GPU by its id and its address."""
     card = card_of(device_id, address)
     assert card.name == name
     assert (card.usable, card.has_driver, card.integrated) == (usable, has_driver, integrated)

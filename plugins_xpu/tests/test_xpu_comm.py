@@ -1,4 +1,4 @@
-"""The communication backends: which is chosen, what the core is told of it, and why one is not."""
+"""Communication backends: the choice, its record for the core, and reasons against the others."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_xccl_is_told_its_device_and_sums(
 
 
 def test_xccl_of_another_origin(xpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch that was not built with the packages of oneCCL tells no version."""
+    """A torch that was not built with the packages of oneCCL has no version of it."""
 
     def version(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
@@ -175,7 +175,7 @@ def test_bindings_that_register_nothing(
 
 
 def test_torch_is_asked_as_it_wants() -> None:
-    """What the core passes for a backend with `needs_device_id` is a parameter of torch's."""
+    """The argument of the core for a backend with `needs_device_id` is a parameter of torch's."""
     assert "device_id" in inspect.signature(distributed.init_process_group).parameters
     assert distributed.Backend.default_device_backend_map["xpu"] == "xccl"
 

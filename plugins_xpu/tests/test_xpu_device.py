@@ -1,4 +1,4 @@
-"""Creation of the device over a driver that stands for cards; torch's own code runs over it."""
+"""Creation of the device over a simulated driver; torch's own code runs over it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_supported_torch(xpu_of_each_torch: Any) -> None:
 
 
 def test_a_tile_has_its_share_of_the_peak(xpu: Any) -> None:
-    """Where the hierarchy is flat a device is half of a Max 1550."""
+    """In the flat hierarchy a device is half of a Max 1550."""
     tile = create_device(PROBE).require("peak_flops")("bfloat16")
     xpu.cards = [Card(gpu_eu_count=1024)]
     whole = create_device(PROBE).require("peak_flops")("bfloat16")
@@ -80,7 +80,7 @@ def test_dtypes_follow_the_card(xpu: Any, card: Card, dtypes: set[str]) -> None:
 
 
 def test_each_process_has_its_own(xpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The local rank names the device, whatever the current one is; one too many is told."""
+    """The local rank names the device, whatever the current one is; one too many is an error."""
     xpu.cards = [Card(), Card(**ARC, has_fp64=False)]
     monkeypatch.setenv("LOCAL_RANK", "1")
     found = create_device(PROBE)
@@ -117,7 +117,7 @@ def test_random_numbers_and_waiting(xpu: Any) -> None:
 
 
 def test_others_memory_is_warned_of(xpu: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A run that begins on a card in use is told what is left; an idle one says nothing."""
+    """A run on a card in use logs the free memory; on an idle one it logs nothing."""
     with caplog.at_level(logging.WARNING):
         create_device(PROBE)
         assert not caplog.records
@@ -139,7 +139,7 @@ def test_others_memory_is_warned_of(xpu: Any, caplog: pytest.LogCaptureFixture) 
     ],
 )
 def test_no_memory_left(xpu: Any, said: str | None) -> None:
-    """A card without room is told by torch's words or Level Zero's, with what shows who has it."""
+    """A full card is recognised by torch's or Level Zero's message; the hint names a tool."""
     if said is None:
         xpu.cards[0].used = 64 * GIB
     else:
@@ -209,7 +209,7 @@ def test_a_torch_that_gives_no_reason(xpu: Any, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_hints(message: str, word: str) -> None:
-    """What is known to go wrong has a step that mends it."""
+    """Each known error has a fix."""
     assert word in hint_for(message)
     assert not is_out_of_memory(message)
 

@@ -1,4 +1,4 @@
-"""What `lmcore doctor` says of simulated GPUs."""
+"""Report of `lmcore doctor` on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check(monkeypatch):
 
 
 def test_nothing_fails_without_hardware(check):
-    """No GPU, no libraries, a torch without XPU: what a GPU would need is told."""
+    """Without GPU, libraries and XPU in torch the report has the needs of a GPU."""
     found = check(NOTHING)
     assert set(found) == {"device nodes", "level zero", "torch build"}
     assert {one.status for one in found.values()} == {CheckStatus.SKIPPED}
@@ -130,7 +130,7 @@ def test_a_closed_node_beside_open_ones_is_warned_of(check):
     ],
 )  # fmt: skip
 def test_variables_that_choose_devices_are_checked(check, env, name, status, detail):
-    """What is wrong with one has a line of its own."""
+    """A wrong variable has a line of its own."""
     found = check(FIT, **env)[name]
     assert found.status is status
     assert detail in found.detail
@@ -138,7 +138,7 @@ def test_variables_that_choose_devices_are_checked(check, env, name, status, det
 
 
 def test_tiles_that_torch_does_not_see_are_warned_of(check):
-    """What is expected, what is seen, and how to find out."""
+    """The report has the expected and the seen devices, and a way to find the cause."""
     found = check(FIT, count=2)["devices"]
     assert found.status is CheckStatus.WARNING
     assert found.detail.endswith("4 tiles on 2 cards are left: 4 are expected")
@@ -215,7 +215,7 @@ def test_a_torch_without_xccl_is_warned_of(check, monkeypatch):
 
 
 def test_the_hook_runs_the_checks_of_this_machine():
-    """Whatever it is."""
+    """The hook works on any machine."""
     found = plugin.lmcore_doctor(plugin.lmcore_probe({}))
     assert [one.name for one in found][:3] == ["device nodes", "level zero", "torch build"]
 
@@ -230,7 +230,7 @@ def told(cards=MAX_CARDS, env=None, **host):
 
 
 def test_nothing_set_is_in_order():
-    """What runs need is set for them."""
+    """The variables that runs need are set for them."""
     assert told()["oneccl"].detail == "nothing set; lmcore sets what runs need"
     yours = told(env={"CCL_LOG_LEVEL": "info", "CCL_BCAST": "double_tree"})["oneccl"]
     assert (yours.status, yours.detail) == (CheckStatus.OK, "yours: CCL_BCAST, CCL_LOG_LEVEL")
@@ -261,7 +261,7 @@ def test_nothing_set_is_in_order():
     ],
 )  # fmt: skip
 def test_halves_are_found(env, detail, fix):
-    """What is set, what is missing beside it, and both ways out."""
+    """The report has the set and the missing variable, and both fixes."""
     found = told(env=env)["oneccl"]
     assert found.status is CheckStatus.WARNING
     assert found.detail.startswith("half set: ")
@@ -332,7 +332,7 @@ def test_limits_that_collectives_meet_are_warned_of():
 
 
 def test_limits_are_read_from_this_host(tmp_path, monkeypatch):
-    """They are numbers; what is not there is not told."""
+    """Facts of the host are numbers, or unknown."""
     found = read_host()
     assert found.open_files != 0
     assert found.kernel >= (3, 0)

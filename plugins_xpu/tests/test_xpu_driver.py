@@ -1,4 +1,4 @@
-"""The driver under `torch.xpu` that stands for GPUs: torch's own functions work over it."""
+"""The simulated driver under `torch.xpu`: torch's own functions work over it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_devices_are_those_of_the_test(xpu):
 
 
 def test_counting_starts_no_device(xpu):
-    """As on hardware, a device starts when it is first used."""
+    """A device starts when it is first used, as on hardware."""
     torch.xpu.device_count()
     torch.xpu.manual_seed(3)
     assert "_xpu_init" not in xpu.calls
@@ -97,7 +97,7 @@ def test_nothing_is_left_behind():
 
 
 def test_an_older_torch_lacks_what_came_later(xpu_of_each_torch):
-    """Names and fields of versions before the installed one are those that they had."""
+    """Versions before the installed one have the names and fields of their time."""
     driver = xpu_of_each_torch
     version = torch.__version__.partition("+")[0]
     assert hasattr(torch.xpu, "power_draw") == (version >= "2.13")

@@ -82,7 +82,7 @@ def test_a_node_is_opened_and_closed(tmp_path):
 
 @pytest.mark.parametrize("driver", ["vfio-pci", "pci-stub", "xe-vfio-pci"])
 def test_a_gpu_of_a_virtual_machine_is_not_ours(tree, driver):
-    """What is bound for a guest is left out."""
+    """A GPU that is reserved for a guest is left out."""
     assert gpus(tree("0000:03:00.0", driver=driver, node=None)) == ()
 
 
@@ -130,7 +130,7 @@ def test_memory_is_the_drivers_word_or_the_models(tree, device, driver, files, m
 
 
 def test_windows_lends_a_gpu(tmp_path):
-    """In Linux on Windows a GPU stands on no bus; its driver's folder tells whose it is."""
+    """In Linux on Windows a GPU is on no bus; its driver's folder shows its vendor."""
     assert gpus(tmp_path) == ()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/dxg").touch()
@@ -195,7 +195,7 @@ def test_all_facts_come_together(tree, monkeypatch):
     [("xpu: Optional[str] = '20250302'", "20250302"), ("xpu: Optional[str] = None", None)],
 )
 def test_torchs_build_is_read_as_text(tmp_path, line, xpu):
-    """Torch's version file tells the build without being imported."""
+    """Torch's version file has the build; it is not imported."""
     file = tmp_path / "version.py"
     file.write_text(f"__version__ = '2.13.0+x'\n{line}\n", encoding="utf-8")
     assert torch_build("xpu", file) == TorchBuild("2.13.0+x", xpu)

@@ -1,4 +1,4 @@
-"""Which kernel an Intel GPU gets, by the packages that are there, dtype and case."""
+"""Kernel choice for an Intel GPU, by installed packages, dtype and case."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BUILT = {EXTENSION: Package("2.13.10+xpu")}
 
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Leave what is installed to the packages of a test; compilers are those of the test."""
+    """Let a test decide on packages and compilers."""
     monkeypatch.setattr("lmcore.accelerator.op.table.missing_packages", lambda impl: [])
     monkeypatch.delenv("CXX", raising=False)
     found = {"gcc": "/usr/bin/gcc", "g++": "/usr/bin/g++"}
@@ -126,7 +126,7 @@ def test_reasons(
 
 
 def test_triton_that_does_not_load() -> None:
-    """What its import says is the reason, and torch's kernel is chosen."""
+    """The import's error is the reason, and torch's kernel is chosen."""
     impls = offered(FITS, **{TRITON: "libtriton.so: undefined symbol"})
     found = resolve(impls, "swiglu")
     assert found.chosen == "torch"
@@ -160,7 +160,7 @@ def test_deterministic(op: str) -> None:
 
 
 def test_without_the_sister_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where `lmcore_triton` is not installed there are no Triton kernels."""
+    """There are no Triton kernels if `lmcore_triton` is not installed."""
     find = importlib.util.find_spec
     monkeypatch.setattr(
         kernels.importlib.util,
@@ -220,7 +220,7 @@ def test_torch_has_what_is_promised() -> None:
 
 
 def test_the_page_has_them_all() -> None:
-    """Every kernel stands in the documentation with its op and priority."""
+    """Every kernel is in the documentation with its op and priority."""
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
     for one in offered(FITS):
         cells = next(line for line in rows if line.startswith(f"| `{one.op}` |")).split("|")

@@ -48,7 +48,7 @@ BY_PMIX = {
 
 
 def by_us(rank, size):
-    """Return what tells oneCCL a process's place."""
+    """Return oneCCL's variables for a process's rank."""
     return {
         "CCL_PROCESS_LAUNCHER": "none",
         "CCL_ATL_TRANSPORT": "ofi",
@@ -71,7 +71,7 @@ def test_the_order_is_left_alone_where_the_user_has_numbered(name):
 
 
 def test_processes_of_a_host_of_linked_tiles():
-    """Each is told its place; memory is shared as oneCCL likes."""
+    """Each process gets its rank; memory is shared as oneCCL needs it."""
     for rank in (0, 11):
         wanted = launch_env({}, AURORA, place(rank, 12))
         assert wanted == ORDER | by_us(rank, 12)
@@ -100,7 +100,7 @@ def test_slingshot_is_used_between_hosts_that_have_it():
     "provider, used", [("cxi", True), ("cxi;ofi_rxm", True), ("tcp", False), ("psm3", False)]
 )
 def test_another_provider_of_the_users_is_not_tuned(provider, used):
-    """What belongs to the one is nothing to the other."""
+    """Variables of one provider are not set for another."""
     env = {"FI_PROVIDER": provider}
     wanted = launch_env(env, AURORA, place(12, 24, here=12), slingshot=True)
     assert ("FI_CXI_RX_MATCH_MODE" in wanted) is used

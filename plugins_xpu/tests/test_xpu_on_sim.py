@@ -65,7 +65,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture
 def lmcore(environment, tmp_path):
-    """What runs a command in a process of its own, and returns what it printed."""
+    """Function that runs a command in a process of its own, and returns its output."""
 
     def run(*words: str, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
         done = warm.run(

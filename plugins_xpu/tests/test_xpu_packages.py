@@ -1,4 +1,4 @@
-"""Which packages are recognised, which misfits are told without an import, and what is said."""
+"""Packages that are recognised, misfits that are found without an import, and the messages."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_last_extension(install: Any, requires: str) -> None:
 
 @pytest.mark.parametrize("local", ["", "+cpu"])
 def test_an_extension_for_processors(install: Any, local: str) -> None:
-    """The registry's build has no GPUs; a file of its own tells where the version does not."""
+    """The registry's build has no GPUs; a file of its own shows it if the version does not."""
     folder = install("extension", EXTENSION, f"2.13.0{local}")
     file = folder / "intel_extension_for_pytorch" / "_version.py"
     file.parent.mkdir()
@@ -126,7 +126,7 @@ def test_triton(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_older_triton(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that torch was not released with is told with what torch wants."""
+    """A version that torch was not released with is reported with the version that torch wants."""
     wants(monkeypatch, "triton-xpu==3.7.2")
     install("triton-xpu", "pytorch-triton-xpu", "3.5.0", requires="")
     assert installed_packages(TORCH)[TRITON].problem == (
@@ -136,7 +136,7 @@ def test_an_older_triton(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("version", ["", "3.7.1"])
 def test_triton_for_other_gpus(install: Any, version: str) -> None:
-    """What has the module's name and not the part for these GPUs is told as that."""
+    """A package of that name without the part for these GPUs is reported as such."""
     install("triton", "triton" if version else "", version or "1", requires="")
     which = f" {version}" if version else ""
     assert installed_packages(TORCH)[TRITON].problem == (
@@ -184,7 +184,7 @@ def test_the_extension_ends_the_process(install: Any) -> None:
 
 
 def test_facts_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a device's facts tell of packages comes back; without them what is installed counts."""
+    """Packages are read from a device's facts, and without them from the installation."""
     told = {TRITON: Package("3.7.2"), EXTENSION: Package("2.8.10+xpu", "for torch 2.8")}
     device: Any = SimpleNamespace(facts={FACT: describe(told)})
     assert packages_of(device) == told

@@ -82,7 +82,7 @@ COMPOSITE = {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
         (with_cards(**SHUT), {}, "broken", 6, "may not open /dev/dri/renderD131",
          "run `sudo usermod -aG render $USER` and log in again"),
         (with_cards(**SHUT, group="video"), {}, "broken", 6, "may not", "-aG video $USER"),
-        (with_cards(**SHUT, group="root"), {}, "broken", 6, "may not", "ask whoever runs"),
+        (with_cards(**SHUT, group="root"), {}, "broken", 6, "may not", "ask the administrator"),
         (replace(with_cards(**SHUT, group="109"), container=True), {}, "broken", 6, "may not",
          "start the container with `--device /dev/dri --group-add 109`"),
         (having(replace(OWN, **SHUT), replace(ARC, **SHUT)), {}, "broken", 1,
@@ -198,7 +198,7 @@ def test_the_probe_of_this_machine_loads_no_torch():
 
 
 def test_the_probe_is_one_of_the_contract():
-    """What the hook returns is a `Probe` with a state."""
+    """The hook returns a `Probe` with a state."""
     found = plugin.lmcore_probe({})
     assert isinstance(found, Probe)
     assert isinstance(found.state, ProbeState)

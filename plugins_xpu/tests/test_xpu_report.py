@@ -17,7 +17,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture
 def scripts(monkeypatch):
-    """What imports a script of the folder of benchmarks."""
+    """Function that imports a script of the folder of benchmarks."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     before = set(sys.modules)
     yield importlib.import_module
@@ -82,7 +82,7 @@ def test_the_report_has_every_result(scripts, tmp_path):
 
 
 def test_the_report_names_nobody(scripts, tmp_path, monkeypatch):
-    """Names of host and user, the home folder and those of the installation are taken out."""
+    """Names of host and user, and folders of home and installation, are taken out."""
     monkeypatch.setattr(platform, "node", lambda: "nid001234")
     monkeypatch.setattr(getpass, "getuser", lambda: "jdoe")
     monkeypatch.setenv("HOME", "/lus/home/jdoe")
@@ -92,7 +92,7 @@ def test_the_report_names_nobody(scripts, tmp_path, monkeypatch):
 
 
 def test_a_device_of_little_memory_leaves_models_out(scripts, tmp_path, monkeypatch):
-    """What a model needs is compared with what the device has, before anything is started."""
+    """A model's needs are compared with the device's memory before anything is started."""
     suite = scripts("device_suite")
     asked = suite.Suite("xpu", "bf16", None, scripts("xpu").CASES)
     with scripts("device_run").Runner(asked, tmp_path, 100) as runner:
@@ -120,7 +120,7 @@ def test_the_time_that_ends_leaves_out_contenders(scripts, tmp_path, monkeypatch
 
 
 def test_a_part_that_takes_too_long_is_ended_with_all_it_started(scripts, tmp_path):
-    """What it printed is kept; a process that it has started does not hold the device on."""
+    """The output of a stopped part is kept; its child process does not keep the device."""
     asked = scripts("device_suite").Suite("xpu", "bf16", None, ())
     pid = tmp_path / "pid"
     script = f"echo begun; sleep 600 & echo $! >{pid}; wait"

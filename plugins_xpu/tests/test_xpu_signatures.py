@@ -1,4 +1,4 @@
-"""What the plugin asks of torch is there in every supported version, and stand-ins look like it."""
+"""The names of torch that the plugin uses exist in every supported version and in stand-ins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSIONS = ("2.11.0", "2.12.0", "2.13.0")
 
 @pytest.fixture(params=VERSIONS)
 def recorded(request, recorded_torch):
-    """What is recorded of each supported version of torch."""
+    """Records of each supported version of torch."""
     return recorded_torch(request.param)
 
 
@@ -29,7 +29,7 @@ def parameters(signature):
 
 
 def written(text):
-    """Return the signature of "(a, b=1)"; a default `...` stands for any."""
+    """Return the signature of "(a, b=1)"; a default `...` means any."""
     return inspect.signature(eval(f"lambda {text[1:-1]}: None"))
 
 
@@ -94,7 +94,7 @@ def dotted(node) -> str | None:
 
 
 def known_names(tree: ast.Module) -> dict[str, str]:
-    """Return what each name stands for that a module, or a function in it, imports of torch."""
+    """Return the meaning of each name that a module, or a function in it, imports of torch."""
     known = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

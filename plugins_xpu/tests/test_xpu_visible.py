@@ -112,7 +112,7 @@ def test_hiding_all_on_purpose_is_no_fault(mask):
     ],
 )  # fmt: skip
 def test_hiding_all_by_mistake_is_one(gpus, hierarchy, mask, fault, fix):
-    """The entry that does it is named, and what could stand there."""
+    """The wrong entry is named, with valid values."""
     found, left = seen(gpus, ZE_FLAT_DEVICE_HIERARCHY=hierarchy, ZE_AFFINITY_MASK=mask)
     assert left == []
     assert not found.hidden
@@ -127,7 +127,7 @@ def test_a_mask_that_cannot_be_translated_is_not():
 
 
 def test_torch_leaves_the_processors_gpu_out():
-    """Where a discrete one is left; a mask that leaves the processor's alone gives that."""
+    """The processor's GPU is dropped if a discrete one is left; a mask may select it alone."""
     found, left = seen((OWN, *ARCS))
     assert [place for place, _ in left] == [3, 4]
     assert "torch leaves the processor's GPU out" in found.evidence[0]
@@ -158,7 +158,7 @@ def test_old_graphics_are_counted_and_not_used():
 
 
 def test_masks_are_written_as_they_are_read():
-    """What `mask_of` writes leaves what was wanted."""
+    """The mask of `mask_of` leaves the wanted devices."""
     for hierarchy in ("FLAT", "COMPOSITE"):
         env = {"ZE_FLAT_DEVICE_HIERARCHY": hierarchy}
         every = units_of(MAX, env)
@@ -201,7 +201,7 @@ def test_what_a_selector_leaves(selector, left):
     "selector", ["*:cpu", "opencl:cpu,fpga", "native_cpu:*", "!level_zero:*", "!*:gpu"]
 )
 def test_asking_for_processors_hides_gpus_on_purpose(selector):
-    """That is no fault."""
+    """A selector that hides all on purpose is no fault."""
     found, left = seen(ARCS, ONEAPI_DEVICE_SELECTOR=selector)
     assert (found.hidden, found.fault, left) == (True, "", [])
     assert found.evidence == (f"`ONEAPI_DEVICE_SELECTOR={selector}` leaves no GPU",)
@@ -222,7 +222,7 @@ def test_asking_for_processors_hides_gpus_on_purpose(selector):
     ],
 )
 def test_a_selector_that_leaves_none_by_mistake(selector, fault):
-    """What is wrong with it, and what could stand there."""
+    """The message has the mistake, and valid values."""
     found, left = seen(ARCS, ONEAPI_DEVICE_SELECTOR=selector)
     assert left == []
     assert fault in found.fault

@@ -51,7 +51,7 @@ def test_seeding_leaves_other_generators_alone(device, monkeypatch):
 
 
 def test_memory_statistics_follow_an_allocation(device):
-    """Resident memory grows with a tensor that is written, and the peak can begin anew."""
+    """Resident memory grows with a tensor that is written, and the peak can be reset."""
     if device.reset_peak_memory is None:
         pytest.skip(device.missing["reset_peak_memory"])
     device.require("empty_cache")()  # or the tensor takes memory that an earlier test freed
@@ -106,7 +106,7 @@ def test_the_peak_knows_the_fastest_product_of_this_plugin(monkeypatch):
 
 @pytest.mark.parametrize("small_seconds, size", [(0.001, 1024), (0.1, 256)])
 def test_a_slow_dtype_is_measured_by_small_products(monkeypatch, small_seconds, size):
-    """Where one large product would take seconds, as in a dtype that is emulated, small ones do."""
+    """Small products are measured if a large one would take seconds, as in an emulated dtype."""
     peak = device_module._PeakFlops(seconds=0.5)
     monkeypatch.setattr(peak, "_time", lambda dtype, size: small_seconds)
     monkeypatch.setattr(peak, "_best_rate", lambda size, multiply: float(size))
@@ -114,7 +114,7 @@ def test_a_slow_dtype_is_measured_by_small_products(monkeypatch, small_seconds, 
 
 
 def test_a_system_without_proc_says_so(monkeypatch, tmp_path):
-    """Where memory cannot be read, the abilities are missing with their reasons."""
+    """If memory cannot be read, the abilities are missing, with their reasons."""
     monkeypatch.setattr(device_module, "_STATUS", tmp_path / "status")
     monkeypatch.setattr(device_module, "_CLEAR_REFS", tmp_path / "none" / "clear_refs")
     bare = create_device()
@@ -174,7 +174,7 @@ def test_too_many_threads_are_warned_about(monkeypatch, caplog):
     "quota, cores", [("max 100000", 8), ("250000 100000", 2), ("10000 100000", 1), ("", 8)]
 )
 def test_a_containers_quota_counts(monkeypatch, tmp_path, quota, cores):
-    """Cores are those that the container may use, not those of the host."""
+    """Cores are counted by the container's limit, not the host's."""
     monkeypatch.setattr(host, "_CGROUP", tmp_path)
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: set(range(8)))
     (tmp_path / "cpu.max").write_text(quota, encoding="ascii")

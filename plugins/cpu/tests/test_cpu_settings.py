@@ -28,14 +28,14 @@ def sections():
 
 @pytest.fixture
 def allocator(monkeypatch):
-    """Count how often the allocator is told to keep memory."""
+    """Count the calls that make the allocator keep memory."""
     told = []
     monkeypatch.setattr(device_module, "keep_freed_memory", lambda: told.append(1) or True)
     return told
 
 
 def test_the_flags_reach_the_section(sections):
-    """`--cpu-...` stand in `config.plugins["cpu"]`, where the plugin reads them."""
+    """`--cpu-...` are in `config.plugins["cpu"]`, where the plugin reads them."""
     loaded = load_config(
         ["--no-cpu-keep-freed-memory", "--cpu-peak-seconds", "0.1"], plugins=sections
     )

@@ -36,7 +36,7 @@ def built() -> None:
 
 @pytest.fixture
 def sim(built: None) -> Iterator[ModuleType]:
-    """Return torch's module of the device; what a test broke is mended afterwards."""
+    """Return torch's module of the device; faults of a test are removed afterwards."""
     import torch
 
     from lmcore_sim import _C, torch_backend

@@ -29,7 +29,7 @@ def test_memory_is_counted_per_device(sim: ModuleType) -> None:
 
 
 def test_freed_memory_is_kept_until_the_cache_is_emptied(sim: ModuleType) -> None:
-    """What is freed stays reserved, serves the next tensor of its size, and can be given back."""
+    """Freed memory stays reserved, is reused for a tensor of its size, and can be released."""
     torch.accelerator.empty_cache()
     start = torch.accelerator.memory_reserved()
     place = torch.empty(3 * MIB, dtype=torch.uint8, device="sim").data_ptr()
@@ -140,7 +140,7 @@ def test_events_measure_time(sim: ModuleType, misbehave: Callable[[str], None]) 
 def test_late_failures_surface_at_the_next_wait(
     sim: ModuleType, misbehave: Callable[[str], None]
 ) -> None:
-    """What goes wrong in queued work is raised by whoever waits for it."""
+    """An error in queued work is raised by the call that waits for it."""
     target = torch.zeros(4, device="sim")
     source = torch.ones(4).pin_memory()
     misbehave("fail:copy@1")
@@ -235,7 +235,7 @@ def test_saved_tensors_come_back(sim: ModuleType) -> None:
 
 
 def test_a_forked_process_is_refused(sim: ModuleType) -> None:
-    """The devices' threads stay in the parent; the child is told, and does not hang."""
+    """The devices' threads stay in the parent; the child gets an error, and does not hang."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

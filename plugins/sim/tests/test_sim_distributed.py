@@ -19,7 +19,7 @@ Start = Callable[..., list[WarmPopen]]
 
 @pytest.fixture
 def start(environment: dict[str, str]) -> Iterator[Start]:
-    """Return what starts two processes; those that still run at the test's end are killed."""
+    """Return a function that starts two processes; they are killed at the test's end."""
     processes: list[WarmPopen] = []
 
     def go(what: str, **env: str) -> list[WarmPopen]:
@@ -57,7 +57,7 @@ def test_two_processes(start: Start, what: str) -> None:
 
 
 def test_a_collective_hangs(start: Start) -> None:
-    """The process that is told to hangs in its second reduction; the other one times out."""
+    """One process hangs in its second reduction; the other one times out."""
     first, second = start("faulty", LMCORE_SIM_FAULTS="hang:all_reduce@2#1", SECONDS="2")
     _, err = first.communicate(timeout=60)
     assert first.returncode != 0
@@ -66,7 +66,7 @@ def test_a_collective_hangs(start: Start) -> None:
 
 
 def test_a_collective_is_wrong(start: Start) -> None:
-    """A wrong reduction is wrong on the process that is told so, by its factor."""
+    """A wrong reduction is wrong on one process, by its factor."""
     outs = []
     for process in start("faulty", LMCORE_SIM_FAULTS="wrong:all_reduce@2=3#1"):
         out, err = process.communicate(timeout=60)

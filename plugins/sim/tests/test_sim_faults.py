@@ -1,4 +1,4 @@
-"""The device does what it is told to do wrong, and nothing else."""
+"""Injected faults of the device: each has its effect, and no other."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_backward_can_be_wrong_alone(sim: ModuleType, misbehave: Callable[[str],
 
 
 def test_ops_are_slow(sim: ModuleType, misbehave: Callable[[str], None]) -> None:
-    """A slow op takes as long as it is told, and is right."""
+    """A slow op takes the given time, and its result is right."""
     x = torch.ones(3, device="sim")
     misbehave("slow:exp=30ms")
     begin = time.perf_counter()

@@ -39,7 +39,7 @@ def capturing(graph: Any) -> Iterator[None]:
 
 
 def test_a_capture_changes_nothing(sim: ModuleType) -> None:
-    """What is recorded is not done: not in place, not on new tensors, and nothing is drawn."""
+    """Captured ops are not executed: not in place, not on new tensors, and nothing is drawn."""
     total, x = torch.ones(3, device="sim"), torch.full((3,), 2.0, device="sim")
     state = sim.get_rng_state()
     graph = torch.accelerator.Graph()
@@ -54,7 +54,7 @@ def test_a_capture_changes_nothing(sim: ModuleType) -> None:
 
 
 def test_a_graph_does_what_autograd_did(sim: ModuleType) -> None:
-    """Played on new numbers, losses and gradients of a small model are those of doing it."""
+    """A replay on new numbers gives the losses and gradients of the ops themselves."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         *(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Dropout(0.3)),
@@ -183,7 +183,7 @@ def rows(folder: Path) -> list[tuple[Any, ...]]:
     ids=["dropout", "documents", "overflow", "copies"],
 )
 def test_a_recorded_run_is_the_same_run(train: Any, tmp_path: Path, flags: str) -> None:
-    """Losses, norms and validations are those of a run that records nothing, bit for bit."""
+    """Losses, norms and validations equal a run without capture, bit for bit."""
     for name, more in {"plain": "", "graph": "--step-graph"}.items():
         done = train(name, f"--train-iters 6 {flags} {more}")
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What is late on the device: batches on their way to it, and the numbers of a step from it."""
+"""Asynchronous copies: batches to the device, and the scalars of a step from it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_numbers_are_read_when_they_are_there(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_waits_for_nothing_and_is_the_same(run_python: RunPython, tmp_path: Path) -> None:
-    """In no step is the device waited for; rows and validations are those of a run that waits."""
+    """No step waits for the device; rows and validations equal a run that waits."""
     rows = {}
     for name, flags in (("late", ""), ("at-once", "--no-async-metrics")):
         words = f"{TINY} {flags} --train-iters 7 --save {tmp_path / name} --save-interval 5"

@@ -24,15 +24,15 @@ def few(cases: Mapping[str, str]) -> dict[str, str]:
 
 
 TRIED = {size: few(CASES[size]) for size in (2, 4)}
-"""What two and four processes on the CPU are compared in: each layout by itself, and accumulating
-with everything computed again."""
+"""Cases on two and four processes of the CPU: each layout alone, and accumulation with full
+recomputation."""
 
 OF_THE_MODEL_ALONE = {"documents", "lamb", "llama", "twice", "uneven"}
 """Kinds that the device knows nothing of, but for the ops that `llama-documents` has."""
 
 
 def of_the_device(levels_of: Mapping[str, str]) -> set[Any]:
-    """Return levels of a case without those of the order of work alone, as schedules have it."""
+    """Return levels of a case, without levels that change the order of work only (schedules)."""
     found = dict(levels_of)
     if "pipeline" in found:
         found["pipeline"] = ""

@@ -82,7 +82,7 @@ def test_outputs_that_are_given_are_resized(sim: ModuleType) -> None:
 
 
 def test_views_share_memory(sim: ModuleType) -> None:
-    """What is written through a view of any op is seen in its base."""
+    """Values that are written through a view of any op are seen in its base."""
     base = torch.zeros(4, 4, device="sim")
     base.unfold(0, 2, 2).add_(1)
     base.view(16).view(torch.int32)[0] = 0

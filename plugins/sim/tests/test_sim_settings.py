@@ -1,4 +1,4 @@
-"""What the environment may say: devices, memory, faults; what the probe answers."""
+"""Settings from the environment (devices, memory, faults), and answers of the probe."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_two_processes_are_as_good_as_one(train: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_process_for_each_device(run_python: RunPython, tmp_path: Path) -> None:
-    """Without being told, `lmcore train` starts as many processes as there are devices."""
+    """By default `lmcore train` starts as many processes as there are devices."""
     for count in (1, 3):
         save = tmp_path / str(count)
         words = f"train --device sim {TINY} --micro-batch-size 2 --train-iters 2 --save {save}"
@@ -142,7 +142,7 @@ def test_recomputation_and_offloading_change_nothing(train: Any, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_checkpoint_speaks(train: Any, run_python: RunPython, tmp_path: Path) -> None:
-    """What was trained in bfloat16 on the device generates there, and the same on the CPU."""
+    """A model trained in bfloat16 on the device generates there, and the same on the CPU."""
     done = train("run", "sim", "--train-iters 3 --precision bf16")
     assert done.returncode == 0, done.stderr
     texts = []
@@ -171,7 +171,7 @@ def test_a_checkpoint_speaks(train: Any, run_python: RunPython, tmp_path: Path) 
 def test_misbehaviour_stops_a_run(
     train: Any, flags: str, env: dict[str, str], expected: str
 ) -> None:
-    """A run on a device that is told to misbehave ends with the reason, and not in success."""
+    """A run on a device with a fault ends with the reason, and not in success."""
     done = train("run", "sim", f"--train-iters 3 {flags}", **env)
     assert done.returncode != 0
     assert expected in done.stderr

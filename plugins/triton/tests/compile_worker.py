@@ -35,7 +35,7 @@ from lmcore_triton.softmax import scaled_masked_softmax
 
 
 class Driver:
-    """What Triton asks of the driver before it compiles."""
+    """Driver as Triton needs it to compile."""
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)

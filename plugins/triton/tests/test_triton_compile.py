@@ -1,4 +1,4 @@
-"""What Triton's compiler and torch's make of the kernels; neither needs a GPU to say."""
+"""Output of Triton's and torch's compilers for the kernels; needs no GPU."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_kernel_compiles(capability):
 
 @on_hopper
 def test_no_kernel_adds_in_an_order_of_chance():
-    """What claims to be deterministic has no atomic additions."""
+    """Kernels that claim to be deterministic have no atomic additions."""
     found = worker(90)["compiled"]
     assert {name for name, one in found.items() if one["atomics"]} == set()
 

@@ -1,7 +1,7 @@
 """The Triton kernels under Triton's interpreter, beside the references in float64.
 
-The cases are those of `tests/backend`, which every kernel of a device has to pass, and what depends
-on how these are made: sizes around their tiles, memory layouts, random numbers, blocks of tokens.
+The cases are from `tests/backend`, which every kernel of a device has to pass, and cases of this
+implementation: sizes around its tiles, memory layouts, random numbers, blocks of tokens.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def test_every_kernel_is_called_as_its_op_is(impl):
     ],
 )
 def test_the_cases_of_every_kernel(case, dtype):
-    """What a kernel of any device has to give, these give too, and leave their inputs alone."""
+    """The kernels agree with the references, and do not change their inputs."""
     arguments = dict(case.others)
     for place, values in case.tensors.items():
         copy = values.to(dtype).detach().clone(memory_format=torch.preserve_format)
@@ -179,14 +179,14 @@ def test_random_sizes():
 
 
 def test_a_vocabulary_of_several_blocks():
-    """More logits than are in registers at a time, of which the last block has few."""
+    """Rows of more logits than registers, with a last block of few."""
     targets = torch.tensor([0, 4095, 4096, 8999])
     compare(cross_entropy, (draw(4, 9000), targets))
     compare(cross_entropy, (draw(4, 9000, dtype=torch.bfloat16), targets))
 
 
 def test_many_rows_are_shared_among_programs():
-    """Where there are more tiles than programs, each takes several, and no row is lost."""
+    """With more tiles than programs, each program takes several, and no row is lost."""
     columns = 8
     assert num_parts(100_000, 4, columns) == 132
     assert num_parts(5, 4, columns) == 2
@@ -215,7 +215,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_inputs_and_gradients_of_any_layout(layout):
-    """What lies in another order, or has gaps, gives the same."""
+    """Inputs in another memory layout, or with gaps, give the same."""
     there = LAYOUTS[layout]
     x = there(draw(3, 5, 16).detach()).requires_grad_()
     grad = there(draw(3, 5, 16, seed=5).detach())
@@ -399,7 +399,7 @@ def head_inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Ten
     ids=lambda rows: f"{rows} rows fit",
 )
 def test_blocks_of_tokens_add_up(rows, monkeypatch):
-    """Whatever fits in a block, loss and gradients are the reference's."""
+    """For any size of a block, loss and gradients are the reference's."""
     monkeypatch.setattr(head, "_BLOCK_BYTES", rows * VOCAB * 4)
     compare(linear_cross_entropy, head_inputs())
 
@@ -451,7 +451,7 @@ def test_a_small_loss_weight_is_kept_in_float16():
 
 
 def test_weights_of_zero_give_zero():
-    """When no token counts, loss and gradients are zero and not NaN."""
+    """Loss and gradients are zero and not NaN if no token counts."""
     hidden, weight, target, share = head_inputs()
     loss = linear_cross_entropy(hidden, weight, target, share * 0)
     assert loss.item() == 0.0

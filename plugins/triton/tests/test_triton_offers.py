@@ -1,4 +1,4 @@
-"""What the Triton kernels offer and decline; needs neither Triton nor a device."""
+"""Cases that the Triton kernels offer and decline; needs neither Triton nor a device."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_offers_load_neither_torch_nor_triton():
 
 
 def test_every_kernel_is_a_function_with_the_arguments_of_its_op():
-    """Each target stands in its module, with the names and the order of the reference."""
+    """Each target is in its module, with the names and the order of the reference."""
     import lmcore_triton
 
     (folder,) = lmcore_triton.__path__

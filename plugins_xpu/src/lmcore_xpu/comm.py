@@ -1,4 +1,4 @@
-"""How processes on Intel GPUs exchange tensors: torch's `xccl`, and `ccl` of older clusters.
+"""Communication backends of Intel GPUs: torch's `xccl`, and `ccl` of older clusters.
 
 Both reach Intel's oneCCL.  `xccl` comes with torch; `ccl` came with the package
 `oneccl_bindings_for_pytorch`, which ended with its release for torch 2.8, and is used only where it
@@ -29,8 +29,8 @@ _INSTEAD = "use `xccl`, which comes with torch for Intel GPUs"
 def xccl() -> CommBackend:
     """Return torch's XCCL backend.
 
-    It averages over some of oneCCL's paths only, so that the core sums instead.  It is told the
-    device: a process group without it has let sharded training hang.
+    It averages over some of oneCCL's paths only, so the core sums and divides.  It needs the
+    device: sharded training has hung with a process group without it.
     """
     version = _library_version() if why_no_xccl() is None else None
     return CommBackend(
@@ -75,8 +75,8 @@ def why_no_ccl(package: Package | None, env: Mapping[str, str]) -> str | None:
     They are imported last, for which torch must be loaded: in a worker, not in the launcher.
 
     Args:
-        package: What is installed of them.
-        env: The environment of this process.
+        package: Installed package of the bindings.
+        env: Environment of this process.
     """
     if package is None:
         return (

@@ -45,8 +45,8 @@ def create_device(probe: Probe, settings: XpuSection = _DEFAULTS) -> Device:
     deterministic runs nothing is set here: oneDNN heeds torch's own setting.
 
     Args:
-        probe: What the launcher found.
-        settings: Whether TF32 may be used, which holds for the whole process from here on.
+        probe: Probe of the launcher.
+        settings: Settings of the run: TF32, which applies to the whole process.
 
     Raises:
         DeviceError: torch cannot use it, or gets no memory there; or there are more processes than

@@ -1,4 +1,4 @@
-"""What `lmcore doctor` checks of Intel GPUs; runs in a process of its own."""
+"""Checks of `lmcore doctor` on Intel GPUs; they run in a process of their own."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _missing(probe: Probe) -> CheckStatus:
 
 
 def _fix(probe: Probe, wanted: str) -> str | None:
-    """Return what mends it: the probe's words, or what a GPU would need where there is none yet."""
+    """Return the fix: the probe's, or the needs of an Intel GPU if there is none yet."""
     if probe.state is ProbeState.ABSENT:
         return f"for an Intel GPU: {wanted}"
     return probe.fix
@@ -125,7 +125,7 @@ def _unequal(units: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str])
 
 
 def _runtime(facts: Facts, env: Mapping[str, str]) -> Iterator[Check]:
-    """Warn of a toolkit's libraries in the way of those that torch's wheel brought."""
+    """Warn of a toolkit's libraries that are found before the libraries of torch's wheel."""
     folder = foreign_runtime(env)
     if folder is None or not facts.torch.version.endswith("+xpu"):
         return

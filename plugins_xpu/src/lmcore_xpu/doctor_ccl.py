@@ -1,6 +1,6 @@
-"""What `lmcore doctor` checks of oneCCL's environment: halves of what belongs together, hangs.
+"""Checks of `lmcore doctor` on oneCCL's environment: incomplete pairs of variables, known hangs.
 
-All of it is about runs of several processes.  What lmcore sets itself (`launch_env`) is not missed.
+All are for runs of several processes.  Variables that lmcore sets (`launch_env`) may be unset.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class _Needs:
 
     Attributes:
         name, value: The one that is set.
-        other: What it needs.
-        values: Which values of that do; empty: any.
+        other: Variable that it needs.
+        values: Allowed values of that variable; empty: any.
     """
 
     name: str

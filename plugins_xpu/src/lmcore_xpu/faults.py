@@ -1,4 +1,4 @@
-"""What to do about an error of an Intel GPU, by the words of its message; torch-free.
+"""Hints for errors of Intel GPUs, by words of their messages; torch-free.
 
 Level Zero's errors reach Python as "level_zero backend failed with error: 20
 (UR_RESULT_ERROR_DEVICE_LOST)", or as "UR error" where the name of the number is not known.

@@ -27,7 +27,7 @@ _TRITON_PRIORITY = 16
 """Before torch's own kernels (10), as on other GPUs."""
 
 _COMPILERS = ("icpx", "clang++", "g++")
-"""With one of which, or `$CXX`, Triton builds what launches its kernels."""
+"""Compilers, besides `$CXX`, with which Triton builds the launchers of its kernels."""
 
 
 def op_impls(device: Device) -> list[OpImpl]:

@@ -1,4 +1,4 @@
-"""What a worker needs in its environment before torch is imported; torch-free.
+"""Environment variables of a worker, set before torch is imported; torch-free.
 
 The core keeps every variable that the user has set.  A group of variables that belong together is
 the user's as soon as one of them is set: half of ours beside half of theirs is what hangs.
@@ -23,7 +23,7 @@ LAUNCH_GROUP = (
     "CCL_KVS_MODE",
     "CCL_KVS_USE_MPI_RANKS",
 )
-"""How oneCCL's processes find themselves and each other."""
+"""Variables by which oneCCL's processes find their ranks and each other."""
 
 _ORDER = "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
 _HYDRA = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
@@ -40,7 +40,7 @@ _SLINGSHOT = {
     # Seconds for the processes of many hosts to meet.
     "CCL_KVS_CONNECTION_TIMEOUT": "600",
 }
-"""What Argonne's guide has for Aurora's network, but for choices of algorithms."""
+"""Variables of Argonne's guide for Aurora's network, without choices of algorithms."""
 
 
 def launch_env(
@@ -49,10 +49,10 @@ def launch_env(
     """Return the variables that a worker is to have beside its own.
 
     Args:
-        env: What the worker has.
-        probe: What the launcher found.
+        env: Environment that the worker has.
+        probe: Probe of the launcher.
         rank_info: rank, local_rank, world_size and local_world_size.
-        slingshot: Whether this host has a card of that network.
+        slingshot: True if this host has a card of that network.
     """
     wanted: dict[str, str] = {}
     if not {MASK, SELECTOR} & env.keys():
@@ -73,7 +73,7 @@ def launch_env(
 
 
 def _launcher(env: Mapping[str, str], rank_info: Mapping[str, Any]) -> dict[str, str]:
-    """Return how oneCCL is told of a process's place, where nobody has begun to tell it."""
+    """Return the variables of oneCCL for ranks, unless one of them is set already."""
     place = {
         "CCL_LOCAL_RANK": str(rank_info.get("local_rank", 0)),
         "CCL_LOCAL_SIZE": str(rank_info.get("local_world_size", 1)),

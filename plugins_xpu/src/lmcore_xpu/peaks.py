@@ -1,8 +1,8 @@
 """Peak rates of Intel's GPUs, from its product pages and architecture guides; torch-free.
 
-All are dense products, for the whole card.  Half-precision ones are those of the matrix engines
-(XMX), which accumulate in float32.  A device has the share that its execution units are of the
-card's: a tile of two, or a card of which the maker has turned some off, as Aurora's.
+All are dense products, for the whole card.  Half-precision rates are of the matrix engines
+(XMX), which accumulate in float32.  A device has the share of its execution units in the card's:
+a tile of two, or a card with some units disabled, as Aurora's.
 docs/reference/xpu.md has the table with its sources.
 """
 
@@ -65,8 +65,8 @@ def peak_flops(
     Args:
         name: As torch calls it: "Intel(R) Data Center GPU Max 1550".
         dtype: Name of the dtype of the products.
-        execution_units: What the device has of them, a tile less than its card; None: all.
-        tf32: Whether products of float32 may be rounded to TF32.
+        execution_units: Number of units of the device; a tile has fewer than its card; None: all.
+        tf32: True if products of float32 may be rounded to TF32.
     """
     peak = _peak_of(name)
     if peak is None:

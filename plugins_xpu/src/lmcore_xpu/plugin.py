@@ -92,7 +92,7 @@ def lmcore_comm_backends() -> list[CommBackend]:
 
 @hookimpl
 def lmcore_op_impls(device: Device) -> list[OpImpl]:
-    """Offer torch's kernels, ours in Triton, and those of Intel's extension."""
+    """Offer kernels of torch, of lmcore-triton, and of Intel's extension."""
     from lmcore_xpu.kernels import op_impls
 
     return op_impls(device)

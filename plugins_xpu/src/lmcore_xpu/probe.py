@@ -63,9 +63,9 @@ def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
 
 
 def counted_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that Level Zero counts: those that it knows and this process may open.
+    """Return the GPUs that Level Zero counts: supported ones that this process may open.
 
-    Where it may open none, all that it knows: what it would count.
+    If it may open none, return all supported ones: what it would count.
     """
     known = [one for one in gpus if one.card.has_driver]
     return [one for one in known if one.access] or known
@@ -133,7 +133,10 @@ def _closed_gpu(facts: Facts, gpu: Gpu) -> tuple[str, str]:
     if facts.container:
         return said, f"start the container with `--device /dev/dri --group-add {gpu.group}`"
     if gpu.group in {"", "root"}:
-        return said, f"let this user read and write {gpu.path}: ask whoever runs this machine"
+        return (
+            said,
+            f"let this user read and write {gpu.path}: ask the administrator of this machine",
+        )
     return said, f"run `sudo usermod -aG {gpu.group} $USER` and log in again"
 
 

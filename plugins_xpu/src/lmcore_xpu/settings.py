@@ -14,7 +14,7 @@ __all__ = ["XpuSection", "problems_of", "settings_of"]
 
 @dataclass(frozen=True)
 class XpuSection:
-    """How a run uses Intel GPUs."""
+    """Options of Intel GPUs."""
 
     tf32: bool = option(
         False,

@@ -24,7 +24,6 @@ PENDING: tuple[str, ...] = (
     "plugins/cpu/",
     "plugins/sim/",
     "plugins/triton/",
-    "plugins_xpu/",
     "tests/lib/suite/",
 )
 

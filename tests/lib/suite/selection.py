@@ -115,7 +115,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of the full set, but for the share and those that were named."""
+    """Leave out the tests of the full set, except the share and named tests."""
     chosen = config.stash[SET]
     left = [item for item in items if is_full(item) and not chosen.takes(item.nodeid)]
     named = named_tests(config.args, config.invocation_params.dir, config.rootpath)

@@ -130,7 +130,7 @@ def run(
 
 
 SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": WarmPopen, "run": run})
-"""Takes the place of `subprocess` in a module of which a test lets the processes start so."""
+"""Replacement of `subprocess` in a module whose processes a test starts warm."""
 
 
 def _program(args: Any, env: Mapping[str, str]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""How processes on the CPU exchange tensors: gloo, over TCP or shared memory."""
+"""Communication backend of the CPU: gloo, over TCP or shared memory."""
 
 from __future__ import annotations
 

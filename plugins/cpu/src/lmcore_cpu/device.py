@@ -38,8 +38,8 @@ def create_device(settings: CpuSection = _DEFAULTS) -> Device:
     """Return the host as the device of this process.
 
     Args:
-        settings: Whether the allocator keeps freed memory, which holds for the whole process from
-            here on; how long the peak is measured.
+        settings: Settings of the run: whether the allocator keeps freed memory, for the whole
+            process; seconds for which the peak rate is measured.
     """
     keeps = settings.keep_freed_memory and keep_freed_memory()
     abilities: dict[str, Callable[..., Any]] = {}

@@ -23,7 +23,7 @@ def _one_dtype(context: OpContext) -> Reject | None:
 
 
 def _float32(context: OpContext) -> Reject | None:
-    """Refuse what the product is not faster for, or not there for."""
+    """Refuse cases for which oneDNN's product is not faster, or not available."""
     if context.dtype != "float32":
         return Reject(f"computes in float32, not {context.dtype}")
     from lmcore_cpu.kernel.linear import available

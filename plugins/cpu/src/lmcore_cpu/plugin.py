@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @hookimpl
 def lmcore_plugin_info() -> PluginInfo:
-    """Say what this plugin is and works with."""
+    """Return the plugin's name and the versions that it supports."""
     return PluginInfo(
         name="cpu",
         api=">=1.1,<2",
@@ -49,11 +49,11 @@ def lmcore_probe() -> Probe:
 
 @hookimpl
 def lmcore_launch_env(probe: Probe, rank_info: Mapping[str, Any]) -> dict[str, str]:
-    """Have threads wait briefly; share the cores out among the workers of this host.
+    """Limit the busy waiting of threads; divide the cores among the workers of this host.
 
-    By default a thread that waits for the others keeps its core busy for about a millisecond.
-    Beside another busy process that made a small model's step ten times as long (540 ms where
-    these threads take 133 and an idle machine 55); on an idle machine nothing changes.
+    By default a waiting OpenMP thread keeps its core busy for about a millisecond.  With another
+    busy process on the machine a small model's step took ten times as long (540 ms, against 133 ms
+    with this limit and 55 ms on an idle machine); on an idle machine nothing changes.
     """
     from lmcore_cpu.settings import SPIN_COUNT
 
@@ -98,7 +98,7 @@ def lmcore_comm_backends() -> list[CommBackend]:
 
 @hookimpl
 def lmcore_op_impls() -> list[OpImpl]:
-    """Offer torch's kernels where they beat the references."""
+    """Offer the kernels that are faster than the references."""
     from lmcore_cpu.kernels import KERNELS
 
     return list(KERNELS)

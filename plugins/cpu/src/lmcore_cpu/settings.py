@@ -10,12 +10,12 @@ from lmcore.config.section import Config
 __all__ = ["SPIN_COUNT", "CpuSection", "settings_of"]
 
 SPIN_COUNT = "2000"
-"""How often a waiting OpenMP thread looks before it gives its core up: GOMP_SPINCOUNT."""
+"""Polls of a waiting OpenMP thread before it yields its core: GOMP_SPINCOUNT."""
 
 
 @dataclass(frozen=True)
 class CpuSection:
-    """How a run uses the host."""
+    """Options of the CPU."""
 
     keep_freed_memory: bool = option(
         True,

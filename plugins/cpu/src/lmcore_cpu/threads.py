@@ -43,13 +43,13 @@ class ThreadsSection:
 
 @dataclass(frozen=True)
 class Rate:
-    """What was measured with one number of threads.
+    """Measurement with one number of threads.
 
     Attributes:
         num_threads: As `--num-threads` takes it.
         gflops: Best rate of a round, in 10^9 floating-point operations a second.
         milliseconds: The time of that round.
-        rounds: How many were measured.
+        rounds: Number of measured rounds.
     """
 
     num_threads: int

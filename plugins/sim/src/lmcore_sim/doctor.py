@@ -1,4 +1,4 @@
-"""What `lmcore doctor` checks of the simulated device; runs in a process of its own."""
+"""Checks of `lmcore doctor` on the simulated device; they run in a process of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the simulated devices misbehave when they are told to; torch-free.
+"""Injected faults of the simulated devices; torch-free.
 
 `LMCORE_SIM_FAULTS` is a list of rules, separated by semicolons:
 
@@ -73,8 +73,8 @@ class Faults:
 
     Attributes:
         rules: Calls.
-        no_rng_restore: Whether states of the generator that are put back are ignored.
-        no_autocast: Whether autocast is silently off.
+        no_rng_restore: True to ignore restored states of the generator.
+        no_autocast: True to disable autocast silently.
     """
 
     rules: tuple[FaultRule, ...] = ()
@@ -83,7 +83,7 @@ class Faults:
 
     @property
     def any(self) -> bool:
-        """Whether anything goes wrong."""
+        """True if any fault is set."""
         return self != Faults()
 
     def of_rank(self, env: Mapping[str, str]) -> tuple[FaultRule, ...]:

@@ -22,7 +22,7 @@ def layer_norm(x_BSH: Tensor, weight_H: Tensor, bias_H: Tensor, epsilon: float) 
 
 
 def bias_gelu(x_BSF: Tensor, bias_F: Tensor) -> Tensor:
-    """GELU of x + bias, tanh form, in x's dtype."""
+    """Return GELU(x + bias), tanh form, in x's dtype."""
     return functional.gelu(x_BSF + bias_F.to(x_BSF.dtype), approximate="tanh")
 
 

@@ -1,4 +1,4 @@
-"""Whether there are simulated devices, and whether their library fits; torch-free."""
+"""Probe of the simulated devices: their number, and the fit of their library; torch-free."""
 
 from __future__ import annotations
 

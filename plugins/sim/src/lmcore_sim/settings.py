@@ -1,4 +1,4 @@
-"""What the environment says of the simulated devices; torch-free."""
+"""Settings of the simulated devices, from environment variables; torch-free."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Settings:
     """The devices of a process.
 
     Attributes:
-        num_devices: How many there are; 0: none.
-        memory_bytes: Memory of each.
-        faults: How they misbehave.
+        num_devices: Number of devices; 0: none.
+        memory_bytes: Memory of each device, in bytes.
+        faults: Faults to inject.
     """
 
     num_devices: int

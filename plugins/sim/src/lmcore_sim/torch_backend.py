@@ -1,7 +1,7 @@
 """Make the simulated devices known to torch; importing this module does it, once per process.
 
-torch has one device type that is not its own, PrivateUse1; we take it and call it "sim".  Whoever
-wants the device without lmcore imports this module.
+torch has one device type that is not its own, PrivateUse1; this module registers it as "sim".
+Import it to use the device without lmcore.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _register(env: Mapping[str, str]) -> None:
 
 
 def apply_faults(faults: Faults, env: Mapping[str, str] = os.environ) -> None:
-    """Misbehave as told from here on, and no more as told before; counts begin anew.
+    """Replace the injected faults, and reset their counts.
 
     `no-autocast` is the exception: it is decided when the device is registered.
     """

@@ -67,7 +67,7 @@ _TYPE = 20  # c10::DeviceType::PrivateUse1
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What one device is: its name, and its bytes of memory."""
+    """Properties of a device: its name, and its bytes of memory."""
 
     name: str
     total_memory: int
@@ -90,12 +90,12 @@ def _device(device: DeviceLike) -> torch.device:
 
 
 def is_available() -> bool:
-    """Whether there is a device."""
+    """Return True if there is a device."""
     return device_count() > 0
 
 
 def is_initialized() -> bool:
-    """Whether devices can be used; they need no start."""
+    """Return True if devices can be used; they need no initialization."""
     return not _is_in_bad_fork()
 
 
@@ -112,7 +112,7 @@ def _is_in_bad_fork() -> bool:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:  # noqa: FBT001, FBT002 - torch's
-    """Whether bfloat16 works: it does."""
+    """Return True: bfloat16 works."""
     return True
 
 
@@ -203,7 +203,7 @@ def set_stream(stream: torch.Stream) -> None:
 
 @contextlib.contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """Within the context, a stream is the thread's; None: nothing changes."""
+    """Make *stream* the thread's within the context; None: change nothing."""
     if stream is None:
         yield
         return

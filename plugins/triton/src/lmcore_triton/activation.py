@@ -93,7 +93,7 @@ class _BiasGELU(torch.autograd.Function):
 
 
 def bias_gelu(x_BSF: Tensor, bias_F: Tensor) -> Tensor:
-    """GELU of x + bias, tanh form."""
+    """Return GELU(x + bias), tanh form."""
     return _BiasGELU.apply(x_BSF, bias_F)  # type: ignore[no-untyped-call,no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""How kernels are launched: as they are in eager mode, as ops of torch's where a call is traced.
+"""Launching of kernels: directly in eager mode, as custom ops of torch if a call is traced.
 
 A call of one of torch's custom ops costs about 20 microseconds of the host's time, and 55 more in
 the backward pass, which a step in eager mode would wait for.  A compiler, or fake tensors, on the
@@ -35,7 +35,7 @@ does not depend on the device, so that equal inputs give equal sums on all of th
 
 
 def is_traced(*tensors: object) -> bool:
-    """Return whether a call is recorded, and its tensors stand for others."""
+    """Return True if a call is traced, and its tensors are symbolic."""
     if torch.compiler.is_compiling():
         return True
     return any(isinstance(one, Tensor) and type(one) not in (Tensor, Parameter) for one in tensors)

@@ -190,7 +190,7 @@ def linear_cross_entropy(
     """Return the sum of loss_weight times the cross entropy of hidden @ weight.T, in float32.
 
     Gradients flow to *hidden_TH* and *weight_VH*.  They are computed in the forward pass, unless
-    gradients are off.  Those of the weights are summed in float32.
+    gradients are off.  Gradients of the weights are summed in float32.
     """
     if not torch.is_grad_enabled():  # an input that requires a gradient would still get one
         hidden_TH, weight_VH = hidden_TH.detach(), weight_VH.detach()

@@ -1,10 +1,10 @@
-"""What these kernels offer, and what they decline: the records that a device's plugin passes on.
+"""Records of these kernels, with the cases that they decline, for a device's plugin to offer.
 
 Torch-free, and Triton-free too: Triton is looked for when a kernel is considered, and loaded when
 one is bound.
 
-What to expect of each kernel stands in `EXPECTED`, and which go into compiled blocks in
-`IN_COMPILED`.  Neither has been measured yet; `benchmarks/gpu_kernels.py` does.
+`EXPECTED` has the expected speed of each kernel, `IN_COMPILED` the kernels for compiled
+blocks.  Neither has been measured yet; `benchmarks/gpu_kernels.py` does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EXPECTED: Mapping[str, str] = MappingProxyType(
         "and the logits of at most 512 MiB are ever there, in place of all of them several times.",
     }
 )
-"""What a kernel should gain by what it reads and writes; an expectation, not a measurement."""
+"""Expected gain of each kernel by the bytes that it reads and writes; not measured."""
 
 IN_COMPILED = frozenset({"linear_cross_entropy"})
 """Ops whose kernels are offered to compiled blocks by default: no compiler joins their steps."""
@@ -99,7 +99,7 @@ def op_impls(
         dtypes: Names of the dtypes that the device computes in itself.
         capability: Compute capability, where the vendor has such a number.
         in_compiled: Ops whose kernel is offered to compiled blocks too.
-        priority: Of all of them; `linear_cross_entropy` has ten more.
+        priority: Priority of all kernels; `linear_cross_entropy` has ten more.
     """
 
     def supports(op: str) -> Callable[[OpContext], Reject | None]:

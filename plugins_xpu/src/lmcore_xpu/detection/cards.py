@@ -1,8 +1,8 @@
-"""Which GPU a PCI device id is: name, generation, tiles, and whether PyTorch has kernels for it.
+"""Table of GPUs by PCI device id: name, generation, tiles, and support by PyTorch.
 
-The ids and names are those of Intel's driver (intel/compute-runtime, `devices_base.inl`) and, where
-that has no name, of Intel's product pages.  A GPU that is newer than this table is told by its id
-and taken to be usable: torch says so where it is not.
+The ids and names are from Intel's driver (intel/compute-runtime, `devices_base.inl`) or, if it has
+no name, from Intel's product pages.  A GPU newer than this table is identified by its id and
+assumed to be usable: torch raises if it is not.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Card:
 
     Attributes:
         name: As Intel calls it, without its trade marks: "Data Center GPU Max 1550".
-        generation: Of its architecture: "Xe-HPC"; empty where the id is unknown.
+        generation: Generation of its architecture, "Xe-HPC"; empty if the id is unknown.
         tiles: Tiles (stacks) behind its one PCI address.
-        memory: GiB on the card; 0 where it uses the host's or comes with several sizes.
-        integrated: Whether it is part of a processor.
+        memory: GiB on the card; 0 if it uses the host's memory or has several sizes.
+        integrated: True if it is part of a processor.
     """
 
     name: str
@@ -36,22 +36,22 @@ class Card:
 
     @property
     def usable(self) -> bool:
-        """Whether PyTorch's builds for Intel GPUs have kernels for it, as far as is known."""
+        """True if PyTorch's builds for Intel GPUs have kernels for it, as far as is known."""
         return self.generation not in {_XE_LP, _BEFORE_XE}
 
     @property
     def has_driver(self) -> bool:
-        """Whether the Level Zero driver of today knows it, and counts it."""
+        """True if the current Level Zero driver supports it."""
         return self.generation != _BEFORE_XE
 
     @property
     def is_max(self) -> bool:
-        """Whether it is of the Max series: several tiles, links between cards, float64."""
+        """True for the Max series: several tiles, links between cards, float64."""
         return self.generation == _HPC
 
     @property
     def is_arc(self) -> bool:
-        """Whether it is a discrete Arc card (or of the Flex series, which has the same chips)."""
+        """True for a discrete Arc card (or the Flex series, which has the same chips)."""
         return not self.integrated and self.generation in {_HPG, _XE2}
 
 
@@ -150,7 +150,7 @@ _OLD_IDS = frozenset(
 )
 """First bytes of the ids of graphics from before Xe; no newer GPU has one of them."""
 _OF_PROCESSOR = "0000:00:02.0"
-"""Where the bus has the GPU of a processor."""
+"""PCI address of a processor's own GPU."""
 
 
 def card_of(device_id: str, address: str = "") -> Card:
@@ -158,7 +158,7 @@ def card_of(device_id: str, address: str = "") -> Card:
 
     Args:
         device_id: As the kernel writes it.
-        address: Its PCI address, which tells a processor's own GPU where the id does not.
+        address: Its PCI address, which identifies a processor's own GPU if the id does not.
     """
     known = CARDS.get(device_id.lower())
     if known is not None:

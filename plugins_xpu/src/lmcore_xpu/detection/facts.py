@@ -1,4 +1,4 @@
-"""What there is to know without torch and without touching a GPU: bus, nodes, loader, torch."""
+"""Facts of the machine, read without torch and without using a GPU: bus, nodes, loader, torch."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Gpu:
 
     Attributes:
         address: Its PCI address; 0000:00:02.0 is the processor's own GPU, "WSL" one of Windows.
-        device_id: Its PCI device id; empty where that is not told.
+        device_id: Its PCI device id; empty if unknown.
         driver: The kernel driver that has it ("xe", "i915"), None without one.
         node: Its render node, "renderD128", None where the kernel made none.
-        access: Whether this process may read and write the node; None where the node is not there,
-            as in a container that was not given it.
+        access: True if this process may read and write the node; None if the node does not exist,
+            as in a container without it.
         tiles: Tiles behind the address.
         memory: Bytes of its own memory, of all tiles; 0 where that is not known.
         group: Group that may open the node.
@@ -82,10 +82,10 @@ class Facts:
 
     Attributes:
         gpus: Intel display devices.
-        loader, runtime: Whether Level Zero's libraries can be loaded.
+        loader, runtime: True if Level Zero's libraries can be loaded.
         torch: The installed torch.
         kernel: Release of Linux, whose drivers carry no version of their own.
-        container: Whether this is a container, whose devices are given from outside.
+        container: True in a container, whose devices are given from outside.
     """
 
     gpus: tuple[Gpu, ...]
@@ -97,7 +97,7 @@ class Facts:
 
 
 def read_facts(root: Path = Path("/")) -> Facts:
-    """Return the facts of this machine; *root* stands before every path that is read."""
+    """Return the facts of this machine; *root* is the prefix of every path."""
     return Facts(
         gpus(root),
         _can_load(LOADER) or _comes_with_torch(LOADER),
@@ -124,11 +124,11 @@ def try_to_open(path: Path) -> int:
 def gpus(root: Path, try_node: Callable[[Path], int] = try_to_open) -> tuple[Gpu, ...]:
     """Return the Intel display devices, whether a driver has them or not, in the bus's order.
 
-    Those that are held for virtual machines are left out.
+    GPUs that are reserved for virtual machines are left out.
 
     Args:
-        root: Stands before /sys, /dev and /usr.
-        try_node: Opens a node and returns the number of the error.
+        root: Prefix of /sys, /dev and /usr.
+        try_node: Function that opens a node and returns the number of the error.
     """
     found = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
@@ -168,7 +168,7 @@ def _tried(gpu: Gpu, path: Path, try_node: Callable[[Path], int]) -> Gpu:
 
 
 def _tiles(device: Path, driver: str | None, card: Card) -> int:
-    """Return the tiles that the driver shows, else those that the model has.
+    """Return the number of tiles that the driver shows, else the model's.
 
     `xe` has a folder for each.  `i915` has one for each graphics unit (GT): on the Max series these
     are the tiles; on others a second one is the media unit of the same tile.
@@ -180,7 +180,7 @@ def _tiles(device: Path, driver: str | None, card: Card) -> int:
 
 
 def _memory(device: Path, card: Card) -> int:
-    """Return the bytes that `xe` (by tile) or `i915` (in all) tells, else those of the model."""
+    """Return the bytes of memory by `xe` (per tile) or `i915` (in all), else the model's."""
     told = [
         int(text)
         for pattern in ("tile[0-9]*/physical_vram_size_bytes", "drm/card*/lmem_total_bytes")
@@ -191,7 +191,7 @@ def _memory(device: Path, card: Card) -> int:
 
 
 def _of_windows(root: Path, try_node: Callable[[Path], int]) -> tuple[Gpu, ...]:
-    """Return the GPU that Windows lends its Linux; it stands on no bus there."""
+    """Return the GPU that Windows gives its Linux; it is on no bus there."""
     node = root / "dev" / _WSL_NODE
     if not node.exists() or not any((root / _WSL_DRIVERS).glob("iigd_dch*")):
         return ()

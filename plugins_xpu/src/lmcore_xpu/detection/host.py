@@ -20,13 +20,13 @@ _RUNTIME = "libsycl.so*"
 
 @dataclass(frozen=True)
 class Host:
-    """What is looked at.
+    """Limits and facts of the host.
 
     Attributes:
-        open_files: How many a process may have open; -1: any number.
-        shared_memory: Bytes of /dev/shm; None where there is none.
-        kernel: Major and minor version of Linux; (0, 0) where it is not told.
-        slingshot: Whether it has a card of that network.
+        open_files: Largest number of open files of a process; -1: no limit.
+        shared_memory: Bytes of /dev/shm; None if there is none.
+        kernel: Major and minor version of Linux; (0, 0) if unknown.
+        slingshot: True if it has a card of that network.
     """
 
     open_files: int
@@ -36,7 +36,7 @@ class Host:
 
 
 def read_host(root: Path = Path("/")) -> Host:
-    """Return what this host allows; *root* stands before every path that is read."""
+    """Return limits and facts of this host; *root* is the prefix of every path."""
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     try:
         shared: int | None = shutil.disk_usage(root / _SHARED).total

@@ -1,4 +1,4 @@
-"""What `ONEAPI_DEVICE_SELECTOR` leaves of the devices that Level Zero lists, as SYCL reads it.
+"""Devices of Level Zero's list that `ONEAPI_DEVICE_SELECTOR` selects, by SYCL's rules.
 
 Terms are separated by semicolons: `level_zero:0,1`, `*:gpu`, `!level_zero:1`.  Those with `!` are
 taken away from what the others choose, and the others choose everything where there are none.
@@ -31,7 +31,7 @@ class Unit:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of its GPU."""
+        """True if it is all of its GPU."""
         return len(self.tiles) == self.gpu.tiles
 
     @property
@@ -42,14 +42,14 @@ class Unit:
 
 @dataclass(frozen=True)
 class Selected:
-    """What is left.
+    """Devices that are left.
 
     Attributes:
         units: The devices.
-        evidence: What the variable does, if anything.
-        hidden: Whether all are hidden on purpose: it asks for processors alone.
-        fault: Why none is left, or the variable cannot be read.
-        fix: What to do then.
+        evidence: Effect of the variable, if any.
+        hidden: True if all are hidden on purpose: it selects processors only.
+        fault: Reason why none is left, or why the variable cannot be read.
+        fix: Advice for that case.
     """
 
     units: tuple[Unit, ...] = ()

@@ -1,9 +1,9 @@
-"""Which GPUs, or tiles of GPUs, torch is given: Level Zero's variables as its driver reads them.
+"""GPUs, or tiles of GPUs, that torch sees: Level Zero's variables by its driver's rules.
 
-`ZE_FLAT_DEVICE_HIERARCHY` says what a device is: a tile (FLAT, the default, and COMBINED) or a card
-(COMPOSITE).  `ZE_AFFINITY_MASK` lists devices by number, those of the processor among them, in the
-bus's order.  Level Zero lists discrete GPUs before the processor's; SYCL keeps of that list what
-`ONEAPI_DEVICE_SELECTOR` says; torch drops the processor's where there is a discrete one.
+`ZE_FLAT_DEVICE_HIERARCHY` makes a device a tile (FLAT, the default, and COMBINED) or a card
+(COMPOSITE).  `ZE_AFFINITY_MASK` lists devices by number in the bus's order, the processor's GPU
+included.  Level Zero lists discrete GPUs before the processor's; SYCL keeps the devices that
+`ONEAPI_DEVICE_SELECTOR` selects; torch drops the processor's GPU if there is a discrete one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ENTRY = re.compile(r"(-?\d+)(?:\.(\d+))?(\.\d+)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Visible:
-    """What torch is given.
+    """Devices that torch sees.
 
     Attributes:
         units: Its devices, in its order.
-        evidence: What the variables and rules do, a line each.
-        hidden: Whether all are hidden on purpose.
-        fault: Why there is none, or not what was meant, though that was not the purpose.
-        fix: What to do then.
+        evidence: Effects of the variables and rules, a line each.
+        hidden: True if all are hidden on purpose.
+        fault: Reason why there is none, or not the intended ones, by mistake.
+        fix: Advice for that case.
     """
 
     units: tuple[Unit, ...] = ()

@@ -36,7 +36,7 @@ class Card:
     Attributes:
         total_memory: Its bytes.
         used: Bytes that other processes have of them.
-        properties: More fields of torch's record of a device, which override those of a Max 1550.
+        properties: More fields of torch's record of a device, in place of a Max 1550's.
     """
 
     name: str = "Intel(R) Data Center GPU Max 1550"
@@ -86,13 +86,13 @@ class Card:
 
 
 class XpuDriver:
-    """What `torch.xpu` calls, over *cards*; tests change its attributes.
+    """Driver that `torch.xpu` calls, over *cards*; tests change its attributes.
 
     Attributes:
         cards: The devices that torch sees.
         errors: By the name of a compiled function ("_xpu_init"), or "allocate": raised when called.
         calls: Names of the compiled functions that ran, "allocate" among them, in order.
-        architectures: What the build's kernels are compiled for.
+        architectures: Architectures of the build's kernels.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, recorded: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ class XpuDriver:
 
         Args:
             monkeypatch: The test's.
-            recorded: What is recorded of the version of torch that is installed.
+            recorded: Record of the installed version of torch.
         """
         self.monkeypatch, self.recorded = monkeypatch, recorded
         self.known: list[str] = recorded["device_properties"]
@@ -139,7 +139,7 @@ class XpuDriver:
 
     @property
     def compiled(self) -> bool:
-        """Whether this torch is built for the devices."""
+        """Return True if this torch is built for the devices."""
         return bool(torch._C._has_xpu)
 
     @compiled.setter
@@ -148,7 +148,7 @@ class XpuDriver:
 
     @property
     def xccl(self) -> bool:
-        """Whether this torch has XCCL."""
+        """Return True if this torch has XCCL."""
         return torch.distributed.is_xccl_available()
 
     @xccl.setter
@@ -159,7 +159,7 @@ class XpuDriver:
         """Take away what a recorded version of torch does not have, and take its number.
 
         Args:
-            version: What is recorded of it.
+            version: Record of the version.
         """
         for module, names in version["names"].items():
             later = set(self.recorded["names"][module].split()) - set(names.split())

@@ -1,5 +1,5 @@
-"""The XPU plugin on simulated devices: a plugin of the tests, whose hooks call those of lmcore-xpu.
+"""The XPU plugin on simulated devices: a plugin of the tests, whose hooks call lmcore-xpu's.
 
-Only what is the vendor's is replaced: facts of the machine, `torch.xpu` (by the module of the
+Only the vendor's parts are replaced: facts of the machine, `torch.xpu` (by the module of the
 simulated device) and XCCL (by its communication backend).  All else is what runs on a GPU.
 """

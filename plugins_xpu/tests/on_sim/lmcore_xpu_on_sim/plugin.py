@@ -1,4 +1,4 @@
-"""The hooks: those of lmcore-xpu, for the device type `sim`; torch-free until a device is made."""
+"""Hooks of lmcore-xpu for the device type `sim`; torch-free until a device is made."""
 
 from __future__ import annotations
 

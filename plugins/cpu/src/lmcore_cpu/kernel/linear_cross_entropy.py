@@ -43,7 +43,7 @@ def _negative_log(
     weight_VH: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return -log(probability) of each target; where it underflows, from the logits anew."""
+    """Return -log(probability) of each target; if it underflows, recompute from the logits."""
     chosen_C = probability_CV.gather(-1, target_C1).squeeze(-1).to(dtype)
     loss_C = -chosen_C.log()
     tiny_C = chosen_C < _SMALLEST
