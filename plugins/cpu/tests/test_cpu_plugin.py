@@ -114,7 +114,7 @@ def test_a_slow_dtype_is_measured_by_small_products(monkeypatch, small_seconds, 
 
 
 def test_a_system_without_proc_says_so(monkeypatch, tmp_path):
-    """If memory cannot be read, the abilities are missing, with their reasons."""
+    """Abilities are missing, with their reasons, if memory cannot be read."""
     monkeypatch.setattr(device_module, "_STATUS", tmp_path / "status")
     monkeypatch.setattr(device_module, "_CLEAR_REFS", tmp_path / "none" / "clear_refs")
     bare = create_device()

@@ -45,11 +45,11 @@ class Environment:
     """An environment, and lmcore's command in it.
 
     In the full set it is a virtual one.  In the fast set it is a folder that is searched beside
-    those of this environment, so that programs can be forked.
+    this environment's packages, so that programs can be forked.
     """
 
     def __init__(self, home: Path, *, virtual: bool) -> None:
-        """Make it; it has this environment's packages, and those that `install` adds."""
+        """Create it with this environment's packages; `install` adds more."""
         self.virtual = virtual
         self.work = home / "work"
         if virtual:
@@ -145,7 +145,7 @@ class Environment:
 def new_environment(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[], Environment]:
-    """What makes an environment that has this one's packages and nothing else."""
+    """Function that creates an environment with this one's packages and nothing else."""
     virtual = pytestconfig.stash[SET].full
     return lambda: Environment(tmp_path_factory.mktemp("environment"), virtual=virtual)
 
