@@ -350,13 +350,13 @@ class _Sampler:
         return [
             Sample(
                 prompt=request.prompt,
-                text=continuation(tokenizer, request.ids, one.tokens),
-                tokens=one.tokens,
+                text=continuation(tokenizer, request.ids, generation.tokens),
+                tokens=generation.tokens,
                 num_prompt_tokens=len(request.ids),
-                finished=one.finished,
+                finished=generation.finished,
                 seed=request.seed,
             )
-            for request, one in zip(requests, made, strict=True)
+            for request, generation in zip(requests, made, strict=True)
         ]
 
 

@@ -196,9 +196,9 @@ class _Session:
     def _new_cache(self) -> KeyValueCache:
         # The last token is never fed back.
         capacity = max(len(row) for row in self.rows) + self.num_tokens - 1
-        one = self.model.head_weight.new_ones(1, 1)
-        computed = torch.nn.functional.linear(one, one).dtype  # compute dtype of the precision
-        return self.model.new_cache(len(self.rows), capacity, computed)
+        unit = self.model.head_weight.new_ones(1, 1)
+        dtype = torch.nn.functional.linear(unit, unit).dtype  # compute dtype of the precision
+        return self.model.new_cache(len(self.rows), capacity, dtype)
 
     def _next_logits(self, tokens_BS: Tensor, cache: KeyValueCache | None) -> Tensor:
         hidden_BSH = self.model(tokens_BS, cache)

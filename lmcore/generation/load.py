@@ -58,7 +58,7 @@ _KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "bool": ("true or false", bool),
     "str": ("a string", str),
 }
-_CHOICES = {one.name: one.choices or () for one in options_of(ModelSection) if one.choices}
+_CHOICES = {option.name: option.choices for option in options_of(ModelSection) if option.choices}
 
 _RUNS_OWN = TokenizerSettings()
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})

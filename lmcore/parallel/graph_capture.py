@@ -70,7 +70,7 @@ class GraphedMicroBatch:
 
     def zero_grad(self) -> None:
         """Set the gradients to zero in place."""
-        grads = [one.grad for one in self._parameters if one.grad is not None]
+        grads = [param.grad for param in self._parameters if param.grad is not None]
         torch._foreach_zero_(grads)
 
     def __call__(

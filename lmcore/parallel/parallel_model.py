@@ -105,17 +105,17 @@ class ParallelModel:
         self.parameters = tuple(self._local(layouts))
         self._graphed: GraphedMicroBatch | None = None
         self._by_replica_count: dict[int, list[nn.Parameter]] = {}
-        for one in self.parameters:
-            self._by_replica_count.setdefault(one.replica_count, []).append(one.tensor)
+        for local in self.parameters:
+            self._by_replica_count.setdefault(local.replica_count, []).append(local.tensor)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the local parameters that are not empty, with their names in the whole model."""
-        return [(one.name, one.tensor) for one in self.parameters]
+        return [(local.name, local.tensor) for local in self.parameters]
 
     @property
     def layouts(self) -> dict[str, TensorLayout]:
         """Layout of each local parameter, by name."""
-        return {one.name: one.layout for one in self.parameters}
+        return {local.name: local.layout for local in self.parameters}
 
     def initialize(self, seed: int) -> None:
         """Set every weight to its initial value, the same in every layout.
@@ -123,10 +123,10 @@ class ParallelModel:
         Args:
             seed: Seed of the run.
         """
-        for one in self.parameters:
-            size = torch.Size(one.layout.shape)
-            whole = self.model.initial_weight(one.name, size, seed)
-            one.layout.fill(one.tensor, whole)
+        for local in self.parameters:
+            size = torch.Size(local.layout.shape)
+            whole = self.model.initial_weight(local.name, size, seed)
+            local.layout.fill(local.tensor, whole)
 
     def run(
         self,
@@ -170,7 +170,7 @@ class ParallelModel:
         Raises:
             DeviceError: The device cannot capture graphs.
         """
-        parameters = [one.source for one in self.parameters]
+        parameters = [local.source for local in self.parameters]
         buckets = self._replica.buckets
         allocate: Callable[[], None] = functools.partial(allocate_gradients, parameters)
         if buckets is not None:
@@ -245,23 +245,24 @@ class ParallelModel:
         if self._graphed is not None and self._graphed.captured:
             self._graphed.zero_grad()
             return
-        for one in self.parameters:
-            one.tensor.grad = one.source.grad = None
+        for local in self.parameters:
+            local.tensor.grad = local.source.grad = None
 
     def gradients(self) -> list[Tensor]:
         """Finish the gradients of a step and return the local ones; all ranks must call it."""
-        for one in self.parameters:
-            if one.tensor is not one.source:
-                one.tensor.grad = _local(one.source.grad)
-        found = [(one, one.tensor.grad) for one in self.parameters if one.tensor.grad is not None]
-        grads, mesh = [grad for _, grad in found], self.mesh
+        for local in self.parameters:
+            if local.tensor is not local.source:
+                local.tensor.grad = _local(local.source.grad)
+        params, mesh = self.parameters, self.mesh
+        pairs = [(local, grad) for local in params if (grad := local.tensor.grad) is not None]
+        grads = [grad for _, grad in pairs]
         if self._pipeline is not None:
             if not mesh.layout.zero_stage:
                 all_reduce_coalesced(grads, mesh.replicas, scale=1.0 / mesh.replicas.size)
             if tied_names := self.model.tied_parameters:
-                tied = [grad for one, grad in found if one.name in tied_names]
+                tied = [grad for local, grad in pairs if local.name in tied_names]
                 all_reduce_coalesced(tied, mesh.pipeline_ends)
-        all_reduce_coalesced([grad for one, grad in found if one.partial], mesh.tensor)
+        all_reduce_coalesced([grad for local, grad in pairs if local.partial], mesh.tensor)
         return grads
 
     def total_loss(self, total: float) -> float:
@@ -286,7 +287,7 @@ class ParallelModel:
         """
         total: Tensor | float = 0.0
         for replica_count, parameters in self._by_replica_count.items():
-            grads = [one.grad for one in parameters if one.grad is not None]
+            grads = [tensor.grad for tensor in parameters if tensor.grad is not None]
             if grads:  # divided first: the square of a scaled norm may overflow
                 total = total + (norm(grads) / scale) ** 2 / replica_count
         return total

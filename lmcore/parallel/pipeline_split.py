@@ -22,12 +22,12 @@ def stage_layers(num_layers: int, layout: ParallelLayout) -> list[range]:
     each, extra = divmod(num_layers, count)
     order = [*range(1, count - 1), 0, count - 1][:count]
     larger = set(order[:extra])
-    found, first = [], 0
+    ranges, first = [], 0
     for stage in range(count):
         end = first + each + (stage in larger)
-        found.append(range(first, end))
+        ranges.append(range(first, end))
         first = end
-    return found
+    return ranges
 
 
 def stages_of(rank: int, layout: ParallelLayout) -> list[int]:

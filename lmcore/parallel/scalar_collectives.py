@@ -69,7 +69,7 @@ class ShardSums:
         names = [name for name, _ in parallel.model.named_parameters()]
         self._index = {name: index for index, name in enumerate(names)}
         self._count = {  # ranks of the tensor axis that hold the same shard
-            one.name: mesh.tensor.size if one.replicated else 1 for one in parallel.parameters
+            local.name: mesh.tensor.size if local.replicated else 1 for local in parallel.parameters
         }
         axes = [mesh.tensor, mesh.shards] if layout.zero_stage else [mesh.tensor]
         self._groups = [axis.group for axis in axes if axis.size > 1]

@@ -51,7 +51,7 @@ class TensorLayout:
         return cls(shape, (Chunk(zeros, zeros, shape),))
 
     @classmethod
-    def divided(
+    def split(
         cls, local: Numbers, dim: int, *, rank: int, size: int, groups: Sequence[int] = ()
     ) -> TensorLayout:
         """Return the layout of one of *size* equal parts of a dim.
@@ -80,19 +80,19 @@ class TensorLayout:
 
     def rows(self, first: int, count: int) -> TensorLayout:
         """Return the layout of a tensor of *count* local rows from *first* on."""
-        found = []
+        chunks = []
         for chunk in self.chunks:
             low = max(chunk.start[0], first)
             high = min(chunk.start[0] + chunk.size[0], first + count)
             if low < high:
-                found.append(
+                chunks.append(
                     Chunk(
                         (low - first, *chunk.start[1:]),
                         (chunk.offset[0] + low - chunk.start[0], *chunk.offset[1:]),
                         (high - low, *chunk.size[1:]),
                     )
                 )
-        return TensorLayout(self.shape, tuple(found))
+        return TensorLayout(self.shape, tuple(chunks))
 
     def fill(self, local: Tensor, whole: Tensor) -> None:
         """Copy this rank's part of *whole* into *local*."""

@@ -49,7 +49,7 @@ def tensor_layouts(model: Model, axis: Axis) -> dict[str, TensorLayout]:
     if axis.size == 1:
         return layouts
     for name, split in model.tensor_parallel_plan().splits.items():
-        layouts[name] = TensorLayout.divided(
+        layouts[name] = TensorLayout.split(
             layouts[name].shape, split.dim, rank=axis.rank, size=axis.size, groups=split.groups
         )
     return layouts

@@ -81,22 +81,22 @@ class _Loss(torch.autograd.Function):
         first: int,
         group: ProcessGroup,
     ) -> Tensor:
-        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        grad_hidden_TH = torch.empty_like(hidden_TH) if wanted else None
-        grad_weight_VH = torch.zeros_like(weight_VH) if wanted else None
+        needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        grad_hidden_TH = torch.empty_like(hidden_TH) if needs_grad else None
+        grad_weight_VH = torch.zeros_like(weight_VH) if needs_grad else None
         total = hidden_TH.new_zeros((), dtype=torch.float32)
-        for at in _blocks(hidden_TH.shape[0], weight_VH.shape[0]):
-            hidden_CH = hidden_TH[at]
+        for block in _blocks(hidden_TH.shape[0], weight_VH.shape[0]):
+            hidden_CH = hidden_TH[block]
             score_CV = functional.linear(hidden_CH, weight_VH)
             compute = score_CV.dtype
-            loss_C, grad_CV = _score(score_CV, target_T[at] - first, group, gradient=wanted)
-            total = total.to(loss_C.dtype) + (loss_C * loss_weight_T[at]).sum()
+            loss_C, grad_CV = _score(score_CV, target_T[block] - first, group, gradient=needs_grad)
+            total = total.to(loss_C.dtype) + (loss_C * loss_weight_T[block]).sum()
             if grad_CV is None or grad_hidden_TH is None or grad_weight_VH is None:
                 continue
-            grad_CV = (grad_CV * loss_weight_T[at].unsqueeze(-1)).to(compute)
-            grad_hidden_TH[at] = grad_CV @ weight_VH.to(compute)
+            grad_CV = (grad_CV * loss_weight_T[block].unsqueeze(-1)).to(compute)
+            grad_hidden_TH[block] = grad_CV @ weight_VH.to(compute)
             grad_weight_VH += grad_CV.t() @ hidden_CH.to(compute)
-        if wanted:
+        if needs_grad:
             ctx.save_for_backward(grad_hidden_TH, grad_weight_VH)
         return total
 

@@ -50,7 +50,7 @@ def lmcore_comm_backends():
 
 @dataclass(frozen=True)
 class Ended:
-    """How one rank ended: its exit status, what it printed as JSON, and its standard error."""
+    """Result of one rank: exit status, printed JSON values, and standard error."""
 
     status: int
     printed: list[Any]

@@ -1,7 +1,7 @@
-"""Some ranks of large layouts, one after the other in one process: a file of cases (JSON).
+"""Some ranks of large layouts, one after the other in one process; argument: cases as JSON.
 
-torch's fake process group stands for the others: an exchange gives shapes, not their numbers.  Of
-each case and rank a line of JSON is printed.
+The other ranks are torch's fake process group, whose collectives return shapes without numbers.
+A line of JSON is printed for each case and rank.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HOSTS_SIZE = 8
 
 
 def receive(tensor: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Stand for `distributed.recv`: torch's pipelines begin with a vote, in which all say 1."""
+    """Replace `distributed.recv`: torch's pipelines begin with a vote, in which all ranks say 1."""
     tensor.fill_(1)
     return 0
 

@@ -31,7 +31,7 @@ from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 
 REDUCTIONS = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single")
-"""What torch's versions exchange sharded gradients by."""
+"""Functions by which versions of torch reduce sharded gradients."""
 
 
 @contextmanager

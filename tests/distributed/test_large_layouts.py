@@ -50,7 +50,7 @@ COMPLETE = "tp8-pp4-dp4-zero1"
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What each rank of each case holds."""
+    """Parameters and axes of each rank, by case."""
     folder = common_folder(tmp_path_factory, "large-layouts")
     printed = folder / "ranks.txt"
     with once(folder) as missing:
@@ -95,7 +95,7 @@ def test_the_ranks_together_hold_the_model(ranks: dict[str, Any]) -> None:
                 expected[box] = parameter["replica_count"]
     assert len(held) == 2 + 4 * 12 + 2
     for name, count in held.items():
-        assert count.min() >= 1, f"nobody has all of {name}"
+        assert count.min() >= 1, f"no rank has some of {name}"
         assert (count == said[name]).all(), name
 
 

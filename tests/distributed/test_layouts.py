@@ -52,7 +52,7 @@ Train = Callable[[str, dict[str, str], int], Results]
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """Return what trains cases in a number of processes, once for all of xdist's workers."""
+    """Function that trains cases in a number of processes, once for all workers of xdist."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
 
     def go(name: str, cases: dict[str, str], world_size: int) -> Results:
@@ -156,13 +156,13 @@ def test_eight_processes(of_eight: str, eight: Results, alone: Results) -> None:
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
 @pytest.mark.full  # in the fast set two data parallel processes compile, in `tests/train`
 def test_compiled_layers(compiled: Results, alone: Results) -> None:
-    """Compiled layers exchange what the others do."""
+    """Compiled layers take the steps of one process."""
     assert_equal("compiled/tp-sp", compiled, alone)
 
 
 @pytest.mark.parametrize("name", DROPPING)
 def test_replicated_parameters_stay_equal(name: str, two_that_drop: Results) -> None:
-    """After some steps with dropout, what both processes hold is the same, bit for bit."""
+    """After some steps with dropout, replicated parameters are equal bit for bit."""
     of_both = [
         {
             tensor
@@ -186,17 +186,17 @@ def test_replicated_parameters_stay_equal_in_combinations(
 
 def assert_replicas_equal(found: Results, name: str) -> None:
     assert len(found.steps(f"dropping_{name}")) == DROPPING_STEPS
-    found.whole(f"dropping_{name}", "weights")  # compares what it finds twice
+    found.whole(f"dropping_{name}", "weights")  # compares replicas
 
 
 def test_dropout_of_divided_layers_is_repeated(two_that_drop: Results) -> None:
-    """A layer that is computed again draws the numbers that it drew, each part its own."""
+    """A recomputed layer draws the same random numbers, each rank its own."""
     assert two_that_drop.steps("dropping_tp") == two_that_drop.steps("dropping_tp-full")
     assert two_that_drop.steps("dropping_tp") != two_that_drop.steps("dropping_tp-sp")
 
 
 @pytest.mark.parametrize("name", REPEATED)
 def test_dropout_is_repeated_in_every_layout(name: str, two_that_drop: Results) -> None:
-    """What is computed again, between exchanges or in a pipeline's turns, draws what it drew."""
+    """Recomputed layers draw the same random numbers, between collectives and in pipelines."""
     wanted = two_that_drop.steps(f"{name}_none")
     assert two_that_drop.steps(f"{name}_full") == two_that_drop.steps(f"{name}_selective") == wanted

@@ -29,7 +29,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what each rank has trained, of all cases in one set of processes."""
+    """Folder with the results of each rank, of all cases in one set of processes."""
     folder = common_folder(tmp_path_factory, "sums")
     with once(folder) as missing:
         if missing:
@@ -47,7 +47,7 @@ def train(folder: Path) -> None:
 
 
 def read(folder: Path, name: str, way: str) -> list[dict[str, Any]]:
-    """Return what all ranks have of a run."""
+    """Return the results of all ranks of a run."""
     return [load(folder / f"{name}-{way}.{rank}.found") for rank in range(WORLD_SIZE)]
 
 

@@ -1,4 +1,4 @@
-"""Processes that compute a validation together leave it together, whoever wants to, and why."""
+"""Ranks that validate together stop together, for any reason and on any rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLAGS = "--eval-iters 2 --micro-batch-size 1 --distributed-timeout-minutes 1"
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What both ranks found, by case; those of one set of processes."""
+    """Results of both ranks, by case, of one set of processes."""
     folder = common_folder(tmp_path_factory, "validations")
     with once(folder) as missing:
         if missing:
@@ -64,7 +64,7 @@ def test_loss_is_every_ranks(name: str, found: Any) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_is_told_to_stop(name: str, found: Any) -> None:
-    """The others leave before the same batch, and nobody waits in an exchange of a layer."""
+    """All ranks stop before the same batch, and none waits in a collective of a layer."""
     assert [one["stopped"] for one in found[name]] == [True, True]
     assert [one["asked"] for one in found[name]] == [3, 3]
 

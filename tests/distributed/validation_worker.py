@@ -1,7 +1,7 @@
 """One rank that validates in several layouts: a file of cases (JSON: name -> flags), and a folder.
 
-Of each case, into the folder: what came of a validation that rank 1 alone is told to leave, of one
-that meets NaN where the last layer is, and of one that ends by itself.
+For each case it writes the results of three validations: one that only rank 1 asks to stop, one
+with NaN in the last layer, and one that ends by itself.
 """
 
 from __future__ import annotations

@@ -38,11 +38,11 @@ WHOLE = {
 def held(rank: int, size: int) -> tuple[dict[str, Tensor], dict[str, TensorLayout]]:
     """Return what a rank has in a divided layout: zeros, and which part of the whole they are."""
     layouts = {
-        "rows": TensorLayout.divided((12 // size, 5), 0, rank=rank, size=size),
-        "packed": TensorLayout.divided(
+        "rows": TensorLayout.split((12 // size, 5), 0, rank=rank, size=size),
+        "packed": TensorLayout.split(
             (24 // size, 3), 0, rank=rank, size=size, groups=(8 // size,) * 3
         ),
-        "columns": TensorLayout.divided((4, 8 // size), 1, rank=rank, size=size),
+        "columns": TensorLayout.split((4, 8 // size), 1, rank=rank, size=size),
     }
     tensors = {}
     for name, whole in WHOLE.items():
@@ -164,11 +164,11 @@ def test_parts_that_make_no_whole(ranks: Callable[..., list[Any]], odd: str) -> 
 
     def body(rendezvous: Any) -> None:
         me = rendezvous.rank.rank
-        layout = TensorLayout.divided((2, 3), 0, rank=me, size=2)
+        layout = TensorLayout.split((2, 3), 0, rank=me, size=2)
         if odd == "a hole":
-            layout = TensorLayout.divided((2, 3), 0, rank=0, size=2)
+            layout = TensorLayout.split((2, 3), 0, rank=0, size=2)
         if odd == "other shapes" and me:
-            layout = TensorLayout.divided((2, 3), 0, rank=1, size=3)
+            layout = TensorLayout.split((2, 3), 0, rank=1, size=3)
         if odd == "twice" and me:
             layout = TensorLayout((4, 3), TensorLayout.whole((4, 3)).chunks)
         shape = (4, 3) if odd == "twice" and me else (2, 3)
@@ -334,7 +334,7 @@ def test_rows_that_may_differ(tmp_path: Path) -> None:
     load_checkpoint(path, {"w": fewer}, rows={"w": 4})
     assert bool((fewer == 1).all())
     last = torch.zeros(4, 2)
-    part = TensorLayout.divided((4, 2), 0, rank=1, size=2)
+    part = TensorLayout.split((4, 2), 0, rank=1, size=2)
     load_checkpoint(path, {"w": last}, rows={"w": 4}, layouts={"w": part})
     assert last.tolist() == [[1.0, 1.0]] * 2 + [[0.0, 0.0]] * 2
     for rows, wrong in (({"w": 5}, (4, 2)), ({"w": 7}, (8, 2)), ({"w": 4}, (6, 3)), ({}, (8, 2))):

@@ -161,7 +161,7 @@ class TestPasses:
         assert heads == [(2, 24)] * 5
 
     def test_cache_is_exactly_filled(self, model: GPT) -> None:
-        """The cache has room for what is fed and no more."""
+        """The cache has positions for the tokens that are fed, and no more."""
         made = []
         new_cache = model.new_cache
         model.new_cache = lambda *args: made.append(new_cache(*args)) or made[-1]
@@ -226,20 +226,20 @@ class TestSurroundings:
         assert {len(one.tokens) for one in made} == {12}
 
     def test_tokens_as_they_come(self, model: GPT) -> None:
-        """Every token of the result was told, each row's in order, and no eod."""
+        """`on_token` gets every token of the result, each row in order, and no eod."""
         free = tokens(run(model, PROMPTS))
-        told: list[list[int]] = [[] for _ in PROMPTS]
+        reported: list[list[int]] = [[] for _ in PROMPTS]
         made = run(
             model,
             PROMPTS,
             eod=free[0][5],
-            on_token=lambda row, token: told[row].append(token),
+            on_token=lambda row, token: reported[row].append(token),
         )
-        assert [tuple(row) for row in told] == tokens(made)
+        assert [tuple(row) for row in reported] == tokens(made)
 
 
 class TestBadInput:
-    """What cannot be done is refused before anything is computed."""
+    """Impossible requests are refused before anything is computed."""
 
     def test_room(self) -> None:
         """The last token needs no position, so a full prompt leaves room for one."""
@@ -259,7 +259,7 @@ class TestBadInput:
         assert "--tokens 13" in str(caught.value.hint)
 
     def test_prompt_too_long(self) -> None:
-        """A prompt longer than the positions is refused, whatever is asked for."""
+        """A prompt longer than the positions is refused for any number of tokens."""
         with pytest.raises(ConfigError, match="has 33 tokens, too many"):
             require_room([[0] * 33], 1, 32)
 

@@ -49,7 +49,7 @@ def saved_again(
 
 
 class TestLoad:
-    """What comes back."""
+    """Loaded models and tokenizers."""
 
     @pytest.mark.parametrize("inside", [".", "checkpoints", "checkpoints/iter_0000005"])
     def test_weights(self, run_directory: Path, runtime: Runtime, inside: str) -> None:
@@ -175,7 +175,7 @@ class TestShape:
     """`read_shape`."""
 
     def test_right(self) -> None:
-        """What a run saves is read back."""
+        """A saved shape is read back."""
         assert read_shape(VALUES, Path("x")).to_dict() == VALUES
 
     @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ class TestShape:
 
 
 def test_another_kind_of_model(run_directory: Path, runtime: Runtime) -> None:
-    """A model with Llama's parts comes back from what its manifest says."""
+    """A Llama is built from its manifest."""
     saved = ModelShape(
         **{**VALUES, "num_attention_heads": 5},
         head_dim=6,

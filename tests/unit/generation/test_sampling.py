@@ -145,7 +145,7 @@ class TestVocabulary:
         assert found.max() < 10
 
     def test_padding_may_be_nan(self) -> None:
-        """What stands in the padding does not matter."""
+        """Logits of the padding do not matter."""
         logits = torch.zeros(1, 4)
         logits[:, 3] = math.nan
         assert sample(logits, SamplingOptions(), new_generators(0, 1), vocab_size=3).item() < 3
@@ -165,7 +165,7 @@ class TestSeeds:
         assert draws(SamplingOptions(), seed=5) != draws(SamplingOptions(), seed=6)
 
     def test_rows_are_independent(self) -> None:
-        """A row gets the id that it gets alone, whatever rows are beside it."""
+        """A row gets the id that it gets alone, independently of other rows."""
         logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
         together = sample(logits, SamplingOptions(), new_generators(9, 5), vocab_size=40)
         for row in range(5):
@@ -181,7 +181,7 @@ class TestSeeds:
         assert torch.default_generator.get_state().equal(before)
 
     def test_largest_seed(self) -> None:
-        """Seeds are any whole number, past what a generator takes they wrap."""
+        """A seed is any integer; it wraps beyond the range of a generator."""
         assert len(new_generators(2**64, 2)) == 2
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -216,7 +216,7 @@ class TestBadScores:
 
 
 class TestOptions:
-    """`SamplingOptions` refuses what makes no sense."""
+    """`SamplingOptions` refuses values that make no sense."""
 
     @pytest.mark.parametrize(
         "values",

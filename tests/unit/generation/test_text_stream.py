@@ -13,7 +13,7 @@ BYTES = ByteTokenizer()
 
 
 def pieces(ids: list[int], prompt: list[int]) -> list[str]:
-    """What a stream gives for each token, and at the end."""
+    """Text that a stream returns for each token, and at the end."""
     stream = TextStream(BYTES, prompt)
     return [*(stream.push(i) for i in ids), stream.finish()]
 
@@ -37,7 +37,7 @@ def test_endless_broken_bytes() -> None:
 
 
 def test_prompt_is_not_repeated() -> None:
-    """Only what follows the prompt is given."""
+    """Only the text after the prompt is returned."""
     assert "".join(pieces(list(b" there"), list(b"hello"))) == " there"
 
 
@@ -56,7 +56,7 @@ def test_separated_tokens() -> None:
 
 @given(st.binary(max_size=40), st.text(max_size=5))
 def test_pieces_joined(data: bytes, prompt: str) -> None:
-    """Joined, the pieces are the whole continuation, whatever the bytes."""
+    """Joined, the pieces are the whole continuation, for any bytes."""
     ids, before = list(data), list(prompt.encode())
     found = pieces(ids, before)
     assert "".join(found) == continuation(BYTES, before, ids)

@@ -1,4 +1,4 @@
-"""What the models written in numpy and float64 have in common: a batch, the loss, parameters."""
+"""Batch, loss and parameters that the models in numpy and float64 share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample of several documents, told apart: the model sees each of them as if it were alone."""
+"""Document-boundary mask: the model computes each document of a sample as if it were alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def limits() -> dict[str, Tensor]:
 
 
 def documents() -> list[tuple[int, slice]]:
-    """Row and place of each document."""
+    """Return row and slice of each document."""
     found = []
     for row, tokens in enumerate(TOKENS.tolist()):
         start = 0

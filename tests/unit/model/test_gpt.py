@@ -1,4 +1,4 @@
-"""What the model promises beside its numbers: start, causality, dropout, recomputation, cache."""
+"""Initial weights, causality, dropout, recomputation and cache of a model."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def logits_of(
     documents: Array = EVERYTHING,
 ) -> Array:
     """Scores of TOKENS under the parameters *p*."""
-    places = np.arange(TOKENS.shape[1]) if positions is None else positions
-    x = p["token_embedding.weight"][TOKENS] + p["position_embedding.weight"][places]
+    positions = np.arange(TOKENS.shape[1]) if positions is None else positions
+    x = p["token_embedding.weight"][TOKENS] + p["position_embedding.weight"][positions]
     for layer in range(layers):
         at = f"blocks.{layer}"
         norms = [
@@ -105,7 +105,7 @@ def test_scores(make_model: Callable[..., GPT]) -> None:
 
 @pytest.mark.parametrize("batch_axis", [1, 3])
 def test_loss_is_the_weighted_sum(make_model: Callable[..., GPT], batch_axis: int) -> None:
-    """The loss is the sum of loss_weight times cross entropy, for one row and for copies of all."""
+    """The loss is the sum of loss_weight times cross entropy, for one row and for repeated rows."""
     model = make_model()
     rows = [torch.from_numpy(array).repeat(batch_axis, 1) for array in (TOKENS, TARGETS, WEIGHTS)]
     loss = model.loss(rows[0], rows[1], rows[2].float())
@@ -116,10 +116,10 @@ def test_loss_is_the_weighted_sum(make_model: Callable[..., GPT], batch_axis: in
 
 
 DOCUMENTS = np.array([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
-PLACES = np.array([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]])
+POSITIONS = np.array([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]])
 
 
-@pytest.mark.parametrize("positions", [None, PLACES])
+@pytest.mark.parametrize("positions", [None, POSITIONS])
 @pytest.mark.parametrize("training", [False, True])
 def test_documents_of_a_sample(
     make_model: Callable[..., GPT], positions: Array | None, training: bool

@@ -26,7 +26,7 @@ SHAPE = ModelShape(
     add_bias_linear=False,
 )
 TOKENS = torch.tensor([[3, 17, 4, 4, 29, 0, 8], [31, 1, 2, 30, 9, 9, 5]])
-PLACES = torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]])
+POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]])
 
 
 def model_of(*, compiled: bool) -> GPT:
@@ -40,13 +40,13 @@ def model_of(*, compiled: bool) -> GPT:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
 def test_traced_whole() -> None:
-    """Nothing cuts a block in two, samples have places of their own or not, and all agrees."""
-    for places in (None, PLACES):
+    """A block compiles to one graph, with positions per sample or not, and the loss is the same."""
+    for positions in (None, POSITIONS):
         losses, grads = [], []
         for compiled in (False, True):
             model = model_of(compiled=compiled)
             loss = model.loss(
-                TOKENS, TOKENS.roll(-1, 1), torch.ones(TOKENS.shape), positions_BS=places
+                TOKENS, TOKENS.roll(-1, 1), torch.ones(TOKENS.shape), positions_BS=positions
             )
             loss.backward()
             losses.append(loss.detach())

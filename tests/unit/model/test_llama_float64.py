@@ -31,7 +31,7 @@ _SPEC.loader.exec_module(_CASES)
 TOKENS, TARGETS, WEIGHTS = _CASES.TOKENS, _CASES.TARGETS, _CASES.WEIGHTS
 parameters, weighted_loss = _CASES.parameters, _CASES.weighted_loss
 
-PLACES = np.array([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]])
+POSITIONS = np.array([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]])
 ONE_DOCUMENT = np.zeros(TOKENS.shape)
 DOCUMENTS = np.array([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
 
@@ -71,7 +71,7 @@ def normalized(x: Array, p: Mapping[str, Array], at: str, shape: ModelShape) -> 
 
 
 def speed(pair: int, shape: ModelShape) -> float:
-    """Return the angle of a pair of channels by place, as the papers have it."""
+    """Return the angle of a pair of channels by position, as the papers have it."""
     angle = shape.rotary_base ** (-2 * pair / shape.rotary_dim)
     if shape.rope_scaling_factor == 1.0:
         return angle
@@ -84,19 +84,19 @@ def speed(pair: int, shape: ModelShape) -> float:
     return (1 - smooth) * angle / shape.rope_scaling_factor + smooth * angle
 
 
-def turned(x: Array, place: int, shape: ModelShape) -> Array:
-    """Return a head's channels as complex numbers turned by their place."""
+def rotated(x: Array, position: int, shape: ModelShape) -> Array:
+    """Return a head's channels as complex numbers rotated by their position."""
     if shape.position_embedding_type != "rope":
         return x
     half, out = shape.rotary_dim // 2, x.copy()
     for pair in range(half):
-        number = complex(x[pair], x[pair + half]) * np.exp(1j * place * speed(pair, shape))
+        number = complex(x[pair], x[pair + half]) * np.exp(1j * position * speed(pair, shape))
         out[pair], out[pair + half] = number.real, number.imag
     return out
 
 
 def attended(
-    x: Array, p: Mapping[str, Array], at: str, shape: ModelShape, places: Array, documents: Array
+    x: Array, p: Mapping[str, Array], at: str, shape: ModelShape, positions: Array, documents: Array
 ) -> Array:
     """Return causal attention within documents, one position and head at a time."""
     batch, length, _ = x.shape
@@ -107,7 +107,7 @@ def attended(
     for b, t in np.ndindex(batch, length):
         for one in (q, k):
             for head in range(one.shape[2]):
-                one[b, t, head] = turned(one[b, t, head], places[b, t], shape)
+                one[b, t, head] = rotated(one[b, t, head], positions[b, t], shape)
     out = np.zeros((batch, length, heads, width))
     for b, t, h in np.ndindex(batch, length, heads):
         group = h // (heads // groups)
@@ -134,19 +134,19 @@ def fed_forward(x: Array, p: Mapping[str, Array], at: str, shape: ModelShape) ->
 def logits_of(
     p: Mapping[str, Array],
     shape: ModelShape,
-    places: Array | None = None,
+    positions: Array | None = None,
     documents: Array = ONE_DOCUMENT,
 ) -> Array:
     """Return the scores of TOKENS under the parameters *p*."""
-    if places is None:
-        places = np.broadcast_to(np.arange(TOKENS.shape[1]), TOKENS.shape)
+    if positions is None:
+        positions = np.broadcast_to(np.arange(TOKENS.shape[1]), TOKENS.shape)
     x = p["token_embedding.weight"][TOKENS]
     if "position_embedding.weight" in p:
-        x = x + p["position_embedding.weight"][places]
+        x = x + p["position_embedding.weight"][positions]
     for layer in range(shape.num_layers):
         at = f"blocks.{layer}"
         normal = normalized(x, p, f"{at}.attention_norm", shape)
-        x = x + attended(normal, p, f"{at}.attention", shape, places, documents)
+        x = x + attended(normal, p, f"{at}.attention", shape, positions, documents)
         normal = normalized(x, p, f"{at}.feed_forward_norm", shape)
         x = x + fed_forward(normal, p, f"{at}.feed_forward", shape)
     rows = p.get("output_embedding.weight", p["token_embedding.weight"])
@@ -175,30 +175,30 @@ def test_scores(make_model: MakeModel, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "wide-heads"])
 def test_places_of_its_own(make_model: MakeModel, name: str) -> None:
-    """Places that begin anew with a document, other ones in each sample, turn by themselves."""
+    """Positions that restart with each document, other ones in each sample, are rotated by."""
     model = make_model(masked=True, **VARIANTS[name]).eval()
     given = {
-        "positions_BS": torch.from_numpy(PLACES),
+        "positions_BS": torch.from_numpy(POSITIONS),
         "documents_BS": torch.from_numpy(DOCUMENTS),
     }
     with torch.no_grad():
         found = model.logits(model(torch.from_numpy(TOKENS), **given)).numpy()
     values = parameters(model)
-    expected = logits_of(values, model.shape, PLACES, DOCUMENTS)
+    expected = logits_of(values, model.shape, POSITIONS, DOCUMENTS)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-4)
     assert np.abs(expected - logits_of(values, model.shape)).max() > 0.1
 
 
 def test_float64_is_exact() -> None:
-    """In float64 nothing is rounded to less, angles of high places neither."""
+    """In float64 nothing is rounded to less, not even angles of large positions."""
     shape = ModelShape(2, 24, 3, 40, 12, 32, init_method_std=0.3)
     shape = dataclasses.replace(shape, **LLAMA, head_dim=4)
     model = GPT(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float64")).double().eval()
     model.initialize(1)
-    places = 100_000 + PLACES
+    positions = 100_000 + POSITIONS
     with torch.no_grad():
-        hidden = model(torch.from_numpy(TOKENS), positions_BS=torch.from_numpy(places))
-    expected = logits_of(parameters(model), shape, places)
+        hidden = model(torch.from_numpy(TOKENS), positions_BS=torch.from_numpy(positions))
+    expected = logits_of(parameters(model), shape, positions)
     np.testing.assert_allclose(model.logits(hidden).detach().numpy(), expected, atol=1e-9)
 
 
@@ -238,7 +238,7 @@ def test_cache(make_model: MakeModel, name: str) -> None:
 
 
 def test_parameter_names() -> None:
-    """A Llama has no biases, no places, and a head of its own."""
+    """A Llama has no biases, no positions, and a head of its own."""
     with torch.device("meta"):
         shape = dataclasses.replace(ModelShape(1, 24, 6, 40, 12, 32), **LLAMA)
         model = GPT(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))

@@ -129,12 +129,12 @@ def pair(request: pytest.FixtureRequest) -> tuple[GPT, Any]:
 
 @pytest.mark.parametrize("first", [0, 9000])
 def test_scores(pair: tuple[GPT, Any], first: int) -> None:
-    """Both give the same scores, at far places as far as their angles are exact in float32."""
+    """Both give the same scores, at large positions as far as angles are exact in float32."""
     ours, theirs = pair
-    places = torch.arange(first, first + TOKENS.shape[1]).expand(TOKENS.shape)
+    positions = torch.arange(first, first + TOKENS.shape[1]).expand(TOKENS.shape)
     with torch.no_grad():
-        found = ours.eval().logits(ours(TOKENS, positions_BS=places))
-        expected = theirs.eval()(TOKENS, position_ids=places).logits
+        found = ours.eval().logits(ours(TOKENS, positions_BS=positions))
+        expected = theirs.eval()(TOKENS, position_ids=positions).logits
     limit = 1e-4 if first == 0 else 2e-3
     torch.testing.assert_close(found, expected, rtol=limit, atol=limit)
 

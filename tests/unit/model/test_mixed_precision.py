@@ -1,4 +1,4 @@
-"""What stays in float32 where products are computed in half precision."""
+"""Tensors that stay in float32 while products are computed in half precision."""
 
 from __future__ import annotations
 

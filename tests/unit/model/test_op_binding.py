@@ -55,7 +55,7 @@ def test_the_attributes_are_the_models():
 
 
 def test_a_module_keeps_the_bare_kernel():
-    """What a step calls is the kernel's own function, an attribute of the module: no layer between.
+    """A step calls the kernel's own function, an attribute of the module, without a wrapper.
 
     `benchmarks/abstraction.py` measures what the attribute costs.
     """

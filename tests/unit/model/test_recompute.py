@@ -1,4 +1,4 @@
-"""A model under recompute policies: its numbers are those of a plain one, bit for bit."""
+"""Recompute policies: losses and gradients equal those without recomputation bit for bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def remember() -> Any:
 
 @pytest.fixture
 def under(remember: Any) -> Callable[..., Recompute]:
-    """Makes what a model takes of a policy."""
+    """Factory of the recompute policy of a model."""
 
     def make(policy: RecomputePolicy, *placed: Any) -> Recompute:
         runs = [
@@ -85,7 +85,7 @@ def test_same_numbers(
 def test_same_numbers_within_documents(
     make_model: MakeModel, under: Any, policy: Any, placed: Any
 ) -> None:
-    """What is computed again attends to the same documents."""
+    """A recomputed layer attends to the same documents."""
     limits = {"documents_BS": DOCUMENTS, "positions_BS": DOCUMENTS}
     plain = step(make_model(num_layers=3, masked=True), **limits)
     model = make_model(num_layers=3, masked=True, recompute=under(policy(), *placed))

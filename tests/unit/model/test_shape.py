@@ -68,13 +68,13 @@ def test_preset_has_the_published_shape(name: str) -> None:
     ],
 )
 def test_shape_survives_a_dictionary(more: dict[str, Any]) -> None:
-    """What a manifest keeps gives the same shape."""
+    """The values of a manifest give the same shape."""
     shape = ModelShape(2, 24, 3, 40, 12, 32, **more)
     assert ModelShape(**shape.to_dict()) == shape
 
 
 def test_manifest_of_a_gpt() -> None:
-    """Of a GPT-2 a manifest says what it always said, so that older versions read it."""
+    """A GPT-2's manifest has no later fields, so that older versions can read it."""
     shape = ModelShape(2, 24, 3, 40, 12, 32, head_dim=8, num_query_groups=3)
     assert set(shape.to_dict()) == {
         "num_layers",

@@ -1,4 +1,4 @@
-"""Which layers and stages each process of a pipeline has."""
+"""Layers and stages of each rank of a pipeline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pipelines(draw: st.DrawFn) -> tuple[int, ParallelLayout]:
 
 @given(pipelines())
 def test_stages_have_all_layers_in_order(pipeline: tuple[int, ParallelLayout]) -> None:
-    """Stages are as equal as can be; those at the ends have other work and are no larger."""
+    """Stages are split evenly; the first and the last, which have other work, are not larger."""
     layers, layout = pipeline
     found = stage_layers(layers, layout)
     assert len(found) == layout.pipeline * layout.stages_per_process
@@ -44,7 +44,7 @@ def test_stages_have_all_layers_in_order(pipeline: tuple[int, ParallelLayout]) -
 
 @given(pipelines())
 def test_processes_share_out_the_model(pipeline: tuple[int, ParallelLayout]) -> None:
-    """Every layer is on one process; one embeds, one has the loss."""
+    """Every layer is on one rank; one rank embeds, one has the loss."""
     layers, layout = pipeline
     parts = [own_part(layers, rank, layout) for rank in range(layout.pipeline)]
     assert sorted(layer for part in parts for layer in part.layers) == list(range(layers))
@@ -56,7 +56,7 @@ def test_processes_share_out_the_model(pipeline: tuple[int, ParallelLayout]) -> 
 
 @given(pipelines())
 def test_stages_have_owners(pipeline: tuple[int, ParallelLayout]) -> None:
-    """A stage is on the process that says so, and processes have equally many."""
+    """`stages_of` and `owner_of` agree, and all ranks have equally many stages."""
     _, layout = pipeline
     for rank in range(layout.pipeline):
         own = stages_of(rank, layout)
@@ -86,5 +86,5 @@ def test_a_v_goes_down_and_up() -> None:
     ],
 )
 def test_words(layers: int, layout: ParallelLayout, words: str) -> None:
-    """The split is shown by process."""
+    """The text lists the layers of each rank."""
     assert stages_in_words(layers, layout) == words

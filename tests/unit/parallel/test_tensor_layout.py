@@ -1,4 +1,4 @@
-"""Parts of tensors: what `torch.chunk` gives, and rows of that."""
+"""Tensor layouts: the results of `torch.chunk`, and rows of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Division = tuple[tuple[int, ...], int, int, tuple[int, ...]]
 
 @st.composite
 def divisions(draw: st.DrawFn) -> Division:
-    """Draw the shape of a part, the divided dim, how many parts there are, and groups."""
+    """Draw the shape of a part, the split dim, the number of parts, and groups."""
     groups, size = draw(st.lists(st.integers(1, 4), max_size=3)), draw(st.integers(1, 4))
     local = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     dim = draw(st.integers(0, len(local) - 1))
@@ -30,7 +30,7 @@ def numbered(shape: tuple[int, ...]) -> Tensor:
 
 
 def part_of(whole: Tensor, dim: int, rank: int, size: int, groups: tuple[int, ...]) -> Tensor:
-    """Return what `torch.chunk` gives a rank of each group."""
+    """Return the result of `torch.chunk` of a rank for each group."""
     wholes = [size * one for one in groups] or [whole.shape[dim]]
     chunks = [group.chunk(size, dim=dim)[rank] for group in whole.split(wholes, dim=dim)]
     return torch.cat(chunks, dim=dim)
@@ -41,7 +41,7 @@ def test_divided_is_chunked(division: Division) -> None:
     """Each rank's part is its chunk of every group, and its pieces fill it once."""
     local, dim, size, groups = division
     for rank in range(size):
-        layout = TensorLayout.divided(local, dim, rank=rank, size=size, groups=groups)
+        layout = TensorLayout.split(local, dim, rank=rank, size=size, groups=groups)
         assert math.prod(layout.shape) == size * math.prod(local)
         whole, part = numbered(layout.shape), torch.full(local, -1.0, dtype=torch.float64)
         layout.fill(part, whole)
@@ -55,7 +55,7 @@ def test_rows_are_shards(division: Division, shards: int) -> None:
     local, dim, size, groups = division
     each = -(-local[0] // shards)
     rank = size - 1
-    layout = TensorLayout.divided(local, dim, rank=rank, size=size, groups=groups)
+    layout = TensorLayout.split(local, dim, rank=rank, size=size, groups=groups)
     part = part_of(numbered(layout.shape), dim, rank, size, groups)
     chunks = part.chunk(shards, dim=0)
     for shard in range(shards):
@@ -71,7 +71,7 @@ def test_rows_are_shards(division: Division, shards: int) -> None:
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
 def test_whole(shape: tuple[int, ...]) -> None:
-    """A tensor that is not divided is one piece."""
+    """A tensor that is not split is one chunk."""
     layout = TensorLayout.whole(shape)
     found = torch.zeros(shape, dtype=torch.float64)
     layout.fill(found, numbered(shape))
@@ -81,7 +81,7 @@ def test_whole(shape: tuple[int, ...]) -> None:
 
 def test_packed_parts_by_hand() -> None:
     """Of queries, keys and values, four rows each, the second process has the last two."""
-    layout = TensorLayout.divided((6, 5), 0, rank=1, size=2, groups=(2, 2, 2))
+    layout = TensorLayout.split((6, 5), 0, rank=1, size=2, groups=(2, 2, 2))
     assert layout.shape == (12, 5)
     assert [(one.start, one.offset, one.size) for one in layout.chunks] == [
         ((0, 0), (2, 0), (2, 5)),
@@ -92,7 +92,7 @@ def test_packed_parts_by_hand() -> None:
 
 def test_unequal_groups_by_hand() -> None:
     """Of eight rows of queries and two each of keys and values the second has the last of each."""
-    layout = TensorLayout.divided((6,), 0, rank=1, size=2, groups=(4, 1, 1))
+    layout = TensorLayout.split((6,), 0, rank=1, size=2, groups=(4, 1, 1))
     assert layout.shape == (12,)
     assert [(one.start, one.offset, one.size) for one in layout.chunks] == [
         ((0,), (4,), (4,)),
@@ -102,7 +102,7 @@ def test_unequal_groups_by_hand() -> None:
 
 
 def test_box_is_a_view() -> None:
-    """What is written to a box is in the tensor."""
+    """A box is a view: writes to it change the tensor."""
     tensor = torch.zeros(3, 4)
     box(tensor, (1, 2), (2, 2)).fill_(1.0)
     assert tensor.sum() == 4

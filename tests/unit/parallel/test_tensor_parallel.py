@@ -1,4 +1,4 @@
-"""Which parameters are divided, and how many each process is left with."""
+"""Split parameters, and the number of parameters on each rank."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_layouts_are_of_the_whole_model(size: int) -> None:
         assert held[name] in {math.prod(shape), size * math.prod(shape)}, name
 
 
-def test_what_is_not_divided() -> None:
+def test_replicated_parameters() -> None:
     """Norms, positions and the biases that are added to sums are whole everywhere."""
     layouts = tensor_layouts(on_no_device(SHAPE.narrowed(2)), Axis(0, 2, (0, 1), None))
     part = dict(on_no_device(SHAPE.narrowed(2)).named_parameters())
@@ -76,5 +76,5 @@ def test_what_is_not_divided() -> None:
 
 
 def test_published_count() -> None:
-    """Each of 8 processes has the parameters of the 7.5B model that a log tells."""
+    """Each of 8 ranks has as many parameters of the 7.5B model as a published log says."""
     assert on_no_device(BILLIONS.narrowed(8)).parameter_count() == 941_594_624

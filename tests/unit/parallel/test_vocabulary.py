@@ -1,4 +1,4 @@
-"""Loss and embedding over rows of the vocabulary; more processes are in `tests/distributed`."""
+"""Vocabulary-parallel loss and embedding; several ranks are in `tests/distributed`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS, HIDDEN, VOCABULARY = 11, 6, 9
 
 @pytest.fixture
 def axis() -> Iterator[Axis]:
-    """Return an axis of one process, which has a group."""
+    """Axis of one rank, with a process group."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield Axis(0, 1, (0,), distributed.group.WORLD)
     distributed.destroy_process_group()
@@ -37,7 +37,7 @@ def tensors() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("block", [1, 4, TOKENS, 100])
 def test_loss_and_gradients(axis, tensors, block, monkeypatch) -> None:
-    """Whatever the size of a block, they are torch's in float64."""
+    """Loss and gradients are torch's in float64, for any size of a block."""
     monkeypatch.setattr(vocabulary, "_BLOCK_BYTES", 4 * VOCABULARY * block)
     hidden, rows, target, weights = tensors
     losses = functional.cross_entropy(hidden @ rows.t(), target, reduction="none")

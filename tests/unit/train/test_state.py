@@ -94,7 +94,7 @@ def test_layouts_of_parts(make_plan: Any, make_state: Any, monkeypatch: Any) -> 
     state = make_state(make_plan(""))
     name = next(one for one, _ in state.parallel.named_parameters() if one.endswith("up.weight"))
     shape = tuple(dict(state.parallel.named_parameters())[name].shape)
-    layout = TensorLayout.divided(shape, 0, rank=1, size=2)
+    layout = TensorLayout.split(shape, 0, rank=1, size=2)
     layouts = state.parallel.layouts | {name: layout}
     monkeypatch.setattr(type(state.parallel), "layouts", layouts)
     found = state.layouts(state.tensors())
