@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["OPTIMIZERS", "OptimizerFacts", "Sharding"]
+__all__ = ["IMPORT_PATH", "OPTIMIZERS", "OptimizerFacts", "Sharding", "optimizer_facts"]
 
 Sharding = Literal["elementwise", "norms", "whole"]
 """Ways in which an optimizer can update a shard of a parameter.
 
 "elementwise": like the whole parameter; "norms": like the whole, given norms that are summed over
 the shards; "whole": not at all, it needs whole parameters."""
+
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""Pattern of the import path of a class, "module:Class"."""
 
 _ADAM = ("adam_beta1", "adam_beta2", "adam_eps")
 
@@ -63,3 +67,24 @@ OPTIMIZERS: Mapping[str, OptimizerFacts] = {
     "schedulefree": OptimizerFacts("elementwise", _ADAM),
     "adam8bit": OptimizerFacts("whole", _ADAM, "blocks of 256 values share a scale"),
 }
+
+
+_IMPORTED = ("optimizer_args", "optimizer_elementwise")
+
+
+def optimizer_facts(name: str, *, elementwise: bool = False) -> OptimizerFacts:
+    """Return the facts about an optimizer.
+
+    Args:
+        name: Name of one of `OPTIMIZERS`, or an import path "module:Class".
+        elementwise: True if the user says that an imported optimizer is elementwise.
+    """
+    if ":" not in name:
+        return OPTIMIZERS[name]
+    if elementwise:
+        return OptimizerFacts("elementwise", _IMPORTED)
+    return OptimizerFacts(
+        "whole",
+        _IMPORTED,
+        "it may need whole parameters; `--optimizer-elementwise` says that it does not",
+    )

@@ -31,6 +31,7 @@ class _Declaration:
     maximum: float | None = None
     below: float | None = None
     choices: tuple[str, ...] | None = None
+    form: str | None = None
     metavar: str | None = None
     short: str | None = None
 
@@ -44,6 +45,7 @@ def option(
     maximum: float | None = None,
     below: float | None = None,
     choices: Sequence[str] | None = None,
+    form: str | None = None,
     metavar: str | None = None,
     short: str | None = None,
 ) -> Any:
@@ -56,11 +58,20 @@ def option(
         minimum, above: Inclusive and exclusive lower bound.
         maximum, below: Inclusive and exclusive upper bound.
         choices: The allowed words, when the set is closed.
+        form: Form of the values that are allowed beside the choices, with a colon.
         metavar: What the help shows for the value; default: from the type.
         short: A one-letter flag beside the long one.
     """
     declared = _Declaration(
-        help, minimum, above, maximum, below, tuple(choices) if choices else None, metavar, short
+        help,
+        minimum,
+        above,
+        maximum,
+        below,
+        tuple(choices) if choices else None,
+        form,
+        metavar,
+        short,
     )
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
@@ -94,6 +105,7 @@ class Option:
     metavar: str | None = None
     short: str | None = None
     plugin: str = ""
+    form: str | None = None
 
     @property
     def key(self) -> str:
@@ -125,7 +137,8 @@ class Option:
     def bound(self) -> str:
         """The allowed range in words, empty when unbounded."""
         if self.choices:
-            return "one of " + ", ".join(self.choices)
+            more = f", or {self.form}" if self.form else ""
+            return "one of " + ", ".join(self.choices) + more
         low = f">= {self.minimum:g}" if self.minimum is not None else ""
         low = f"> {self.above:g}" if self.above is not None else low
         high = f"<= {self.maximum:g}" if self.maximum is not None else ""
@@ -174,7 +187,7 @@ class Option:
 
     def _check_range(self, value: Any, where: str) -> None:
         if self.choices is not None:
-            if value not in self.choices:
+            if value not in self.choices and not (self.form and ":" in value):
                 raise ConfigError(f"{where}: unknown choice", hint=suggestion(value, self.choices))
             return
         if self.type not in (int, float):

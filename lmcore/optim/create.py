@@ -48,6 +48,15 @@ def create_optimizer(
             epsilon=settings.adam_eps,
             sum_over_shards=sum_over_shards,
         )
+    if ":" in settings.optimizer:
+        from lmcore.optim.adapter import TorchOptimizer
+
+        return TorchOptimizer(
+            parameter_groups(named, settings.weight_decay),
+            settings.optimizer,
+            settings.optimizer_args,
+            elementwise=settings.optimizer_elementwise,
+        )
     return _MAKERS[settings.optimizer](settings, named, bind)
 
 

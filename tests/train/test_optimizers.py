@@ -19,6 +19,7 @@ RATES = {
     "shampoo": "1e-2",
     "schedulefree": "2e-2",
     "adam8bit": "1e-2",
+    "torch.optim:NAdam": "1e-2",
 }
 """Learning rates at which the tiny model learns."""
 
@@ -36,7 +37,7 @@ def flags(optimizer: str) -> str:
     )
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "torch.optim:NAdam"])
 def test_learns_and_goes_on(
     train: Callable[..., Any], assert_same: Callable[..., None], optimizer: str
 ) -> None:
@@ -99,6 +100,8 @@ def test_option_of_another_optimizer(train: Callable[..., Any]) -> None:
         pytest.param("schedulefree", "--zero-stage 1", marks=pytest.mark.full),
         ("schedulefree", "--zero-stage 3"),
         ("sgd", "--zero-stage 2"),
+        ("torch.optim:NAdam", ""),
+        ("torch.optim:NAdam", "--zero-stage 1 --optimizer-elementwise"),
         pytest.param("adopt", "--zero-stage 1", marks=pytest.mark.full),
     ],
 )
@@ -122,6 +125,30 @@ def test_parts_of_parameters(
         wanted = [row[name] for row in alone.rows if row.get(name) is not None]
         found = [row[name] for row in together.rows if row.get(name) is not None]
         assert found == pytest.approx(wanted, rel=2e-5), name
+
+
+def test_class_of_torch_is_not_sharded_unless_the_user_says_so(train: Any) -> None:
+    """The message names the switch that says so."""
+    run = train("run", "--optimizer torch.optim:NAdam --zero-stage 1 --nproc-per-node 2")
+    assert run.status == 2
+    assert "`--optimizer torch.optim:NAdam` does not go with `--zero-stage 1`" in run.err
+    assert "`--optimizer-elementwise`" in run.err
+
+
+def test_adamw_of_torch_has_the_losses_of_ours(train: Any) -> None:
+    """Losses agree within float32 rounding."""
+    ours = train("ours", flags("adam"))
+    torchs = train("torchs", flags("adam").replace("adam ", "torch.optim:AdamW "))
+    assert torchs.status == 0, torchs.err
+    wanted = [row["loss"] for row in ours.rows]
+    assert [row["loss"] for row in torchs.rows] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_unknown_class_ends_the_run(train: Any) -> None:
+    """The message is the one of a wrong setting."""
+    run = train("run", "--optimizer torch.optim:NAdm")
+    assert run.status == 2
+    assert "did you mean `NAdam`" in run.err
 
 
 def test_whole_matrices_are_not_sharded(train: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmcore.config.layout import ParallelLayout
-from lmcore.config.optimizers import OPTIMIZERS
+from lmcore.config.optimizers import IMPORT_PATH, OPTIMIZERS, optimizer_facts
 from lmcore.config.option import flag_of
 from lmcore.config.rules.common import Problems, Rule
 from lmcore.config.settings import LoadedConfig
@@ -12,19 +12,29 @@ from lmcore.errors import ConfigError
 __all__ = ["OPTIMIZER_RULES", "optimizer_layout_problems"]
 
 
+def _import_path(loaded: LoadedConfig) -> Problems:
+    chosen = loaded.config.optimizer.optimizer
+    if ":" in chosen and not IMPORT_PATH.fullmatch(chosen):
+        yield ConfigError(
+            f"{loaded.shown('optimizer')} is not the import path of a class",
+            hint="write `module:Class`, such as `torch.optim:NAdam`",
+        )
+
+
 def _options(loaded: LoadedConfig) -> Problems:
     """Refuse options of another optimizer, unless they repeat the default.
 
     The `config.yaml` of every run repeats the defaults of all options.
     """
     chosen = loaded.config.optimizer.optimizer
-    own = OPTIMIZERS[chosen].options
-    for name in dict.fromkeys(name for facts in OPTIMIZERS.values() for name in facts.options):
+    own = optimizer_facts(chosen).options
+    all_facts = {**OPTIMIZERS, "module:Class": optimizer_facts("module:Class")}
+    for name in dict.fromkeys(name for facts in all_facts.values() for name in facts.options):
         by_user = loaded.provenance[name].kind in {"file", "flag"}
         if name in own or not by_user or loaded.value(name) == loaded.options[name].default:
             continue
         owners = ", ".join(
-            f"`{other}`" for other, facts in OPTIMIZERS.items() if name in facts.options
+            f"`{other}`" for other, facts in all_facts.items() if name in facts.options
         )
         own_flags = ", ".join(f"`{flag_of(option)}`" for option in own)
         yield ConfigError(
@@ -34,12 +44,13 @@ def _options(loaded: LoadedConfig) -> Problems:
         )
 
 
-OPTIMIZER_RULES: tuple[Rule, ...] = (_options,)
+OPTIMIZER_RULES: tuple[Rule, ...] = (_import_path, _options)
 
 
 def optimizer_layout_problems(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:
     """Yield why the optimizer cannot train a model that is divided as *layout* says."""
-    facts, parallel = OPTIMIZERS[loaded.config.optimizer.optimizer], loaded.config.parallel
+    chosen, parallel = loaded.config.optimizer, loaded.config.parallel
+    facts = optimizer_facts(chosen.optimizer, elementwise=chosen.optimizer_elementwise)
     dividing = []
     if layout.tensor > 1 and (facts.needs_whole or facts.samples_labels):
         dividing.append("tensor_model_parallel_size")

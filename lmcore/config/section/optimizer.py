@@ -13,7 +13,8 @@ class OptimizerSection:
 
     optimizer: str = option(
         "adam",
-        "Optimizer; weight decay is decoupled in all but `sgd`.",
+        "Optimizer, with decoupled weight decay in all but `sgd`; or the import path of a "
+        "`torch.optim.Optimizer` class, such as `torch.optim:NAdam`.",
         choices=(
             "adam",
             "sgd",
@@ -25,6 +26,15 @@ class OptimizerSection:
             "schedulefree",
             "adam8bit",
         ),
+        form="module:Class",
+    )
+    optimizer_args: tuple[str, ...] = option(
+        (), "Arguments of an imported optimizer class.", metavar="KEY=VALUE"
+    )
+    optimizer_elementwise: bool = option(
+        False,
+        "Shard the parameters of an imported optimizer: it updates each weight from its own "
+        "gradient and state alone.",
     )
     lr: float = option(2e-3, "Peak learning rate, after warm-up.", above=0)
     min_lr: float = option(0.0, "Learning rate at the end of the decay.", minimum=0)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lmcore.config.model_math import num_query_groups
-from lmcore.config.optimizers import OPTIMIZERS
+from lmcore.config.optimizers import optimizer_facts
 from lmcore.config.rules.deepspeed import DEEPSPEED_OPTIMIZERS
 from lmcore.train.diagnose.memory_breakdown import MemoryUse, in_units
 
@@ -100,9 +100,11 @@ def _recompute(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
 def _kept(plan: RunPlan, runtime: Runtime, use: MemoryUse) -> Iterator[str]:
     """Yield what makes weights, gradients and optimizer state smaller."""
     layout, asked = plan.layout, plan.config.parallel
-    optimizer, native = plan.config.optimizer.optimizer, asked.engine == "native"
+    chosen, native = plan.config.optimizer, asked.engine == "native"
+    optimizer = chosen.optimizer
+    facts = optimizer_facts(optimizer, elementwise=chosen.optimizer_elementwise)
     shards = layout.data * layout.context // layout.replicas
-    if native and shards > 1 and not OPTIMIZERS[optimizer].needs_whole:
+    if native and shards > 1 and not facts.needs_whole:
         yield from _zero(plan, use, shards)
     if not native and (asked.zero_stage or 0) < _LAST_STAGE:
         yield f"`--zero-stage {_LAST_STAGE}`: weights are divided by {layout.data}, too"

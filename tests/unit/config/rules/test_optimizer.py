@@ -10,6 +10,7 @@ from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import load_config
 from lmcore.config.optimizers import OPTIMIZERS
 from lmcore.config.rules.optimizer import OPTIMIZER_RULES, optimizer_layout_problems
+from lmcore.errors import ConfigError
 
 
 def problems(line: str) -> list[str]:
@@ -44,6 +45,24 @@ def test_own_options_go_with_it(name: str) -> None:
     assert problems(f"--optimizer {name} " + " ".join(given)) == []
 
 
+def test_import_path() -> None:
+    """Its own options go with it, the others' do not, and a malformed path is refused."""
+    assert problems("--optimizer torch.optim:NAdam --optimizer-args eps=1 --weight-decay 0") == []
+    (found,) = problems("--optimizer torch.optim:NAdam --adam-beta1 0.8")
+    assert "`torch.optim:NAdam` has `--optimizer-args`" in found
+    (found,) = problems("--optimizer sgd --optimizer-args eps=1")
+    assert "it is an option of `module:Class`" in found
+    for path in ("torch.optim:", ":NAdam", "a:b:c", "torch/optim.py:NAdam"):
+        (found,) = problems(f"--optimizer {path}")
+        assert "is not the import path of a class" in found
+
+
+def test_unknown_name() -> None:
+    """Names without a colon are those that are listed."""
+    with pytest.raises(ConfigError, match="unknown choice"):
+        load_config(["--optimizer", "adamm"])
+
+
 def test_defaults_go_with_all(tmp_path: Path) -> None:
     """A run's `config.yaml` repeats every default."""
     settings = tmp_path / "run.yaml"
@@ -63,6 +82,16 @@ def test_whole_matrices_are_not_divided(name: str, layout: dict[str, int]) -> No
     found = layout_problems(f"--optimizer {name}", **layout)
     refused = OPTIMIZERS[name].sharding == "whole" or (name == "sophia" and "tensor" in layout)
     assert len(found) == int(refused)
+
+
+@pytest.mark.parametrize("layout", [{"tensor": 2}, {"zero_stage": 1, "data": 2}])
+def test_imported_class_in_parts(layout: dict[str, int]) -> None:
+    """It is divided only if the user says that it is elementwise."""
+    (found,) = layout_problems("--optimizer torch.optim:NAdam", **layout)
+    assert "`--optimizer-elementwise`" in found
+    line = "--optimizer torch.optim:NAdam --optimizer-elementwise"
+    assert layout_problems(line, **layout) == []
+    assert layout_problems("--optimizer torch.optim:NAdam", data=2, pipeline=2) == []
 
 
 def test_reason_and_way_out() -> None:
