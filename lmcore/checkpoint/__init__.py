@@ -1,6 +1,6 @@
-"""Checkpoints: a flat mapping of tensors plus JSON, on disk complete or absent, verified on load.
+"""Checkpoints: a flat mapping of tensors and JSON, complete or absent, verified on load.
 
-Knows nothing of models or training.  Importing this package loads no torch; saving and loading
+It knows no model and no training.  Importing this package loads no torch; saving and loading
 do (and torch's distributed checkpoint package with them, at the first call).
 """
 
@@ -10,13 +10,13 @@ from lmcore.checkpoint.layout import find_checkpoint
 from lmcore.checkpoint.load import load_checkpoint, verify_checkpoint
 from lmcore.checkpoint.manifest import Manifest, TensorEntry, check_shape, read_manifest
 from lmcore.checkpoint.save import save_checkpoint, warm_up
-from lmcore.checkpoint.write_plan import Share, Writers, num_bytes
+from lmcore.checkpoint.write_plan import WritePlan, WritePlanner, num_bytes
 
 __all__ = [
     "Manifest",
-    "Share",
     "TensorEntry",
-    "Writers",
+    "WritePlan",
+    "WritePlanner",
     "check_shape",
     "find_checkpoint",
     "load_checkpoint",

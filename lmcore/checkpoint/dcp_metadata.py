@@ -1,9 +1,9 @@
 """Reads `.metadata`, the index of torch's distributed checkpoint format, without trusting it.
 
-The file is a pickle, and torch unpickles it without restriction: whoever wrote it chooses what
-runs.  Here only the names that such an index consists of are known, and each of them becomes an
-inert record, never torch's own class; the records are then checked field by field against the
-manifest and the files on disk, and what passed is all that a reader gets.
+The file is a pickle, and torch unpickles it without restriction: its author chooses the code that
+runs.  Here only the names in such an index are known, and each of them becomes an inert record,
+never torch's own class; the records are then checked field by field against the manifest and the
+files on disk, and only the checked result is returned.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from lmcore.checkpoint.chunks import Box, inside, tile
+from lmcore.checkpoint.chunks import ChunkBounds, is_inside, is_partition
 from lmcore.checkpoint.manifest import Manifest
 from lmcore.errors import CheckpointError
 
-__all__ = ["METADATA_NAME", "Chunk", "dtype_name", "dtype_of", "read_metadata"]
+__all__ = ["METADATA_NAME", "StoredChunk", "dtype_name", "dtype_of", "read_metadata"]
 
 METADATA_NAME = ".metadata"
 # About 400 bytes a tensor: room for hundreds of thousands of them.
@@ -47,28 +47,36 @@ _DTYPES = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return how the manifest names *dtype*: `float32` for `torch.float32`."""
+    """Return the name of *dtype* in the manifest: `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype that `dtype_name` names."""
+    """Return the dtype with a `dtype_name`."""
     return _DTYPES[name]
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """A stored part of a tensor: which, and the bytes of a file where it is."""
+class StoredChunk:
+    """A chunk in a checkpoint.
+
+    Attributes:
+        name: Name of the tensor.
+        bounds: Bounds in the tensor.
+        file: Name of the file.
+        offset: First byte in the file.
+        length: Number of bytes.
+    """
 
     name: str
-    box: Box
+    bounds: ChunkBounds
     file: str
     offset: int
     length: int
 
 
-def read_metadata(checkpoint: Path, manifest: Manifest) -> dict[str, list[Chunk]]:
-    """Return the parts of each tensor in *checkpoint*, every one checked against *manifest*.
+def read_metadata(checkpoint: Path, manifest: Manifest) -> dict[str, list[StoredChunk]]:
+    """Return the chunks of each tensor in *checkpoint*, all checked against *manifest*.
 
     Raises:
         CheckpointError: it names anything outside the format, tensors other than the manifest's,
@@ -115,7 +123,7 @@ def _as_memory_format(code: object) -> object:
 
 
 def _memory_format_member(owner: object, name: object) -> object:
-    """Stand in for `getattr`, which Python 3.11.0 to 3.11.3 pickle an enum's member with."""
+    """Replace `getattr`, with which Python 3.11.0 to 3.11.3 pickle an enum's member."""
     if owner is not _as_memory_format or name not in _MEMORY_FORMATS:
         raise pickle.UnpicklingError(f"it reads the attribute `{name!s:.80}`, refused")
     return name
@@ -124,7 +132,7 @@ def _memory_format_member(owner: object, name: object) -> object:
 class _IndexUnpickler(pickle.Unpickler):
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)
-        # New classes for every file: whatever a pickle does to them ends with it.
+        # New classes for every file: changes that a pickle makes to them end with it.
         self._classes = {
             (module, name): type(name, (_Record,), {"kind": name}) for module, name in _RECORDS
         }
@@ -148,39 +156,41 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ByteRange:
     file: str
     offset: int
     length: int
 
 
 class _Converter:
-    """Takes from records what a reader needs, refusing all that a save of ours never writes."""
+    """Converts records to stored chunks, and refuses all that `save_checkpoint` never writes."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._tensors = manifest.tensors
         self._sizes = {name: entry.size for name, entry in manifest.files.items()}
 
-    def index(self, record: object) -> dict[str, list[Chunk]]:
+    def index(self, record: object) -> dict[str, list[StoredChunk]]:
         fields = _fields(record, "Metadata")
         stated = _mapping(fields.get("state_dict_metadata"), "state_dict_metadata")
         if stated.keys() != self._tensors.keys():
             odd = sorted(str(name)[:80] for name in stated.keys() ^ self._tensors.keys())
             _refuse(f"its tensors are not those of the manifest: {', '.join(odd[:10])}")
-        places = self._places(_mapping(fields.get("storage_data"), "storage_data"))
-        found: dict[str, list[Chunk]] = {}
+        ranges = self._ranges(_mapping(fields.get("storage_data"), "storage_data"))
+        found: dict[str, list[StoredChunk]] = {}
         for name, entry in stated.items():
             found[name] = []
-            for box in self._boxes(name, entry):
-                place = places.pop((name, box.offset), None)
-                if place is None:
+            for chunk in self._chunks(name, entry):
+                stored = ranges.pop((name, chunk.offset), None)
+                if stored is None:
                     _refuse(f"tensor `{name}` has a part that is stored nowhere")
-                found[name].append(Chunk(name, box, place.file, place.offset, place.length))
-        if places:
-            _refuse(f"it stores {len(places)} parts that belong to no tensor")
+                found[name].append(
+                    StoredChunk(name, chunk, stored.file, stored.offset, stored.length)
+                )
+        if ranges:
+            _refuse(f"it stores {len(ranges)} parts that belong to no tensor")
         return found
 
-    def _boxes(self, name: str, record: object) -> list[Box]:
+    def _chunks(self, name: str, record: object) -> list[ChunkBounds]:
         fields = _fields(record, "TensorStorageMetadata")
         shape = _sizes(fields.get("size"))
         properties = _state(fields.get("properties"), "TensorProperties")
@@ -193,32 +203,32 @@ class _Converter:
         stored = fields.get("chunks")
         if not isinstance(stored, list):
             _refuse(f"the parts of tensor `{name}` are not a list")
-        boxes = [self._box(name, shape, chunk) for chunk in stored]
-        if not tile(boxes, shape):
+        chunks = [self._chunk(name, shape, chunk) for chunk in stored]
+        if not is_partition(chunks, shape):
             _refuse(f"the parts of tensor `{name}` do not make the whole")
-        return boxes
+        return chunks
 
-    def _box(self, name: str, shape: tuple[int, ...], record: object) -> Box:
+    def _chunk(self, name: str, shape: tuple[int, ...], record: object) -> ChunkBounds:
         fields = _fields(record, "ChunkStorageMetadata")
-        box = Box(_sizes(fields.get("offsets")), _sizes(fields.get("sizes")))
-        if not inside(box, shape):
+        chunk = ChunkBounds(_sizes(fields.get("offsets")), _sizes(fields.get("sizes")))
+        if not is_inside(chunk, shape):
             _refuse(f"a part of tensor `{name}` lies outside it")
-        return box
+        return chunk
 
-    def _places(self, stored: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]], _Place]:
-        places: dict[tuple[str, tuple[int, ...]], _Place] = {}
+    def _ranges(self, stored: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]], _ByteRange]:
+        ranges: dict[tuple[str, tuple[int, ...]], _ByteRange] = {}
         for index, record in stored.items():
             fields = _fields(index, "MetadataIndex")
             name = fields.get("fqn")
             if not isinstance(name, str) or name not in self._tensors:
                 _refuse("a stored part names a tensor that the manifest does not have")
             key = (name, _sizes(fields.get("offset")))
-            if key in places:
+            if key in ranges:
                 _refuse(f"a part of tensor `{name}` is stored twice")
-            places[key] = self._place(name, _fields(record, "_StorageInfo"))
-        return places
+            ranges[key] = self._range(name, _fields(record, "_StorageInfo"))
+        return ranges
 
-    def _place(self, name: str, fields: Mapping[str, Any]) -> _Place:
+    def _range(self, name: str, fields: Mapping[str, Any]) -> _ByteRange:
         file = fields.get("relative_path")
         if not isinstance(file, str) or file not in self._sizes or file == METADATA_NAME:
             _refuse(f"tensor `{name}` is stored in `{str(file)[:80]}`, not a file of the manifest")
@@ -227,7 +237,7 @@ class _Converter:
             _refuse(f"tensor `{name}` is stored beyond the end of `{file}`")
         if fields.get("transform_descriptors"):
             _refuse(f"tensor `{name}` is stored through a transformation")
-        return _Place(file, offset, length)
+        return _ByteRange(file, offset, length)
 
 
 def _refuse(why: str) -> NoReturn:
@@ -237,7 +247,7 @@ def _refuse(why: str) -> NoReturn:
 def _state(record: object, kind: str) -> Any:
     if not isinstance(record, _Record) or record.kind != kind:
         found = record.kind if isinstance(record, _Record) else type(record).__name__
-        _refuse(f"`{found}` stands where `{kind}` belongs")
+        _refuse(f"`{found}` is in the place of `{kind}`")
     return record.state
 
 

@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 
-from lmcore.checkpoint.chunks import Box, overlap
-from lmcore.checkpoint.dcp_metadata import Chunk, dtype_name
+from lmcore.checkpoint.chunks import ChunkBounds, overlap
+from lmcore.checkpoint.dcp_metadata import StoredChunk, dtype_name
 from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.errors import CheckpointError
 from lmcore.parallel.tensor_layout import TensorLayout, box
@@ -28,7 +28,7 @@ __all__ = ["read_tensors"]
 
 @dataclass(frozen=True)
 class _Copy:
-    """A part of a chunk, and the view that gets it."""
+    """A part of a stored chunk, from the index *start* on, and the view to copy it to."""
 
     start: tuple[int, ...]
     target: Tensor
@@ -36,26 +36,26 @@ class _Copy:
 
 def read_tensors(
     directory: Path,
-    index: Mapping[str, Sequence[Chunk]],
+    index: Mapping[str, Sequence[StoredChunk]],
     entries: Mapping[str, TensorEntry],
     tensors: Mapping[str, Tensor],
     layouts: Mapping[str, TensorLayout],
     num_threads: int,
 ) -> None:
-    """Fill *tensors* in place from *directory*; no chunk is read that has nothing of them.
+    """Fill *tensors* in place from *directory*; chunks without elements of them are not read.
 
     Args:
-        directory: The checkpoint.
-        index: Its checked index.
-        entries: What its manifest says of each tensor.
-        tensors: To be filled, as far as they are in the checkpoint.
-        layouts: Which part of the whole each of them is; those that are not named are whole.
-        num_threads: Files that are read at a time.
+        directory: Directory of the checkpoint.
+        index: Checked index of the checkpoint.
+        entries: Dtype and shape of each tensor, from the manifest.
+        tensors: Local tensors to fill, as far as they are in the checkpoint.
+        layouts: Layouts of the local tensors by name; a tensor without one is whole.
+        num_threads: Number of files that are read at the same time.
 
     Raises:
-        CheckpointError: Stored bytes are not the tensor that the index promises.
+        CheckpointError: Stored bytes are not the tensor in the index.
     """
-    files: dict[str, dict[Chunk, list[_Copy]]] = defaultdict(lambda: defaultdict(list))
+    files: dict[str, dict[StoredChunk, list[_Copy]]] = defaultdict(lambda: defaultdict(list))
     for name, tensor in tensors.items():
         layout = layouts.get(name) or TensorLayout.whole(tuple(tensor.shape))
         for chunk in index[name]:
@@ -70,20 +70,20 @@ def read_tensors(
         task.result()
 
 
-def _copies(chunk: Chunk, tensor: Tensor, layout: TensorLayout) -> Iterator[_Copy]:
-    for piece in layout.chunks:
-        shared = overlap(chunk.box, Box(piece.offset, piece.size))
+def _copies(chunk: StoredChunk, tensor: Tensor, layout: TensorLayout) -> Iterator[_Copy]:
+    for held in layout.chunks:
+        shared = overlap(chunk.bounds, ChunkBounds(held.offset, held.size))
         if shared is None:
             continue
-        inside = zip(shared.offset, piece.offset, piece.start, strict=True)
-        first = tuple(at - offset + start for at, offset, start in inside)
-        start = (at - low for at, low in zip(shared.offset, chunk.box.offset, strict=True))
+        offsets = zip(shared.offset, held.offset, held.start, strict=True)
+        first = tuple(at - offset + start for at, offset, start in offsets)
+        start = (at - low for at, low in zip(shared.offset, chunk.bounds.offset, strict=True))
         yield _Copy(tuple(start), box(tensor, first, shared.size))
 
 
 def _read_file(
     path: Path,
-    reads: Mapping[Chunk, Sequence[_Copy]],
+    reads: Mapping[StoredChunk, Sequence[_Copy]],
     entries: Mapping[str, TensorEntry],
 ) -> None:
     with path.open("rb") as stream:
@@ -92,12 +92,12 @@ def _read_file(
 
 
 def _fill(copies: Sequence[_Copy], stored: Tensor) -> None:
-    # A function of its own: memory of a chunk is given back before the next one is read.
+    # A function of its own, to free the memory of a chunk before the next chunk is read.
     for copy in copies:
         copy.target.copy_(box(stored, copy.start, tuple(copy.target.shape)))
 
 
-def _read(stream: BinaryIO, chunk: Chunk, dtype: str) -> Tensor:
+def _read(stream: BinaryIO, chunk: StoredChunk, dtype: str) -> Tensor:
     part, name = _Slice(stream, chunk.offset, chunk.length), chunk.name
     try:
         _refuse_compressed(part, chunk)
@@ -107,28 +107,28 @@ def _read(stream: BinaryIO, chunk: Chunk, dtype: str) -> Tensor:
         raise
     except Exception as error:
         # torch's own text suggests loading without the restriction: never show it.
-        raise _not_promised(name, f"reading it failed: `{type(error).__name__}`") from error
+        raise _not_as_stated(name, f"reading it failed: `{type(error).__name__}`") from error
     if type(stored) is not torch.Tensor or stored.layout != torch.strided:
-        raise _not_promised(name, "it is not a plain tensor")
+        raise _not_as_stated(name, "it is not a plain tensor")
     if dtype_name(stored.dtype) != dtype:
-        raise _not_promised(name, f"its dtype is `{stored.dtype}`")
-    if tuple(stored.shape) != chunk.box.size:
-        raise _not_promised(name, f"its shape is {list(stored.shape)}")
+        raise _not_as_stated(name, f"its dtype is `{stored.dtype}`")
+    if tuple(stored.shape) != chunk.bounds.size:
+        raise _not_as_stated(name, f"its shape is {list(stored.shape)}")
     return stored
 
 
-def _refuse_compressed(part: _Slice, chunk: Chunk) -> None:
-    """Refuse an archive that unpacks to more than it is, which may be a thousand times as much."""
+def _refuse_compressed(part: _Slice, chunk: StoredChunk) -> None:
+    """Refuse a compressed archive, which may be a thousand times as large in memory."""
     with zipfile.ZipFile(cast("IO[bytes]", part)) as archive:
         size = sum(one.file_size for one in archive.infolist())
     if size > chunk.length:
         why = f"it is compressed, {chunk.length:,} bytes of {size:,}, as no save does"
-        raise _not_promised(chunk.name, why)
+        raise _not_as_stated(chunk.name, why)
     part.seek(0)
 
 
 class _Slice(io.RawIOBase):
-    """Some bytes of a file, as a file."""
+    """A byte range of a file, as a file."""
 
     def __init__(self, stream: BinaryIO, offset: int, length: int) -> None:
         self._stream, self._offset, self._length = stream, offset, length
@@ -157,7 +157,7 @@ class _Slice(io.RawIOBase):
         return self._stream.readinto(view[:room])  # type: ignore[attr-defined, no-any-return]
 
 
-def _not_promised(name: str, why: str) -> CheckpointError:
+def _not_as_stated(name: str, why: str) -> CheckpointError:
     return CheckpointError(
         f"tensor `{name}` is not stored as the checkpoint says",
         why=why,

@@ -1,9 +1,9 @@
 """Writes tensors in torch's distributed checkpoint format: in parallel, checksummed and synced.
 
 torch's own file writer loses a failure in any thread but the first (the checkpoint is then
-incomplete and nobody is told) and has no checksums; its planner exchanges objects by collectives,
-which a thread beside training may not.  The files are the same, so any tool that reads the format
-reads these.
+incomplete without an error) and has no checksums; its planner exchanges objects by collectives,
+which a thread beside training must not call.  The files are the same, so that any tool for the
+format reads them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from lmcore.checkpoint.chunks import Box
+from lmcore.checkpoint.chunks import ChunkBounds
 from lmcore.checkpoint.dcp_metadata import METADATA_NAME, dtype_of
 from lmcore.checkpoint.manifest import FileEntry, TensorEntry
 from lmcore.checkpoint.synced_file import SyncedFile, write_durably
 
-__all__ = ["Place", "Written", "write_index", "write_pieces"]
+__all__ = ["ByteRange", "Written", "write_chunks", "write_index"]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a piece is stored: a file, and the bytes of it."""
+class ByteRange:
+    """Bytes of a file in which a chunk is stored."""
 
     file: str
     offset: int
@@ -46,99 +46,105 @@ class Place:
 
 @dataclass(frozen=True)
 class Written:
-    """What a process has written: its synced files, and the place of each piece."""
+    """Synced files of a rank, and the byte range of each of its chunks."""
 
     files: Mapping[str, FileEntry]
-    places: Sequence[Place]
+    ranges: Sequence[ByteRange]
 
 
-def write_pieces(
-    directory: Path, pieces: Sequence[torch.Tensor], *, rank: int, num_threads: int
+def write_chunks(
+    directory: Path, chunks: Sequence[torch.Tensor], *, rank: int, num_threads: int
 ) -> Written:
-    """Write *pieces* into *directory*, one file a thread, and sync them.
+    """Write *chunks* into *directory*, one file a thread, and sync them.
 
     Args:
-        directory: Where no file of this rank is.
-        pieces: On any device.
-        rank: Names the files.
-        num_threads: At most as many files.
+        directory: Directory without files of this rank.
+        chunks: Contents of the chunks, on any device.
+        rank: Rank of this process, which is part of the files' names.
+        num_threads: Largest number of threads, and of files.
 
     Raises:
         OSError: A write failed; the files are then incomplete.
     """
-    shares = [share for share in _shares(pieces, num_threads) if share]
-    names = [f"__{rank}_{number}.distcp" for number in range(len(shares))]
-    with ThreadPoolExecutor(max_workers=max(1, len(shares))) as pool:
+    groups = [group for group in _balance(chunks, num_threads) if group]
+    names = [f"__{rank}_{number}.distcp" for number in range(len(groups))]
+    with ThreadPoolExecutor(max_workers=max(1, len(groups))) as pool:
         running = [
-            pool.submit(_write_file, directory / name, [pieces[number] for number in share])
-            for name, share in zip(names, shares, strict=True)
+            pool.submit(_write_file, directory / name, [chunks[number] for number in group])
+            for name, group in zip(names, groups, strict=True)
         ]
     files: dict[str, FileEntry] = {}
-    places: dict[int, Place] = {}
-    for name, share, task in zip(names, shares, running, strict=True):
+    ranges: dict[int, ByteRange] = {}
+    for name, group, task in zip(names, groups, running, strict=True):
         files[name], own = task.result()
-        places.update(zip(share, own, strict=True))
-    return Written(files, [places[number] for number in range(len(pieces))])
+        ranges.update(zip(group, own, strict=True))
+    return Written(files, [ranges[number] for number in range(len(chunks))])
 
 
 def write_index(
     directory: Path,
     tensors: Mapping[str, TensorEntry],
-    stored: Iterable[tuple[str, Box, Place]],
+    stored: Iterable[tuple[str, ChunkBounds, ByteRange]],
 ) -> FileEntry:
-    """Write the index of all *tensors*: name, box and place of each piece; return the synced file.
+    """Write and sync the index of a checkpoint; return the file's size and checksum.
+
+    Args:
+        directory: Directory of the checkpoint.
+        tensors: Dtype and shape of each tensor, by name.
+        stored: Tensor name, chunk and byte range of each stored chunk, in any order.
 
     Raises:
         OSError: The write failed.
     """
-    by_name: dict[str, list[tuple[Box, Place]]] = {name: [] for name in tensors}
-    for name, box, place in stored:
-        by_name[name].append((box, place))
+    by_name: dict[str, list[tuple[ChunkBounds, ByteRange]]] = {name: [] for name in tensors}
+    for name, chunk, byte_range in stored:
+        by_name[name].append((chunk, byte_range))
     entries: dict[str, TensorStorageMetadata] = {}
-    places: dict[MetadataIndex, _StorageInfo] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
     for name, tensor in tensors.items():
         parts = sorted(by_name[name], key=lambda part: part[0])
         chunks = [
-            ChunkStorageMetadata(torch.Size(box.offset), torch.Size(box.size)) for box, _ in parts
+            ChunkStorageMetadata(torch.Size(chunk.offset), torch.Size(chunk.size))
+            for chunk, _ in parts
         ]
         properties = TensorProperties(dtype=dtype_of(tensor.dtype))
         entries[name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
-        for number, (chunk, (_, place)) in enumerate(zip(chunks, parts, strict=True)):
-            index = MetadataIndex(name, chunk.offsets, number)
-            places[index] = _StorageInfo(place.file, place.offset, place.length)
+        for number, (metadata_chunk, (_, found)) in enumerate(zip(chunks, parts, strict=True)):
+            index = MetadataIndex(name, metadata_chunk.offsets, number)
+            storage[index] = _StorageInfo(found.file, found.offset, found.length)
     metadata = Metadata(
         state_dict_metadata=dict(entries),
         planner_data={name: (name,) for name in tensors},
-        storage_data=places,
+        storage_data=storage,
         storage_meta=StorageMeta(),  # torch would write the path and a random number
         version="1.0.0",
     )
     return write_durably(directory / METADATA_NAME, pickle.dumps(metadata, protocol=4))
 
 
-def _write_file(path: Path, pieces: Sequence[torch.Tensor]) -> tuple[FileEntry, list[Place]]:
-    places = []
+def _write_file(path: Path, chunks: Sequence[torch.Tensor]) -> tuple[FileEntry, list[ByteRange]]:
+    ranges = []
     with SyncedFile(path) as stream:
-        for piece in pieces:
+        for chunk in chunks:
             start = stream.tell()
-            torch.save(_on_host(piece), cast("IO[bytes]", stream))
+            torch.save(_on_host(chunk), cast("IO[bytes]", stream))
             stream.check()
-            places.append(Place(path.name, start, stream.tell() - start))
-    return stream.entry(), places
+            ranges.append(ByteRange(path.name, start, stream.tell() - start))
+    return stream.entry(), ranges
 
 
 def _on_host(data: torch.Tensor) -> torch.Tensor:
     tensor = data.detach().cpu().contiguous()
-    # A view would be written with all of the storage that it looks into.
+    # A view would be written with all of its storage.
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-def _shares(pieces: Sequence[torch.Tensor], count: int) -> list[list[int]]:
-    # Largest first to the share with the least: the threads end together.
-    shares: list[list[int]] = [[] for _ in range(count)]
+def _balance(chunks: Sequence[torch.Tensor], count: int) -> list[list[int]]:
+    """Divide the numbers of chunks into groups of about as many bytes, for the threads."""
+    groups: list[list[int]] = [[] for _ in range(count)]
     loads = [(0, number) for number in range(count)]
-    for piece in sorted(range(len(pieces)), key=lambda one: pieces[one].nbytes, reverse=True):
+    for chunk in sorted(range(len(chunks)), key=lambda one: chunks[one].nbytes, reverse=True):
         load, number = heapq.heappop(loads)
-        shares[number].append(piece)
-        heapq.heappush(loads, (load + pieces[piece].nbytes, number))
-    return shares
+        groups[number].append(chunk)
+        heapq.heappush(loads, (load + chunks[chunk].nbytes, number))
+    return groups

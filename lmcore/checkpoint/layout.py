@@ -1,4 +1,4 @@
-"""The directory of checkpoints: its names, which entries are complete, and which is the newest.
+"""Directory of checkpoints: names, complete checkpoints, and the newest one.
 
     checkpoints/iter_0000100/                   a checkpoint; there only when complete
     checkpoints/.iter_0000200.tmp-<pid>/        being written, or left by a killed process
@@ -42,7 +42,7 @@ _WANTED = "give a run directory, its `checkpoints`, or one `iter_XXXXXXX`"
 
 @dataclass(frozen=True)
 class HiddenDirectory:
-    """A directory of ours that is not a checkpoint (any more): `purpose` is its middle word."""
+    """A hidden directory that is not a checkpoint, or no longer; `purpose` is in its name."""
 
     path: Path
     iteration: int
@@ -51,7 +51,7 @@ class HiddenDirectory:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the process that made it is gone; our own left nothing behind on purpose."""
+        """True if its process has ended; this process leaves none behind on purpose."""
         if self.process == os.getpid():
             return True
         try:
@@ -64,18 +64,18 @@ class HiddenDirectory:
 
 
 def iteration_path(checkpoints_dir: Path, iteration: int) -> Path:
-    """Return where the checkpoint of *iteration* stands in *checkpoints_dir*."""
+    """Return the path of the checkpoint of *iteration* in *checkpoints_dir*."""
     return checkpoints_dir / f"iter_{iteration:07d}"
 
 
 def parse_iteration(name: str) -> int | None:
-    """Return the iteration that the directory name *name* states, or None."""
+    """Return the iteration in the directory name *name*, or None."""
     match = _ITERATION.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def hidden_directories(checkpoints_dir: Path) -> Iterator[HiddenDirectory]:
-    """Yield the hidden directories of ours in *checkpoints_dir*, by name."""
+    """Yield the hidden directories of lmcore in *checkpoints_dir*, by name."""
     for path in sorted(checkpoints_dir.iterdir()):
         match = _HIDDEN.fullmatch(path.name)
         if match and path.is_dir() and not path.is_symlink():
@@ -89,16 +89,16 @@ def complete_checkpoints(checkpoints_dir: Path) -> list[tuple[Path, Manifest]]:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint that *path* means: itself, or the newest complete one inside.
+    """Return the checkpoint at *path*: itself, or the newest complete one inside.
 
     Args:
         path: A run directory, its `checkpoints`, or one `iter_XXXXXXX`.
 
-    Newest is the one saved last (the manifests count the saves), which after a return to an
-    older checkpoint is not the one of the highest iteration.
+    The newest is the last one saved (the manifests count the saves), which after a return to an
+    older checkpoint does not have the highest iteration.
 
     Raises:
-        CheckpointError: nothing there, only incomplete ones, or no such path.
+        CheckpointError: There is no such path, no checkpoint, or only incomplete ones.
     """
     if not path.is_dir():
         raise _no_such_directory(path)
@@ -148,7 +148,7 @@ def _candidates(directory: Path) -> list[Path]:
         for entry in sorted(directory.iterdir())
         if parse_iteration(entry.name) is not None and entry.is_dir()
     ]
-    # A process killed between the two renames of a replacement leaves the old one hidden only.
+    # A process killed between the two renames of a replacement leaves the older one hidden.
     replaced = [
         hidden.path
         for hidden in hidden_directories(directory)

@@ -41,28 +41,28 @@ def load_checkpoint(
     """Fill *tensors* in place from the directory *checkpoint* and return its manifest.
 
     Args:
-        checkpoint: One `iter_XXXXXXX`, as `find_checkpoint` returns it.
-        tensors: What to load, by the names that it was saved under; on any device, of the saved
-            dtype and shape.  Names of the checkpoint that are not asked for are not read.
+        checkpoint: Directory `iter_XXXXXXX`, from `find_checkpoint`.
+        tensors: Tensors to fill, by their names in the checkpoint; on any device, of the saved
+            dtype and shape.  Other tensors of the checkpoint are not read.
         verify: Compare every file with its checksum first.  Sizes, names, dtypes and shapes are
             always compared.
-        layouts: Which part of the whole each of *tensors* is; those that are not named are whole.
-        rows: Tensors that may have another number of rows, and how many of them both must have:
-            rows that the checkpoint does not have are left as they are.
-        channel: Connects the processes of a run, all of which must call this, each with its own
-            tensors: files are verified by one of them each.  None: this is the only one.
+        layouts: Layouts of *tensors* by name; a tensor without one is whole.
+        rows: Smallest number of rows of tensors that may have another number of rows than in the
+            checkpoint, by name: further rows are left as they are.
+        channel: Channel of the ranks of a run; all must call this, each with its own tensors, and
+            each verifies some of the files.  None if this is the only process.
 
     Raises:
-        CheckpointError: the checkpoint is damaged or does not hold the requested tensors; no
-            tensor was touched.  Only a file that matches its checksum and still does not hold
-            what the index says (never written by `save_checkpoint`) is noticed while loading.
-        OtherRankError: So it is for another process, with its words.
+        CheckpointError: The checkpoint is damaged or does not have the tensors; no tensor was
+            changed.  Only a file that matches its checksum and differs from the index (never
+            written by `save_checkpoint`) is found while loading.
+        OtherRankError: The same for another process, with its text.
     """
     manifest = read_manifest(checkpoint)
     channel = channel or Channel(None)
 
     def own_problems() -> list[str]:
-        # What this process asks for, too: others that ask for less would wait for it.
+        # Checked in here: other ranks, whose tensors may be there, would wait for this one.
         _check_request(checkpoint, manifest, tensors, layouts, rows)
         return _own_problems(checkpoint, manifest, channel, content=verify)
 
@@ -85,9 +85,9 @@ def load_checkpoint(
 
 
 def verify_checkpoint(checkpoint: Path) -> list[str]:
-    """Return all that is wrong with the directory *checkpoint*; empty when it is sound.
+    """Return the problems of the directory *checkpoint*; empty if there are none.
 
-    Reads every file and compares it with its checksum, but loads no tensor.
+    Compares every file with its checksum, but loads no tensor.
     """
     try:
         manifest = read_manifest(checkpoint)
@@ -120,7 +120,7 @@ def _damaged(checkpoint: Path, problems: list[str]) -> CheckpointError:
 def _own_problems(
     checkpoint: Path, manifest: Manifest, channel: Channel, *, content: bool
 ) -> list[str]:
-    """Return what is wrong with this process's share of the files."""
+    """Return the problems of the files that this rank verifies."""
     names = sorted(manifest.files, key=lambda name: manifest.files[name].size)
     own = {name: manifest.files[name] for name in names[channel.rank :: channel.world_size]}
     return _file_problems(checkpoint, own, content=content)
@@ -165,7 +165,7 @@ def _check_request(
 
 
 def _fits(saved: tuple[int, ...], wanted: tuple[int, ...], rows: int | None) -> bool:
-    """Return whether two shapes differ in no more than the rows after the first *rows*."""
+    """Return True if two shapes differ at most in the rows after the first *rows*."""
     same = rows is not None and len(saved) == len(wanted) and saved[1:] == wanted[1:]
     return same and rows is not None and min(saved[0], wanted[0]) >= rows
 

@@ -1,9 +1,9 @@
-"""The manifest of a checkpoint: what it holds, of which shape, and what its files must look like.
+"""Manifest of a checkpoint: its tensors with dtypes and shapes, and its files with checksums.
 
-`manifest.json` is written last, so a directory without one is not a checkpoint.  It is read
-before anything else, bounded and strictly checked, because it may come from anywhere; its own
-checksum covers all of it, so that an altered counter is noticed as an altered weight is.
-Nothing here loads torch: `inspect` and `find_checkpoint` read manifests only.
+`manifest.json` is written last, so that a directory without it is not a checkpoint.  It is read
+first, bounded and strictly checked, because its author is not known; its own checksum covers all of
+it, so that an altered counter is found as an altered weight is.  Nothing here loads torch:
+`inspect` and `find_checkpoint` read manifests only.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class TensorEntry:
 class FileEntry:
     """A file of the checkpoint: its size in bytes and its CRC-32.
 
-    A CRC notices damage as surely as a cryptographic hash and costs less than half of one; who
-    alters a file on purpose can alter an unsigned manifest too.
+    A CRC finds damage as surely as a cryptographic hash at less than half of the cost; against
+    alteration on purpose neither helps, as the manifest is not signed.
     """
 
     size: int
@@ -69,10 +69,10 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds.
+    """Contents of a checkpoint.
 
     `sequence` counts the saves into one directory: after a run that went back to an older
-    checkpoint, the newest save is not the one of the highest iteration.
+    checkpoint, the newest save does not have the highest iteration.
     """
 
     format_version: int
@@ -87,7 +87,7 @@ class Manifest:
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes of all files, the manifest apart."""
+        """Number of bytes of all files but the manifest."""
         return sum(entry.size for entry in self.files.values())
 
 
@@ -95,8 +95,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """Return the JSON text of *manifest*, its own checksum included.
 
     Raises:
-        TypeError, ValueError: `meta` or `model_shape` holds what JSON cannot: NaN, or keys that
-            are not strings and would come back as such.
+        TypeError, ValueError: `meta` or `model_shape` is not JSON: it has NaN, or keys that are
+            not strings.
     """
     _check_keys(manifest.meta)
     _check_keys(manifest.model_shape)
@@ -126,7 +126,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Return the manifest of the directory *checkpoint*, checked against the schema.
 
     Raises:
-        CheckpointError: no manifest, not one of ours, of a newer version, or altered.
+        CheckpointError: There is no manifest, or it is foreign, of a newer version, or altered.
     """
     path = checkpoint / MANIFEST_NAME
     document = _parse(path, _read_bounded(path))
@@ -153,10 +153,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def check_shape(manifest: Manifest, model_shape: Mapping[str, ShapeValue]) -> None:
-    """Refuse a checkpoint whose model is not the one of *model_shape*, naming every difference.
+    """Refuse a checkpoint of another model than that of *model_shape*; name every difference.
 
     Raises:
-        CheckpointError: at least one entry differs, or is on one side only.
+        CheckpointError: At least one entry differs, or is on one side only.
     """
     saved = manifest.model_shape
     differing = [
@@ -234,7 +234,7 @@ def _parse(path: Path, content: bytes) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key is twice in one object")
     return mapping
 
 
@@ -247,7 +247,7 @@ def _quoted(value: object) -> str:
 
 
 class _Schema:
-    """Checks the fields of a parsed manifest, naming the field that is wrong."""
+    """Checks the fields of a parsed manifest; errors name the field."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

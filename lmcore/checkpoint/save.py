@@ -1,7 +1,7 @@
 """Saves a checkpoint so that it is complete or absent, whatever happens on the way.
 
-Everything is written and synced under a hidden name and appears with one rename; older
-checkpoints are deleted only afterwards, and only under a hidden name too.
+All files are written and synced in a directory with a hidden name, which appears by one rename;
+older checkpoints are deleted only afterwards, also under a hidden name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lmcore.checkpoint.manifest import (
     read_manifest,
 )
 from lmcore.checkpoint.synced_file import num_io_threads, write_durably
-from lmcore.checkpoint.write_plan import Share, Writers, num_bytes
+from lmcore.checkpoint.write_plan import WritePlan, WritePlanner, num_bytes
 from lmcore.durable import hidden_path, publish_directory, sync_directory, write_atomically
 from lmcore.errors import CheckpointError
 from lmcore.runtime.process.channel import Channel
@@ -52,14 +52,14 @@ logger = logging.getLogger(__name__)
 _MAX_THREADS = 4
 # Below this a second file and thread cost more than they save.
 _BYTES_PER_THREAD = 16 * 1024 * 1024
-# What the format adds to a tensor's own bytes, rounded up, and what the index adds once.
+# Bytes that the format adds to a tensor, rounded up, and bytes of the index.
 _OVERHEAD_PER_TENSOR = 4096
 _OVERHEAD = 64 * 1024
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def warm_up() -> None:
-    """Import what a first save would otherwise wait for, about a second."""
+    """Import the modules of a save, for which the first one would wait about a second."""
     importlib.import_module("lmcore.checkpoint.dcp_writer")
 
 
@@ -71,38 +71,39 @@ def save_checkpoint(
     *,
     model_shape: Mapping[str, ShapeValue],
     keep_last: int | None = None,
-    share: Share | None = None,
+    plan: WritePlan | None = None,
     channel: Channel | None = None,
 ) -> Path:
     """Save *tensors* and *meta* as `iter_XXXXXXX` in *checkpoints_dir* and return that path.
 
     Args:
-        checkpoints_dir: Made if absent.  One run at a time saves into it.
-        iteration: Steps done.  A checkpoint of the same iteration is replaced, because a run that
-            went back to an older one comes past it again and must not stop there.
-        tensors: By distinct names, on any device; shared storage is written once per name given.
-            With *share*: what `Share.views` returned, or copies of it.
-        meta: JSON values (counters, schedule, data position), returned by `read_manifest`; those
-            of rank 0 are saved.
-        model_shape: What `check_shape` compares before a load.
-        keep_last: How many checkpoints stay, this one included; older ones are deleted.
-        share: What this process writes, where several do; None: everything.
-        channel: Connects the processes of *share*, all of which must call this; None: it is alone.
+        checkpoints_dir: Directory of the checkpoints, created if absent.  One run at a time saves
+            into it.
+        iteration: Number of steps done.  A checkpoint of the same iteration is replaced: a run that
+            went back to an older one saves it again.
+        tensors: Tensors by name, on any device; shared storage is written once per name.  With
+            *plan*: the result of `WritePlan.views`, or copies of it.
+        meta: JSON values (counters, schedule, data position), returned by `read_manifest`; rank 0
+            saves its own.
+        model_shape: Shape of the model, which `check_shape` compares before a load.
+        keep_last: Number of checkpoints to keep, with this one; older ones are deleted.
+        plan: Write plan of this rank; None: it writes everything.
+        channel: Channel of the ranks of *plan*, which all must call this; None if there is one.
 
     Raises:
-        CheckpointError: the disk is full or refuses; earlier checkpoints are as they were.
-        OtherRankError: So it is for another process, with its words.
+        CheckpointError: The disk is full or refuses; earlier checkpoints are unchanged.
+        OtherRankError: The same for another process, with its text.
         RunError: Another process has gone.
-        ValueError, TypeError: what was passed is not plain tensors and JSON (a bug).
+        ValueError, TypeError: An argument is not plain tensors or JSON (a bug).
     """
     _check_arguments(iteration, tensors, keep_last)
-    if share is None:
-        share = Writers().share(tensors, {})
-        tensors = share.views(tensors)
-    manifest = _describe(iteration, share.tensors, meta, model_shape)
-    encode_manifest(manifest)  # what is not JSON fails here, before anything is written
+    if plan is None:
+        plan = WritePlanner().plan(tensors, {})
+        tensors = plan.views(tensors)
+    manifest = _describe(iteration, plan.tensors, meta, model_shape)
+    encode_manifest(manifest)  # fails here if it is not JSON, before anything is written
     channel = channel or Channel(None)
-    save = _Save(checkpoints_dir, manifest, share, keep_last)
+    save = _Save(checkpoints_dir, manifest, plan, keep_last)
     about = f"the checkpoint of iteration {iteration}"
     temporary = channel.exchange(
         lambda: None,
@@ -125,11 +126,11 @@ class _Save:
     """One save; all but `write` happens on rank 0 alone."""
 
     def __init__(
-        self, checkpoints_dir: Path, manifest: Manifest, share: Share, keep_last: int | None
+        self, checkpoints_dir: Path, manifest: Manifest, plan: WritePlan, keep_last: int | None
     ) -> None:
-        self.directory, self.manifest, self.share = checkpoints_dir, manifest, share
+        self.directory, self.manifest, self.plan = checkpoints_dir, manifest, plan
         self.keep_last = keep_last
-        self.needed = _needed_bytes(share.tensors)
+        self.needed = _needed_bytes(plan.tensors)
         self.temporary: Path | None = None
         self.earlier: list[tuple[Path, Manifest]] = []
 
@@ -145,10 +146,10 @@ class _Save:
         return self.temporary
 
     def write(
-        self, temporary: Path, pieces: Mapping[str, torch.Tensor], rank: int
+        self, temporary: Path, chunks: Mapping[str, torch.Tensor], rank: int
     ) -> dict[str, Any]:
-        """Write this process's pieces; return files and places as JSON."""
-        from lmcore.checkpoint.dcp_writer import write_pieces
+        """Write this rank's chunks; return files and byte ranges as JSON."""
+        from lmcore.checkpoint.dcp_writer import write_chunks
 
         if not temporary.is_dir():
             raise CheckpointError(
@@ -156,19 +157,19 @@ class _Save:
                 hint="choose a directory with `--save` that all hosts of the run share",
             )
         with self._explained():
-            written = write_pieces(
+            written = write_chunks(
                 temporary,
-                [pieces[key] for key in self.share.own],
+                [chunks[key] for key in self.plan.own],
                 rank=rank,
-                num_threads=_num_threads(pieces),
+                num_threads=_num_threads(chunks),
             )
         return {
             "files": {name: [entry.size, entry.crc32] for name, entry in written.files.items()},
-            "places": [[place.file, place.offset, place.length] for place in written.places],
+            "ranges": [[one.file, one.offset, one.length] for one in written.ranges],
         }
 
     def finish(self, parts: list[dict[str, Any]]) -> Path:
-        """Write index and manifest, publish, and delete what is not to be kept."""
+        """Write index and manifest, publish, and delete older checkpoints."""
         assert self.temporary is not None, "prepare was called"
         with self._explained():
             target = self._publish(self.temporary, parts)
@@ -185,12 +186,12 @@ class _Save:
 
     def _publish(self, temporary: Path, parts: list[dict[str, Any]]) -> Path:
         from lmcore.checkpoint.dcp_metadata import METADATA_NAME
-        from lmcore.checkpoint.dcp_writer import Place, write_index
+        from lmcore.checkpoint.dcp_writer import ByteRange, write_index
 
         stored = [
-            (name, box, Place(*place))
-            for pieces, part in zip(self.share.pieces, parts, strict=True)
-            for (name, box), place in zip(pieces, part["places"], strict=True)
+            (name, chunk, ByteRange(*byte_range))
+            for chunks, part in zip(self.plan.chunks, parts, strict=True)
+            for (name, chunk), byte_range in zip(chunks, part["ranges"], strict=True)
         ]
         files = {name: FileEntry(*entry) for part in parts for name, entry in part["files"].items()}
         files[METADATA_NAME] = write_index(temporary, self.manifest.tensors, stored)
@@ -201,7 +202,7 @@ class _Save:
         return _publish(self.directory, self.manifest.iteration, temporary)
 
     def remove(self) -> None:
-        """Leave nothing of a save that failed."""
+        """Remove the directory of a save that failed."""
         if self.temporary is not None:
             shutil.rmtree(self.temporary, ignore_errors=True)
 

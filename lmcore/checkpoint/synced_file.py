@@ -30,10 +30,9 @@ _SEND_BYTES = 16 * 1024 * 1024
 class SyncedFile:
     """A new binary file that is checksummed while it is written, and synced when it is closed.
 
-    What was written is sent to the disk by a second thread meanwhile, so that `close` waits for
-    the last of it only.  A failure is kept in `error` and raised by `check` and `close`, never by
-    `write`: torch's serializer cannot be interrupted half-way without hiding the cause behind
-    its own.
+    A second thread syncs it while it is written, so that `close` waits for the last part only.  A
+    failure is kept in `error` and raised by `check` and `close`, never by `write`: torch's
+    serializer would hide it behind an error of its own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +101,7 @@ class SyncedFile:
     def _stop_sending(self) -> None:
         if self._sender is not None:
             self._sender.stop()
-            # The system reports a lost write once: it may have told the sender and not us.
+            # The system reports a lost write once, perhaps to the sender and not to this thread.
             self.error = self.error or self._sender.error
             self._sender = None
 
@@ -130,28 +129,28 @@ class SyncedFile:
 
 
 class _Sender:
-    """A thread that sends what a file holds so far to the disk, each time that it is asked."""
+    """A thread that syncs a file to the disk at each request."""
 
     def __init__(self, descriptor: int) -> None:
         self.error: OSError | None = None
         self._descriptor = descriptor
-        self._asked = threading.Event()
+        self._requested = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=SENDER_NAME, daemon=True)
         self._thread.start()
 
     def send(self) -> None:
-        self._asked.set()
+        self._requested.set()
 
     def stop(self) -> None:
         self._stopping = True
-        self._asked.set()
+        self._requested.set()
         self._thread.join()
 
     def _run(self) -> None:
         while self.error is None:
-            self._asked.wait()
-            self._asked.clear()
+            self._requested.wait()
+            self._requested.clear()
             if self._stopping:
                 return
             try:
@@ -161,7 +160,7 @@ class _Sender:
 
 
 def num_io_threads(at_most: int) -> int:
-    """Return how many threads read or write files: one for each core that we may use."""
+    """Return the number of threads for files: the cores of this process, at most *at_most*."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return min(at_most, cores)

@@ -1,8 +1,8 @@
-"""Who writes what of a checkpoint: each piece once, by one of the processes that hold it.
+"""Checkpoint write plan: assigns each chunk to exactly one rank that holds it.
 
-A process may hold parts of tensors, and several may hold the same.  Pieces are boxes of whole
-tensors, none much larger than `_LARGEST_BYTES`: so that many processes and threads write at a
-time, and a process that loads a part of a tensor reads little else.
+A rank may hold parts of tensors, and several ranks may hold replicas of the same part.  Chunks are
+boxes of whole tensors, none much larger than `_LARGEST_BYTES`: so that many ranks and threads write
+at the same time, and a rank that loads a part of a tensor reads little else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lmcore.checkpoint.chunks import Box, tile
+from lmcore.checkpoint.chunks import ChunkBounds, is_partition
 from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.runtime.process.channel import Channel
 
@@ -22,134 +22,137 @@ if TYPE_CHECKING:
     from lmcore.parallel.tensor_layout import Chunk, TensorLayout
     from lmcore.runtime.process.store import Rendezvous
 
-__all__ = ["Share", "Writers", "num_bytes"]
+__all__ = ["WritePlan", "WritePlanner", "num_bytes"]
 
 _LARGEST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Share:
-    """What a process writes of a checkpoint.
+class WritePlan:
+    """Chunks that this rank writes, and on rank 0 the chunks of all ranks.
 
     Attributes:
-        own: Name and box of each piece of this process, by a key of its own.
-        tensors: All tensors of the checkpoint; on rank 0 only.
-        pieces: Name and box of every process's pieces, in the order in which it has them; on
-            rank 0 only.
+        own: Tensor name and chunk of the local tensor, by a unique key.
+        tensors: Dtype and shape of all tensors of the checkpoint; on rank 0 only.
+        chunks: Tensor name and bounds of each rank's chunks, in the order of its `own`; on rank 0
+            only.
     """
 
     own: Mapping[str, tuple[str, Chunk]]
     tensors: Mapping[str, TensorEntry]
-    pieces: Sequence[Sequence[tuple[str, Box]]]
+    chunks: Sequence[Sequence[tuple[str, ChunkBounds]]]
 
     def views(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return views of the pieces by key, from the process's tensors."""
+        """Return views of this rank's chunks by key, from its local tensors."""
         from lmcore.parallel.tensor_layout import box
 
         return {
-            key: box(tensors[name].detach(), piece.start, piece.size)
-            for key, (name, piece) in self.own.items()
+            key: box(tensors[name].detach(), chunk.start, chunk.size)
+            for key, (name, chunk) in self.own.items()
         }
 
 
-class Writers:
-    """The processes that write checkpoints together, and what each of them writes.
+class WritePlanner:
+    """Connection of the ranks that write checkpoints together, and their write plan.
 
     Attributes:
-        saves: For the exchanges of a save, which may be in a thread.
-        loads: For the exchanges of a load.
+        saves: Channel of saves, which may be in a thread.
+        loads: Channel of loads.
     """
 
     def __init__(self, rendezvous: Rendezvous | None = None) -> None:
-        """Connect them; all processes must do it, in the same order.
+        """Open the channels; all ranks must call it, in the same order.
 
         Args:
-            rendezvous: The connection of the processes; None where this is the only one.
+            rendezvous: Connection of the processes; None if this is the only process.
         """
         self.saves, self.loads = Channel(rendezvous), Channel(rendezvous)
         self._plans = Channel(rendezvous)
-        self._known: tuple[dict[str, Any], Share] | None = None
+        self._last: tuple[dict[str, Any], WritePlan] | None = None
 
-    def share(self, tensors: Mapping[str, Tensor], layouts: Mapping[str, TensorLayout]) -> Share:
-        """Return what this process writes; all processes must call it.
+    def plan(self, tensors: Mapping[str, Tensor], layouts: Mapping[str, TensorLayout]) -> WritePlan:
+        """Return the write plan of this rank; all ranks must call it.
 
-        Nothing is exchanged where all hold what they held before: names and layouts must change
-        in all processes at a time.
+        The last plan is returned, without an exchange, if the rank holds the same tensors as
+        before: names and layouts must change on all ranks at the same time.
 
         Args:
-            tensors: What this process holds, by name; plain tensors with values.
-            layouts: Which part of the whole each of them is; those that are not named are whole.
+            tensors: Local tensors by name; plain tensors with values.
+            layouts: Layouts of the local tensors by name; a tensor without one is whole.
 
         Raises:
-            ValueError: The processes' parts do not make whole tensors (a bug).
+            ValueError: The local tensors of all ranks do not make whole tensors (a bug).
         """
-        pieces: dict[str, list[Chunk]] = {}
-        offer: dict[str, Any] = {}
+        cuts: dict[str, list[Chunk]] = {}
+        held: dict[str, Any] = {}
         for name, tensor in tensors.items():
             layout = _layout(name, tensor, layouts)
             cut = [part for one in layout.chunks for part in _cut(one, tensor.element_size())]
-            boxes = [[list(piece.offset), list(piece.size)] for piece in cut]
+            bounds = [[list(chunk.offset), list(chunk.size)] for chunk in cut]
             dtype = str(tensor.dtype).removeprefix("torch.")
-            pieces[name], offer[name] = cut, [dtype, list(layout.shape), boxes]
-        if self._known is not None and self._known[0] == offer:
-            return self._known[1]
-        plan = _Plan()
-        chosen = self._plans.exchange(lambda: offer, plan.divide, "the pieces of a checkpoint")
+            cuts[name], held[name] = cut, [dtype, list(layout.shape), bounds]
+        if self._last is not None and self._last[0] == held:
+            return self._last[1]
+        assignment = _Assignment()
+        assigned = self._plans.exchange(
+            lambda: held, assignment.assign, "the write plan of a checkpoint"
+        )
         own = {}
-        for name, number in chosen:
-            key = name if len(pieces[name]) == 1 else f"{name}#{number}"
-            own[key] = (name, pieces[name][number])
-        found = Share(own, plan.tensors, plan.pieces)
-        self._known = (offer, found)
-        return found
+        for name, number in assigned:
+            key = name if len(cuts[name]) == 1 else f"{name}#{number}"
+            own[key] = (name, cuts[name][number])
+        plan = WritePlan(own, assignment.tensors, assignment.chunks)
+        self._last = (held, plan)
+        return plan
 
 
-class _Plan:
-    """Divides pieces among those that hold them; used on rank 0."""
+class _Assignment:
+    """Assignment of chunks to the ranks that hold them; used on rank 0."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, TensorEntry] = {}
-        self.pieces: list[list[tuple[str, Box]]] = []
+        self.chunks: list[list[tuple[str, ChunkBounds]]] = []
 
-    def divide(self, offers: list[dict[str, Any]]) -> list[list[tuple[str, int]]]:
-        """Return for each rank which of its pieces it writes: name, and number of the piece."""
-        holders: dict[tuple[str, Box], list[tuple[int, int]]] = {}
-        for rank, offer in enumerate(offers):
-            for name, (dtype, shape, boxes) in offer.items():
+    def assign(self, held: list[dict[str, Any]]) -> list[list[tuple[str, int]]]:
+        """Return the chunks that each rank writes: tensor name, and number of the chunk there."""
+        replicas: dict[tuple[str, ChunkBounds], list[tuple[int, int]]] = {}
+        for rank, held_tensors in enumerate(held):
+            for name, (dtype, shape, chunks) in held_tensors.items():
                 entry = TensorEntry(dtype, tuple(shape))
                 if self.tensors.setdefault(name, entry) != entry:
                     raise ValueError(f"`{name}` differs between processes: {entry}")
-                for number, (offset, size) in enumerate(boxes):
-                    key = (name, Box(tuple(offset), tuple(size)))
-                    holders.setdefault(key, []).append((rank, number))
+                for number, (offset, size) in enumerate(chunks):
+                    key = (name, ChunkBounds(tuple(offset), tuple(size)))
+                    replicas.setdefault(key, []).append((rank, number))
         self.tensors = dict(sorted(self.tensors.items()))
-        self._check(holders)
-        chosen = self._spread(holders, len(offers))
-        self.pieces = [[(name, box) for name, box, _ in own] for own in chosen]
-        return [[(name, number) for name, _, number in own] for own in chosen]
+        self._check(replicas)
+        assigned = self._balance(replicas, len(held))
+        self.chunks = [[(name, chunk) for name, chunk, _ in own] for own in assigned]
+        return [[(name, number) for name, _, number in own] for own in assigned]
 
-    def _check(self, holders: Mapping[tuple[str, Box], Any]) -> None:
-        boxes: dict[str, list[Box]] = {name: [] for name in self.tensors}
-        for name, box in holders:
-            boxes[name].append(box)
+    def _check(self, replicas: Mapping[tuple[str, ChunkBounds], Any]) -> None:
+        chunks: dict[str, list[ChunkBounds]] = {name: [] for name in self.tensors}
+        for name, chunk in replicas:
+            chunks[name].append(chunk)
         for name, entry in self.tensors.items():
-            if not tile(boxes[name], entry.shape):
+            if not is_partition(chunks[name], entry.shape):
                 raise ValueError(f"the processes' parts of `{name}` do not make a whole tensor")
 
-    def _spread(
-        self, holders: Mapping[tuple[str, Box], list[tuple[int, int]]], count: int
-    ) -> list[list[tuple[str, Box, int]]]:
-        """Give each piece to the one of its holders that has least, the largest pieces first."""
-        loads, chosen = [0] * count, [[] for _ in range(count)]  # type: ignore[var-annotated]
+    def _balance(
+        self, replicas: Mapping[tuple[str, ChunkBounds], list[tuple[int, int]]], world_size: int
+    ) -> list[list[tuple[str, ChunkBounds, int]]]:
+        """Assign each chunk to the rank with the fewest bytes that holds it, large chunks first."""
+        loads = [0] * world_size
+        assigned: list[list[tuple[str, ChunkBounds, int]]] = [[] for _ in range(world_size)]
         sized = [
-            (num_bytes(TensorEntry(self.tensors[name].dtype, box.size)), (name, box))
-            for name, box in holders
+            (num_bytes(TensorEntry(self.tensors[name].dtype, chunk.size)), (name, chunk))
+            for name, chunk in replicas
         ]
         for size, key in sorted(sized, key=lambda one: -one[0]):
-            rank, number = min(holders[key], key=lambda one: loads[one[0]])
+            rank, number = min(replicas[key], key=lambda one: loads[one[0]])
             loads[rank] += size
-            chosen[rank].append((*key, number))
-        return [sorted(own) for own in chosen]
+            assigned[rank].append((*key, number))
+        return [sorted(own) for own in assigned]
 
 
 def _layout(name: str, tensor: Tensor, layouts: Mapping[str, TensorLayout]) -> TensorLayout:
@@ -158,18 +161,18 @@ def _layout(name: str, tensor: Tensor, layouts: Mapping[str, TensorLayout]) -> T
     return layouts.get(name) or TensorLayout.whole(tuple(tensor.shape))
 
 
-def _cut(piece: Chunk, item_size: int) -> list[Chunk]:
-    """Cut a large piece along its first dim."""
-    size = math.prod(piece.size) * item_size
-    if size <= _LARGEST_BYTES or not piece.size:
-        return [piece]
-    length, rest = piece.size[0], piece.size[1:]
+def _cut(chunk: Chunk, item_size: int) -> list[Chunk]:
+    """Cut a large chunk along its first dim."""
+    size = math.prod(chunk.size) * item_size
+    if size <= _LARGEST_BYTES or not chunk.size:
+        return [chunk]
+    length, rest = chunk.size[0], chunk.size[1:]
     rows = max(1, _LARGEST_BYTES * length // size)
     return [
         replace(
-            piece,
-            start=(piece.start[0] + first, *piece.start[1:]),
-            offset=(piece.offset[0] + first, *piece.offset[1:]),
+            chunk,
+            start=(chunk.start[0] + first, *chunk.start[1:]),
+            offset=(chunk.offset[0] + first, *chunk.offset[1:]),
             size=(min(rows, length - first), *rest),
         )
         for first in range(0, length, rows)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.checkpoint import Writers, warm_up
+from lmcore.checkpoint import WritePlanner, warm_up
 from lmcore.config.model_math import num_query_groups
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import RunError
@@ -191,8 +191,8 @@ class _Session:
             agree_on_kernels(
                 runtime.processes.rendezvous, runtime.ops, parts=plan.layout.pipeline > 1
             )
-        writers = Writers(runtime.processes.rendezvous if runtime.processes else None)
-        loaded = restore(state, plan, runtime, order=order, writers=writers)
+        planner = WritePlanner(runtime.processes.rendezvous if runtime.processes else None)
+        loaded = restore(state, plan, runtime, order=order, planner=planner)
         if loaded is None and plan.config.checkpoint.load:
             state.parallel.initialize(plan.config.training.seed)
         engine.begin()
@@ -204,7 +204,7 @@ class _Session:
         status = "failed"
         try:
             with out_of_memory_explained(plan, runtime, state, run.checkpoints):
-                outcome = self._train(state, engine.step, corpus, order, writers, profile)
+                outcome = self._train(state, engine.step, corpus, order, planner, profile)
             status = outcome.reason or "completed"
         except BaseException as error:
             status = failure_status(error)
@@ -259,7 +259,7 @@ class _Session:
         step: Step,
         corpus: Corpus,
         order: str,
-        writers: Writers,
+        planner: WritePlanner,
         profile: Profile,
     ) -> Outcome:
         plan, run, settings = self.plan, self.directory, self.plan.config.logging
@@ -277,7 +277,7 @@ class _Session:
                 directory=run.checkpoints,
                 order=order,
                 data=corpus.record(state.consumed_samples),
-                writers=writers,
+                planner=planner,
             )
 
         try:

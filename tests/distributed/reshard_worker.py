@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 from layouts.stored import store
 from layouts.worker import Samples, of_case, plan_of
 
-from lmcore.checkpoint import Writers, synced_file
+from lmcore.checkpoint import WritePlanner, synced_file
 from lmcore.config.plan import RunPlan
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import LmcoreError
@@ -38,7 +38,6 @@ from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.engine import open_engine
 from lmcore.train.resume.restore import restore
-from lmcore.train.resume.resume_point import find_resume_point
 from lmcore.train.resume.saver import Saver
 from lmcore.train.resume.snapshot import Snapshot, take_snapshot
 from lmcore.train.state import TrainState, named_random_states, seed_everything
@@ -119,12 +118,10 @@ def impatient(runtime: Runtime) -> Runtime:
 def run(order: dict[str, Any], plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
     """Train, save and load as *order* says."""
     seed_everything(plan.config.training.seed, runtime, plan.layout)
-    writers = Writers(runtime.processes.rendezvous if runtime.processes else None)
-    # Not found before: an earlier order may have written it.
-    plan = dataclasses.replace(plan, resume=find_resume_point(plan.config.checkpoint))
+    planner = WritePlanner(runtime.processes.rendezvous if runtime.processes else None)
     with runtime.ops.bind_all(), open_engine(plan, runtime) as engine:
         state = engine.state
-        loaded = restore(state, plan, runtime, order="the order", writers=writers)
+        loaded = restore(state, plan, runtime, order="the order", planner=planner)
         engine.begin()
         found: dict[str, Any] = {
             "loaded": parts_of(state),
@@ -145,7 +142,7 @@ def run(order: dict[str, Any], plan: RunPlan, runtime: Runtime) -> dict[str, Any
                 tokens,
                 directory=Path(order["folder"]),
                 order="the order",
-                writers=writers,
+                planner=planner,
             )
 
         with (

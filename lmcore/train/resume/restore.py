@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import (
-    Writers,
+    WritePlanner,
     check_shape,
     load_checkpoint,
 )
@@ -71,7 +71,7 @@ def restore(
     runtime: Runtime,
     *,
     order: str,
-    writers: Writers | None = None,
+    planner: WritePlanner | None = None,
 ) -> Path | None:
     """Bring *state* to where the checkpoint of `--load` left it; return that checkpoint.
 
@@ -82,7 +82,7 @@ def restore(
         plan: Says from where, and what of it.
         runtime: Gets the random states.
         order: `data_order` of this run's training samples.
-        writers: The processes of the run; None: this is the only one.
+        planner: The processes of the run; None: this is the only one.
 
     Raises:
         CheckpointError: None is there, or it is damaged or of another shape.
@@ -98,7 +98,7 @@ def restore(
     if resume is None:
         logger.warning("no checkpoint in `%s`: starting from initial weights", asked.load)
         return None
-    channel = (writers or Writers()).loads
+    channel = (planner or WritePlanner()).loads
     checkpoint, manifest = resume.checkpoint, resume.manifest
     saved = manifest.model_shape
     now = _comparable_shape(state, saved, finetune=asked.finetune)

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.accelerator.staging import stage_tensors
-from lmcore.checkpoint import Writers, save_checkpoint
+from lmcore.checkpoint import WritePlanner, save_checkpoint
 from lmcore.train.diagnose.non_finite import check_weights
 from lmcore.train.state import named_random_states
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmcore.checkpoint import Share
+    from lmcore.checkpoint import WritePlan
     from lmcore.config.plan import RunPlan
     from lmcore.data.blend.cyclic_sampler import OrderedSamples
     from lmcore.data.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ class Snapshot:
         meta: What is no tensor.
         model_shape: The model's numbers.
         keep_last: Checkpoints that stay.
-        share: What this process writes.
+        write_plan: Write plan of this rank.
         channel: Connects the processes that write.
     """
 
@@ -57,7 +57,7 @@ class Snapshot:
     meta: Mapping[str, Any]
     model_shape: Mapping[str, Any]
     keep_last: int | None
-    share: Share
+    write_plan: WritePlan
     channel: Channel
 
     def write(self) -> Path:
@@ -74,7 +74,7 @@ class Snapshot:
             self.meta,
             model_shape=self.model_shape,
             keep_last=self.keep_last,
-            share=self.share,
+            plan=self.write_plan,
             channel=self.channel,
         )
 
@@ -88,7 +88,7 @@ def take_snapshot(
     directory: Path,
     order: str,
     data: Mapping[str, Any] | None = None,
-    writers: Writers | None = None,
+    planner: WritePlanner | None = None,
 ) -> Snapshot:
     """Bring *state* to the host as the run's stager does it; all processes must call it.
 
@@ -104,7 +104,7 @@ def take_snapshot(
         directory: Where checkpoints are.
         order: `data_order` of the training samples.
         data: Where the run stands in its data.
-        writers: The processes of the run; None: this is the only one.
+        planner: The processes of the run; None: this is the only one.
 
     Raises:
         NonFiniteError: A weight is NaN or infinite.
@@ -116,8 +116,8 @@ def take_snapshot(
     layouts = state.layouts(tensors)
     if asked.save_rng:
         tensors |= named_random_states(runtime)
-    writers = writers or Writers()
-    share = writers.share(tensors, layouts)
+    planner = planner or WritePlanner()
+    write_plan = planner.plan(tensors, layouts)
     meta: dict[str, Any] = {
         "counters": state.counters(),
         "schedule": state.schedule_settings(),
@@ -132,10 +132,10 @@ def take_snapshot(
     return Snapshot(
         directory,
         state.iteration,
-        stage_tensors(runtime.stager, share.views(tensors)),
+        stage_tensors(runtime.stager, write_plan.views(tensors)),
         meta,
         state.parallel.shape.to_dict(),
         asked.keep_last,
-        share,
-        writers.saves,
+        write_plan,
+        planner.saves,
     )

@@ -10,30 +10,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.checkpoint.chunks import Box, overlap, tile
+from lmcore.checkpoint.chunks import ChunkBounds, is_partition, overlap
 
 
-def cut(shape: tuple[int, ...], draw: random.Random) -> list[Box]:
+def cut(shape: tuple[int, ...], draw: random.Random) -> list[ChunkBounds]:
     """Cut a whole at random."""
-    boxes = [Box((0,) * len(shape), shape)]
+    chunks = [ChunkBounds((0,) * len(shape), shape)]
     for _ in range(draw.randrange(12)):
-        box = boxes.pop(draw.randrange(len(boxes)))
+        chunk = chunks.pop(draw.randrange(len(chunks)))
         dim = draw.randrange(len(shape))
-        at = draw.randrange(box.size[dim] + 1)
-        low, high = list(box.size), list(box.size)
-        low[dim], high[dim] = at, box.size[dim] - at
-        offset = list(box.offset)
+        at = draw.randrange(chunk.size[dim] + 1)
+        low, high = list(chunk.size), list(chunk.size)
+        low[dim], high[dim] = at, chunk.size[dim] - at
+        offset = list(chunk.offset)
         offset[dim] += at
-        parts = [Box(box.offset, tuple(low)), Box(tuple(offset), tuple(high))]
-        boxes += [part for part in parts if all(part.size)] or [box]
-    return boxes
+        parts = [ChunkBounds(chunk.offset, tuple(low)), ChunkBounds(tuple(offset), tuple(high))]
+        chunks += [part for part in parts if all(part.size)] or [chunk]
+    return chunks
 
 
-def marked(boxes: list[Box], shape: tuple[int, ...]) -> np.ndarray:
-    """Count how many boxes have each element."""
+def marked(chunks: list[ChunkBounds], shape: tuple[int, ...]) -> np.ndarray:
+    """Count how many chunks have each element."""
     found = np.zeros(shape, dtype=int)
-    for box in boxes:
-        found[tuple(slice(a, a + n) for a, n in zip(box.offset, box.size, strict=True))] += 1
+    for chunk in chunks:
+        found[tuple(slice(a, a + n) for a, n in zip(chunk.offset, chunk.size, strict=True))] += 1
     return found
 
 
@@ -41,15 +41,15 @@ def marked(boxes: list[Box], shape: tuple[int, ...]) -> np.ndarray:
 def test_parts_of_a_whole(sizes: list[int], draw: random.Random) -> None:
     """Cut in any way they make the whole; one moved, lost or doubled is noticed."""
     shape = tuple(sizes)
-    boxes = cut(shape, draw)
-    assert tile(boxes, shape)
-    assert not tile([*boxes, draw.choice(boxes)], shape)
-    assert not tile(boxes[1:], shape)
-    place = draw.randrange(len(boxes))
+    chunks = cut(shape, draw)
+    assert is_partition(chunks, shape)
+    assert not is_partition([*chunks, draw.choice(chunks)], shape)
+    assert not is_partition(chunks[1:], shape)
+    place = draw.randrange(len(chunks))
     moved = tuple(draw.randrange(n) for n in shape)
-    other = [*boxes[:place], Box(moved, boxes[place].size), *boxes[place + 1 :]]
-    inside = all(a + n <= m for a, n, m in zip(moved, boxes[place].size, shape, strict=True))
-    assert tile(other, shape) == (inside and bool((marked(other, shape) == 1).all()))
+    other = [*chunks[:place], ChunkBounds(moved, chunks[place].size), *chunks[place + 1 :]]
+    inside = all(a + n <= m for a, n, m in zip(moved, chunks[place].size, shape, strict=True))
+    assert is_partition(other, shape) == (inside and bool((marked(other, shape) == 1).all()))
 
 
 @given(st.randoms(use_true_random=False))
@@ -57,7 +57,7 @@ def test_what_two_share(draw: random.Random) -> None:
     """The common elements, or nothing."""
     shape = (7, 5)
     one, other = (
-        Box(
+        ChunkBounds(
             tuple(offset),
             tuple(draw.randint(1, n - at) for at, n in zip(offset, shape, strict=True)),
         )
@@ -69,26 +69,28 @@ def test_what_two_share(draw: random.Random) -> None:
 
 
 def test_odd_shapes() -> None:
-    """A number is one box without dims, which any other is; an empty tensor has an empty one."""
-    number = Box((), ())
-    assert tile([number], ())
-    assert not tile([number, number], ())
+    """A number is one chunk without dims, which any other is; an empty tensor has an empty one."""
+    number = ChunkBounds((), ())
+    assert is_partition([number], ())
+    assert not is_partition([number, number], ())
     assert overlap(number, number) == number
-    assert tile([Box((0, 0), (0, 4))], (0, 4))
-    assert not tile([], (0, 4))
-    assert overlap(Box((0, 0), (0, 4)), Box((0, 0), (0, 4))) is None
+    assert is_partition([ChunkBounds((0, 0), (0, 4))], (0, 4))
+    assert not is_partition([], (0, 4))
+    assert overlap(ChunkBounds((0, 0), (0, 4)), ChunkBounds((0, 0), (0, 4))) is None
 
 
-@pytest.mark.parametrize("box", [Box((0,), (5,)), Box((2, 0), (3, 4)), Box((0, 0), (4, 4, 1))])
-def test_outside(box: Box) -> None:
-    """A box of other dims or beyond the end is none of it."""
-    assert not tile([box], (4, 4))
+@pytest.mark.parametrize(
+    "chunk", [ChunkBounds((0,), (5,)), ChunkBounds((2, 0), (3, 4)), ChunkBounds((0, 0), (4, 4, 1))]
+)
+def test_outside(chunk: ChunkBounds) -> None:
+    """A chunk of other dims or beyond the end is none of it."""
+    assert not is_partition([chunk], (4, 4))
 
 
 def test_very_many_parts() -> None:
     """Those of a large run are compared in no time; more than any has are refused."""
-    boxes = [Box((row, 0), (1, 8)) for row in range(5000)]
+    chunks = [ChunkBounds((row, 0), (1, 8)) for row in range(5000)]
     began = time.process_time()
-    assert tile(boxes, (5000, 8))
+    assert is_partition(chunks, (5000, 8))
     assert time.process_time() - began < 10
-    assert not tile([Box((row,), (1,)) for row in range(2**16 + 1)], (2**16 + 1,))
+    assert not is_partition([ChunkBounds((row,), (1,)) for row in range(2**16 + 1)], (2**16 + 1,))

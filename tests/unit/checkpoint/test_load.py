@@ -269,7 +269,7 @@ def with_nothing(index: Metadata, outside: Path) -> object:
         (with_other_shape, "shape"),
         (with_part_outside, "outside"),
         (with_part_missing, "do not make the whole"),
-        (with_nothing, "stands where `Metadata` belongs"),
+        (with_nothing, "in the place of `Metadata`"),
     ],
 )
 def test_malicious_index_is_refused(

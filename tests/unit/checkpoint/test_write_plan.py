@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from lmcore.checkpoint import (
-    Writers,
+    WritePlanner,
     load_checkpoint,
     read_manifest,
     save_checkpoint,
     verify_checkpoint,
 )
 from lmcore.checkpoint import load as load_module
-from lmcore.checkpoint import write_plan as share
-from lmcore.checkpoint.chunks import Box
+from lmcore.checkpoint import write_plan as write_plan_module
+from lmcore.checkpoint.chunks import ChunkBounds
 from lmcore.errors import CheckpointError, OtherRankError
 from lmcore.parallel.tensor_layout import Chunk, TensorLayout
 
@@ -66,17 +66,17 @@ def filled(rank: int, size: int) -> tuple[dict[str, Tensor], dict[str, TensorLay
 
 def save(rendezvous: Any, directory: Path, size: int) -> Path:
     """Save together."""
-    writers, me = Writers(rendezvous), rendezvous.rank.rank if rendezvous else 0
+    planner, me = WritePlanner(rendezvous), rendezvous.rank.rank if rendezvous else 0
     tensors, layouts = filled(me, size)
-    found = writers.share(tensors, layouts)
+    found = planner.plan(tensors, layouts)
     return save_checkpoint(
         directory,
         7,
         found.views(tensors),
         {"me": me},
         model_shape={},
-        share=found,
-        channel=writers.saves,
+        plan=found,
+        channel=planner.saves,
     )
 
 
@@ -94,7 +94,7 @@ def test_any_number_to_any_other(
     def load(rendezvous: Any) -> dict[str, Tensor]:
         me = rendezvous.rank.rank
         tensors, layouts = held(me, after)
-        load_checkpoint(paths[0], tensors, layouts=layouts, channel=Writers(rendezvous).loads)
+        load_checkpoint(paths[0], tensors, layouts=layouts, channel=WritePlanner(rendezvous).loads)
         return tensors
 
     for rank, found in enumerate(ranks(load, after)):
@@ -110,7 +110,7 @@ def test_replicas_are_written_once_and_by_all(ranks: Callable[..., list[Any]]) -
 
     def body(rendezvous: Any) -> tuple[list[str], int]:
         tensors = {f"w{number}": torch.ones(1000 + number) for number in range(12)}
-        found = Writers(rendezvous).share(tensors, {})
+        found = WritePlanner(rendezvous).plan(tensors, {})
         views = found.views(tensors)
         return list(views), sum(view.nbytes for view in views.values())
 
@@ -125,15 +125,15 @@ def test_large_tensors_are_cut(
     ranks: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One tensor that all hold is written by all of them, in pieces of bounded size."""
-    monkeypatch.setattr(share, "_LARGEST_BYTES", 4000)
+    monkeypatch.setattr(write_plan_module, "_LARGEST_BYTES", 4000)
     whole = torch.randn(101, 30)
 
     def body(rendezvous: Any) -> tuple[list[int], Path]:
-        writers = Writers(rendezvous)
-        found = writers.share({"w": whole}, {})
+        planner = WritePlanner(rendezvous)
+        found = planner.plan({"w": whole}, {})
         views = found.views({"w": whole})
         path = save_checkpoint(
-            tmp_path, 1, views, {}, model_shape={}, share=found, channel=writers.saves
+            tmp_path, 1, views, {}, model_shape={}, plan=found, channel=planner.saves
         )
         return [view.nbytes for view in views.values()], path
 
@@ -146,13 +146,13 @@ def test_large_tensors_are_cut(
 
 
 def test_nothing_is_exchanged_twice(ranks: Callable[..., list[Any]]) -> None:
-    """The same tensors are shared out once; others anew."""
+    """The same tensors are assigned once; others again."""
 
     def body(rendezvous: Any) -> list[bool]:
-        writers = Writers(rendezvous)
-        one = writers.share({"a": torch.ones(4)}, {})
-        again = writers.share({"a": torch.zeros(4)}, {})
-        other = writers.share({"b": torch.zeros(4)}, {})
+        planner = WritePlanner(rendezvous)
+        one = planner.plan({"a": torch.ones(4)}, {})
+        again = planner.plan({"a": torch.zeros(4)}, {})
+        other = planner.plan({"b": torch.zeros(4)}, {})
         return [again is one, other is one]
 
     assert ranks(body, 2) == [[True, False], [True, False]]
@@ -172,7 +172,7 @@ def test_parts_that_make_no_whole(ranks: Callable[..., list[Any]], odd: str) -> 
         if odd == "twice" and me:
             layout = TensorLayout((4, 3), TensorLayout.whole((4, 3)).chunks)
         shape = (4, 3) if odd == "twice" and me else (2, 3)
-        Writers(rendezvous).share({"w": torch.ones(shape)}, {"w": layout})
+        WritePlanner(rendezvous).plan({"w": torch.ones(shape)}, {"w": layout})
 
     first, second = ranks(body, 2)
     assert isinstance(first, ValueError)
@@ -217,7 +217,7 @@ def test_damage_is_found_once_and_told_to_all(
     def body(rendezvous: Any) -> dict[str, Tensor]:
         tensors, layouts = held(rendezvous.rank.rank, 2)
         with pytest.raises(CheckpointError, match="is damaged") as caught:
-            load_checkpoint(path, tensors, layouts=layouts, channel=Writers(rendezvous).loads)
+            load_checkpoint(path, tensors, layouts=layouts, channel=WritePlanner(rendezvous).loads)
         assert "`__1_0.distcp` was altered" in str(caught.value.why)
         return tensors
 
@@ -237,7 +237,7 @@ def test_what_one_asks_for_in_vain_is_told_to_all(
         if rendezvous.rank.rank:
             wanted["b"] = torch.zeros(2)
         with pytest.raises((CheckpointError, OtherRankError), match="does not hold 1") as caught:
-            load_checkpoint(path, wanted, channel=Writers(rendezvous).loads)
+            load_checkpoint(path, wanted, channel=WritePlanner(rendezvous).loads)
         assert not wanted["a"].any()
         return caught.value
 
@@ -247,35 +247,35 @@ def test_what_one_asks_for_in_vain_is_told_to_all(
     assert first.why == second.why == "missing: `b`"
 
 
-def _cut_at_random(draw: random.Random, shape: tuple[int, ...]) -> list[Box]:
-    """Return boxes of any size that make a whole; each cut goes through one box."""
-    boxes = [Box((0,) * len(shape), shape)]
+def _cut_at_random(draw: random.Random, shape: tuple[int, ...]) -> list[ChunkBounds]:
+    """Return chunks of any size that make a whole; each cut goes through one chunk."""
+    chunks = [ChunkBounds((0,) * len(shape), shape)]
     for _ in range(draw.randint(0, 5)):
-        box = boxes.pop(draw.randrange(len(boxes)))
+        chunk = chunks.pop(draw.randrange(len(chunks)))
         dim = draw.randrange(len(shape))
-        at = draw.randint(0, box.size[dim])
-        for low, size in ((0, at), (at, box.size[dim] - at)):
-            offset = [o + low * (i == dim) for i, o in enumerate(box.offset)]
-            sizes = [size if i == dim else n for i, n in enumerate(box.size)]
-            boxes.append(Box(tuple(offset), tuple(sizes)))
-    return [box for box in boxes if math.prod(box.size)]
+        at = draw.randint(0, chunk.size[dim])
+        for low, size in ((0, at), (at, chunk.size[dim] - at)):
+            offset = [o + low * (i == dim) for i, o in enumerate(chunk.offset)]
+            sizes = [size if i == dim else n for i, n in enumerate(chunk.size)]
+            chunks.append(ChunkBounds(tuple(offset), tuple(sizes)))
+    return [chunk for chunk in chunks if math.prod(chunk.size)]
 
 
-def _deal(draw: random.Random, boxes: list[Box], size: int) -> list[list[Box]]:
-    """Return what each rank holds: any of the boxes, each by one rank or by two."""
-    found: list[list[Box]] = [[] for _ in range(size)]
-    for box in boxes:
+def _deal(draw: random.Random, chunks: list[ChunkBounds], size: int) -> list[list[ChunkBounds]]:
+    """Return what each rank holds: any of the chunks, each by one rank or by two."""
+    found: list[list[ChunkBounds]] = [[] for _ in range(size)]
+    for chunk in chunks:
         for rank in draw.sample(range(size), k=draw.randint(1, 2)):
-            found[rank].append(box)
+            found[rank].append(chunk)
     return found
 
 
-def _held_boxes(whole: Tensor, boxes: list[Box]) -> tuple[Tensor, TensorLayout]:
-    """Return zeros that hold the boxes, one below the other and each in a corner, and a layout."""
-    rows = [box.size[0] for box in boxes]
+def _held_chunks(whole: Tensor, chunks: list[ChunkBounds]) -> tuple[Tensor, TensorLayout]:
+    """Return zeros that hold the chunks, one below the other and each in a corner, and a layout."""
+    rows = [chunk.size[0] for chunk in chunks]
     local = torch.zeros(sum(rows), *whole.shape[1:], dtype=whole.dtype)
-    starts = [(sum(rows[:i]), *(0,) * (whole.ndim - 1)) for i in range(len(boxes))]
-    pieces = (Chunk(start, b.offset, b.size) for start, b in zip(starts, boxes, strict=True))
+    starts = [(sum(rows[:i]), *(0,) * (whole.ndim - 1)) for i in range(len(chunks))]
+    pieces = (Chunk(start, b.offset, b.size) for start, b in zip(starts, chunks, strict=True))
     return local, TensorLayout(tuple(whole.shape), tuple(pieces))
 
 
@@ -293,29 +293,29 @@ def test_boxes_of_any_size(ranks: Callable[..., list[Any]], tmp_path: Path, seed
             cuts[when, name] = _deal(draw, _cut_at_random(draw, tuple(whole.shape)), 3)
 
     def body(rendezvous: Any) -> None:
-        me, writers = rendezvous.rank.rank, Writers(rendezvous)
-        made = {n: _held_boxes(w, cuts["before", n][me]) for n, w in wholes.items()}
+        me, planner = rendezvous.rank.rank, WritePlanner(rendezvous)
+        made = {n: _held_chunks(w, cuts["before", n][me]) for n, w in wholes.items()}
         layouts = {name: layout for name, (_, layout) in made.items()}
         for name, (local, layout) in made.items():
             layout.fill(local, wholes[name])
         tensors = {name: local for name, (local, layout) in made.items() if layout.chunks}
-        found = writers.share(tensors, layouts)
+        found = planner.plan(tensors, layouts)
         path = save_checkpoint(
             tmp_path,
             1,
             found.views(tensors),
             {},
             model_shape={},
-            share=found,
-            channel=writers.saves,
+            plan=found,
+            channel=planner.saves,
         )
         assert verify_checkpoint(path) == []
-        wanted = {n: _held_boxes(w, cuts["after", n][me]) for n, w in wholes.items()}
+        wanted = {n: _held_chunks(w, cuts["after", n][me]) for n, w in wholes.items()}
         load_checkpoint(
             path,
             {name: local for name, (local, _) in wanted.items()},
             layouts={name: layout for name, (_, layout) in wanted.items()},
-            channel=writers.loads,
+            channel=planner.loads,
         )
         for name, (local, layout) in wanted.items():
             expected = torch.zeros_like(local)
