@@ -131,7 +131,7 @@ def load_weights(
     shape = read_shape(manifest.model_shape, checkpoint)
     with torch.device("meta"):
         model = create_model(shape, op_binding(runtime))
-    if not isinstance(model, CausalLM):
+    if not isinstance(model, CausalLM) or not model.causal:
         raise CheckpointError(f"the {shape.family} model of `{checkpoint}` cannot generate text")
     tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
     _require_tensors(tensors, manifest, checkpoint)

@@ -114,7 +114,7 @@ class TensorParallelPlan:
 
 
 class Model(nn.Module, ABC):
-    """A model, or the part of one that a pipeline rank holds.
+    """A model, or the part of one that a pipeline rank holds; its constructor binds all its ops.
 
     Attributes:
         sample_kind: Kind of training sample.
@@ -179,7 +179,8 @@ class Model(nn.Module, ABC):
         """Return the sum over tokens of loss weight times loss, a float32 scalar.
 
         Args:
-            arguments: Tensors named by `sample_kind.arguments`.
+            arguments: Tensors named by `sample_kind.arguments`; with the optimizer Sophia, targets
+                may be None, and are then sampled from the model's own predictions.
             options: Tensors named by `sample_kind.options`.
         """
 

@@ -62,7 +62,7 @@ class VocabularyLoss:
     def __call__(
         self, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, loss_weight_T: Tensor
     ) -> Tensor:
-        """Return the sum of loss_weight times the cross entropy of hidden @ weight.T, float32."""
+        """Return the sum of loss_weight times the cross entropy of hidden @ weight.T."""
         if not self.gathered:
             hidden_TH = copy_to_group(hidden_TH, self.axis)
         first = self.axis.rank * weight_VH.shape[0]
