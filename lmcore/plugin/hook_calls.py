@@ -43,6 +43,7 @@ __all__ = [
     "run_end",
     "run_start",
     "validate_config",
+    "within_dtypes",
 ]
 
 logger = logging.getLogger(__name__)
@@ -169,10 +170,11 @@ def precision_policies(
     """Return the precisions on offer; one in a dtype that the device lacks is unavailable."""
     hook = "lmcore_precision_policies"
     offered = _collect_named(plugins, selection, hook, PrecisionPolicy, device=device)
-    return tuple(_within_dtypes(policy, device) for policy in offered)
+    return tuple(within_dtypes(policy, device) for policy in offered)
 
 
-def _within_dtypes(policy: PrecisionPolicy, device: Device) -> PrecisionPolicy:
+def within_dtypes(policy: PrecisionPolicy, device: Device) -> PrecisionPolicy:
+    """Return the policy, unavailable if the device does not compute in its dtype."""
     if policy.compute in device.dtypes:
         return policy
     reason = (

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lmcore.accelerator import Device, PrecisionPolicy
-from lmcore.plugin.hook_calls import _within_dtypes
+from lmcore.plugin.hook_calls import within_dtypes
 from lmcore_cpu.device import create_device
 from lmcore_cpu.settings import CpuSection
 from lmcore_cuda import precision_float8
@@ -177,12 +177,12 @@ def test_a_gpu_without() -> None:
     device: Any = SimpleNamespace(type="cuda", dtypes=frozenset({"float32"}), facts={})
     found = {one.name: one for one in lmcore_precision_policies(device)}
     assert set(found) == {"fp32", "fp16", "fp8"}
-    assert "not in float8_e4m3fn" in str(_within_dtypes(found["fp8"], device).available())
+    assert "not in float8_e4m3fn" in str(within_dtypes(found["fp8"], device).available())
     recent: Any = SimpleNamespace(
         type="cuda", dtypes=frozenset({"bfloat16", "float8_e4m3fn"}), facts={}
     )
     policies = {one.name: one for one in lmcore_precision_policies(recent)}
-    assert _within_dtypes(policies["fp8"], recent).available() is None
+    assert within_dtypes(policies["fp8"], recent).available() is None
     assert max(policies.values(), key=lambda one: one.priority).name == "bf16"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.plugin.hook_calls import _within_dtypes
+from lmcore.plugin.hook_calls import within_dtypes
 from lmcore_xpu import plugin
 
 ALL = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -16,7 +16,7 @@ ALL = frozenset({"float64", "float32", "float16", "bfloat16"})
 def policies(dtypes: frozenset[str]) -> dict[str, Any]:
     device: Any = SimpleNamespace(type="xpu", dtypes=dtypes)
     offered = plugin.lmcore_precision_policies(device)
-    return {one.name: _within_dtypes(one, device) for one in offered}
+    return {one.name: within_dtypes(one, device) for one in offered}
 
 
 @pytest.mark.parametrize(

@@ -143,8 +143,6 @@ def _words(plugin: NewPlugin) -> dict[str, str]:
     version = ".".join(lmcore.__version__.split(".")[:2])
     owned = plugin.licence == "proprietary"
     device = bool(plugin.torch_device)
-    packages = ["lmcore", "lmcore-conformance"] if device else ["lmcore"]
-    extra = [f"lmcore-conformance>={version}"] if device else []
     return {
         "API": f">={API_VERSION},<{int(API_VERSION.split('.')[0]) + 1}",
         "AUTHOR": author,
@@ -160,12 +158,10 @@ def _words(plugin: NewPlugin) -> dict[str, str]:
         "LICENCE_FILES": "" if owned else '"LICENSE"',
         "LICENCE_WORDS": LICENCES[plugin.licence],
         "LMCORE": version,
-        "CORE_PACKAGES": " ".join(packages),
         "NAME": plugin.name,
         "PACKAGE": plugin.package,
         "PACKAGE_DATA": '"conformance.toml", "py.typed"' if device else '"py.typed"',
         "SUMMARY": f"{plugin.name} for lmcore",
-        "TEST_PACKAGES": ", ".join(f'"{one}"' for one in [*extra, "pytest>=9"]),
         "TORCH_DEVICE": plugin.torch_device,
         "TORCH_PACKAGE": plugin.torch_module.partition(".")[0],
         "YEAR": str(plugin.year),
@@ -173,10 +169,8 @@ def _words(plugin: NewPlugin) -> dict[str, str]:
 
 
 def _imports(module: str) -> str:
-    """Return the imports by which a device module gets torch, and torch the device."""
-    brings = f"import {module}  # noqa: F401  # brings the device to torch"
-    lines = ["import torch"] if module == "torch" else ["import torch", brings]
-    return "\n".join(sorted(lines))
+    """Return the import that registers the device with torch; empty if torch knows it."""
+    return "" if module == "torch" else f"import {module}  # noqa: F401  # registers the device\n"
 
 
 def _author(plugin: NewPlugin) -> tuple[str, str]:

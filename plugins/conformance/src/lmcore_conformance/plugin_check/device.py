@@ -20,7 +20,7 @@ from lmcore.accelerator.recompute import RecomputePolicy
 from lmcore.accelerator.staging import CheckpointStager
 from lmcore.errors import LmcoreError, PluginError
 from lmcore.plugin.discovery import GROUP, discover
-from lmcore.plugin.hook_calls import DEFAULT_OFFERS, create_device
+from lmcore.plugin.hook_calls import DEFAULT_OFFERS, create_device, within_dtypes
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, describe
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import Selection
@@ -229,7 +229,8 @@ def _kernels(bench: Bench) -> Iterator[Check]:
 
 def _precisions(bench: Bench) -> Iterator[Check]:
     found = bench.offered("lmcore_precision_policies", PrecisionPolicy, device=bench.device)
-    yield from check_precisions(found, bench.device, bench.contract)
+    usable = [within_dtypes(policy, bench.device) for policy in found]
+    yield from check_precisions(usable, bench.device, bench.contract)
 
 
 def _recompute(bench: Bench) -> Iterator[Check]:
