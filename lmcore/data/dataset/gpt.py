@@ -58,9 +58,6 @@ class GPTDataset:
         name: str = "train",
         final_epoch_threshold: float = FINAL_EPOCH_THRESHOLD,
     ) -> None:
-        self.indexed = indexed
-        self.sequence_length = sequence_length
-        self.name = name
         sequences = indexed.sequence_range(document_range)
         statistics = sequence_statistics(
             indexed, sequences, record_dir=index_cache_dir(indexed, cache_dir)

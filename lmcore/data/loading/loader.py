@@ -71,11 +71,6 @@ class Batch:
         return [tensor for tensor in vars(self).values() if tensor is not None]
 
 
-@dataclass(frozen=True)
-class _Failed:
-    error: BaseException
-
-
 class BatchLoader:
     """Iterator over this rank's micro-batches; a context manager that ends its thread.
 
@@ -131,7 +126,7 @@ class BatchLoader:
         self._first = consumed_samples + data_parallel_rank * micro_batch_size
         self._batches_left = max(total - consumed_samples, 0) // self._stride
         self.wait_seconds = 0.0
-        self._ready: queue.Queue[Batch | _Failed] = queue.Queue(maxsize=prefetch)
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=prefetch)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(
@@ -158,9 +153,9 @@ class BatchLoader:
         start = time.perf_counter()
         item = self._ready.get()
         self.wait_seconds += time.perf_counter() - start
-        if isinstance(item, _Failed):
-            self._failure = item.error
-            raise item.error
+        if isinstance(item, BaseException):
+            self._failure = item
+            raise item
         self._batches_left -= 1
         return item
 
@@ -175,8 +170,8 @@ class BatchLoader:
             item = self._ready.get_nowait()
         except queue.Empty:
             return None
-        if isinstance(item, _Failed):
-            self._failure = item.error
+        if isinstance(item, BaseException):
+            self._failure = item
             return None
         self._batches_left -= 1
         return item
@@ -214,9 +209,9 @@ class BatchLoader:
                     return
                 self._put(self._build(self._first + i * self._stride))
         except BaseException as error:  # noqa: BLE001  # `__next__` raises it
-            self._put(_Failed(error))
+            self._put(error)
 
-    def _put(self, item: Batch | _Failed) -> None:
+    def _put(self, item: Batch | BaseException) -> None:
         while not self._stop.is_set():
             try:
                 self._ready.put(item, timeout=0.1)

@@ -1,4 +1,4 @@
-"""What is wrong with a run's data sets before they are opened: lists and tokenizers, at once."""
+"""Checks of a run's data sets before they are opened: all problems of lists and tokenizers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def found(line: str) -> list[str]:
     ],
 )
 def test_sound_or_reported_by_rules(line: str) -> None:
-    """What the rules of the configuration find is not found once more."""
+    """Problems that the rules of the configuration report are not reported again."""
     assert found(line) == []
 
 
@@ -60,7 +60,7 @@ def test_sound_or_reported_by_rules(line: str) -> None:
     ["--data-path 0 a 1 b 1 n", "--train-data-path a --valid-data-path n", "--data-path a.bin n"],
 )
 def test_different_tokenizers(line: str) -> None:
-    """Data sets of two tokenizers are told apart, whatever else is wrong with them."""
+    """Data sets of two tokenizers are reported, whatever else is wrong with them."""
     assert found(line) == ["`a` and `n` were not prepared with the same tokenizer"]
 
 
@@ -84,7 +84,7 @@ def test_sources_with_metadata() -> None:
 
 
 def test_list() -> None:
-    """Bad lines of a list come together with tokenizers that differ and metadata that is none."""
+    """Invalid lines, different tokenizers and invalid metadata are reported together."""
     metadata_path("b").write_text("{}", encoding="utf-8")
     Path("list").write_text("1 a\n0 n\n1 b\n1 nowhere\n", encoding="utf-8")
     assert found("--data-file-list list") == [

@@ -1,4 +1,4 @@
-"""Data file lists: two and three columns, and lines that are none."""
+"""Data file lists: lines of two and three columns, and invalid lines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_line(line: str, expected: DataFile) -> None:
 
 
 def test_comments_and_blank_lines(tmp_path: Path) -> None:
-    """They are passed over, with a byte-order mark and carriage returns; order is kept."""
+    """They are skipped, with a byte-order mark and carriage returns; order is kept."""
     path = tmp_path / "list.txt"
     path.write_bytes(b"\xef\xbb\xbf# shares\r\n\r\n2 b\r\n1 a x\r\n")
     files, problems = read_data_file_list(path)

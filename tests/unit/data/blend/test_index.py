@@ -60,7 +60,7 @@ def test_small_blends_are_built_in_memory(tmp_path):
 
 
 def test_large_blends_are_built_once(tmp_path, monkeypatch, caplog):
-    """The second process maps what the first has written; a place for no files is told."""
+    """The second process maps the files of the first; a directory that is not writable warns."""
     monkeypatch.setattr(blend_cache, "_SMALL", 10)
     weights, where = [0.25, 0.75], tmp_path / "cache"
     expected = build_blend_index(weights, 100)

@@ -24,7 +24,7 @@ SEQUENCE, SEED, EOD = 16, 1234, 9
 
 
 class FakeTokenizer:
-    """What the peer's configuration asks of one."""
+    """Methods that the peer's configuration calls."""
 
     vocab_size, eod, pad = 1000, EOD, -1
 

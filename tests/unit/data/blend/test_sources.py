@@ -35,7 +35,7 @@ def settings(tmp_path):
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes documents of five tokens; the first token of each tells data set and document."""
+    """Writer of documents of five tokens; the first token identifies data set and document."""
 
     def make(name: str, documents: int, tokens: int = 5) -> str:
         prefix = str(tmp_path / name)
@@ -107,7 +107,7 @@ def test_sources_without_weights_are_read_once(write, settings):
 
 
 def test_more_than_the_surplus(write, settings):
-    """Where the greedy rule takes more of a source than was built of it, more is built."""
+    """If the greedy rule takes more samples of a source than were built, more are built."""
     names = [f"{letter}{number}" for letter in "abcdefg" for number in range(5)]
     shares_of_each = (np.random.default_rng(0).random(len(names)) ** 3 + 1e-3).tolist()
     sources = sources_of(
@@ -184,12 +184,12 @@ def test_ranges_of_documents(write):
 
 
 def identities(samples, positions) -> list[tuple[int, bytes]]:
-    """Return what tells samples apart: their source and tokens."""
+    """Return source and tokens of samples."""
     return [(min(origin(samples[i])), samples[i].tobytes()) for i in positions]
 
 
 def unique(write, name):
-    """A data set of which no two samples are alike."""
+    """A data set without two equal samples."""
     prefix = write(name, 0)
     base = 1000 * (1 + "abcdefg".index(name[0]))
     with IndexedDatasetWriter(prefix, "uint16") as writer:
@@ -200,7 +200,7 @@ def unique(write, name):
 
 
 def test_new_weights_in_mid_run_repeat_nothing(write, settings):
-    """After two changes, one of which drops a source for a while, no source has repeated itself."""
+    """After two changes, the first without one of the sources, no source repeats a sample."""
     a, b, c = (unique(write, name) for name in "abc")
     total = 900  # of each source there are 999 samples in an epoch
     first = build_samples(sources_of((a, 0.7), (b, 0.3)), total, settings, name="train")
@@ -237,7 +237,7 @@ def test_a_changed_blend_goes_on_as_if_unbroken(write, settings):
 
 
 def test_a_source_goes_on_after_its_last_sample(write, settings):
-    """Where a source has too few samples left, an epoch shuffled anew follows the last one."""
+    """If a source has too few samples left, an epoch with another shuffle follows."""
     a, b = write("a", 40), write("b", 40)
     first = build_samples(sources_of((a, None)), 24, settings, name="train")
     changed = changed_blend(
@@ -286,7 +286,7 @@ def test_a_source_that_moved_goes_on(write, settings, tmp_path):
     ],
 )
 def test_damaged_record(values):
-    """What a checkpoint says is checked before it is used."""
+    """The record of a checkpoint is checked before use."""
     with pytest.raises(CheckpointError):
         BlendRecord.from_dict(values)
 

@@ -38,7 +38,7 @@ def test_bounds_are_a_partition(documents, shares):
 
 @pytest.mark.parametrize("split", ["", "a,b", "1,2,3,4", "0,0,0", "1,-1,0", "nan,1,1", "inf"])
 def test_malformed_split_is_refused(split):
-    """What is no split is refused with the text that was given."""
+    """An invalid split is an error that quotes it."""
     with pytest.raises(ConfigError) as caught:
         split_documents(10, split)
     assert f"`{split}`" in caught.value.what

@@ -175,7 +175,7 @@ def test_epochs_file(tmp_path: Path) -> None:
     ],
 )
 def test_epochs_that_are_none(tmp_path: Path, content: bytes, message: str) -> None:
-    """What is no epochs file is refused by its line."""
+    """An invalid line of an epochs file is an error that names it."""
     path = tmp_path / "epochs"
     path.write_bytes(content)
     with pytest.raises(DataError, match=message):

@@ -20,7 +20,7 @@ from lmcore.errors import DataError
 
 
 def owner(**changes) -> str:
-    """What a live builder on this machine writes into a lock."""
+    """Content of the lock file of a live builder on this machine."""
     pid = os.getpid()
     facts = {
         "machine": build_lock._machine(),
@@ -134,7 +134,7 @@ def test_the_builder_touches_its_lock(tmp_path, monkeypatch):
 
 
 def test_patience_ends_without_a_result(tmp_path):
-    """What is built and not found again, by nobody, is an error in the end, and leaves no lock."""
+    """A build whose result no process finds is an error in the end, and leaves no lock."""
     with pytest.raises(DataError, match="the thing has not appeared") as caught:
         build_or_wait(tmp_path / "lock", lambda: None, lambda: None, what="the thing", patience=0.2)
     assert str(tmp_path / "lock") in caught.value.why
@@ -142,7 +142,7 @@ def test_patience_ends_without_a_result(tmp_path):
 
 
 def test_a_directory_that_cannot_be_written_is_an_error(tmp_path):
-    """A lock that cannot be made for another reason than being there is told."""
+    """A lock file that cannot be created is an error, unless it exists."""
     with pytest.raises(DataError, match="cannot write"):
         build_or_wait(tmp_path / "no" / "lock", lambda: None, lambda: None, what="x")
 

@@ -1,4 +1,4 @@
-"""BERT samples; that they are Megatron's stands in test_megatron_samples.py."""
+"""BERT samples; test_megatron_samples.py compares them with Megatron's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmcore.errors import DataError
 
 CLS, SEP, MASK, PAD = 1, 2, 3, 0
 WORDS = MaskingVocabulary(CLS, SEP, np.zeros(1000, dtype=bool), MASK, PAD)
-# Sentence s of document d holds 100 + 10 d + s, so that a token tells where it is from.
+# Sentence s of document d holds 100 + 10 d + s, so that a token identifies its sentence.
 DOCUMENTS = [[[100 + 10 * d + s] * (3 + s) for s in range(2 + d % 4)] for d in range(12)]
 
 
@@ -45,7 +45,7 @@ def original(sample) -> list[int]:
 
 
 def test_a_pair_is_of_one_document_and_half_are_swapped(indexed, tmp_path):
-    """Both segments follow one another in a document; the flag tells which came first."""
+    """Both segments follow one another in a document; the flag is True if they are swapped."""
     made = dataset(indexed, tmp_path, sequence_length=60)
     swapped = 0
     for i in range(len(made)):
@@ -68,7 +68,7 @@ def test_a_pair_is_of_one_document_and_half_are_swapped(indexed, tmp_path):
 
 
 def test_padding_labels_and_masks_agree(indexed, tmp_path):
-    """Labels stand where the loss counts and nowhere else; padding is masked."""
+    """Only tokens of the loss have labels; padding is masked."""
     made = dataset(indexed, tmp_path)
     for i in range(len(made)):
         sample = made[i]
@@ -132,7 +132,7 @@ def test_an_epoch_without_a_number(indexed, tmp_path):
 
 
 def test_a_token_beyond_the_vocabulary_is_an_error(indexed, tmp_path):
-    """Data of another tokenizer is told, not masked at random."""
+    """Tokens beyond the vocabulary are an error."""
     small = MaskingVocabulary(CLS, SEP, np.zeros(120, dtype=bool), MASK, PAD)
     made = dataset(indexed, tmp_path, words=small)
     with pytest.raises(DataError, match="the vocabulary has 120"):

@@ -1,4 +1,4 @@
-"""What ends with a document inside a sample."""
+"""Document-boundary masks: position ids, attention and loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = torch.tensor([[5, 6, EOD, 7, 8, 9, EOD, EOD, 4], [EOD, 1, 2, 3, 4, 5, 6
 
 
 def test_by_hand():
-    """The end belongs to its document; positions and numbers begin anew after it."""
+    """The end belongs to its document; after it positions start at 0, with the next number."""
     masks = DocumentMasks(EOD, True, True, True)
     assert masks.positions(TOKENS).tolist() == [
         [0, 1, 2, 0, 1, 2, 3, 0, 0],
@@ -41,7 +41,7 @@ def test_only_what_is_asked_for():
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40))
 def test_against_a_loop(tokens):
-    """Positions and documents of any sample are those that a loop counts."""
+    """Positions and documents of any sample equal a loop's."""
     position = document = 0
     positions, documents = [], []
     for token in tokens:

@@ -250,7 +250,7 @@ def megatron_index(sizes, length, samples, seed, threshold):
 @example(sizes=[10] * 10, length=1, samples=99 + 79, seed=3, threshold=0.80)  # no more
 @example(sizes=[1], length=2, samples=1, seed=3, threshold=0.80)
 def test_index_is_megatron_s(sizes, length, samples, seed, threshold):
-    """Epochs, the separate last epoch and both shuffles are those of the plain construction."""
+    """Epochs, the separate last epoch and both shuffles equal a plain construction's."""
     index = build_gpt_index(
         int32(sizes),
         (0, len(sizes)),

@@ -81,7 +81,7 @@ def test_indices_that_lie_are_an_error_never_foreign_memory(
 
 
 def test_a_sample_beyond_the_index_names_the_dataset(either, tmp_path):
-    """The error tells which dataset, and what to do."""
+    """The error names the dataset and the fix."""
     indexed, _ = written(tmp_path / "x", "uint16")
     index = build_gpt_index(indexed.sizes, (0, 50), sequence_length=13, num_samples=5, seed=2)
     reader = SampleReader(indexed, index, 13)

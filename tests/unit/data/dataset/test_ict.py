@@ -90,7 +90,7 @@ def test_the_query_stays_in_its_block_as_often_as_asked(
 
 
 def test_blocks_fit_without_titles(indexed, tmp_path):
-    """Without titles a block stands between the two special tokens."""
+    """Without titles a block is between the two special tokens."""
     made = dataset(indexed, None, tmp_path)
     for i in range(len(made)):
         block = text(made[i].block_tokens_S, made[i].block_mask_S)

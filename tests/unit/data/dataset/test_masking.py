@@ -1,4 +1,4 @@
-"""What masking chooses, and how often; that it is Megatron's stands in test_megatron_samples.py."""
+"""Choice of masked tokens; test_megatron_samples.py compares it with Megatron's."""
 
 from __future__ import annotations
 

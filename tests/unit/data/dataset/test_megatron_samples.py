@@ -124,7 +124,7 @@ def write(path: Path, shape: tuple[int, int, int]) -> str:
 
 
 def summed(samples: list[dict[str, object]]) -> dict[str, object]:
-    """What is recorded of samples."""
+    """Recorded content of samples."""
     digest = hashlib.sha256()
     for sample in samples:
         for name in sorted(sample):
@@ -262,7 +262,7 @@ def hashed(values: np.ndarray) -> list[int]:
 
 
 class Tokenizer:
-    """What its datasets ask of a tokenizer."""
+    """Methods of a tokenizer that its datasets call."""
 
     cls, sep, mask, pad, bos, eos = CLS, SEP, MASK, PAD, BOS, EOS
     eod = EOS

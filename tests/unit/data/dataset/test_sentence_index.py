@@ -119,7 +119,7 @@ def test_probabilities_round_as_in_c():
 
 @pytest.mark.parametrize("documents", [[], [[]], [[5]], [[5, 600]], [[3], [], [4]]])
 def test_documents_without_a_sample_are_an_error(either, documents):
-    """Where no document makes a sample there is an error, not an endless search for one."""
+    """If no document makes a sample there is an error, not an endless loop."""
     starts, sizes = arrays(documents)
     for samples in (None, 10):
         with pytest.raises(DataError, match="make no sample"):

@@ -70,7 +70,7 @@ def test_a_gaussian_kept_for_later_stays(either):
     ids=["strided", "uint8", "rows"],
 )
 def test_other_arrays_are_shuffled_by_numpy(either, values):
-    """What C++ does not take is shuffled all the same."""
+    """Arrays that the C++ does not accept are shuffled by numpy."""
     expected = values.copy()
     np.random.RandomState(5).shuffle(expected)
     shuffle(np.random.RandomState(5), values)

@@ -1,4 +1,4 @@
-"""T5 samples; that they are Megatron's stands in test_megatron_samples.py."""
+"""T5 samples; test_megatron_samples.py compares them with Megatron's."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ def test_the_text_is_the_document_s(indexed, tmp_path):
 
 
 def test_a_short_decoder_takes_less_out(indexed, tmp_path):
-    """Where upstream's run stops, as the decoder is full, fewer pieces are taken."""
+    """If the decoder is full, where Megatron's run stops, fewer spans are removed."""
     made = dataset(indexed, tmp_path, decoder_length=5)
     assert max(int(made[i].loss_mask_D.sum()) for i in range(len(made))) <= 5
 
 
 def test_a_token_beyond_the_vocabulary_is_an_error(indexed, tmp_path):
-    """Data of another tokenizer is told."""
+    """Tokens beyond the vocabulary are an error."""
     words = MaskingWords(CLS, SEP, np.zeros(100, dtype=bool))
     vocabulary = T5Vocabulary(words, BOS, EOS, PAD, (90, 91))
     made = T5Dataset(

@@ -70,7 +70,7 @@ def test_foreign_files(shared_data, tmp_path, name, sequences, tokens, first):
 
 @given(data=st.data())
 def test_round_trip(tmp_path_factory, data):
-    """What is written is read back: tokens, sizes, documents; one by one or many at once."""
+    """Written data is read back: tokens, sizes, documents; one by one or many at once."""
     dtype = data.draw(st.sampled_from(["uint8", "int8", "int16", "int32", "int64", "uint16"]))
     top = int(np.iinfo(dtype).max)
     documents = data.draw(
@@ -223,7 +223,7 @@ def test_missing_files_suggest_what_is_there(tmp_path, given_name, hint):
     "gone, hint", [(".idx", "lmcore data repair"), (".bin", "copy the `.bin`")]
 )
 def test_half_a_dataset_is_told_from_none(tmp_path, gone, hint):
-    """Where one of the two files is there the hint is about the other, not about the name."""
+    """If one of the two files exists the hint is about the other, not about the name."""
     prefix = write(tmp_path / "x_text_document", [[1]])
     Path(f"{prefix}{gone}").unlink()
     with pytest.raises(DataError, match=f"x_text_document{gone}") as caught:
@@ -240,7 +240,7 @@ def test_token_that_does_not_fit_is_refused(tmp_path, dtype, token):
 
 
 def test_lengths_that_do_not_sum_are_refused(tmp_path):
-    """Sequence lengths must account for every token (upstream's corruption with eod)."""
+    """Sequence lengths must account for every token (as old Megatron's eod did not)."""
     with (
         pytest.raises(ValueError, match="3 tokens"),
         IndexedDatasetWriter(tmp_path / "l", "uint16") as writer,
@@ -285,7 +285,7 @@ def small_disk():
 
 
 def test_full_disk_is_an_error_that_loses_nothing(tmp_path, small_disk):
-    """Where the disk refuses more bytes the error says so, and older files stay whole."""
+    """A full disk is an error that says so, and older files stay complete."""
     write(tmp_path / "s", [[1, 2, 3]])
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     with pytest.raises(DataError, match="cannot write") as caught:

@@ -187,7 +187,7 @@ class _Multimodal:
 
 
 def test_modes_are_written(tmp_path):
-    """They stand at the end of a memory-mapped index; the older format has no place for them."""
+    """They are at the end of a memory-mapped index; the older format has none."""
     with (tmp_path / "m.idx").open("wb") as file:
         write_index(file, _Multimodal(), "uint16", "mmap")
     index = read_index(tmp_path / "m.idx")
@@ -231,7 +231,7 @@ def test_spool(tmp_path, monkeypatch):
 
 
 def test_more_datasets_than_files_may_be_open(tmp_path):
-    """Where a list names more datasets than the soft limit of open files, it is raised."""
+    """The soft limit of open files is raised if a list has more datasets."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -77,7 +77,7 @@ def test_what_is_no_metadata_is_refused(prefix: Path, text: str) -> None:
     ],
 )
 def test_a_field_of_another_type_is_refused(prefix: Path, name: str, value: Any) -> None:
-    """The message names the field and what stands there."""
+    """The message names the field and its value."""
     path = metadata_path(prefix)
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     with pytest.raises(DataError, match=rf"`{name}` is ") as caught:

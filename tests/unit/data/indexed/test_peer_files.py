@@ -95,12 +95,12 @@ def test_it_reads_what_repair_writes(theirs, tmp_path):
     spoilt = theirs.IndexedDataset(f"{tmp_path}/x")  # its arrays are gone with it
     assert spoilt[1].tolist() != [4]
     repair(RepairRequest(f"{tmp_path}/x", output_prefix=f"{tmp_path}/y"))
-    mended = theirs.IndexedDataset(f"{tmp_path}/y")
-    assert [mended[i].tolist() for i in range(3)] == [[*one, 50256] for one in documents]
+    repaired = theirs.IndexedDataset(f"{tmp_path}/y")
+    assert [repaired[i].tolist() for i in range(3)] == [[*one, 50256] for one in documents]
 
 
 def test_rebuilt_index_is_its_index(theirs, tmp_path, shared_data):
-    """The index of a file of its own, made anew from the tokens alone, has its bytes."""
+    """The index of one of its files, rebuilt from the tokens alone, has the same bytes."""
     source = shared_data / "interop/megatron_indexed/test_text_document"
     (tmp_path / "x.bin").write_bytes(Path(f"{source}.bin").read_bytes())
     repair(RepairRequest(f"{tmp_path}/x", eod=131072, dtype="int32"))

@@ -32,7 +32,7 @@ def settled(monkeypatch):
 
 
 def test_tokens_and_digest_are_of_the_range(indexed, tmp_path):
-    """Tokens are those of the range; the digest follows sizes and documents, not the place."""
+    """Tokens are counted in the range; the digest follows sizes and documents, not the path."""
     assert sequence_statistics(indexed, (0, 5)).tokens == 21
     assert sequence_statistics(indexed, (1, 3)).tokens == 7
     same = written(tmp_path / "same", [[3], [5, 2], [7], [4]])
@@ -55,7 +55,7 @@ def test_chunks_do_not_show(indexed, monkeypatch):
 
 
 def test_a_record_spares_the_pass(indexed, tmp_path, settled, monkeypatch):
-    """What is on record is not taken again, in whatever process."""
+    """Recorded statistics are not computed again, in any process."""
     first = sequence_statistics(indexed, (0, 5), record_dir=tmp_path)
     monkeypatch.setattr(module, "_compute", None)
     assert sequence_statistics(indexed, (0, 5), record_dir=tmp_path) == first
@@ -77,14 +77,14 @@ def test_a_changed_file_voids_its_record(indexed, tmp_path, settled):
 
 
 def test_a_file_just_changed_gets_no_record(indexed, tmp_path):
-    """Times are too coarse to tell a second change from the first, so one waits."""
+    """A file that has just changed is not recorded: a second change may not show in its times."""
     sequence_statistics(indexed, (0, 5), record_dir=tmp_path)
     assert not list(tmp_path.glob("facts-*"))
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"state": 1}', "[]"])
 def test_a_damaged_record_is_passed_over(indexed, tmp_path, settled, damage):
-    """A record that says nothing is taken anew."""
+    """An unreadable record is replaced."""
     first = sequence_statistics(indexed, (0, 5), record_dir=tmp_path)
     (record,) = tmp_path.glob("facts-*")
     record.write_text(damage)
@@ -92,7 +92,7 @@ def test_a_damaged_record_is_passed_over(indexed, tmp_path, settled, damage):
 
 
 def test_a_record_that_cannot_be_written_is_done_without(indexed, tmp_path, settled):
-    """Where the directory is not there, or is a file, facts are given all the same."""
+    """Without a usable directory the statistics are computed and not recorded."""
     (tmp_path / "file").write_text("")
     for directory in (tmp_path / "none", tmp_path / "file"):
         assert sequence_statistics(indexed, (0, 5), record_dir=directory).tokens == 21

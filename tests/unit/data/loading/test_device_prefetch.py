@@ -120,7 +120,7 @@ def test_all_batches_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_host_memory_stays_until_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a copy reads from is let go of when the copy is done."""
+    """The host memory of a copy is released when the copy is done."""
     device: Any = Device(monkeypatch)
     with BatchLoader(Counting(), micro_batch_size=2) as loader:
         batches: Any = prefetch_to_device(loader, device)
@@ -148,14 +148,14 @@ def test_an_error_comes_with_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("ability", ["new_stream", "new_event", "pin_memory"])
 def test_a_device_without_queues(monkeypatch: pytest.MonkeyPatch, ability: str) -> None:
-    """Where the device lacks an ability the loader itself is used."""
+    """If the device lacks an ability, the loader itself is used."""
     device: Any = Device(monkeypatch, **{ability: None})
     with BatchLoader(Counting(), micro_batch_size=2) as loader:
         assert prefetch_to_device(loader, device) is loader
 
 
 def test_next_if_ready() -> None:
-    """A loader gives a batch at once or none, and counts those that are left."""
+    """A loader returns a ready batch or None, and counts the batches left."""
     with BatchLoader(Counting(4), micro_batch_size=2, prefetch=1) as loader:
         full(loader)
         batch = loader.next_if_ready()
@@ -166,7 +166,7 @@ def test_next_if_ready() -> None:
 
 
 def test_begin_runs_in_the_thread() -> None:
-    """What is to be called first in the loader's thread is, and its error is the loader's."""
+    """The function *begin* is called first in the thread, and its error is the loader's."""
     import threading
 
     seen: list[str] = []
