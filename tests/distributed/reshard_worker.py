@@ -46,7 +46,7 @@ JOIN_SECONDS = 60.0
 
 
 class Tokens:
-    """Stands for the tokenizer, of which a checkpoint has a description."""
+    """Stand-in for the tokenizer that a checkpoint describes."""
 
     def describe(self) -> dict[str, Any]:
         """Return something."""

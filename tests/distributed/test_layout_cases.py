@@ -62,7 +62,7 @@ def test_factors_are_those_of_the_flags(
 
 
 def test_the_fast_set_has_each_level_and_each_pair() -> None:
-    """Whatever level, and pair of an axis with an axis or another factor, any case has, it has."""
+    """The fast set has each level of a factor, and each pair with an axis, that any case has."""
     everywhere = [factors(name, CASES[size][name], size) for size, name in EVERY]
     fast = [factors(name, CASES[size][name], size) for size, name in CHOSEN]
     for one in everywhere:

@@ -24,7 +24,7 @@ def with_site(folder):
 
 
 def test_processes_that_agree_work_together(start):
-    """They reduce over the device's backend, exchange notes, and leave no process group behind."""
+    """Ranks reduce over the device's backend, gather values, and leave no process group behind."""
     for rank, ended in enumerate(start("work")):
         assert ended.status == 0, ended.errors
         assert ended.printed == [
@@ -37,7 +37,7 @@ def test_processes_that_agree_work_together(start):
 
 
 def test_torchruns_processes_find_each_other():
-    """What torchrun sets and the store that it keeps are enough."""
+    """The environment variables and the store of torchrun are enough."""
     chosen = select(discover(env={}), requested="cpu", env={})
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = warm.run(
@@ -59,7 +59,7 @@ def test_a_difference_stops_every_rank(start):
 
 
 def test_a_rank_with_other_plugins_stops_the_run(start, chip, monkeypatch):
-    """The launcher chose a plugin that rank 1 is told to leave out."""
+    """The launcher chose a plugin that rank 1 has switched off."""
     site = chip("1.0")
     monkeypatch.syspath_prepend(site)
     chosen = select(discover(env={}), requested="cpu", env={})
@@ -77,7 +77,7 @@ def test_a_rank_with_other_plugins_stops_the_run(start, chip, monkeypatch):
 
 
 def test_a_rank_with_another_version_shows_both_evidences(start, chip, monkeypatch):
-    """What the launcher saw and what rank 1 sees stand beside each other on every rank."""
+    """Every rank's message shows what the launcher saw and what rank 1 sees."""
     old, new = chip("1.0"), chip("2.0")
     monkeypatch.syspath_prepend(old)
     chosen = select(discover(env={}), requested="cpu", env={})

@@ -109,13 +109,13 @@ CONTINUED = ["one", "tp", "tp-sp", "cp", "interleaved", "zero2", "zero3", "lamb"
 
 
 def parameters(pairs: list[tuple[str, str]]) -> Any:
-    """Return the mark that takes a test through pairs, those of the full set marked so."""
+    """Return the mark that parametrizes a test by pairs; some are in the full set only."""
     return pytest.mark.parametrize("pair", marked(pairs, FAST), ids=map("-".join, pairs))
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a rank ended."""
+    """End of a rank."""
 
     status: int
     errors: str
@@ -163,7 +163,7 @@ def start(
 
 
 class Runs:
-    """What all runs had, by the names of their orders."""
+    """Results of all runs, by the names of their orders."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -222,7 +222,7 @@ def selected_pairs(request: pytest.FixtureRequest) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Runs:
-    """Runs of all layouts that selected tests look at, each of which saves."""
+    """Runs, with checkpoints, of all layouts that selected tests need."""
     runs = Runs(common_folder(tmp_path_factory, "reshard"))
     needed = {*itertools.chain(*selected_pairs(request)), *ALIKE}
     needed |= {str(one) for name in ("saved", "continued") for one in selected(request, name)}
@@ -235,7 +235,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 @pytest.fixture(scope="module")
 def read(runs: Runs, request: pytest.FixtureRequest) -> Runs:
-    """The same, and runs that go on from a checkpoint, or read that of another layout."""
+    """Runs with checkpoints, and runs resumed from a checkpoint of the same or another layout."""
     again = list(map(str, selected(request, "continued")))
     with once(runs.folder / "read") as missing:
         if missing:
@@ -279,7 +279,7 @@ def test_what_is_saved(runs: Runs, saved: str) -> None:
 
 @pytest.mark.parametrize("continued", marked(SIZES, CONTINUED))
 def test_the_same_layout_goes_on(read: Runs, continued: str) -> None:
-    """With dropout, losses, weights and optimizer state are those of the run without a stop."""
+    """With dropout, losses, weights and optimizer state equal those of an uninterrupted run."""
     whole, again = read.ranks(continued), read.ranks(f"{continued}-in-{continued}{LAST}")
     assert [part["losses"] for part in again] == [part["losses"][SAVE:] for part in whole]
     name = f"{continued}-in-{continued}{LAST}"
@@ -322,7 +322,7 @@ def test_who_draws_alike(runs: Runs) -> None:
 
 @parameters(ANEW)
 def test_another_layout_draws_anew(read: Runs, pair: tuple[str, str]) -> None:
-    """Its numbers are neither the checkpoint's nor those of the first step, and still by rank."""
+    """Random numbers are neither the checkpoint's nor the first step's; they differ by rank."""
     source, layout = pair
     name = f"{source}-in-{layout}{SAVE}"
     now, first = drawn(read, name), drawn(read, layout)
@@ -377,7 +377,7 @@ def test_a_full_disk(faulty: Any, rank: int, more: str) -> None:
 
 
 def test_a_rank_killed_in_a_save(faulty: Any) -> None:
-    """The others end after their timeout, name it, and leave the earlier checkpoint alone."""
+    """The other ranks end after their timeout, name the lost rank, and keep the checkpoint."""
     ended, folder = faulty("kill", 1, TP, TIMEOUT="2")
     assert [one.status for one in ended] == [1, -signal.SIGKILL]
     assert "rank 1 did not answer within 2 s" in ended[0].errors
@@ -387,7 +387,7 @@ def test_a_rank_killed_in_a_save(faulty: Any) -> None:
 
 
 def test_rank_0_killed_in_a_save(faulty: Any) -> None:
-    """The others hear that it has gone; what it leaves is hidden, and is no checkpoint."""
+    """The other ranks learn that it has gone; its partial directory is hidden, no checkpoint."""
     ended, folder = faulty("kill", 0, "--zero-stage 1")
     assert [one.status for one in ended] == [-signal.SIGKILL, 1]
     assert "the connection to rank 0 is lost" in ended[1].errors

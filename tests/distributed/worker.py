@@ -59,7 +59,7 @@ def show(value: Any) -> None:
 
 
 def work(processes: Processes) -> None:
-    """Sum a tensor over all ranks and over a group of one, and exchange notes."""
+    """Sum a tensor over all ranks and over a group of one, and gather values."""
     import torch
     from torch import distributed
 
@@ -77,7 +77,7 @@ def settle(processes: Processes) -> None:
 
 
 def refuse(processes: Processes) -> None:
-    """Let rank 1 meet an error that is told in words."""
+    """Raise an lmcore error on rank 1."""
     if processes.rank.rank == 1:
         raise DataError("the corpus is cut off")
     processes.barrier("the corpus")

@@ -95,7 +95,7 @@ class TestEquality:
             assert run(model, [prompt], options=options, seed=40 + row) == [together[row]]
 
     def test_seed_decides(self, model: GPT) -> None:
-        """The same seed gives the same text, another another."""
+        """A seed gives the same text, another seed another text."""
         options = SamplingOptions()
         first = run(model, PROMPTS, options=options)
         assert run(model, PROMPTS, options=options) == first
@@ -246,7 +246,7 @@ class TestBadInput:
         assert [room(32, length) for length in (0, 1, 31, 32, 33, 99)] == [32, 32, 2, 1, 0, 0]
 
     def test_up_to_the_last_position(self, model: GPT) -> None:
-        """As many tokens as there is room for are made, and they equal recomputation."""
+        """All positions can be used, and the tokens equal recomputation's."""
         prompt = list(range(20))
         made = run(model, [prompt], num_tokens=13)
         assert len(made[0].tokens) == 13

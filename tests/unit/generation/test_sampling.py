@@ -1,4 +1,4 @@
-"""How the next token is chosen."""
+"""Sampling of the next token."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TestDistribution:
         assert_distributed(draws(SamplingOptions(top_p=0.99, temperature=0.1)), {2: 1.0, 4: 1.0})
 
     def test_top_p_small(self) -> None:
-        """However small p is, the most probable id stays."""
+        """The most probable id is kept for any p."""
         assert set(draws(SamplingOptions(top_p=1e-9), [0.0, 3.0, 1.0])) == {1}
 
     def test_top_p_one(self) -> None:
@@ -98,7 +98,7 @@ class TestDistribution:
         assert draws(SamplingOptions(top_p=1.0)) == draws(SamplingOptions())
 
     def test_top_p_in_a_long_tail(self) -> None:
-        """Where thousands of ids share the probability, as many stay as reach p."""
+        """If thousands of ids share the probability, the smallest set that reaches p is kept."""
         scores = [0.0] * 3000 + [-0.1] * 3000
         # Half of the high ones' weight: ties stay, and the low ones do not come.
         found = draws(SamplingOptions(top_p=0.3), scores, count=200)
@@ -160,7 +160,7 @@ class TestSeeds:
     """Randomness comes from the rows' generators and from nowhere else."""
 
     def test_same_seed_same_ids(self) -> None:
-        """The same seed gives the same ids, another other ones."""
+        """A seed gives the same ids, another seed other ids."""
         assert draws(SamplingOptions(), seed=5) == draws(SamplingOptions(), seed=5)
         assert draws(SamplingOptions(), seed=5) != draws(SamplingOptions(), seed=6)
 

@@ -58,7 +58,7 @@ def models(shape: ModelShape, *, masked: bool = False) -> tuple[Bidirectional, B
 @pytest.mark.parametrize("shape", [SHAPE, LLAMA], ids=["gpt", "llama"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_loss_and_gradients(shape: ModelShape, masked: bool) -> None:
-    """Loss and gradients are those of float64, with and without a document-boundary mask."""
+    """Loss and gradients equal float64's, with and without a document-boundary mask."""
     fast, exact = models(shape, masked=masked)
     options = {"documents_BS": DOCUMENTS} if masked else {}
     losses = [

@@ -37,7 +37,7 @@ def documents() -> list[tuple[int, slice]]:
 
 
 def test_each_document_as_if_alone(make_model: Callable[..., GPT]) -> None:
-    """Hidden states are those of a model that is given one document at a time."""
+    """Hidden states equal those of each document by itself."""
     model = make_model(masked=True).eval()
     with torch.no_grad():
         found = model(TOKENS, **limits())
@@ -47,7 +47,7 @@ def test_each_document_as_if_alone(make_model: Callable[..., GPT]) -> None:
 
 
 def test_gradients_of_documents_alone(make_model: Callable[..., GPT]) -> None:
-    """Gradients of a sample are the sum of those of its documents."""
+    """Gradients of a sample are the sum of its documents' gradients."""
     together, apart = make_model(masked=True), make_model()
     together.loss(TOKENS, TARGETS, torch.ones(TOKENS.shape), **limits()).backward()
     for row, place in documents():

@@ -61,7 +61,7 @@ class TestInitialize:
             assert parameter.eq(1.0 if name in gains else 0.0).all(), name
 
     def test_seed_decides(self, ops: OpBinding) -> None:
-        """The same seed gives the same weights whatever the global random state, another not."""
+        """A seed gives the same weights for any global random state, another seed other weights."""
         models = []
         for seed, state in ((7, 0), (7, 1), (8, 0)):
             torch.default_generator.manual_seed(state)

@@ -124,7 +124,7 @@ POSITIONS = np.array([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]])
 def test_documents_of_a_sample(
     make_model: Callable[..., GPT], positions: Array | None, training: bool
 ) -> None:
-    """Limited to documents, scores and loss are those of the definition with that mask."""
+    """With a document-boundary mask, scores and loss equal the definition's."""
     model = make_model(masked=True).train(training)
     given = {"documents_BS": torch.from_numpy(DOCUMENTS)}
     if positions is not None:

@@ -38,7 +38,7 @@ def test_a_models_ops_are_bound_with_every_attribute(compiled):
 
 
 def test_the_attributes_are_the_models():
-    """The numbers that a kernel sees are those of the shape."""
+    """A kernel's attributes are the sizes of the shape."""
     table = OpTable(OP_SPECS)
     GPT(SHAPE, OpBinding(table, "cpu", "float32"))
     seen = {one.op: one.context.attributes for one in table.resolutions if one.op != "linear"}

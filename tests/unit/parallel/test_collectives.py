@@ -36,7 +36,7 @@ def axis(size: int) -> Axis:
 def test_all_reduce_coalesced(
     limit: int, sizes: list[int], sent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tensors of any strides are summed in place, whatever the size of the buffers."""
+    """Tensors of any strides are summed in place, for any size of the buffers."""
     monkeypatch.setattr(collectives, "_COALESCED_BYTES", limit)
     before = [torch.arange(3.0), torch.arange(4.0).view(2, 2).t(), torch.ones(2)]
     tensors = [one.clone() for one in before]

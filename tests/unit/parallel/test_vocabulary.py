@@ -60,7 +60,7 @@ def test_large_scores(axis) -> None:
 
 
 def test_no_gradient_is_computed_for_nobody(axis, tensors, monkeypatch) -> None:
-    """Where nothing wants a gradient, only the loss is."""
+    """Without gradients, only the loss is computed."""
     asked = []
     real = vocabulary._score
     monkeypatch.setattr(
