@@ -56,7 +56,9 @@ class IndexedDataset:
     def __init__(self, prefix: str | Path, *, verify: bool = True) -> None:
         self.prefix = str(prefix)
         self.idx_path, self.bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-        _require_files(self.prefix, self.idx_path, self.bin_path)
+        for path in (self.idx_path, self.bin_path):
+            if not path.is_file():
+                raise DataError(f"no such file: `{path}`", hint=_missing_hint(self.prefix))
         self.index = read_index(self.idx_path, verify=verify)
         self.dtype = self.index.dtype
         self.sizes: npt.NDArray[np.int32] = self.index.sizes.astype(np.int32, copy=False)
@@ -138,13 +140,6 @@ _LONG = (
 )
 
 
-def _require_files(prefix: str, idx_path: Path, bin_path: Path) -> None:
-    for path in (idx_path, bin_path):
-        if path.is_file():
-            continue
-        raise DataError(f"no such file: `{path}`", hint=_missing_hint(prefix))
-
-
 def _missing_hint(prefix: str) -> str:
     bare = without_ending(prefix)
     if bare != prefix and Path(f"{bare}.idx").is_file():
@@ -155,8 +150,7 @@ def _missing_hint(prefix: str) -> str:
         return "copy the `.bin` with the tokens beside its `.idx`"
     directory, name = Path(prefix).parent, Path(prefix).name
     if directory.is_dir():
-        near = sorted(p.stem for p in directory.iterdir() if p.suffix == ".idx")
-        close = [stem for stem in near if stem.startswith(name)]
-        if close:
-            return f"did you mean `{directory / close[0]}`?"
+        stems = sorted(path.stem for path in directory.glob("*.idx") if path.stem.startswith(name))
+        if stems:
+            return f"did you mean `{directory / stems[0]}`?"
     return "a dataset is two files, PREFIX.bin and PREFIX.idx; `lmcore data prepare` writes them"

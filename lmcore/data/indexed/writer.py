@@ -99,9 +99,24 @@ class IndexedDatasetWriter:
             DataError: The disk is full, or a token does not fit the type.
             ValueError: *tokens* are not integers, or *lengths* do not sum to their number.
         """
-        values = _as_array(tokens)
+        values = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens, dtype=np.int64)
+        if not np.issubdtype(values.dtype, np.integer):
+            raise ValueError(f"tokens are integers, not {values.dtype}")
         sizes = np.asarray([values.size] if lengths is None else lengths, dtype=np.int64)
-        self._append(values, sizes)
+        if values.ndim != 1 or int(sizes.sum()) != values.size or (sizes < 0).any():
+            raise ValueError(f"{values.size} tokens do not make sequences of {sizes.sum()}")
+        check_token_range(values, self.dtype, self.bin_path)
+        if sizes.size and int(sizes.max()) > np.iinfo(np.int32).max:
+            raise DataError(
+                f"`{self.bin_path}`: a sequence of {sizes.max()} tokens",
+                why="the format allows at most 2147483647 tokens in a sequence",
+                hint="split the document",
+            )
+        with disk_errors(self.idx_path):
+            self._sizes.extend(sizes)
+        with disk_errors(self.bin_path):
+            self._files.bin.write(np.ascontiguousarray(values.astype(self.dtype, copy=False)).data)
+        self.tokens += values.size
         with disk_errors(self.idx_path):
             self._document_ends.append(len(self._sizes))
 
@@ -130,30 +145,3 @@ class IndexedDatasetWriter:
     def modes(self) -> Iterator[npt.NDArray[np.integer]]:
         """Return an empty iterator."""
         return iter(())
-
-    def _append(self, values: npt.NDArray[np.integer], sizes: npt.NDArray[np.int64]) -> None:
-        if values.ndim != 1 or int(sizes.sum()) != values.size or (sizes < 0).any():
-            raise ValueError(f"{values.size} tokens do not make sequences of {sizes.sum()}")
-        check_token_range(values, self.dtype, self.bin_path)
-        _check_sizes(sizes, self.bin_path)
-        with disk_errors(self.idx_path):
-            self._sizes.extend(sizes)
-        with disk_errors(self.bin_path):
-            self._files.bin.write(np.ascontiguousarray(values.astype(self.dtype, copy=False)).data)
-        self.tokens += values.size
-
-
-def _as_array(tokens: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-    values = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens, dtype=np.int64)
-    if not np.issubdtype(values.dtype, np.integer):
-        raise ValueError(f"tokens are integers, not {values.dtype}")
-    return values
-
-
-def _check_sizes(sizes: npt.NDArray[np.int64], path: Path) -> None:
-    if sizes.size and int(sizes.max()) > np.iinfo(np.int32).max:
-        raise DataError(
-            f"`{path}`: a sequence of {sizes.max()} tokens",
-            why="the format allows at most 2147483647 tokens in a sequence",
-            hint="split the document",
-        )
