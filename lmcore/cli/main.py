@@ -71,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not _is_launched():
             raise
-        from lmcore.runtime.launch.worker_protocol import tell
+        from lmcore.runtime.launch.worker_protocol import report_error
 
-        return tell(error, os.environ).status
+        return report_error(error, os.environ).status
     return status
 
 

@@ -1,4 +1,4 @@
-"""The policies of a run, chosen from what the plugins offer and proved on the device."""
+"""Policies of a run, which plugins offer, chosen and verified on the device."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Policies:
-    """What was chosen.
+    """Chosen policies.
 
     Attributes:
-        precision: Dtypes of the run.
-        recompute: How layers run in training.
-        placement: Which layers that applies to.
-        stager: How tensors come to the host before they are saved.
+        precision: Precision policy.
+        recompute: Recompute policy.
+        placement: Layers that the recompute policy applies to.
+        stager: Stager that copies tensors to the host before they are saved.
     """
 
     precision: PrecisionPolicy
@@ -52,12 +52,12 @@ class Policies:
 def start_policies(
     config: Config, plugins: PluginSet, selection: Selection, device: Device
 ) -> Policies:
-    """Choose the policies that the configuration names and prove that they hold on the device.
+    """Choose the policies that the configuration names and verify them on the device.
 
     Raises:
-        ConfigError: The device does not offer one, or another option does not go with it.
-        DeviceError: One is not in force.
-        PluginError: Two plugins offer the same.
+        ConfigError: The device does not offer a policy, or another option does not go with it.
+        DeviceError: A policy is not in force.
+        PluginError: Two plugins offer the same policy.
     """
     asked = config.accelerator
     precision = choose_precision(precision_policies(plugins, selection, device), asked.precision)
@@ -85,7 +85,7 @@ def start_policies(
 
 
 def _without_loss_scale(asked: AcceleratorSection, precision: PrecisionPolicy) -> None:
-    """Refuse a fixed loss scale; say of the settings of a dynamic one that they change nothing."""
+    """Refuse a fixed loss scale; log settings of a dynamic one, which have no effect."""
     if asked.loss_scale:
         raise ConfigError(
             f"`--loss-scale {asked.loss_scale:g}` does not go with precision `{precision.name}`",

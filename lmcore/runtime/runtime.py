@@ -1,4 +1,4 @@
-"""`Runtime`: the device, its policies and kernels, as the rest of a run gets them passed."""
+"""`Runtime`: the device of a process, its policies and kernels, passed to the rest of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lmcore.plugin import (
     validate_config,
 )
 from lmcore.runtime.policies import start_policies
-from lmcore.runtime.process.consistency import agree_on_device, agree_on_versions
+from lmcore.runtime.process.consistency import check_device, check_versions
 from lmcore.runtime.process.group import Processes, backend_of, start_processes
 
 if TYPE_CHECKING:
@@ -39,19 +39,19 @@ __all__ = ["Runtime", "start_runtime"]
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a process trains with.
+    """Device, policies and kernels of a process.
 
     Attributes:
-        rank: This process's place.
-        selection: Which plugin was chosen, and why.
-        device: Its device.
-        rng: The device's random numbers.
-        precision: Dtypes of the run; verified to be in force.
-        recompute: How layers run in training; verified to be exact.
-        placement: Which layers it applies to.
-        stager: How tensors come to the host before they are saved.
-        ops: The op table; binds happen when the model is built.
-        processes: The connected processes of the run; None where this is the only one.
+        rank: Rank of this process.
+        selection: Chosen plugin, with the evidence for it.
+        device: Device of this process.
+        rng: Random-number streams of the device.
+        precision: Precision policy; verified to be in force.
+        recompute: Recompute policy; verified to be exact.
+        placement: Layers that the recompute policy applies to.
+        stager: Stager that copies tensors to the host before they are saved.
+        ops: Op table; kernels are bound when the model is built.
+        processes: Connected processes of the run; None if this is the only one.
     """
 
     rank: RankInfo
@@ -98,24 +98,24 @@ def start_runtime(
     Processes of a run compare device and software first, and are connected at the end.
 
     Args:
-        config: The run's settings.
-        plugins: The plugins found by the launcher.
+        config: Settings of the run.
+        plugins: Plugins that the launcher found.
         selection: The launcher's decision.
-        rank: This process's place.
-        rendezvous: How the processes of the run found each other; None for a single one.
+        rank: Rank of this process.
+        rendezvous: Connection of the processes; None if this is the only one.
 
     Raises:
-        ConfigError: The device cannot run the configuration; all its problems at once.
+        ConfigError: The device cannot run the configuration; with all problems.
         DeviceError: A policy is not in force, or random numbers are not restored; the device has
-            no way to other processes, or not all of them have it.
+            no communication backend, or not all ranks have it.
         PluginError: The plugin broke its contract.
         RunError: The processes differ, or one of them stopped.
     """
     import torch
 
     if rendezvous is not None:
-        agree_on_device(rendezvous, selection, plugins)
-        agree_on_versions(rendezvous, selection, plugins)
+        check_device(rendezvous, selection, plugins)
+        check_versions(rendezvous, selection, plugins)
 
     asked = config.accelerator
     if asked.num_threads is not None:
@@ -141,7 +141,7 @@ def start_runtime(
                     plugins, selection, device, rendezvous, timeout=timeout, wanted=backend
                 )
             )
-        elif backend is not None:  # nobody is there to exchange with; a mistake shows all the same
+        elif backend is not None:  # not used by one process, but a wrong name is an error
             backend_of(plugins, selection, device, backend)
         yield Runtime(
             rank=rank,

@@ -24,7 +24,7 @@ from lmcore.errors import RunError
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.pipeline_split import stages_in_words
 from lmcore.plugin import run_end, run_start
-from lmcore.runtime.process.consistency import agree, agree_on_kernels
+from lmcore.runtime.process.consistency import check_equal, check_kernels
 from lmcore.runtime.process.store import Rendezvous, join_processes
 from lmcore.runtime.runtime import start_runtime
 from lmcore.train.compilation import compiles_blocks
@@ -125,7 +125,7 @@ def _join(plan: RunPlan, rank: RankInfo, stack: contextlib.ExitStack) -> Rendezv
         return None
     timeout = plan.config.parallel.distributed_timeout_minutes * 60
     rendezvous = stack.enter_context(join_processes(rank, timeout=timeout))
-    agree(
+    check_equal(
         rendezvous,
         "their settings",
         plan.settings,
@@ -188,9 +188,7 @@ class _Session:
         """Load, train, and leave what a run leaves."""
         plan, runtime, run, state = self.plan, self.runtime, self.directory, engine.state
         if runtime.processes is not None:
-            agree_on_kernels(
-                runtime.processes.rendezvous, runtime.ops, parts=plan.layout.pipeline > 1
-            )
+            check_kernels(runtime.processes.rendezvous, runtime.ops, parts=plan.layout.pipeline > 1)
         planner = WritePlanner(runtime.processes.rendezvous if runtime.processes else None)
         loaded = restore(state, plan, runtime, order=order, planner=planner)
         if loaded is None and plan.config.checkpoint.load:

@@ -19,10 +19,10 @@ from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import HANDED_DOWN
 from lmcore.runtime.launch.rank import rank_info
 from lmcore.runtime.process.consistency import (
-    agree,
-    agree_on_device,
-    agree_on_kernels,
-    agree_on_versions,
+    check_device,
+    check_equal,
+    check_kernels,
+    check_versions,
 )
 from lmcore.runtime.process.group import Processes, start_processes
 from lmcore.runtime.process.store import join_processes
@@ -36,14 +36,14 @@ def main(scenario: str, timeout: float) -> int:
     plugins = discover()
     selection = Selection.from_json(os.environ[HANDED_DOWN])
     with join_processes(place, timeout=JOIN_SECONDS) as rendezvous:
-        agree_on_device(rendezvous, selection, plugins)
-        agree_on_versions(rendezvous, selection, plugins)
+        check_device(rendezvous, selection, plugins)
+        check_versions(rendezvous, selection, plugins)
         defaults = load_config([], plugins=plugin_sections(plugins)).config
         device = create_device(plugins, selection, defaults)
         wanted = parse_preferences(os.environ.get("KERNELS", "").split())
         table = build_op_table(plugins, selection, device, preferences=wanted)
         table.bind("attention", OpContext(device.type, "float32", {"head_dim": 8, "dropout": 0.0}))
-        agree_on_kernels(rendezvous, table)
+        check_kernels(rendezvous, table)
         with start_processes(plugins, selection, device, rendezvous, timeout=timeout) as processes:
             quick = dataclasses.replace(rendezvous, timeout=timeout)
             SCENARIOS[scenario](dataclasses.replace(processes, rendezvous=quick))
@@ -73,7 +73,7 @@ def work(processes: Processes) -> None:
 
 def settle(processes: Processes) -> None:
     """Disagree."""
-    agree(processes.rendezvous, "colour", ["red", "blue"][processes.rank.rank])
+    check_equal(processes.rendezvous, "colour", ["red", "blue"][processes.rank.rank])
 
 
 def refuse(processes: Processes) -> None:
@@ -102,7 +102,7 @@ def lag(processes: Processes) -> None:
             distributed.all_reduce(torch.ones(1), group=one)
         except RuntimeError:
             show({"waited": time.monotonic() - begin})
-    agree(dataclasses.replace(processes.rendezvous, timeout=JOIN_SECONDS), "end", "the end")
+    check_equal(dataclasses.replace(processes.rendezvous, timeout=JOIN_SECONDS), "end", "the end")
 
 
 SCENARIOS: dict[str, Callable[[Processes], None]] = {

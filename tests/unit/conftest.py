@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lmcore.runtime.launch.rank import RankInfo
-from lmcore.runtime.launch.worker_protocol import Launched
+from lmcore.runtime.launch.worker_protocol import LaunchInfo
 from lmcore.runtime.process.store import Rendezvous, join_processes
 
 
@@ -52,7 +52,7 @@ def ranks():
     ) -> list[Any]:
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        handed = Launched(listening_fd=listener.detach())
+        handed = LaunchInfo(listening_fd=listener.detach())
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **handed.to_env()}
 
         def one(rank: int) -> Any:

@@ -168,14 +168,14 @@ def _reduce(timeout: float) -> Check:
     from torch import distributed
 
     from lmcore.runtime.launch.rank import rank_info
-    from lmcore.runtime.process.consistency import agree_on_device
+    from lmcore.runtime.process.consistency import check_device
     from lmcore.runtime.process.group import backend_of, start_processes
     from lmcore.runtime.process.store import join_processes
 
     plugins, selection = _handed_down()
     place = rank_info(os.environ)
     with join_processes(place, timeout=timeout) as rendezvous:
-        agree_on_device(rendezvous, selection, plugins)
+        check_device(rendezvous, selection, plugins)
         device = _create(plugins, selection)
         try:
             backend_of(plugins, selection, device)

@@ -1,8 +1,8 @@
-"""Ranks that begin as copies of the launcher, with all that it has imported and read.
+"""Worker processes that are forked from the launcher, with the modules that it has imported.
 
-What a thread has begun does not survive a copy, nor what a device's library has: the launcher may
-have imported torch, and has done nothing with it.  `can_fork` says whether a copy may be made;
-where not the launcher starts programs anew.  Torch-free.
+Neither threads nor a device library's state survive a fork: the launcher may have imported torch,
+but must not have used it.  If `can_fork` returns False, the launcher starts new programs instead.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
 
 def can_fork() -> bool:
-    """Return whether a copy of this process can do all that a new one could.
+    """Return True if a forked process can do all that a new one can.
 
-    It cannot where another thread would be missing in it.  Libraries that know of copies end their
-    threads for one, and start them again when they need them: after a copy that does nothing it
-    is seen who is left.
+    It cannot if this process has other threads, which a fork lacks.  Libraries that handle forks
+    end their threads before one and start them again on demand: so the threads are counted after a
+    fork that does nothing.
     """
     if threading.active_count() > 1 or not _THREADS.exists():
         return False
@@ -42,12 +42,12 @@ def can_fork() -> bool:
 
 @dataclass
 class ForkedProcess:
-    """A copy of this process; the part of `subprocess.Popen` that a launcher needs.
+    """A forked process, with the part of `subprocess.Popen` that a launcher needs.
 
     Attributes:
-        pid: Of the copy, and of its process group.
-        stdin: Writes to its standard input.
-        stderr: Reads its standard error; None where that is this process's.
+        pid: Process and process group id.
+        stdin: Pipe to its standard input.
+        stderr: Pipe from its standard error; None if it has this process's.
     """
 
     pid: int
@@ -62,7 +62,7 @@ class ForkedProcess:
         return self._status
 
     def wait(self) -> int:
-        """Wait for its end and return the exit status."""
+        """Wait for it to end and return the exit status."""
         if self._status is None:
             self._see(0)
         assert self._status is not None
@@ -86,16 +86,16 @@ def fork(
     shown: bool,
     close: Callable[[], None],
 ) -> ForkedProcess:
-    """Start a copy of this process, in a process group of its own, that does *function*.
+    """Fork a process, in a process group of its own, that runs *function*.
 
-    Its standard input ends when this process does.
+    Its standard input is closed when this process ends.
 
     Args:
-        function: What it does; returns its exit status.
-        env: Its environment.
-        shown: Whether it writes where this process writes; else its standard output is dropped,
-            and its standard error is to be read.
-        close: Closes in the copy what is this process's alone.
+        function: Function that returns the exit status.
+        env: Environment of the process.
+        shown: True if it shares standard output and error with this process; else its standard
+            output is dropped, and its standard error is a pipe.
+        close: Called in the forked process to close files of this process.
 
     Raises:
         OSError: The system gives no more processes, or no more files.
@@ -120,7 +120,7 @@ def fork(
         stderr, own_stderr = (None, None) if shown else _pipe(failed)
         pid = fork_child(work)
         failed.pop_all()
-    with contextlib.suppress(OSError):  # whoever is first: it may be signalled from here on
+    with contextlib.suppress(OSError):  # in both processes: either may be first
         os.setpgid(pid, pid)
     for one in filter(None, (own_stdin, own_stderr)):
         one.close()
@@ -137,7 +137,7 @@ def _pipe(failed: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _move(stream: IO[bytes], target: int) -> None:
-    """Make *stream* that of the number *target*."""
+    """Give *stream* the file descriptor *target*."""
     if stream.fileno() != target:
         os.dup2(stream.fileno(), target)
         stream.close()

@@ -1,8 +1,8 @@
-"""Starts the processes of a run on this host, and ends them together.
+"""Launcher of the processes of a run on this host, which end together.
 
-Rank 0 has the terminal; what the others write to standard error comes through line by line, with
-their rank.  The first process that fails ends the run: its error is shown first and whole, what
-the others say because of it is folded.  Signals are passed on once.  Torch-free.
+Rank 0 has the terminal; standard error of the other ranks is copied line by line, with the rank.
+The first process that fails ends the run: its error is shown first and in full, later errors in a
+line each.  Signals are passed on once.  Torch-free.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from lmcore.child_process import INTERRUPTED, kill_group, signal_name
 from lmcore.errors import RunError
 from lmcore.runtime.launch.fork import ForkedProcess, can_fork, fork
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
-from lmcore.runtime.launch.worker_protocol import Launched, Report, report_of
+from lmcore.runtime.launch.worker_protocol import LaunchInfo, Report, read_report
 
 __all__ = ["launch"]
 
 _HOST = "127.0.0.1"
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 6.0
-"""How long the others may take to end by themselves after one has failed."""
+"""Time for the other processes to end by themselves after one has failed."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
 class _Worker:
-    """One process; `ended` is when it was first seen to have ended."""
+    """Worker process; `ended` is the time at which its end was seen."""
 
     rank: int
     process: subprocess.Popen[bytes] | ForkedProcess
@@ -52,7 +52,7 @@ class _Worker:
         return self.process.poll()
 
     def read_errors(self) -> None:
-        """Pass on what it writes to standard error, until that ends."""
+        """Copy its standard error to this process's, in a thread."""
         if self.process.stderr is not None:
             arguments = (self.rank, self.process.stderr)
             thread = threading.Thread(target=_pass_on, args=arguments, daemon=True)
@@ -77,13 +77,13 @@ def launch(
     """Run *command* in *num_processes* processes, as the ranks of one run; return its exit status.
 
     Args:
-        command: Program and arguments, the same for all.
-        num_processes: How many, at least one.
-        env: Their environment; the variables of a launcher are added.
-        function: Does what *command* does and returns its exit status, for processes that are
-            copies of this one; None: none are.
-        load: Called before copies are made, to import once what they need: torch, of which
-            nothing may be used.
+        command: Program and arguments, the same for all ranks.
+        num_processes: Number of processes, at least one.
+        env: Environment of the processes; the variables of a launcher are added.
+        function: Function that does the same as *command* and returns its exit status, for
+            processes that are forked; None: none are.
+        load: Called before processes are forked, to import their modules once: torch, without
+            using it.
 
     Returns:
         0 when all succeed, else the status of the process that failed first; 130 after Ctrl-C.
@@ -91,26 +91,26 @@ def launch(
     Raises:
         RunError: A process could not be started.
     """
-    if function is not None and not _copies_can_be_made(load):
+    if function is not None and not _can_fork_workers(load):
         function = None
     with (
         tempfile.TemporaryDirectory(prefix="lmcore-launch-") as folder,
         socket.create_server((_HOST, 0)) as server,
-        _Crew(command, function, num_processes, env, Path(folder), server) as crew,
+        _Workers(command, function, num_processes, env, Path(folder), server) as workers,
     ):
-        return crew.wait()
+        return workers.wait()
 
 
-def _copies_can_be_made(load: Callable[[], None]) -> bool:
-    """Return whether processes may be copies of this one, which then has loaded what they need."""
-    if "torch" in sys.modules or not can_fork():  # nobody knows what has been done with it
+def _can_fork_workers(load: Callable[[], None]) -> bool:
+    """Return True if processes may be forked; their modules are then loaded."""
+    if "torch" in sys.modules or not can_fork():  # torch may have been used
         return False
     load()
     return can_fork()
 
 
-class _Crew:
-    """The processes of a run; a context manager that leaves none behind."""
+class _Workers:
+    """Processes of a run; a context manager that leaves none behind."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Crew:
         try:
             for rank in range(self.size):
                 self.workers.append(self._start(rank))
-            for one in self.workers:  # not before: a copy has no threads but its own
+            for one in self.workers:  # after all forks: a forked process has no other threads
                 one.read_errors()
         except BaseException as cause:
             self._kill()
@@ -152,7 +152,7 @@ class _Crew:
         report_file = self.folder / f"{rank}.json"
         fd = self.server.fileno() if rank == 0 else None
         address = {"MASTER_ADDR": _HOST, "MASTER_PORT": str(self.server.getsockname()[1])}
-        own = Launched(str(report_file), fd).to_env()
+        own = LaunchInfo(str(report_file), fd).to_env()
         env = {**self.env, **place.to_env(), **address, **own}
         if self.function is not None:
 
@@ -167,7 +167,7 @@ class _Crew:
         process = subprocess.Popen(  # noqa: S603  # this very program
             self.command,
             env=env,
-            stdin=subprocess.PIPE,  # its end tells the worker that the launcher is gone
+            stdin=subprocess.PIPE,  # closed when the launcher ends
             stdout=None if rank == 0 else subprocess.DEVNULL,
             stderr=None if rank == 0 else subprocess.PIPE,
             pass_fds=[] if fd is None else [fd],
@@ -185,11 +185,11 @@ class _Crew:
                 if deadline is not None and time.monotonic() > deadline:
                     break
                 time.sleep(_POLL_SECONDS)
-        told = [one for one in self.workers if one.ended is not None]
+        ended = [one for one in self.workers if one.ended is not None]
         self._kill()
         for worker in self.workers:
-            worker.report = report_of(worker.report_file)
-        return self._status(told)
+            worker.report = read_report(worker.report_file)
+        return self._status(ended)
 
     def _all_ended(self) -> bool:
         for one in self.workers:
@@ -228,13 +228,13 @@ class _Crew:
             sys.stderr.write("interrupted\n")
             return INTERRUPTED
         first = min(failed, key=_precedence)
-        sys.stderr.write(_told(first, self.workers) + "\n")
+        sys.stderr.write(_failure_text(first, self.workers) + "\n")
         return first.report.status if first.report else 1
 
 
 def _precedence(worker: _Worker) -> tuple[int, float]:
     """Order failures: causes before their effects, earlier before later."""
-    if worker.report is None:  # it died; whatever the others met may come of that
+    if worker.report is None:  # it died, which may be the cause of the other failures
         return 0, worker.ended or 0.0
     return 1 + worker.report.secondary, worker.report.at
 
@@ -243,8 +243,8 @@ def _interrupted(worker: _Worker) -> bool:
     return worker.status in {INTERRUPTED, -signal.SIGINT}
 
 
-def _told(first: _Worker, workers: Sequence[_Worker]) -> str:
-    """Return the first failure whole, and how the other processes ended, in a line each group."""
+def _failure_text(first: _Worker, workers: Sequence[_Worker]) -> str:
+    """Return the first failure in full, and a line for each group of other endings."""
     size = len(workers)
     shown = first.report.text if first.report else _ending(first, size)
     groups: dict[str, list[int]] = {}

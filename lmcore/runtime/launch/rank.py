@@ -1,4 +1,4 @@
-"""Who this process is among the processes of the run."""
+"""Rank of this process among the processes of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RankInfo", "named_ranks", "only_process", "rank_info", "started_by_l
 
 @dataclass(frozen=True)
 class RankInfo:
-    """This process's place: global, on its host, and how many there are of each."""
+    """Global and local rank of this process, and the numbers of processes."""
 
     rank: int = 0
     local_rank: int = 0
@@ -24,18 +24,18 @@ class RankInfo:
         return asdict(self)
 
     def to_env(self) -> dict[str, str]:
-        """Return the variables from which `rank_info` reads this place."""
+        """Return the environment variables for `rank_info`."""
         return {name.upper(): str(value) for name, value in asdict(self).items()}
 
 
 def rank_info(env: Mapping[str, str]) -> RankInfo:
-    """Read the process's place from the variables that a launcher sets, as torchrun does.
+    """Return the rank from the variables that a launcher such as torchrun sets.
 
-    These are RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; without them, or with those of a
-    single process, the process is alone.
+    These are RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; without them the process is the
+    only one.
 
     Raises:
-        ConfigError: A variable is missing, is no number, or contradicts another one.
+        ConfigError: A variable is missing, is not a number, or contradicts another one.
     """
     given = {name: _number(env, name) for name in RankInfo().to_env()}
     world_size = given["WORLD_SIZE"] if given["WORLD_SIZE"] is not None else 1
@@ -49,28 +49,27 @@ def rank_info(env: Mapping[str, str]) -> RankInfo:
             hint="start the processes with a launcher that sets all four, such as torchrun",
         )
     values = {name: int(alone[name]) if value is None else value for name, value in given.items()}
-    place = RankInfo(**{name.lower(): value for name, value in values.items()})
-    wrong = _contradiction(place)
+    rank = RankInfo(**{name.lower(): value for name, value in values.items()})
+    wrong = _contradiction(rank)
     if wrong:
         raise ConfigError(
             f"the launcher's variables contradict each other: {wrong}",
             why=_shown(env),
             hint="unset them to run one process, or let a launcher such as torchrun set all four",
         )
-    return place
+    return rank
 
 
 def started_by_launcher(env: Mapping[str, str]) -> bool:
-    """Return whether a launcher started this process, be it the only one."""
+    """Return True if a launcher started this process, even as the only one."""
     return bool(env.get("WORLD_SIZE", "").strip())
 
 
 def only_process(env: Mapping[str, str]) -> RankInfo:
-    """Return the place of a process that must be alone.
+    """Return the rank of a process that must be the only one.
 
     Raises:
-        ConfigError: A launcher started several processes, which the command cannot use; or see
-            `rank_info`.
+        ConfigError: A launcher started several processes, or see `rank_info`.
     """
     world = env.get("WORLD_SIZE", "").strip()
     if world not in {"", "1"}:
@@ -107,23 +106,21 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _contradiction(place: RankInfo) -> str:
-    """Return what cannot be; empty when all can."""
+def _contradiction(info: RankInfo) -> str:
+    """Return the first contradiction between the numbers; empty if there is none."""
     for size, rank in (("world_size", "rank"), ("local_world_size", "local_rank")):
-        many, which = getattr(place, size), getattr(place, rank)
+        many, which = getattr(info, size), getattr(info, rank)
         if many < 1:
             return f"{size.upper()} is {many}"
         if which >= many:
             return f"{rank.upper()} is {which} of {size.upper()} {many}; ranks begin with 0"
-    if place.local_world_size > place.world_size:
-        return (
-            f"LOCAL_WORLD_SIZE is {place.local_world_size} and WORLD_SIZE only {place.world_size}"
-        )
-    if place.local_rank > place.rank:
-        return f"LOCAL_RANK is {place.local_rank} and RANK only {place.rank}"
+    if info.local_world_size > info.world_size:
+        return f"LOCAL_WORLD_SIZE is {info.local_world_size} and WORLD_SIZE only {info.world_size}"
+    if info.local_rank > info.rank:
+        return f"LOCAL_RANK is {info.local_rank} and RANK only {info.rank}"
     return ""
 
 
 def _shown(env: Mapping[str, str]) -> str:
-    """Return the variables as they are, for a message."""
+    """Return the variables that are set, for a message."""
     return ", ".join(f"{name}={env[name]}" for name in RankInfo().to_env() if name in env)

@@ -1,8 +1,8 @@
-"""What other launchers than torchrun say of a process's place, in torchrun's words.
+"""Translation of the environment variables of other launchers to torchrun's.
 
-`srun`, `mpiexec` and their kin set variables of their own.  `translate` gives torchrun's for them,
-and an address at which the processes can find each other where the scheduler's facts yield one, so
-that everything below reads one set of names.  Torch-free.
+`srun`, `mpiexec` and similar launchers set variables of their own.  `translate` returns torchrun's
+variables for them, with an address for the rendezvous if the scheduler's variables give one.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SET_THEM = "set WORLD_SIZE, RANK, LOCAL_WORLD_SIZE and LOCAL_RANK yourself"
 
 @dataclass(frozen=True)
 class _Dialect:
-    """The variables of one launcher; of several names for one fact the first that is set counts."""
+    """Variables of one launcher; of several names for a number the first that is set counts."""
 
     rank: Sequence[str]
     world_size: Sequence[str]
@@ -52,41 +52,41 @@ _PMI = _Dialect(
 
 
 def translate(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that torchrun would have set, where they can be told and are not set.
+    """Return the variables that torchrun would have set, if they are known and not set.
 
-    Nothing is returned where torchrun's are set, and where no launcher is recognised.  DeepSpeed's
-    launcher sets them all but one; PALS does not tell the number of processes under PMIx, so that
-    the user sets `WORLD_SIZE`.  A job's script itself, which a scheduler runs once, is no process
-    of a run: of Slurm only what `srun` sets counts.
+    Nothing is returned if torchrun's variables are set, or no launcher is recognised.  DeepSpeed's
+    launcher sets all but one; PALS does not set the number of processes under PMIx, so that the
+    user sets `WORLD_SIZE`.  A job script, which a scheduler runs once, is not a process of a run:
+    only the variables that Slurm's `srun` sets are read.
 
     Args:
-        env: The environment of the process.
+        env: Environment of the process.
 
     Raises:
-        ConfigError: A variable of the launcher is malformed, or it says half of a place.
+        ConfigError: A variable of the launcher is malformed, or some variables are missing.
     """
     size = env.get("WORLD_SIZE", "").strip()
     if size:
         here = env.get("LOCAL_SIZE", "").strip()
         if here and not env.get("LOCAL_WORLD_SIZE", "").strip():
             return {"LOCAL_WORLD_SIZE": here}
-        return {} if size == "1" or env.get("RANK", "").strip() else _place_among(size, env)
+        return {} if size == "1" or env.get("RANK", "").strip() else _ranks_among(size, env)
     for dialect in (_OPEN_MPI, _PMI):
-        place = _place(dialect, env)
-        if place:
-            return place | _address(place, env, dialect.job)
-    place = _slurm(env)
-    if place:
-        return place | _address(place, env, ("SLURM_JOB_ID",))
+        ranks = _ranks(dialect, env)
+        if ranks:
+            return ranks | _address(ranks, env, dialect.job)
+    ranks = _slurm(env)
+    if ranks:
+        return ranks | _address(ranks, env, ("SLURM_JOB_ID",))
     for dialect in (_OPEN_MPI, _PMI):
         _refuse_half(dialect, env)
     return {}
 
 
 def _refuse_half(dialect: _Dialect, env: Mapping[str, str]) -> None:
-    """Stop a process that is one of several and cannot tell its place on the host.
+    """Refuse a process that is one of several without its rank on the host.
 
-    It would be a run of its own, beside so many others that write to the same directory.
+    It would train by itself, as would all others, and write to the same directory.
     """
     size, rank = _first(dialect.world_size, env), _first(dialect.rank, env)
     if (
@@ -105,30 +105,30 @@ def _refuse_half(dialect: _Dialect, env: Mapping[str, str]) -> None:
         one for one in (dialect.local_rank, dialect.local_world_size) if not _first(one, env)
     ]
     raise ConfigError(
-        f"a launcher started this process as one of {size}, without its place on the host",
+        f"a launcher started this process as one of {size}, without its rank on the host",
         why="; ".join(f"none of `{'`, `'.join(names)}` is set" for names in lacking),
         hint=_SET_THEM,
     )
 
 
-def _place_among(size: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the place among *size* processes, the number of which was set by hand."""
+def _ranks_among(size: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of one of *size* processes, a number that the user set."""
     for dialect in (_OPEN_MPI, _PMI):
-        told = _first(dialect.world_size, env)
-        place = _place(dialect, {**env, dialect.world_size[0]: told or size})
-        if not place:
+        stated = _first(dialect.world_size, env)
+        ranks = _ranks(dialect, {**env, dialect.world_size[0]: stated or size})
+        if not ranks:
             continue
-        if place["WORLD_SIZE"] != size:
+        if ranks["WORLD_SIZE"] != size:
             raise ConfigError(
-                f"`WORLD_SIZE={size}`: a launcher started {told} processes",
+                f"`WORLD_SIZE={size}`: a launcher started {stated} processes",
                 why=f"`{dialect.world_size[0]}` says so",
                 hint="leave `WORLD_SIZE` to the launcher",
             )
-        return place | _address(place, env, dialect.job)
+        return ranks | _address(ranks, env, dialect.job)
     return {}
 
 
-def _place(dialect: _Dialect, env: Mapping[str, str]) -> dict[str, str]:
+def _ranks(dialect: _Dialect, env: Mapping[str, str]) -> dict[str, str]:
     found = {
         "RANK": _first(dialect.rank, env),
         "WORLD_SIZE": _first(dialect.world_size, env),
@@ -158,12 +158,12 @@ def _slurm(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _address(
-    place: Mapping[str, str], env: Mapping[str, str], job: Sequence[str]
+    ranks: Mapping[str, str], env: Mapping[str, str], job: Sequence[str]
 ) -> dict[str, str]:
-    """Return MASTER_ADDR and MASTER_PORT, each where it is not set and can be told."""
+    """Return MASTER_ADDR and MASTER_PORT, each if it is not set and known."""
     found: dict[str, str] = {}
     if not env.get("MASTER_ADDR"):
-        host = _LOOPBACK if place["WORLD_SIZE"] == place["LOCAL_WORLD_SIZE"] else _first_host(env)
+        host = _LOOPBACK if ranks["WORLD_SIZE"] == ranks["LOCAL_WORLD_SIZE"] else _first_host(env)
         found |= {"MASTER_ADDR": host} if host else {}
     name = _first(job, env)
     if not env.get("MASTER_PORT") and name:
@@ -193,7 +193,7 @@ def _first_host(env: Mapping[str, str]) -> str | None:
 
 
 def tasks_on_node(text: str, node: int) -> int | None:
-    """Return the processes on node number *node* of Slurm's "4(x2),3"; None where it is untold."""
+    """Return the number of processes on node *node* from Slurm's "4(x2),3"; None if unknown."""
     counts: list[tuple[int, int]] = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip(), re.ASCII)
@@ -208,10 +208,10 @@ def tasks_on_node(text: str, node: int) -> int | None:
 
 
 def expand_nodelist(text: str) -> Iterator[str]:
-    """Yield the hosts of Slurm's "a[01-04,7],node-1,b[1-2]-ib", in their order.
+    """Yield the hosts of a node list of Slurm, such as "a[01-04,7],node-1,b[1-2]-ib", in order.
 
     Raises:
-        ConfigError: It is malformed, or names more hosts than there can be.
+        ConfigError: The list is malformed, or has too many hosts.
     """
     for part in _split_outside_brackets(text):
         found = re.fullmatch(r"([^\[\],\s]*)\[([\d,\-]+)\]([^\[\],\s]*)", part, re.ASCII)

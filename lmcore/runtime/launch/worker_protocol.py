@@ -1,8 +1,7 @@
-"""What a process of a run knows from `lmcore` having started it, and how it tells how it ended.
+"""Protocol between the launcher of a run and its worker processes.
 
-The launcher (`lmcore.runtime.launch.launcher`) and its workers share a small protocol: the worker's
-standard input ends when the launcher does, and an error goes to a file, so that the launcher can
-show the first one, once.  Torch-free.
+A worker's standard input is closed when the launcher ends, and a worker writes its error to a file,
+so that the launcher shows the first error once.  Torch-free.
 """
 
 from __future__ import annotations
@@ -21,7 +20,15 @@ from lmcore.child_process import exit_after
 from lmcore.durable import write_atomically
 from lmcore.errors import LmcoreError, OtherRankError
 
-__all__ = ["LAUNCHED", "Launched", "Report", "end_with_launcher", "launched", "report_of", "tell"]
+__all__ = [
+    "LAUNCHED",
+    "LaunchInfo",
+    "Report",
+    "end_with_launcher",
+    "launch_info",
+    "read_report",
+    "report_error",
+]
 
 LAUNCHED = "LMCORE_LAUNCHED"
 """Environment variable that a launcher sets for its workers."""
@@ -30,37 +37,37 @@ _MAX_REPORT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Launched:
-    """What the launcher says to a worker.
+class LaunchInfo:
+    """Data from the launcher for a worker.
 
     Attributes:
-        report_file: Where the worker tells why it failed; empty when nobody launched it.
-        listening_fd: On rank 0, the open socket where the processes find each other.
+        report_file: File for the worker's error; empty if the process is not a worker.
+        listening_fd: File descriptor of the open socket of the rendezvous, on rank 0.
     """
 
     report_file: str = ""
     listening_fd: int | None = None
 
     def to_env(self) -> dict[str, str]:
-        """Return the variable from which `launched` reads it."""
+        """Return the environment variable for `launch_info`."""
         return {LAUNCHED: json.dumps(asdict(self))}
 
 
-def launched(env: Mapping[str, str]) -> Launched:
-    """Return what the launcher said; the default where there is none."""
+def launch_info(env: Mapping[str, str]) -> LaunchInfo:
+    """Return the launcher's data; the default if there is no launcher."""
     text = env.get(LAUNCHED)
-    return Launched(**json.loads(text)) if text else Launched()
+    return LaunchInfo(**json.loads(text)) if text else LaunchInfo()
 
 
 @dataclass(frozen=True)
 class Report:
-    """Why a worker failed.
+    """Error of a worker.
 
     Attributes:
-        at: `time.time()` of it.
-        text: What to show.
+        at: Time of the error, from `time.time()`.
+        text: Rendered error.
         status: Exit status.
-        secondary: Whether another worker is the cause.
+        secondary: True if another worker is the cause.
     """
 
     at: float
@@ -78,24 +85,24 @@ class Report:
         return cls(time.time(), text, 1, secondary=False)
 
 
-def tell(error: BaseException, env: Mapping[str, str]) -> Report:
-    """Write why this worker fails where its launcher reads it."""
-    path = launched(env).report_file
+def report_error(error: BaseException, env: Mapping[str, str]) -> Report:
+    """Write this worker's error to its report file."""
+    path = launch_info(env).report_file
     report = Report.of(error)
     write_atomically(Path(path), json.dumps(asdict(report)).encode())
     return report
 
 
-def report_of(path: Path) -> Report | None:
-    """Return what a worker wrote to its *path*; None where it said nothing."""
+def read_report(path: Path) -> Report | None:
+    """Return a worker's report; None if it wrote none."""
     with contextlib.suppress(OSError), path.open("rb") as stream:
         return Report(**json.loads(stream.read(_MAX_REPORT_BYTES)))
     return None
 
 
 def end_with_launcher(env: Mapping[str, str]) -> None:
-    """Have this worker end when its launcher does, however that ends."""
-    if not launched(env).report_file:
+    """Make this worker exit when its launcher ends."""
+    if not launch_info(env).report_file:
         return
 
     def read_until_closed() -> None:

@@ -1,7 +1,7 @@
-"""What must be the same in all processes of a run, compared before it begins.
+"""Consistency checks: settings, devices, versions and kernels are the same on all ranks.
 
-A run whose ranks use different devices, versions or kernels does not fail: it trains something
-else, slowly or wrongly.  So it stops, on every rank, with what each of them says.
+A run whose ranks differ in them would not fail, but train another model, slowly or wrongly.  So it
+stops on every rank, with the values of all ranks.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from lmcore.accelerator.op.table import OpTable
     from lmcore.plugin import PluginSet, Selection
 
-__all__ = ["agree", "agree_on_device", "agree_on_kernels", "agree_on_versions"]
+__all__ = ["check_device", "check_equal", "check_kernels", "check_versions"]
 
 _MAX_TEXT = 400
 _NOT_USED = "not used"
 _MAX_DIFFERENCES = 5
 
 
-def agree(rendezvous: Rendezvous, what: str, value: Any, *, hint: str | None = None) -> None:
+def check_equal(rendezvous: Rendezvous, what: str, value: Any, *, hint: str | None = None) -> None:
     """Stop the run on every rank unless all give the same JSON *value*; all ranks must call it.
 
     Args:
-        rendezvous: The connection of the processes.
-        what: What they agree on, in words: "the version of lmcore".
-        value: This rank's; of mappings only the keys that differ are shown.
-        hint: What to do about a difference.
+        rendezvous: Connection of the processes.
+        what: Name of the value for messages, such as "the version of lmcore".
+        value: JSON value of this rank; of mappings only the keys that differ are shown.
+        hint: Hint for a difference.
 
     Raises:
-        RunError: The values differ: which ranks say what.
+        RunError: The values differ; with the ranks that have each.
     """
     values = rendezvous.gather(value, what)
     lines = _differences(values)
@@ -49,17 +49,17 @@ def agree(rendezvous: Rendezvous, what: str, value: Any, *, hint: str | None = N
         )
 
 
-def agree_on_device(rendezvous: Rendezvous, selection: Selection, plugins: PluginSet) -> None:
-    """Stop the run on every rank unless all use the same device, and each one sees it there.
+def check_device(rendezvous: Rendezvous, selection: Selection, plugins: PluginSet) -> None:
+    """Stop the run on every rank unless all ranks use the same device and can see it.
 
     Args:
-        rendezvous: The connection of the processes.
-        selection: The launcher's decision, as this process got it.
-        plugins: What `discover` found in this process.
+        rendezvous: Connection of the processes.
+        selection: The launcher's decision, as this process received it.
+        plugins: Plugins that `discover` found in this process.
 
     Raises:
-        DeviceError: The ranks were given, or made, different decisions, or a rank would not have
-            made the launcher's; with the evidence of both.
+        DeviceError: The ranks have different decisions, or a rank would not have made the
+            launcher's; with the evidence of both.
     """
     complaint: dict[str, str | None] | None = None
     try:
@@ -80,15 +80,15 @@ def agree_on_device(rendezvous: Rendezvous, selection: Selection, plugins: Plugi
     unable = [rank for rank, one in enumerate(complaints) if one is not None]
     if not unable:
         return
-    told = []
+    lines = []
     for ranks, one in _folded(complaints):
         if one is not None:
-            told += [f"{named_ranks(ranks)}: {one['what']}"]
-            told += [f"  {line}" for line in (one["why"] or "").splitlines()]
+            lines += [f"{named_ranks(ranks)}: {one['what']}"]
+            lines += [f"  {line}" for line in (one["why"] or "").splitlines()]
     raise DeviceError(
         f"{named_ranks(unable)} cannot use device `{selection.probe.device_type}`, which the "
         "launcher chose",
-        why="\n".join(told),
+        why="\n".join(lines),
         hint=complaints[unable[0]]["hint"],
     )
 
@@ -97,29 +97,29 @@ def _stop_if_chosen_differently(said: Sequence[Mapping[str, Any]]) -> None:
     choices = _folded([{"device": one["device"], "plugin": one["plugin"]} for one in said])
     if len(choices) == 1:
         return
-    told = []
+    lines = []
     for ranks, choice in choices:
-        told.append(f"{named_ranks(ranks)}: `{choice['device']}` of plugin {choice['plugin']}")
+        lines.append(f"{named_ranks(ranks)}: `{choice['device']}` of plugin {choice['plugin']}")
         # Hosts differ in serial numbers and free memory; the first rank's evidence is enough.
-        told += [f"  {line}" for line in said[ranks[0]]["evidence"]]
+        lines += [f"  {line}" for line in said[ranks[0]]["evidence"]]
     raise DeviceError(
         "the processes of this run use different devices",
-        why="\n".join(told),
+        why="\n".join(lines),
         hint="start all of them with the same `--device`, and make `lmcore plugins` alike on "
         "every host",
     )
 
 
-def agree_on_versions(rendezvous: Rendezvous, selection: Selection, plugins: PluginSet) -> None:
+def check_versions(rendezvous: Rendezvous, selection: Selection, plugins: PluginSet) -> None:
     """Stop the run on every rank unless lmcore, torch and the plugins of the run are the same.
 
     Raises:
-        RunError: Which ranks have what.
+        RunError: Versions differ; with the ranks that have each.
     """
     versions = {f"package {name}": _version(name) for name in ("lmcore", "torch")}
     for one in plugins.participants(selection.plugin):
         versions[f"plugin {one.name}"] = f"{one.distribution} {one.version}"
-    agree(
+    check_equal(
         rendezvous,
         "the versions of their software",
         versions,
@@ -127,15 +127,15 @@ def agree_on_versions(rendezvous: Rendezvous, selection: Selection, plugins: Plu
     )
 
 
-def agree_on_kernels(rendezvous: Rendezvous, table: OpTable, *, parts: bool = False) -> None:
+def check_kernels(rendezvous: Rendezvous, table: OpTable, *, parts: bool = False) -> None:
     """Stop the run on every rank unless all bound the same kernels; after the model is built.
 
-    Only fingerprints travel where they are equal.
+    Only fingerprints are exchanged if they are equal.
 
     Args:
-        rendezvous: The connection of the processes.
-        table: This rank's, with what its model bound.
-        parts: Whether ranks have different parts of the model: what one has no use for may differ.
+        rendezvous: Connection of the processes.
+        table: Op table of this rank, with the kernels that its model bound.
+        parts: True if ranks have different parts of the model, and need not have all kernels.
 
     Raises:
         RunError: The ops that differ, which ranks run what, and why they run nothing better.
@@ -155,7 +155,7 @@ def agree_on_kernels(rendezvous: Rendezvous, table: OpTable, *, parts: bool = Fa
 
 
 def _kernels(table: OpTable) -> dict[str, tuple[str, str]]:
-    """Return by op and case what was chosen, and why nothing before it."""
+    """Return the chosen kernel and the reasons against better ones, by op and case."""
     found = {}
     for one in table.resolutions:
         case = [one.context.device_type, one.context.dtype]
@@ -171,7 +171,7 @@ def _kernel_differences(
 ) -> list[list[str]]:
     """Return the lines of each case in which ranks run different kernels.
 
-    Reasons do not count, as a host's may name its own paths; the first rank's are shown.
+    Reasons are not compared, as they may have paths of a host; the first rank's are shown.
     """
     found = []
     for case in dict.fromkeys(case for value in values for case in value):
@@ -203,7 +203,7 @@ def _folded(values: Sequence[Any]) -> list[tuple[list[int], Any]]:
 
 
 def _differences(values: Sequence[Any]) -> list[str]:
-    """Return lines that say which ranks have what; none where all are the same."""
+    """Return lines with the ranks that have each value; none if all values are the same."""
     groups = _folded(values)
     if len(groups) == 1:
         return []

@@ -1,4 +1,4 @@
-"""The process group of a run: the device's own way to exchange tensors between processes."""
+"""Process group of a run: exchange of tensors by the device's communication backend."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Processes:
     """The processes of a run, connected by torch.distributed's default group.
 
     Attributes:
-        rank: This process's place.
-        backend: How tensors travel.
-        rendezvous: How small notes travel.
-        timeout: Seconds after which a collective that some rank misses fails.
+        rank: Rank of this process.
+        backend: Communication backend for tensors.
+        rendezvous: Connection for JSON values.
+        timeout: Time limit of a collective, in seconds.
     """
 
     rank: RankInfo
@@ -44,14 +44,14 @@ class Processes:
         return self.rendezvous.gather(value, about)
 
     def barrier(self, about: str = "a barrier") -> None:
-        """Wait until every rank has come here; work queued on devices is not waited for."""
+        """Wait until every rank has called it, but not for work queued on devices."""
         self.rendezvous.barrier(about)
 
     def new_group(self, ranks: Sequence[int]) -> ProcessGroup | None:
         """Return a group of some *ranks*, with the run's timeout; None on ranks outside it.
 
-        All ranks must call it, in the same order.  torch would give the group a timeout of its
-        own, half an hour, whatever that of the default group is.
+        All ranks must call it, in the same order.  torch's default timeout of a group is half an
+        hour, whatever the timeout of the default group is.
         """
         from torch import distributed
 
@@ -62,10 +62,10 @@ class Processes:
 def backend_of(
     plugins: PluginSet, selection: Selection, device: Device, wanted: str | None = None
 ) -> CommBackend:
-    """Return the device's communication backend: the best, or the one of the name *wanted*.
+    """Return the device's communication backend: the best, or the one named *wanted*.
 
     Raises:
-        DeviceError: There is none, or not that one.
+        DeviceError: There is no backend, or none of that name.
     """
     offered = comm_backends(plugins, selection, device)
     return choose_comm_backend([one for one in offered if one.device_type == device.type], wanted)
@@ -86,16 +86,16 @@ def start_processes(
     All ranks must call it; once per process.
 
     Args:
-        plugins: What `discover` found.
+        plugins: Plugins that `discover` found.
         selection: The launcher's decision.
-        device: This process's device, which becomes the current one first.
-        rendezvous: The connection that `join_processes` made.
-        timeout: Seconds after which a collective fails, in this group and in others made from it.
-        wanted: Name of the backend, where not the best one is wanted.
+        device: Device of this process, which is made the current one.
+        rendezvous: Connection from `join_processes`.
+        timeout: Time limit of a collective in this group and in groups made from it, in seconds.
+        wanted: Name of the backend; None: the best one.
 
     Raises:
         DeviceError: The device has no such communication backend, or it does not work.
-        PluginError: The backend could not be made known to torch.
+        PluginError: The backend could not be registered with torch.
         RunError: Another rank stopped.
     """
     from torch import distributed
@@ -103,7 +103,7 @@ def start_processes(
 
     backend = backend_of(plugins, selection, device, wanted)
     _register(backend, selection)
-    # Before the group: a backend that finds its device later may take another rank's.
+    # Before the group is created: a backend that looks later may take another rank's device.
     device.set_current()
     rendezvous.barrier(f"all ranks to be ready for `{backend.name}`")
     try:
@@ -134,7 +134,7 @@ def start_processes(
 
 
 def _register(backend: CommBackend, selection: Selection) -> None:
-    """Make the backend known to torch.
+    """Register the backend with torch.
 
     Raises:
         PluginError: The plugin's function raised.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import ConfigError, LmcoreError, OtherRankError, RunError
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
-from lmcore.runtime.launch.worker_protocol import launched
+from lmcore.runtime.launch.worker_protocol import launch_info
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # public all the same
@@ -37,7 +37,7 @@ _VERDICT_SECONDS = 5.0
 """Time that the other ranks wait longer than rank 0, which is the one that can name who is missing.
 """
 _HEARTBEAT_SECONDS = 1.0
-"""Pause between two heartbeats of a working process, and between two looks at those of others."""
+"""Pause between two heartbeats of a working process, and between two checks for others'."""
 _FAILURE_SECONDS = 2.0
 """Time that a process whose connection broke waits for the report of the rank that stopped."""
 _LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
@@ -214,7 +214,7 @@ class Rendezvous:
         return None
 
     def leave(self, *, failed: bool) -> None:
-        """Disconnect; the process with the store waits for those that may still read it."""
+        """Disconnect; the process with the store waits for others that may still read it."""
         seconds = _LAST_SECONDS_AFTER_FAILURE if failed else _LAST_SECONDS
         deadline = time.monotonic() + min(seconds, self.timeout)
         with contextlib.suppress(RuntimeError):  # the process with the store has gone before
@@ -275,7 +275,7 @@ def _store(rank: RankInfo, timeout: float, env: Mapping[str, str]) -> Store:
             timeout=timedelta(seconds=timeout),
             wait_for_workers=False,  # `barrier` waits, and can say for whom
             multi_tenant=True,
-            master_listen_fd=launched(env).listening_fd if keeps else None,
+            master_listen_fd=launch_info(env).listening_fd if keeps else None,
         )
     except RuntimeError as cause:
         does = "listen" if keeps else "reach rank 0"

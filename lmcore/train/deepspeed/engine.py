@@ -28,7 +28,7 @@ from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.parallel.data_parallel import LossModule
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.scalar_collectives import all_reduce_scalars
-from lmcore.runtime.process.consistency import agree
+from lmcore.runtime.process.consistency import check_equal
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.deepspeed.flat_optimizer import FlatUpdate, StateKind, state_kinds
@@ -79,7 +79,7 @@ def open_deepspeed_engine(
         reduce=precision.reduce,
     )
     if runtime.processes is not None:
-        agree(
+        check_equal(
             runtime.processes.rendezvous,
             "their DeepSpeed configuration",
             config,

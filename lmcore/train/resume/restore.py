@@ -23,7 +23,7 @@ from lmcore.checkpoint import (
 from lmcore.config.layout import ParallelLayout
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.schedule import LearningRateSchedule
-from lmcore.runtime.process.consistency import agree
+from lmcore.runtime.process.consistency import check_equal
 from lmcore.train.resume.saved_meta import check_saved_run, part_of
 from lmcore.train.state import (
     random_state_name,
@@ -94,7 +94,7 @@ def restore(
     if asked.load is None:
         return None
     resume = plan.resume
-    _agree(resume, runtime)
+    _check_same(resume, runtime)
     if resume is None:
         logger.warning("no checkpoint in `%s`: starting from initial weights", asked.load)
         return None
@@ -127,7 +127,7 @@ def restore(
     return checkpoint
 
 
-def _agree(resume: ResumePoint | None, runtime: Runtime) -> None:
+def _check_same(resume: ResumePoint | None, runtime: Runtime) -> None:
     """Stop unless all processes see the same checkpoint."""
     if runtime.processes is None:
         return
@@ -137,7 +137,7 @@ def _agree(resume: ResumePoint | None, runtime: Runtime) -> None:
         files = sorted((name, entry.crc32) for name, entry in manifest.files.items())
         content = zlib.crc32(json.dumps(files).encode())
         seen = f"`{resume.checkpoint.name}`, save number {manifest.sequence}, content {content:08x}"
-    agree(
+    check_equal(
         runtime.processes.rendezvous,
         "the checkpoint that they load",
         seen,

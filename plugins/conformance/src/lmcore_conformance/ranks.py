@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lmcore.runtime.launch.rank import rank_info
-from lmcore.runtime.process.consistency import agree_on_device
+from lmcore.runtime.process.consistency import check_device
 from lmcore.runtime.process.group import Processes, start_processes
 from lmcore.runtime.process.store import join_processes
 from lmcore_conformance.bench import Bench
@@ -58,7 +58,7 @@ def run_group(
     place = rank_info(os.environ)
     seconds = _SHORT_SECONDS if group.endswith("timeout") else _COLLECTIVE_SECONDS
     with join_processes(place, timeout=SETUP_SECONDS / 2) as rendezvous:
-        agree_on_device(rendezvous, bench.selection, bench.plugins)
+        check_device(rendezvous, bench.selection, bench.plugins)
         arguments = (bench.plugins, bench.selection, bench.device, rendezvous)
         backends = [one for one in bench.backends if one.available() is None]
         if not backends:

@@ -94,8 +94,8 @@ def test_only_rank_0_has_the_socket() -> None:
             return 7
         # The launcher holds the socket too, as long as it runs: here it lets go of it.
         import lmcore.runtime.launch.launcher as module
-        wait = module._Crew.wait
-        module._Crew.wait = lambda crew: (crew.server.close(), wait(crew))[1]
+        wait = module._Workers.wait
+        module._Workers.wait = lambda workers: (workers.server.close(), wait(workers))[1]
         go(work)
     """
     status, _, err = ended(script)

@@ -17,11 +17,11 @@ from lmcore.errors import DataError, OtherRankError, RunError
 from lmcore.runtime.launch.launcher import launch
 from lmcore.runtime.launch.worker_protocol import (
     LAUNCHED,
-    Launched,
+    LaunchInfo,
     Report,
-    launched,
-    report_of,
-    tell,
+    launch_info,
+    read_report,
+    report_error,
 )
 
 ENV = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
@@ -51,7 +51,7 @@ def test_places(tmp_path: Path) -> None:
     assert {one["WORLD_SIZE"] + one["LOCAL_WORLD_SIZE"] for one in found} == {"33"}
     assert len({(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found}) == 1
     assert str(found[0]["port"]) == found[0]["MASTER_PORT"]
-    assert launched({LAUNCHED: found[1]["LMCORE_LAUNCHED"]}).listening_fd is None
+    assert launch_info({LAUNCHED: found[1]["LMCORE_LAUNCHED"]}).listening_fd is None
 
 
 def test_output(capfd: pytest.CaptureFixture[str]) -> None:
@@ -66,13 +66,13 @@ def test_the_first_failure_counts(capfd: pytest.CaptureFixture[str]) -> None:
     """Its error is shown whole; what the others say because of it is one line."""
     script = """
         from lmcore.errors import DataError, OtherRankError
-        from lmcore.runtime.launch.worker_protocol import tell
+        from lmcore.runtime.launch.worker_protocol import report_error
         if rank == 1:
             time.sleep(0.3)
             error = DataError("the corpus is cut off", hint="mend it")
         else:
             error = OtherRankError("rank 1 stopped the run", why="it says: the corpus is cut off")
-        raise SystemExit(tell(error, os.environ).status)
+        raise SystemExit(report_error(error, os.environ).status)
     """
     assert run(script, 3) == 1
     assert capfd.readouterr().err == (
@@ -85,8 +85,8 @@ def test_the_same_failure(capfd: pytest.CaptureFixture[str]) -> None:
     """What all ranks say alike is said once, with the error's own exit status."""
     script = """
         from lmcore.errors import ConfigError
-        from lmcore.runtime.launch.worker_protocol import tell
-        raise SystemExit(tell(ConfigError("no such flag"), os.environ).status)
+        from lmcore.runtime.launch.worker_protocol import report_error
+        raise SystemExit(report_error(ConfigError("no such flag"), os.environ).status)
     """
     assert run(script, 3) == 2
     shown = capfd.readouterr().err
@@ -97,10 +97,10 @@ def test_the_same_failure(capfd: pytest.CaptureFixture[str]) -> None:
 def test_killed(capfd: pytest.CaptureFixture[str]) -> None:
     """A process that dies is the cause, whatever another one meets because of it."""
     script = """
-        from lmcore.runtime.launch.worker_protocol import tell
+        from lmcore.runtime.launch.worker_protocol import report_error
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        raise SystemExit(tell(RuntimeError("the pipe broke"), os.environ).status)
+        raise SystemExit(report_error(RuntimeError("the pipe broke"), os.environ).status)
     """
     assert run(script) == 1
     shown = capfd.readouterr().err
@@ -172,14 +172,14 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
 
 def test_reports(tmp_path: Path) -> None:
     """A worker's error comes to the launcher as it is; of a bug its traceback."""
-    env = Launched(str(tmp_path / "0.json"), 5).to_env()
-    assert launched(env) == Launched(str(tmp_path / "0.json"), 5)
-    assert launched({}) == Launched()
-    told = tell(OtherRankError("rank 1 stopped the run"), env)
-    assert report_of(tmp_path / "0.json") == told
+    env = LaunchInfo(str(tmp_path / "0.json"), 5).to_env()
+    assert launch_info(env) == LaunchInfo(str(tmp_path / "0.json"), 5)
+    assert launch_info({}) == LaunchInfo()
+    told = report_error(OtherRankError("rank 1 stopped the run"), env)
+    assert read_report(tmp_path / "0.json") == told
     assert (told.secondary, told.status) == (True, 1)
     assert not Report.of(DataError("cut off")).secondary
     with pytest.raises(KeyError) as caught:
         json.loads("{}")["x"]
     assert Report.of(caught.value).text.startswith("Traceback (most recent call last)")
-    assert report_of(tmp_path / "1.json") is None
+    assert read_report(tmp_path / "1.json") is None

@@ -71,7 +71,7 @@ def test_no_launcher(env: dict[str, str]) -> None:
 )
 def test_half_a_place(env: dict[str, str], lacks: str) -> None:
     """One of several processes that does not know its host's others is no run by itself."""
-    with pytest.raises(ConfigError, match="as one of 8, without its place") as caught:
+    with pytest.raises(ConfigError, match="as one of 8, without its rank") as caught:
         translate(env)
     assert lacks in (caught.value.why or "")
     assert "set WORLD_SIZE, RANK, LOCAL_WORLD_SIZE and LOCAL_RANK" in (caught.value.hint or "")

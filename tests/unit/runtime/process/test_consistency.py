@@ -19,10 +19,10 @@ from lmcore.accelerator import (
 from lmcore.errors import DeviceError, RunError
 from lmcore.plugin import PluginRecord, PluginSet, PluginState, Selection
 from lmcore.runtime.process.consistency import (
-    agree,
-    agree_on_device,
-    agree_on_kernels,
-    agree_on_versions,
+    check_device,
+    check_equal,
+    check_kernels,
+    check_versions,
 )
 
 PROBE = Probe("chip", ProbeState.PRESENT, 2, evidence=("two chips on the bus",))
@@ -41,14 +41,14 @@ def all_raise(found, kind):
 @pytest.mark.parametrize("value", [1, "text", None, {"a": [1, 2]}])
 def test_equal_values_agree(ranks, value):
     """Nothing happens."""
-    assert ranks(lambda rendezvous: agree(rendezvous, "a number", value), 3) == [None] * 3
+    assert ranks(lambda rendezvous: check_equal(rendezvous, "a number", value), 3) == [None] * 3
 
 
 def test_a_difference_is_shown_on_every_rank_and_folded(ranks):
     """Ranks that say the same stand in one line."""
 
     def body(rendezvous):
-        agree(rendezvous, "the answer", 42 if rendezvous.rank.rank != 2 else "none")
+        check_equal(rendezvous, "the answer", 42 if rendezvous.rank.rank != 2 else "none")
 
     text = all_raise(ranks(body, 4), RunError)
     assert text.splitlines()[:3] == [
@@ -63,7 +63,7 @@ def test_of_mappings_only_what_differs_is_shown(ranks):
 
     def body(rendezvous):
         own = {"same": 1, "colour": "red"} | ({"more": 2} if rendezvous.rank.rank else {})
-        agree(rendezvous, "settings", own)
+        check_equal(rendezvous, "settings", own)
 
     text = all_raise(ranks(body), RunError)
     assert "why: more:\n  rank 0: none\n  rank 1: 2" in text
@@ -75,7 +75,7 @@ def test_long_values_and_many_differences_are_cut(ranks):
 
     def body(rendezvous):
         rank = rendezvous.rank.rank
-        agree(rendezvous, "settings", {f"key {n}": f"{rank}" * 1000 for n in range(9)})
+        check_equal(rendezvous, "settings", {f"key {n}": f"{rank}" * 1000 for n in range(9)})
 
     text = all_raise(ranks(body), RunError)
     assert "and 4 more" in text
@@ -89,7 +89,7 @@ def test_ranks_that_see_the_launchers_device_agree(ranks):
         evidence = (f"chip number {rendezvous.rank.rank}",)
         probe = dataclasses.replace(PROBE, evidence=evidence)
         here = PluginSet((dataclasses.replace(CHIP, probe=probe),))
-        agree_on_device(rendezvous, dataclasses.replace(SELECTION, probe=probe), here)
+        check_device(rendezvous, dataclasses.replace(SELECTION, probe=probe), here)
 
     assert ranks(body) == [None, None]
 
@@ -111,7 +111,7 @@ def test_a_rank_that_would_choose_otherwise_stops_all_with_both_evidences(ranks,
 
     def body(rendezvous):
         here = dataclasses.replace(CHIP, **(change if rendezvous.rank.rank == 1 else {}))
-        agree_on_device(rendezvous, SELECTION, PluginSet((here,)))
+        check_device(rendezvous, SELECTION, PluginSet((here,)))
 
     text = all_raise(ranks(body), DeviceError)
     assert text.startswith("rank 1 cannot use device `chip`, which the launcher chose\nwhy: rank 1")
@@ -128,9 +128,9 @@ def test_ranks_that_chose_by_themselves_and_differently_stop(ranks):
             probe = Probe("cpu", ProbeState.PRESENT, 1, 0, ("eight cores",))
             own = PluginRecord("cpu", "cpu", "lmcore", "1", PluginState.USABLE, probe=probe)
             chosen = Selection("cpu", "lmcore", "1", probe, "nothing else is there")
-            agree_on_device(rendezvous, chosen, PluginSet((own,)))
+            check_device(rendezvous, chosen, PluginSet((own,)))
         else:
-            agree_on_device(rendezvous, SELECTION, PluginSet((CHIP,)))
+            check_device(rendezvous, SELECTION, PluginSet((CHIP,)))
 
     text = all_raise(ranks(body), DeviceError)
     assert text.startswith("the processes of this run use different devices")
@@ -145,7 +145,7 @@ def test_versions_of_the_runs_software_are_compared(ranks):
         second = rendezvous.rank.rank == 1
         extra = dataclasses.replace(EXTRA, version="3.2" if second else "3.1")
         idle = dataclasses.replace(CHIP, name="idle", version="9" if second else "8")
-        agree_on_versions(rendezvous, SELECTION, PluginSet((CHIP, extra, idle)))
+        check_versions(rendezvous, SELECTION, PluginSet((CHIP, extra, idle)))
 
     text = all_raise(ranks(body), RunError)
     assert "plugin extra:\n  rank 0: lmcore-extra 3.1\n  rank 1: lmcore-extra 3.2" in text
@@ -155,7 +155,7 @@ def test_versions_of_the_runs_software_are_compared(ranks):
 def test_equal_versions_agree(ranks):
     """Nothing happens."""
     plugins = PluginSet((CHIP, EXTRA))
-    assert ranks(lambda one: agree_on_versions(one, SELECTION, plugins)) == [None, None]
+    assert ranks(lambda one: check_versions(one, SELECTION, plugins)) == [None, None]
 
 
 def _table(*, supports=True, case=8):
@@ -176,7 +176,7 @@ def test_equal_kernels_agree_by_their_fingerprint(ranks):
 
     def body(rendezvous):
         quiet = types.SimpleNamespace(fingerprint=_table().fingerprint)
-        agree_on_kernels(rendezvous, quiet)
+        check_kernels(rendezvous, quiet)
 
     assert ranks(body) == [None, None]
 
@@ -185,7 +185,7 @@ def test_a_kernel_that_differs_is_named(ranks):
     """With its case, and what each rank runs and why; ops that are alike are left out."""
 
     def body(rendezvous):
-        agree_on_kernels(rendezvous, _table(supports=rendezvous.rank.rank != 1))
+        check_kernels(rendezvous, _table(supports=rendezvous.rank.rank != 1))
 
     text = all_raise(ranks(body, 3), RunError)
     assert "differ in the kernels that their model runs" in text
@@ -199,7 +199,7 @@ def test_an_op_that_only_some_ranks_use_is_a_difference(ranks):
     """A model of another shape has other cases."""
 
     def body(rendezvous):
-        agree_on_kernels(rendezvous, _table(case=8 if rendezvous.rank.rank else 16))
+        check_kernels(rendezvous, _table(case=8 if rendezvous.rank.rank else 16))
 
     text = all_raise(ranks(body), RunError)
     assert "head_dim 16):\n  rank 0: `fast`" in text
