@@ -1,4 +1,4 @@
-"""`lmcore data ...`: from JSON lines to indexed data sets, and the texts that have a name."""
+"""`lmcore data ...`: commands for indexed data sets, corpora and tokenizers."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ usage: lmcore data COMMAND [arguments]
 
 commands:
   prepare     Tokenize documents into an indexed data set.
-  inspect     Show what an indexed data set holds, and check it.
-  merge       Put indexed data sets together into one.
-  split       Cut data sets into smaller ones, or JSON lines into train, dev and test.
-  weights     Weigh data sets by their tokens, for a data file list.
-  repair      Mend names, an index that is missing or damaged, uncounted ends.
-  clean       Take a corpus through a chain of cleaning steps.
+  inspect     Show and check the contents of an indexed data set.
+  merge       Merge indexed data sets.
+  split       Split data sets into smaller ones, or JSON lines into train, dev and test.
+  weights     Compute weights of data sets from their tokens, for a data file list.
+  repair      Repair names, a missing or damaged index, uncounted end tokens.
+  clean       Clean a corpus with a chain of steps.
   train-tokenizer
-              Make the vocabulary of a tokenizer from text.
-  corpora     List the texts that `lmcore train --corpus` takes.
+              Train the vocabulary of a tokenizer on text.
+              corpora     List the texts for `lmcore train --corpus`.
 
 `lmcore data COMMAND --help` explains a command."""
 
@@ -48,12 +48,12 @@ _MODULES = {
     "train-tokenizer": "lmcore.cli.data.train_tokenizer",
     "weights": "lmcore.cli.data.weights",
 }
-"""The module of each command that is not in this one."""
+"""Module of each command outside of this one."""
 
 
 @dataclass(frozen=True)
 class CorporaSection:
-    """List the texts that `lmcore train --corpus` takes."""
+    """List the texts for `lmcore train --corpus`."""
 
     json: bool = option(False, "Print JSON.")
     plugin_off: tuple[str, ...] = plugin_off_option()

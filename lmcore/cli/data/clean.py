@@ -1,4 +1,4 @@
-"""`lmcore data clean`: take a corpus through a chain of cleaning steps."""
+"""`lmcore data clean`: clean a corpus with a chain of steps."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 __all__ = ["CleanSection", "run"]
 
 _EPILOG = """\
-steps, in the order in which a corpus usually takes them:
-  url         leave out bad, unwanted and repeated addresses
-  fix         mend wrongly decoded text (needs `pip install ftfy`)
-  language    keep the languages wanted (needs `pip install py3langid`)
-  length      leave out short documents
+steps, in the usual order:
+  url         drop malformed, unwanted and repeated URLs
+  fix         repair wrongly decoded text (needs `pip install ftfy`)
+  language    keep the given languages (needs `pip install py3langid`)
+  length      drop short documents
   exact       keep the first of documents with the same text
-  near        keep the first of documents that are nearly the same
-  ngram       cut out what stands in evaluation sets
-  shuffle     put the documents in random order
+  near        keep the first of near-duplicate documents (MinHash)
+  ngram       cut out passages of evaluation sets (decontamination)
+  shuffle     shuffle the documents
 
-One step or several, in the order given; documents stream from one to the next. A document that no
-step changes keeps its line byte for byte.
+One step or several, in the order given; documents stream from one to the next. The line of an
+unchanged document stays the same, byte for byte.
 
   lmcore data clean url fix language length near ngram shuffle \\
       --input 'web/*.jsonl.gz' --output clean.jsonl.zst --dropped dropped.jsonl.zst \\
@@ -49,82 +49,80 @@ step changes keeps its line byte for byte.
 
 @dataclass(frozen=True)
 class CleanSection(TokenizerSection, InputSection):
-    """Take a corpus through a chain of cleaning steps."""
+    """Clean a corpus with a chain of steps."""
 
     steps: tuple[str, ...] = option(
         REQUIRED,
-        "Steps, in the order in which they are taken: url, fix, language, length, exact, near, "
-        "ngram, shuffle.",
+        "Steps, in the order of application: url, fix, language, length, exact, near, ngram, "
+        "shuffle.",
     )
     input: tuple[str, ...] = option(
         REQUIRED,
-        "Files, quoted patterns or directories, as `lmcore data prepare` takes them; - reads "
-        "standard input.",
+        "Files, quoted patterns or directories, as for `lmcore data prepare`; - reads standard "
+        "input.",
         metavar="FILE",
     )
     output: str = option(
         REQUIRED,
-        "Where the documents left go, as JSON lines, compressed as the name says (.gz, .zst, "
+        "File for the remaining documents, as JSON lines, compressed by its suffix (.gz, .zst, "
         ".xz); - writes standard output.",
         metavar="FILE",
     )
     dropped: str | None = option(
-        None, "Where one line for each document left out goes, with the reason.", metavar="FILE"
+        None, "File for the dropped documents, one line each, with the reason.", metavar="FILE"
     )
     key: str = option("text", "Key of the text; in JSON lines dots lead into inner objects.")
-    workers: int = option(1, "Processes that work on single documents.", minimum=1)
+    workers: int = option(1, "Number of processes for the steps on single documents.", minimum=1)
     on_error: str = option(
         "stop",
-        "What a document that cannot be read does; skipped ones are counted.",
+        "Stop at an unreadable document, or skip and count it.",
         choices=("stop", "skip"),
     )
     seed: int = option(1234, "Seed of near and shuffle.", minimum=0)
     scratch: str | None = option(
-        None, "Directory for temporary files; by default that of the output.", metavar="DIR"
+        None, "Directory for temporary files; default: that of the output.", metavar="DIR"
     )
-    url_key: str = option("url", "url: key of the address.", metavar="KEY")
+    url_key: str = option("url", "url: key of the URL.", metavar="KEY")
     url_rules: tuple[str, ...] = option(
         ("default",),
-        "url: files of rules, one a line (example.org, example or .jpg); `default` is the list "
-        "that comes with lmcore.",
+        "url: files of rules, one per line (example.org, example or .jpg); `default` is the "
+        "bundled list.",
         metavar="FILE",
     )
     languages: tuple[str, ...] = option(
-        ("en",), "language: languages that stay, two letters each.", metavar="CODE"
+        ("en",), "language: languages to keep, as ISO 639-1 codes.", metavar="CODE"
     )
-    min_tokens: int = option(128, "length: tokens that a document must have.", minimum=1)
+    min_tokens: int = option(128, "length: minimum number of tokens.", minimum=1)
     min_characters: int | None = option(
-        None, "length: characters that it must have, instead.", minimum=1
+        None, "length: minimum number of characters, instead of tokens.", minimum=1
     )
     similarity: float = option(
-        0.9, "near: share of common shingles that makes a pair.", above=0, maximum=1
+        0.9, "near: minimum Jaccard similarity of a pair.", above=0, maximum=1
     )
-    hashes: int = option(100, "near: hash functions of a signature.", minimum=1)
-    bands: int = option(10, "near: bands that a signature is cut into.", minimum=1)
-    shingle: int = option(5, "near: characters of a shingle.", minimum=1)
+    hashes: int = option(100, "near: number of MinHash functions.", minimum=1)
+    bands: int = option(10, "near: number of bands of a signature (LSH).", minimum=1)
+    shingle: int = option(5, "near: number of characters of a shingle.", minimum=1)
     tasks: tuple[str, ...] = option(
         (), "ngram: evaluation sets: JSON lines, JSON, csv or tsv.", metavar="FILE"
     )
     task_keys: tuple[str, ...] = option(
-        ("text",), "ngram: keys of their texts, at any depth of a record.", metavar="KEY"
+        ("text",), "ngram: keys of their texts, at any depth.", metavar="KEY"
     )
-    ngram: int = option(13, "ngram: words that must agree.", minimum=1)
-    ngram_min: int = option(8, "ngram: words that a shorter text must have.", minimum=1)
+    ngram: int = option(13, "ngram: number of words of an n-gram.", minimum=1)
+    ngram_min: int = option(8, "ngram: minimum number of words of a shorter text.", minimum=1)
     ngram_cut: int = option(
         200, "ngram: characters cut on each side, and on to the end of the sentence.", minimum=0
     )
-    ngram_piece: int = option(200, "ngram: characters that a piece left must have.", minimum=1)
-    ngram_pieces: int = option(10, "ngram: more pieces than this drop a document.", minimum=1)
+    ngram_piece: int = option(200, "ngram: minimum characters of a remaining piece.", minimum=1)
+    ngram_pieces: int = option(10, "ngram: maximum number of pieces of a document.", minimum=1)
     log_interval: int = option(
-        1000, "Documents between progress lines, where they are not shown live.", minimum=1
+        1000, "Documents between progress lines, if there is no live display.", minimum=1
     )
     json: bool = option(False, "Print the summary as JSON.")
     plugin_off: tuple[str, ...] = plugin_off_option()
-    vocab_size: int | None = option(
-        None, "Numbers that a NullTokenizer's text may hold.", minimum=1
-    )
+    vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
     tokenizer_type: str | None = option(
-        None, "length: what counts tokens; its files are given as for prepare.", metavar="TYPE"
+        None, "length: tokenizer type; its files are given as for prepare.", metavar="TYPE"
     )
 
 
@@ -189,13 +187,13 @@ def _tokenizer(wanted: CleanSection, argv: list[str]) -> Tokenizer | None:
         if given := settings.given():
             raise ConfigError(
                 f"`{next(iter(given.values()))}` needs `--tokenizer-type`",
-                why="a tokenizer's options are given without its type",
+                why="a tokenizer's options need its type",
             )
         return None
     if wanted.min_characters is not None:
         raise ConfigError(
             "`--tokenizer-type` and `--min-characters` exclude each other",
-            why="a document's length is counted in tokens or in characters",
+            why="the length is counted either in tokens or in characters",
         )
     from lmcore.data.tokenizer import tokenizer_from
     from lmcore.data.tokenizer.registry import registered_types
@@ -207,15 +205,15 @@ def _summary(report: CleanReport) -> str:
     kept = f"{counted(report.kept, 'document')}, {size_text(report.output_bytes)} of JSON"
     lines = [report.output if report.output != "-" else "standard output", f"  {kept}"]
     if report.dropped is not None:
-        lines += [report.dropped, "  what was left out, and why"]
+        lines += [report.dropped, "  dropped documents, with reasons"]
     rows = [("step", "documents", "kept", ""), *map(_row, report.steps)]
     widths = [max(len(row[at]) for row in rows) for at in range(3)]
     lines.append("")
-    for step, came, left, told in rows:
-        numbers = f"{came:>{widths[1]}}  {left:>{widths[2]}}"
-        lines.append(f"{step:<{widths[0]}}  {numbers}  {told}".rstrip())
+    for step, documents, kept_documents, notes in rows:
+        numbers = f"{documents:>{widths[1]}}  {kept_documents:>{widths[2]}}"
+        lines.append(f"{step:<{widths[0]}}  {numbers}  {notes}".rstrip())
     if report.skipped:
-        lines += ["", f"not read: {counts_text(report.skipped)}"]
+        lines += ["", f"skipped: {counts_text(report.skipped)}"]
     speed = speed_text(report.documents, report.megabytes_per_second, report.seconds)
     read = f"read {counted(report.documents, 'document')}, {size_text(report.json_bytes)}"
     lines += ["", f"{read}, in {report.seconds:.1f} s ({speed})"]
@@ -225,13 +223,13 @@ def _summary(report: CleanReport) -> str:
 
 
 def _row(step: StepReport) -> tuple[str, str, str, str]:
-    told = [f"{count:,} {reason}" for reason, count in list(step.dropped.items())[:6]]
+    reasons = [f"{count:,} {reason}" for reason, count in list(step.dropped.items())[:6]]
     if len(step.dropped) > 6:
         others = list(step.dropped.values())[6:]
-        told.append(f"{sum(others):,} for {len(others)} other reasons")
-    parts = [f"left out: {', '.join(told)}"] if told else []
+        reasons.append(f"{sum(others):,} for {len(others)} other reasons")
+    parts = [f"dropped: {', '.join(reasons)}"] if reasons else []
     if step.changed:
         parts.append(f"changed: {step.changed:,}")
     if step.added:
-        parts.append(f"pieces more: {step.added:,}")
+        parts.append(f"added pieces: {step.added:,}")
     return step.step, f"{step.documents:,}", f"{step.kept:,}", "; ".join(parts)

@@ -1,4 +1,4 @@
-"""What the flags about the input and its sentences say, as the records that the data path takes."""
+"""Conversion of the command-line options of input and sentences to options of the data path."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _TAB = ("tab", "\\t")
 
 
 def input_options(wanted: InputSection) -> InputOptions:
-    """Return how the input is read.
+    """Return the input options of a section.
 
     Raises:
-        ConfigError: `--delim` is not one sign.
+        ConfigError: `--delim` is not a single character.
     """
     from lmcore.data.input.options import InputOptions
 
     delimiter = "\t" if wanted.delim in _TAB else wanted.delim
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise ConfigError(
-            f"`--delim {delimiter}` cannot part fields",
-            why="it is one sign, neither a quote nor a line end",
+            f"`--delim {delimiter}` cannot separate fields",
+            why="it must be one character, neither a quote nor a line end",
             hint="for example `--delim ';'`, or `--delim tab`",
         )
     return InputOptions(
@@ -42,15 +42,15 @@ def input_options(wanted: InputSection) -> InputOptions:
 
 
 def sentence_options(wanted: PrepareSection) -> SentenceOptions | None:
-    """Return which sentences are wanted; None: whole documents.
+    """Return the sentence options of a section; None for whole documents.
 
     Raises:
-        ConfigError: Flags that exclude or need each other.
+        ConfigError: options that exclude or need each other.
     """
     if wanted.split_sentences and wanted.presplit_sentences:
         raise ConfigError(
             "`--split-sentences` and `--presplit-sentences` exclude each other",
-            hint="`--presplit-sentences` is for texts with a sentence on each line",
+            hint="`--presplit-sentences` is for texts with one sentence per line",
         )
     if not wanted.split_sentences and not wanted.presplit_sentences:
         _require_unset(wanted, ("sentence_splitter", "lang", "punkt_model", "keep_newlines"))

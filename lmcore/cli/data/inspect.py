@@ -1,4 +1,4 @@
-"""`lmcore data inspect`: show what an indexed data set holds, and check it."""
+"""`lmcore data inspect`: show and check the contents of an indexed data set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["InspectSection", "run"]
 
 _EPILOG = """\
-The status is 1 where something is wrong.
+The exit status is 1 if there is a problem.
 
   lmcore data inspect web_text_document --document 0 17
   lmcore data inspect web_text_document --scan
@@ -40,23 +40,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InspectSection(TokenizerSection):
-    """Show what an indexed data set holds, and check it."""
+    """Show and check the contents of an indexed data set."""
 
-    prefix: str = option(REQUIRED, "Path of the data set without .bin or .idx.")
+    prefix: str = option(REQUIRED, "Path of the data set, without .bin or .idx.")
     document: tuple[int, ...] = option(
         (), "Show these documents, counted from 0, as text.", minimum=0, metavar="N"
     )
-    scan: bool = option(
-        False, "Read all tokens: how often each is there, copies of documents, their ends."
-    )
-    top: int = option(10, "Most frequent tokens that are shown of a scan.", minimum=0)
-    eod: int | None = option(
-        None, "Id that ends a document; default: that of the tokenizer.", minimum=0
-    )
+    scan: bool = option(False, "Read all tokens: frequencies, duplicate documents, end tokens.")
+    top: int = option(10, "Number of most frequent tokens to show with --scan.", minimum=0)
+    eod: int | None = option(None, "End-of-document id; default: the tokenizer's.", minimum=0)
     tokenizer_type: str | None = option(
-        None, f"{TYPES}; default: that of the data set's metadata.", metavar="TYPE"
+        None, f"{TYPES}; default: from the data set's metadata.", metavar="TYPE"
     )
-    vocab_size: int | None = option(None, "Numbers that a NullTokenizer takes.", minimum=1)
+    vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
     json: bool = option(False, "Print JSON.")
     plugin_off: tuple[str, ...] = plugin_off_option()
 
@@ -84,7 +80,7 @@ def run(argv: list[str]) -> int:
         tokenizer = given or _recorded_tokenizer(argv, prefix)
         documents = read_documents(prefix, wanted.document, tokenizer)
     elif report.scan is not None and given is None:
-        try:  # only to show what the frequent tokens say
+        try:  # only to show the text of frequent tokens
             tokenizer = _recorded_tokenizer(argv, prefix)
         except LmcoreError as error:
             problem = error.what
@@ -99,7 +95,7 @@ def run(argv: list[str]) -> int:
 
 
 def _given_tokenizer(wanted: InspectSection, argv: list[str], prefix: str) -> Tokenizer | None:
-    """Return the tokenizer that flags name; its type may be that of the metadata."""
+    """Return the tokenizer of the options; its type may come from the metadata."""
     settings = TokenizerSettings.of(wanted)
     if settings == TokenizerSettings():
         return None
@@ -108,7 +104,7 @@ def _given_tokenizer(wanted: InspectSection, argv: list[str], prefix: str) -> To
     from lmcore.data.tokenizer.registry import registered_types
 
     metadata = None
-    with suppress(LmcoreError):  # what is wrong with it is told among the problems
+    with suppress(LmcoreError):  # `inspect` reports it as a problem
         metadata = read_metadata(prefix)
     if settings.tokenizer_type is None and metadata is not None:
         recorded = TokenizerSettings.described(metadata.tokenizer).tokenizer_type
@@ -121,7 +117,7 @@ def _given_tokenizer(wanted: InspectSection, argv: list[str], prefix: str) -> To
 
 
 def _recorded_tokenizer(argv: list[str], prefix: str) -> Tokenizer | None:
-    """Return what the data set was prepared with; None where nothing says it."""
+    """Return the tokenizer of the metadata; None without metadata."""
     from lmcore.data.indexed.metadata import read_metadata
     from lmcore.data.indexed.tokenizer import dataset_tokenizer
     from lmcore.data.tokenizer.registry import registered_types
@@ -154,7 +150,7 @@ def _description(report: InspectReport) -> list[str]:
     ]
     lines = [report.prefix, *_table(rows)]
     if not report.problems:
-        return [*lines, "  sound: sizes, pointers and documents fit together"]
+        return [*lines, "  valid: sizes, pointers and documents are consistent"]
     return [*lines, *(f"  problem: {text}" for text in report.problems)]
 
 
@@ -163,30 +159,30 @@ def _scan_lines(
 ) -> list[str]:
     if scan is None:
         return []
-    rows = [("different tokens", f"{scan.distinct:,}")]
+    rows = [("distinct tokens", f"{scan.distinct:,}")]
     if scan.lowest is not None:
         rows.append(("lowest, highest", f"{scan.lowest}, {scan.highest}"))
     if scan.beyond:
-        rows.append(("not counted apart", f"{scan.beyond:,} tokens of ids below 0 or above 2^24"))
-    equal = "equals" if scan.duplicates == 1 else "equal"
-    rows.append(("copies", f"{counted(scan.duplicates, 'document')} that {equal} an earlier one"))
+        rows.append(("other tokens", f"{scan.beyond:,} with ids below 0 or above 2^24"))
+    duplicates = counted(scan.duplicates, "document")
+    rows.append(("duplicates", f"{duplicates} equal to an earlier one"))
     if scan.duplicate_examples:
-        shown = ", ".join(f"{one} equals {first}" for one, first in scan.duplicate_examples)
+        shown = ", ".join(f"{later} equals {first}" for later, first in scan.duplicate_examples)
         rows.append(("such as", shown))
     if scan.ended is not None:
         rows.append((f"end with {scan.eod}", counted(scan.ended, "document")))
         rows.append((f"{scan.eod} elsewhere", counted(scan.ends_inside or 0, "time")))
     else:
-        rows.append(("ends", "not looked for; `--eod` names the token"))
+        rows.append(("ends", "not searched; give the token with `--eod`"))
     lines = ["", *_table(rows)]
     if scan.frequent:
         lines += ["", "most frequent tokens"]
     for token, count in scan.frequent:
-        said = ""
+        text = ""
         if tokenizer is not None and token < tokenizer.vocab_size:
-            said = f"  {json.dumps(tokenizer.decode([token]), ensure_ascii=False)}"
-        lines.append(f"  {token:<10}{count:>15,}{said}")
-    return [*lines, f"  without their text: {problem}"] if problem else lines
+            text = f"  {json.dumps(tokenizer.decode([token]), ensure_ascii=False)}"
+            lines.append(f"  {token:<10}{count:>15,}{text}")
+    return [*lines, f"  no text: {problem}"] if problem else lines
 
 
 def _document_lines(documents: Sequence[DecodedDocument]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`lmcore data merge`: put indexed data sets together into one."""
+"""`lmcore data merge`: merge indexed data sets."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["MergeSection", "run"]
 
 _EPILOG = """\
-The result has the bytes that preparing everything at once would have given. All data sets must
-have one format, one token type and one vocabulary.
+The result is byte for byte that of preparing all input at once. The data sets must have the same
+format, token type and vocabulary.
 
   lmcore data merge --datasets web-00_text_document web-01_text_document \\
       --output-prefix web_text_document"""
@@ -28,7 +28,7 @@ have one format, one token type and one vocabulary.
 
 @dataclass(frozen=True)
 class MergeSection:
-    """Put indexed data sets together into one, in the order in which they are given."""
+    """Merge indexed data sets, in the order given."""
 
     output_prefix: str = option(
         REQUIRED, "Path of the new data set, without .bin or .idx.", metavar="PREFIX"
@@ -37,7 +37,7 @@ class MergeSection:
         (), "Paths of the data sets, without .bin or .idx.", metavar="PREFIX"
     )
     input: str | None = option(
-        None, "Directory whose data sets are all taken, in the order of their names.", metavar="DIR"
+        None, "Directory of data sets, all of them in the order of their names.", metavar="DIR"
     )
     json: bool = option(False, "Print the summary as JSON.")
 
@@ -58,8 +58,7 @@ def run(argv: list[str]) -> int:
             "`--datasets` and `--input` exclude each other"
             if wanted.datasets
             else "`--datasets` or `--input` is required",
-            hint="name the data sets by `--datasets`, or the directory that they lie in by "
-            "`--input`",
+            hint="give the data sets with `--datasets`, or their directory with `--input`",
         )
     from lmcore.config.data_source import without_ending
     from lmcore.data.tools.merge import chosen_datasets, merge

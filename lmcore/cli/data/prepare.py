@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
 
 
 def _preload(wanted: PrepareSection) -> BpePreload | None:
-    """Begin to read what GPT-2's tokenizer needs, before anything that takes time is loaded."""
+    """Start reading the files of GPT-2's tokenizer, before slow imports."""
     if wanted.tokenizer_type != "GPT2BPETokenizer" or not (wanted.vocab_file and wanted.merge_file):
         return None
     from lmcore.data.gpt2_preload import BpePreload
@@ -78,13 +78,13 @@ def _preload(wanted: PrepareSection) -> BpePreload | None:
 def _request(
     wanted: PrepareSection, argv: list[str], preload: BpePreload | None, *, live: bool
 ) -> PrepareRequest:
-    """Return what is asked for; raise everything that is wrong with it at once."""
+    """Return the request; raise all its problems at once."""
     from lmcore.data.prepare.run import request_problems
     from lmcore.data.tokenizer import ByteTokenizer
 
     problems: list[LmcoreError] = _problems_of_shares(wanted)
     reading, splitter = _input_of(wanted, problems)
-    tokenizer: Tokenizer = ByteTokenizer()  # stands in while other problems are looked for
+    tokenizer: Tokenizer = ByteTokenizer()  # placeholder for finding other problems
     built = True
     try:
         tokenizer = _tokenizer(wanted, argv, preload)
@@ -108,7 +108,7 @@ def _tokenizer(wanted: PrepareSection, argv: list[str], preload: BpePreload | No
 
     settings = TokenizerSettings.without_model(wanted)
     if wanted.tokenizer_type in BUILT_IN_TYPES and not wanted.plugin_off:
-        # Without the plugins, which take a tenth of a second, and bring other types.
+        # Without loading plugins, which takes 0.1 s.
         return tokenizer_from(settings, preload=preload)
     from lmcore.cli.selection import find_plugins
     from lmcore.data.tokenizer.registry import registered_types
@@ -119,7 +119,7 @@ def _tokenizer(wanted: PrepareSection, argv: list[str], preload: BpePreload | No
 def _input_of(
     wanted: PrepareSection, problems: list[LmcoreError]
 ) -> tuple[InputOptions, SentenceSplitter | None]:
-    """Return how the input is read and split; what is wrong goes to *problems*."""
+    """Return input options and sentence splitter; add what is wrong to *problems*."""
     from lmcore.data.input.options import InputOptions
 
     reading, splitter = InputOptions(), None
@@ -145,8 +145,8 @@ def _problems_of_shares(wanted: PrepareSection) -> list[LmcoreError]:
         return [
             ConfigError(
                 f"`--partitions {wanted.partitions}` needs `--partition` or `--join-partitions`",
-                hint="each host prepares one share (`--partition 0`, `--partition 1` ...), and "
-                "one of them joins all; on a single host leave it out and use `--workers`",
+                hint="each host prepares one partition (`--partition 0`, `--partition 1` ...), "
+                "then one of them joins all; on a single host use `--workers` instead",
             )
         ]
     return []
@@ -174,7 +174,7 @@ def _with_tokenizer(wanted: PrepareSection, tokenizer: Tokenizer, *, live: bool)
 
 
 class _PlainProgress:
-    """Megatron's line for each call; none twice."""
+    """Progress output as Megatron's lines, without repetition."""
 
     def __init__(self) -> None:
         self.last = -1
@@ -193,7 +193,7 @@ def _summary(report: PrepareReport, request: PrepareRequest) -> str:
         lines += [f"{output.prefix}.bin, .idx", f"  {counts}, {size_text(output.bytes)}"]
         if output.empty:
             empty = counted(output.empty, "document")
-            lines.append(f"  {empty} without text under `{output.key}` left out")
+            lines.append(f"  skipped {empty} without text under `{output.key}`")
     if report.skipped:
         lines.append(f"skipped: {counts_text(report.skipped)}")
     speed = speed_text(report.documents, report.megabytes_per_second, report.seconds)
@@ -207,7 +207,7 @@ def _summary(report: PrepareReport, request: PrepareRequest) -> str:
 def _next(report: PrepareReport, request: PrepareRequest) -> str:
     if request.partition is not None:
         return (
-            f"the same command with `--join-partitions` in place of `--partition "
-            f"{request.partition}`, when all {request.partitions} shares are there"
+            f"the same command with `--join-partitions` instead of `--partition "
+            f"{request.partition}`, when all {request.partitions} partitions are complete"
         )
     return f"lmcore train --data-path {shlex.quote(report.outputs[0].prefix)}"

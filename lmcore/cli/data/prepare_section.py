@@ -22,30 +22,30 @@ class PrepareSection(TokenizerSection, InputSection):
         metavar="FILE",
     )
     output_prefix: str = option(
-        REQUIRED, "First part of the names of the files written.", metavar="PREFIX"
+        REQUIRED, "First part of the names of the output files.", metavar="PREFIX"
     )
     tokenizer_type: str = option(REQUIRED, f"{TYPES}.", metavar="TYPE")
-    vocab_size: int | None = option(
-        None, "Numbers that a NullTokenizer's text may hold.", minimum=1
-    )
+    vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
     json_keys: tuple[str, ...] = option(
-        ("text",), "Keys whose text is taken; each gives a data set.", metavar="KEY"
+        ("text",), "Keys whose text is tokenized, into one data set each.", metavar="KEY"
     )
     split_sentences: bool = option(
         False, "Store each sentence as a sequence, in PREFIX_KEY_sentence: for BERT, T5 and ICT."
     )
-    presplit_sentences: bool = option(False, "The same, for texts with a sentence on each line.")
+    presplit_sentences: bool = option(
+        False, "As --split-sentences, for texts with one sentence per line."
+    )
     sentence_splitter: str | None = option(
         None,
-        "What finds the sentences: punkt as in Megatron, with NLTK's tables; sentencex by rules, "
-        "without data; default: punkt.",
+        "Sentence splitter: punkt as in Megatron, with NLTK's tables; sentencex by rules, without "
+        "data; default: punkt.",
         choices=("punkt", "sentencex"),
     )
     lang: str | None = option(
         None, "Language of the sentences, english or en; default: english.", metavar="NAME"
     )
     keep_newlines: bool = option(
-        False, "Leave the white space after a sentence at its end, line ends included."
+        False, "Keep the white space after a sentence, including line ends."
     )
     punkt_model: str | None = option(
         None, "Directory of Punkt's tables; default: NLTK's data.", metavar="DIR"
@@ -56,28 +56,26 @@ class PrepareSection(TokenizerSection, InputSection):
     )
     workers: int | None = option(
         None,
-        "Threads that tokenize, or processes for tokenizers that hold Python's lock; default: a "
-        "thread for each processor, or one process.",
+        "Number of threads, or of processes for tokenizers that hold Python's lock; default: one "
+        "thread per processor, or one process.",
         minimum=1,
     )
     on_error: str = option(
-        "stop", "What a bad line does; skipped ones are counted.", choices=("stop", "skip")
+        "stop", "Stop at a bad document, or skip and count it.", choices=("stop", "skip")
     )
-    resume: bool = option(
-        False, "Continue after the last complete shard of a run that ended early."
-    )
+    resume: bool = option(False, "Continue an interrupted run after its last complete shard.")
     shard_mib: int = option(
         1024, "MiB of input between two points that --resume can continue from.", minimum=1
     )
-    partitions: int = option(1, "Hosts that share the input, each by files of its own.", minimum=1)
+    partitions: int = option(1, "Number of hosts that share the input, by files.", minimum=1)
     partition: int | None = option(
-        None, "Which share this host prepares, from 0; see --partitions.", minimum=0
+        None, "Partition that this host prepares, from 0; see --partitions.", minimum=0
     )
     join_partitions: bool = option(
-        False, "Put the shares of all hosts together, when each is prepared."
+        False, "Join the partitions of all hosts after each was prepared."
     )
     log_interval: int = option(
-        1000, "Documents between progress lines, where they are not shown live.", minimum=1
+        1000, "Documents between progress lines, if there is no live display.", minimum=1
     )
     json: bool = option(False, "Print the summary as JSON.")
     plugin_off: tuple[str, ...] = plugin_off_option()

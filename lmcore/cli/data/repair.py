@@ -1,4 +1,4 @@
-"""`lmcore data repair`: mend names, an index that is missing or damaged, uncounted ends."""
+"""`lmcore data repair`: repair names, a missing or damaged index, uncounted end tokens."""
 
 from __future__ import annotations
 
@@ -17,33 +17,31 @@ if TYPE_CHECKING:
 __all__ = ["RepairSection", "run"]
 
 _EPILOG = """\
-No file is changed or removed: what is mended gets the name of --output-prefix, or, where only a
-name or the index is missing, is added beside the original.
+No file is changed or removed: the repaired data set gets the name of --output-prefix, or missing
+files are added beside the original.
 
-  lmcore data repair web_text_document --output-prefix mended_text_document --eod 50256
+  lmcore data repair web_text_document --output-prefix repaired_text_document --eod 50256
   lmcore data repair web_text_document --hyphens"""
 
 
 @dataclass(frozen=True)
 class RepairSection:
-    """Mend names, an index that is missing or damaged, ends that were not counted."""
+    """Repair names, a missing or damaged index, uncounted end tokens."""
 
-    prefix: str = option(REQUIRED, "Path of the data set; endings in it do not matter.")
+    prefix: str = option(REQUIRED, "Path of the data set, with or without .bin or .idx.")
     output_prefix: str | None = option(
         None,
-        "Path of the repaired data set; without it, missing files are added.",
+        "Path of the repaired data set; default: add missing files.",
         metavar="PREFIX",
     )
     hyphens: bool = option(
-        False, "Name it with - for _, so that its corpus is what stands before the first one."
+        False, "Replace _ by - in its name; a corpus is the part of a name before the first -."
     )
-    rebuild: bool = option(False, "Make the index anew although it can be read.")
-    eod: int | None = option(
-        None, "Id that ends a document; without it, that of the metadata.", minimum=0
-    )
+    rebuild: bool = option(False, "Rebuild the index even if it is readable.")
+    eod: int | None = option(None, "End-of-document id; default: from the metadata.", minimum=0)
     dtype: str | None = option(
         None,
-        "Type of a stored token; without it, that of the index or the metadata.",
+        "Type of a stored token; default: from the index or the metadata.",
         choices=("uint8", "int8", "int16", "uint16", "int32", "int64"),
     )
     json: bool = option(False, "Print the summary as JSON.")

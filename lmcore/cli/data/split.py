@@ -1,4 +1,4 @@
-"""`lmcore data split`: cut data sets into smaller ones, or JSON lines into train, dev and test."""
+"""`lmcore data split`: split data sets, or JSON lines into train, dev and test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["SplitSection", "run"]
 
 _EPILOG = """\
-Indexed data sets are cut by a number of documents, JSON lines by shares; what is given says which.
+Indexed data sets are split by a number of documents, JSON lines by fractions.
 
   lmcore data split --datasets web_text_document --output-prefix web --samples 100000
   lmcore data split --input-files web.jsonl --output-dir parts --test-percent 0.05 0.05"""
@@ -31,32 +31,32 @@ _LINES = ("input_files", "output_dir", "test_percent")
 
 @dataclass(frozen=True)
 class SplitSection:
-    """Cut indexed data sets into smaller ones, or JSON lines into train, dev and test."""
+    """Split indexed data sets into smaller ones, or JSON lines into train, dev and test."""
 
     datasets: tuple[str, ...] = option(
-        (), "Paths of data sets, without .bin or .idx, to be cut in this order.", metavar="PREFIX"
+        (), "Paths of data sets, without .bin or .idx, in this order.", metavar="PREFIX"
     )
     input: str | None = option(
-        None, "Directory whose data sets are all taken, in the order of their names.", metavar="DIR"
+        None, "Directory of data sets, all of them in the order of their names.", metavar="DIR"
     )
     output_prefix: str | None = option(
         None, "First part of the new paths: PREFIX-00000 and so on.", metavar="PREFIX"
     )
     samples: int | None = option(
-        None, "Documents of each new data set; the last has what is left.", minimum=1
+        None, "Documents of each new data set, except the last.", minimum=1
     )
     input_files: tuple[str, ...] = option(
         (), "Files or quoted patterns of JSON lines, compressed or not.", metavar="FILE"
     )
     output_dir: str | None = option(
         None,
-        "Where train.json, dev.json and test.json go, each with a .map of file and line.",
+        "Directory for train.json, dev.json and test.json, each with a .map of file and line.",
         metavar="DIR",
     )
     test_percent: tuple[float, ...] = option(
-        (), "Share of the lines for dev and, if wanted, for test: 0.05 is five in a hundred."
+        (), "Fraction of the lines for dev and, optionally, for test: 0.05 is 5%."
     )
-    seed: int = option(1234, "Which lines go where.")
+    seed: int = option(1234, "Seed of the random split.")
     json: bool = option(False, "Print the summary as JSON.")
 
 
@@ -73,17 +73,17 @@ def run(argv: list[str]) -> int:
 
 
 def _kind(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the flags of what is to be split, all of them given.
+    """Return the group of options in use.
 
     Raises:
-        ConfigError: Flags of both kinds, or one that is needed is missing.
+        ConfigError: options of both groups, or a missing one.
     """
     used = [name for name, value in given.items() if value not in ((), None)]
     indexed, lines = ([name for name in used if name in kind] for kind in (_INDEXED, _LINES))
     if indexed and lines:
         raise ConfigError(
             f"{_flag(indexed[0])} and {_flag(lines[0])} exclude each other",
-            why="the one is for indexed data sets, the other for JSON lines",
+            why="one is for indexed data sets, the other for JSON lines",
         )
     if not used:
         raise ConfigError("`--datasets`, `--input` or `--input-files` is required")

@@ -1,4 +1,4 @@
-"""`lmcore data train-tokenizer`: make a vocabulary from text."""
+"""`lmcore data train-tokenizer`: train a vocabulary on text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainTokenizerSection", "run"]
 
 _EPILOG = """\
-The files go where no file is yet; the same text gives the same files.
+The output directory must be new. The same text gives the same files.
 
   lmcore data train-tokenizer --input 'tr/*.jsonl.gz' --output-dir turkish \\
       --tokenizer-type GPT2BPETokenizer --vocab-size 32000
@@ -33,29 +33,29 @@ The files go where no file is yet; the same text gives the same files.
 
 @dataclass(frozen=True)
 class TrainTokenizerSection:
-    """Make the vocabulary of a tokenizer from text."""
+    """Train the vocabulary of a tokenizer on text."""
 
     input: tuple[str, ...] = option(
         REQUIRED,
-        "Files, quoted patterns or directories of text in any format that `lmcore data prepare` "
-        "reads; - reads standard input.",
+        "Files, quoted patterns or directories of text, in any format of `lmcore data prepare`; - "
+        "reads standard input.",
         metavar="FILE",
     )
-    output_dir: str = option(
-        REQUIRED, "Directory that gets the tokenizer's files; it must be new.", metavar="DIR"
-    )
+    output_dir: str = option(REQUIRED, "New directory for the tokenizer's files.", metavar="DIR")
     tokenizer_type: str = option(
         "GPT2BPETokenizer",
         "GPT2BPETokenizer, BertWordPieceLowerCase, BertWordPieceCase, SentencePieceTokenizer (as "
         "T5's), GPTSentencePieceTokenizer, Llama2Tokenizer, or HFTokenizer (a tokenizer.json).",
         metavar="TYPE",
     )
-    vocab_size: int = option(32000, "Tokens of the vocabulary.", minimum=1, maximum=10_000_000)
+    vocab_size: int = option(
+        32000, "Number of tokens of the vocabulary.", minimum=1, maximum=10_000_000
+    )
     special_tokens: tuple[str, ...] = option(
-        (), "Special tokens besides those that the type has.", metavar="TOKEN"
+        (), "Special tokens in addition to the type's own.", metavar="TOKEN"
     )
     min_frequency: int | None = option(
-        None, "How often two pieces must stand together to be joined; default: 2.", minimum=1
+        None, "Minimum frequency of a pair to be merged; default: 2.", minimum=1
     )
     model_type: str | None = option(
         None,
@@ -64,24 +64,24 @@ class TrainTokenizerSection:
     )
     character_coverage: float | None = option(
         None,
-        "Share of the text's characters that get tokens of their own; default: 0.9995.",
+        "Fraction of the text's characters that the alphabet covers; default: 0.9995.",
         above=0,
         maximum=1,
     )
     json_keys: tuple[str, ...] = option(
-        ("text",), "Keys or columns whose text is taken.", metavar="KEY"
+        ("text",), "Keys or columns whose text is read.", metavar="KEY"
     )
     input_format: str = option(
-        "auto", "Format of the input, if its name and content do not tell.", metavar="FORMAT"
+        "auto", "Format of the input; default: by name and content.", metavar="FORMAT"
     )
     sample_mib: int | None = option(
         None,
-        "Text to train on, in MiB; of more, lines spread over all of it are taken; default: 1024, "
-        "for SentencePiece models 128.",
+        "Size limit of the training text, in MiB; of longer input a sample of lines is used; "
+        "default: 1024, for SentencePiece models 128.",
         minimum=1,
     )
     on_error: str = option(
-        "stop", "What a bad document does; skipped ones are counted.", choices=("stop", "skip")
+        "stop", "Stop at a bad document, or skip and count it.", choices=("stop", "skip")
     )
     json: bool = option(False, "Print the summary as JSON.")
 
@@ -113,12 +113,12 @@ def run(argv: list[str]) -> int:
         input_format=wanted.input_format,
     )
     with ProgressLine(ReadProgress.line, log_seconds=10) as line, clean_termination():
-        report = train_tokenizer(request, reading=line, training=_tell_of_training)
+        report = train_tokenizer(request, reading=line, training=_print_start)
     print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report, wanted))
     return 0
 
 
-def _tell_of_training(sample: TextSample) -> None:
+def _print_start(sample: TextSample) -> None:
     text = (
         f"training on {size_text(sample.kept_bytes)} of {counted(sample.documents, 'document')} ..."
     )
@@ -133,15 +133,15 @@ def _summary(report: TrainingReport, wanted: TrainTokenizerSection) -> str:
     )
     lines = [f"{report.tokenizer['type']} of {report.vocab_size:,} tokens in {wanted.output_dir}"]
     if report.vocab_size < wanted.vocab_size:
-        lines.append(f"  fewer than the {wanted.vocab_size:,} asked for: the text has no more")
+        lines.append(f"  fewer than the {wanted.vocab_size:,} requested: the text has no more")
     read = f"read {counted(report.documents, 'document')}, {size_text(report.bytes)} of text"
     trained = f"trained on {size_text(report.trained_bytes)} in {report.train_seconds:.1f} s"
     lines += [
-        f"  {report.bytes_per_token:.2f} bytes of the text for each token",
+        f"  {report.bytes_per_token:.2f} bytes of text per token",
         f"{read}, in {report.read_seconds:.1f} s; {trained}",
     ]
     if report.skipped:
-        lines.append(f"documents skipped: {counts_text(report.skipped)}")
+        lines.append(f"skipped documents: {counts_text(report.skipped)}")
     kind = f"--tokenizer-type {report.tokenizer['type']}"
     return "\n".join(
         [*lines, "", f"next: lmcore data prepare {_read_again(wanted, report)} {kind} {flags}"]
@@ -149,7 +149,7 @@ def _summary(report: TrainingReport, wanted: TrainTokenizerSection) -> str:
 
 
 def _read_again(wanted: TrainTokenizerSection, report: TrainingReport) -> str:
-    """Return the flags by which `lmcore data prepare` takes the same text to a data set."""
+    """Return the options of `lmcore data prepare` for the same input."""
     words = ["--input", *wanted.input]
     if wanted.input_format != "auto":
         words += ["--input-format", wanted.input_format]

@@ -1,4 +1,4 @@
-"""`lmcore data weights`: weigh data sets by their tokens, for a data file list."""
+"""`lmcore data weights`: weights of data sets from their tokens, for a data file list."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
 __all__ = ["WeightsSection", "run"]
 
 _EPILOG = """\
-A corpus is the name of a file up to its first `-`. Its share of a run is its tokens times its
-epochs; the shares of its files are as their tokens. The epochs file has lines of `corpus epochs`.
+A corpus is the name of a file up to its first `-`. Its weight is its tokens times its epochs,
+divided over its files by their tokens. The epochs file has lines of `corpus epochs`.
 
   lmcore data weights --input /data/tokens --epochs epochs.txt --output train.list"""
 
 
 @dataclass(frozen=True)
 class WeightsSection:
-    """Weigh data sets by their tokens, for a data file list."""
+    """Compute weights of data sets from their tokens, for a data file list."""
 
     datasets: tuple[str, ...] = option(
         (), "Paths of data sets; only their .idx is needed.", metavar="PREFIX"
     )
-    input: tuple[str, ...] = option((), "Directories whose data sets are all taken.", metavar="DIR")
+    input: tuple[str, ...] = option((), "Directories of data sets, all of them.", metavar="DIR")
     metadata: str | None = option(
         None,
-        "JSON list of data_prefix and total_num_tokens, in place of data sets.",
+        "JSON list of data_prefix and total_num_tokens, instead of data sets.",
         metavar="FILE",
     )
     epochs: str | None = option(
-        None, "File of corpora and how often each is to be seen; without it, once.", metavar="FILE"
+        None, "File of the epochs of each corpus; default: one each.", metavar="FILE"
     )
     rebase: tuple[str, ...] = option(
         (),
-        "Directory in which the data was and the one in which it is, or several such pairs.",
+        "Old and new directory of the data, or several such pairs.",
         metavar="DIR",
     )
     metadata_output: str | None = option(
-        None, "Where the token counts are written, as --metadata reads them.", metavar="FILE"
+        None, "File for the token counts, as --metadata reads them.", metavar="FILE"
     )
     output: str | None = option(
-        None, "Where the list is written; without it, to standard output.", metavar="FILE"
+        None, "File for the list; default: standard output.", metavar="FILE"
     )
     json: bool = option(False, "Print the list as JSON.")
 
@@ -71,7 +71,7 @@ def run(argv: list[str]) -> int:
     if wanted.output is not None:
         _write(wanted.output, listed)
         corpora = len({file.corpus for file in files})
-        tokens = sum(one.total_num_tokens for one in counts)
+        tokens = sum(dataset.total_num_tokens for dataset in counts)
         print(
             f"{wanted.output}: {counted(len(files), 'data set')} of "
             f"{corpora:,} {'corpus' if corpora == 1 else 'corpora'}, {counted(tokens, 'token')}",
@@ -95,7 +95,7 @@ def _check(wanted: WeightsSection) -> None:
     if len(wanted.rebase) % 2:
         raise ConfigError(
             f"`--rebase` has {len(wanted.rebase)} directories",
-            why="they come in pairs: the old one and the new one",
+            why="they must be pairs of an old and a new one",
         )
 
 

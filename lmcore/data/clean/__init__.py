@@ -1,7 +1,7 @@
-"""Cleaning a corpus of JSON lines: `lmcore data clean`.
+"""Cleaning of a corpus of JSON lines: `lmcore data clean`.
 
-A chain of steps (`chain`) is cut into segments.  The steps inside a segment look at one document at
-a time and run in worker processes (`work`); a segment ends with a step that needs all of
-the documents, such as finding duplicates, which keeps them in a compressed file meanwhile
-(`spool`).  `run` puts the segments together and writes what is left.
+A chain of steps (`chain`) is divided into segments.  The document steps of a segment run in worker
+processes, on one document at a time (`segment`); a segment ends with a corpus step, which needs all
+documents, such as deduplication, and keeps them in a compressed file meanwhile (`document_store`).
+`run` connects the segments and writes the result.
 """

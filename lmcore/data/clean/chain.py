@@ -1,4 +1,4 @@
-"""From the names of steps and their settings to the segments that are run."""
+"""Planning of a chain of steps: from names and settings to segments."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ __all__ = ["STEPS", "CleanRequest", "PlannedSegment", "plan_chain"]
 
 @dataclass(frozen=True)
 class CleanRequest:
-    """What to clean, and how.
+    """Input, output, steps and settings of a cleaning run.
 
     Attributes:
-        steps: FieldKeys of `STEPS`, in the order in which they are taken.
-        inputs: Files, patterns, directories, or `-` for standard input.
-        output: Where the documents left go; `-` for standard output.
-        dropped: Where lines about documents left out go.
-        key: Where a document's text is; dots lead into inner objects.
-        url_key: Where its address is, for the step `url`.
-        url_rules: Files of rules; `default` is the list that comes with lmcore.
-        languages: Languages that stay, as codes of two letters.
-        min_tokens, tokenizer: Tokens that a document needs, by this tokenizer,
-        min_characters: or characters.
-        similarity: Share of common shingles of near duplicates.
-        minhash: Finds them; its seed is `seed`.
-        tasks, task_keys: Evaluation sets, and the keys of their texts.
-        ngram: How their n-grams are found and cut out.
-        seed: Of `near` and `shuffle`.
-        workers: Processes that do the work of single documents; 1 does it in this one.
-        on_error: What to do with a document that cannot be read.
-        scratch: Directory for temporary files; None: beside the output.
-        input_format: As `lmcore.data.input.files.find_inputs` takes it.
-        reading: How tables and texts are read; `keys` and `skip` follow from the fields above.
+        steps: keys of `STEPS`, in the order of application.
+        inputs: files, patterns, directories, or `-` for standard input.
+        output: output file; `-` for standard output.
+        dropped: file for dropped documents, with reasons; None: none.
+        key: key of a document's text; dots lead into inner objects.
+        url_key: key of its URL, for the step `url`.
+        url_rules: files of rules; `default` is the bundled list.
+        languages: languages to keep, as ISO 639-1 codes.
+        min_tokens, tokenizer: minimum number of tokens, by this tokenizer.
+        min_characters: minimum number of characters, instead of tokens.
+        similarity: Jaccard similarity of near duplicates.
+        minhash: hash functions that find near duplicates; its seed is `seed`.
+        tasks, task_keys: files of evaluation sets, and the keys of their texts.
+        ngram: settings of decontamination.
+        seed: seed of `near` and `shuffle`.
+        workers: number of worker processes; 1: this process does the work.
+        on_error: stop at an unreadable document, or skip it.
+        scratch: directory for temporary files; None: beside the output.
+        input_format: see `lmcore.data.input.files.find_inputs`.
+        reading: format options; `keys` and `skip` are set from the fields above.
     """
 
     steps: tuple[str, ...]
@@ -77,45 +77,45 @@ class CleanRequest:
 
     @property
     def fields(self) -> FieldKeys:
-        """Where the documents' text is, and their address if a step wants it."""
+        """Keys of the text, and of the URL if a step needs it."""
         return FieldKeys(self.key, self.url_key if "url" in self.steps else None)
 
 
 @dataclass(frozen=True)
 class PlannedSegment:
-    """Steps that look at one document at a time, each with its row, and what they lead to."""
+    """Document steps, each with its row in the report, and the corpus step that ends them."""
 
     steps: tuple[tuple[int, DocumentStep], ...]
-    gathering: tuple[int, CorpusStep] | None
+    corpus_step: tuple[int, CorpusStep] | None
 
     @property
     def rows(self) -> list[int]:
-        """The rows of the report that are filled here."""
+        """Rows of the report for the steps of the segment."""
         own = [row for row, _ in self.steps]
-        return own if self.gathering is None else [*own, self.gathering[0]]
+        return own if self.corpus_step is None else [*own, self.corpus_step[0]]
 
 
 def plan_chain(request: CleanRequest) -> list[PlannedSegment]:
-    """Return the segments of a chain; the last one gathers nothing.
+    """Return the segments of a chain; the last one has no corpus step.
 
     Raises:
-        ConfigError: No step or an unknown one, or a setting that a step needs and has not got.
-        MissingPackageError: A step needs a package that is not installed.
-        DataError: A file of rules or an evaluation set cannot be used.
+        ConfigError: no steps, an unknown one, or a missing setting.
+        MissingPackageError: the package of a step is not installed.
+        DataError: a file of rules or an evaluation set cannot be used.
     """
     if not request.steps:
-        raise ConfigError("no step is named", hint=f"known: {', '.join(STEPS)}")
+        raise ConfigError("no step is given", hint=f"known: {', '.join(STEPS)}")
     for name in request.steps:
         if name not in STEPS:
             raise ConfigError(f"unknown step `{name}`", hint=suggestion(name, STEPS))
     segments: list[PlannedSegment] = []
     steps: list[tuple[int, DocumentStep]] = []
     for row, name in enumerate(request.steps):
-        step, gathering = STEPS[name].build(request)
+        step, corpus_step = STEPS[name].build(request)
         if step is not None:
             steps.append((row, step))
-        if gathering is not None:
-            segments.append(PlannedSegment(tuple(steps), (row, gathering)))
+        if corpus_step is not None:
+            segments.append(PlannedSegment(tuple(steps), (row, corpus_step)))
             steps = []
     return [*segments, PlannedSegment(tuple(steps), None)]
 
@@ -142,9 +142,8 @@ def _length(request: CleanRequest) -> Built:
     if request.tokenizer is None:
         raise ConfigError(
             "the step `length` needs `--tokenizer-type` or `--min-characters`",
-            why=f"{request.min_tokens} tokens are wanted, and tokens are counted by a tokenizer",
-            hint="give the tokenizer that you train with, or a bound such as "
-            "`--min-characters 512`",
+            why=f"it counts tokens by default, at least {request.min_tokens}",
+            hint="give the tokenizer of the training, or a bound such as `--min-characters 512`",
         )
     return TokensStep(request.min_tokens, request.tokenizer), None
 
@@ -161,14 +160,14 @@ def _ngram(request: CleanRequest) -> Built:
     if not request.tasks:
         raise ConfigError(
             "the step `ngram` needs `--tasks`",
-            why="it cuts out of the documents what stands in evaluation sets",
-            hint="name the sets' files: `--tasks lambada_test.jsonl --task-keys text`",
+            why="it removes passages of evaluation sets from the documents",
+            hint="give the files of the sets: `--tasks lambada_test.jsonl --task-keys text`",
         )
     ngrams = EvaluationNgrams(read_evaluation_sets(request.tasks, request.task_keys), request.ngram)
     if not len(ngrams):
         raise ConfigError(
-            "the evaluation sets have no text that is long enough",
-            why=f"a text of less than {request.ngram.shortest} words is not looked for",
+            "no text of the evaluation sets is long enough",
+            why=f"texts of less than {request.ngram.shortest} words are ignored",
             hint="check `--task-keys`, or lower `--ngram-min`",
         )
     return NgramStep(ngrams), None
@@ -180,20 +179,20 @@ def _shuffle(request: CleanRequest) -> Built:
 
 @dataclass(frozen=True)
 class StepKind:
-    """A step as users know it."""
+    """Kind of step, by its name on the command line."""
 
     summary: str
     build: Callable[[CleanRequest], Built]
 
 
 STEPS: dict[str, StepKind] = {
-    "url": StepKind("leave out bad, unwanted and repeated addresses", _url),
-    "fix": StepKind("mend wrongly decoded text with ftfy", _fix),
-    "language": StepKind("keep the languages wanted", _language),
-    "length": StepKind("leave out short documents", _length),
+    "url": StepKind("drop malformed, unwanted and repeated URLs", _url),
+    "fix": StepKind("repair wrongly decoded text with ftfy", _fix),
+    "language": StepKind("keep the given languages", _language),
+    "length": StepKind("drop short documents", _length),
     "exact": StepKind("keep the first of documents with the same text", _exact),
-    "near": StepKind("keep the first of documents that are nearly the same", _near),
-    "ngram": StepKind("cut out what stands in evaluation sets", _ngram),
-    "shuffle": StepKind("put the documents in random order", _shuffle),
+    "near": StepKind("keep the first of near-duplicate documents", _near),
+    "ngram": StepKind("cut out passages of evaluation sets", _ngram),
+    "shuffle": StepKind("shuffle the documents", _shuffle),
 }
-"""The steps by name, in the order in which a corpus usually takes them."""
+"""Steps by name, in the usual order."""

@@ -1,4 +1,4 @@
-"""The steps that need all documents at once: they end a segment and begin the next."""
+"""Interface of corpus steps, which need all documents at once and end a segment."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ __all__ = ["CorpusStep", "StepContext", "count_seen", "keep_representatives"]
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a gathering step is given.
+    """Arguments of a corpus step.
 
     Attributes:
-        directory: Its own, for files of any size; removed afterwards.
-        name: Of its row in the report.
-        counts: Its row.
-        tell: Takes a line about a dropped document; None where nobody wants it.
-        compared: Told now and then how many pairs were compared.
+        directory: directory for its temporary files; removed afterwards.
+        name: name of its row in the report.
+        counts: counts of its row.
+        report_dropped: takes a line about a dropped document; None: not needed.
+        compared: takes the number of compared pairs, from time to time.
     """
 
     directory: Path
     name: str
     counts: StepCounts
-    tell: Callable[[bytes], None] | None
+    report_dropped: Callable[[bytes], None] | None
     compared: Callable[[int], None]
 
 
 class CorpusStep(Protocol):
-    """A step that waits for all documents before it lets the first one go."""
+    """Step that reads all documents before it yields the first one."""
 
     @property
     def key_maker(self) -> KeyMaker | None:
-        """What it wants to know of each document; runs in worker processes."""
+        """Function for the keys of each document, for worker processes; None: no keys."""
         ...
 
     @property
     def has_own_row(self) -> bool:
-        """Whether its row in the report is its alone, so that it counts what it sees."""
+        """True if its row in the report is not shared with a document step, which counts for it."""
         ...
 
     def run(
         self, batches: Iterator[Processed], context: StepContext
     ) -> Generator[EntryBatch, None, None]:
-        """Take all of *batches*, then yield what stays."""
+        """Read all *batches*, then yield the remaining documents."""
         ...
 
 
 def count_seen(step: CorpusStep, context: StepContext, processed: Processed) -> None:
-    """Count the documents of a batch as seen, unless the step before has."""
+    """Count the documents of a batch as seen, unless the document step of the row has."""
     if step.has_own_row:
         context.counts.seen += len(processed.entries)
 
@@ -64,25 +64,26 @@ def count_seen(step: CorpusStep, context: StepContext, processed: Processed) -> 
 def keep_representatives(
     documents: DocumentStore, clusters: UnionFind, context: StepContext, reason: str
 ) -> Generator[EntryBatch, None, None]:
-    """Yield the clusters of their groups, in order; the others are counted and told of.
+    """Yield the representatives of the clusters, in order; count and report the other documents.
 
-    All are told of before the first leader is yielded: how far ahead clusters are asked for depends
-    on the number of workers.
+    All are reported before the first one is yielded: how far ahead the consumer reads depends on
+        the
+    number of workers.
     """
-    if context.tell is not None:
+    if context.report_dropped is not None:
         for first, block in documents.blocks():
-            groups = clusters.representatives(first, first + len(block)).tolist()
-            for position, ((entry, _), leader) in enumerate(zip(block, groups, strict=True), first):
-                if leader != position:
-                    kept = documents.read(leader)
-                    context.tell(dropped_line(context.name, reason, entry, kept=kept))
+            found = clusters.representatives(first, first + len(block)).tolist()
+            for position, ((entry, _), kept) in enumerate(zip(block, found, strict=True), first):
+                if kept != position:
+                    line = dropped_line(context.name, reason, entry, kept=documents.read(kept))
+                    context.report_dropped(line)
     for first, block in documents.blocks():
-        groups = clusters.representatives(first, first + len(block)).tolist()
-        stay = [
+        found = clusters.representatives(first, first + len(block)).tolist()
+        remaining = [
             entry
-            for position, ((entry, _), leader) in enumerate(zip(block, groups, strict=True), first)
-            if leader == position
+            for position, ((entry, _), kept) in enumerate(zip(block, found, strict=True), first)
+            if kept == position
         ]
-        context.counts.dropped[reason] += len(block) - len(stay)
-        if stay:
-            yield EntryBatch(tuple(stay))
+        context.counts.dropped[reason] += len(block) - len(remaining)
+        if remaining:
+            yield EntryBatch(tuple(remaining))

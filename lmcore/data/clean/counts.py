@@ -1,4 +1,4 @@
-"""What the steps did, in numbers, and the lines of the file that tells what they left out."""
+"""Counts of the steps, and the lines of the file of dropped documents."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["StepCounts", "dropped_line", "problem_line"]
 
 @dataclass
 class StepCounts:
-    """What became of the documents that a step saw.
+    """Counts of a step.
 
     Attributes:
-        seen: Documents that came to it.
-        dropped: Documents left out, by reason.
-        changed: Documents whose text was changed or cut.
-        added: Documents more than came, from those that were cut into pieces.
+        seen: number of documents that came to it.
+        dropped: number of dropped documents by reason.
+        changed: number of documents whose text was changed or cut.
+        added: number of additional documents, from documents cut into pieces.
     """
 
     seen: int = 0
@@ -29,11 +29,11 @@ class StepCounts:
 
     @property
     def kept(self) -> int:
-        """Documents that left it."""
+        """Number of documents that left it."""
         return self.seen - self.dropped.total() + self.added
 
     def add(self, other: StepCounts) -> None:
-        """Add what *other* counted."""
+        """Add the counts of *other*."""
         self.seen += other.seen
         self.dropped.update(other.dropped)
         self.changed += other.changed
@@ -52,12 +52,12 @@ def dropped_line(
     """Return one line of the file of dropped documents, without a line end.
 
     Args:
-        step: Name of the step.
-        reason: What it counts the document under.
-        entry: The document as it came to the step.
-        detail: What the step found.
-        kept: The document that stays instead.
-        removed: What was cut out of it, where the rest stays; the document is not repeated then.
+        step: name of the step.
+        reason: reason, as counted.
+        entry: document as it came to the step.
+        detail: finding of the step.
+        kept: document kept instead.
+        removed: passages cut out of a document that stays; the document is not repeated then.
     """
     record: dict[str, object] = {
         "step": step,
@@ -74,7 +74,7 @@ def dropped_line(
 
 
 def problem_line(problem: Problem) -> bytes:
-    """Return the line of a document that could not be read."""
+    """Return the line of an unreadable document."""
     return to_line(
         {
             "step": "read",

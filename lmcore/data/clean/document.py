@@ -1,4 +1,4 @@
-"""One document on its way through the steps: its line, its fields, and where it came from."""
+"""Documents inside and between segments, and the interface of document steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Entry(NamedTuple):
-    """A document between two segments: its JSON without a line end, and its place."""
+    """Document between two segments: its JSON without line end, and its position."""
 
     source: str
     number: int
@@ -36,20 +36,20 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class EntryBatch:
-    """Consecutive documents that an earlier segment has let through."""
+    """Consecutive documents from an earlier segment."""
 
     entries: tuple[Entry, ...]
 
     @property
     def where(self) -> str:
-        """The documents' place, for messages."""
+        """Position of the documents, for messages."""
         first, last = self.entries[0], self.entries[-1]
         return f"`{first.source}` line {first.number} to `{last.source}` line {last.number}"
 
 
 @dataclass(frozen=True)
 class FieldKeys:
-    """Where a document's text is, and its address if any step wants it."""
+    """Keys of a document's text, and of its URL if a step needs it."""
 
     text: str = "text"
     url: str | None = None
@@ -57,16 +57,16 @@ class FieldKeys:
 
 @dataclass(slots=True)
 class Document:
-    """A document inside a segment.
+    """Document inside a segment.
 
     Attributes:
-        source: The file that it came from.
-        number: Its line there, or row, from 1.
-        raw: Its JSON as it was read, without a line end.
-        record: Its fields.
-        text: The text, which steps may have changed.
-        url: The address, where a step wants one.
-        changed: Whether `text` is another than the record's.
+        source: path of its file.
+        number: line or row in the file, from 1.
+        raw: JSON as read, without line end.
+        record: parsed fields.
+        text: text, which steps may have changed.
+        url: URL, if a step needs it.
+        changed: True if `text` differs from the record's.
     """
 
     source: str
@@ -78,7 +78,7 @@ class Document:
     changed: bool = False
 
     def line(self, key: str) -> bytes:
-        """Return its JSON: the very bytes that were read, unless the text was changed."""
+        """Return the JSON of the document: the original bytes unless the text was changed."""
         if not self.changed:
             return self.raw
         return to_line({**self.record, key: self.text})
@@ -86,7 +86,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The verdict of a step that leaves a document out; `reason` is counted, `detail` is not."""
+    """Verdict to drop a document; `reason` is counted, `detail` is only written."""
 
     reason: str
     detail: str = ""
@@ -94,12 +94,12 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """The verdict of a step that changes a document's text, or parts it into several.
+    """Verdict to change a document's text, or to divide it into several.
 
     Attributes:
-        texts: What takes its place.
-        removed: What was cut out of it.
-        reason, detail: Why something was cut.
+        texts: new texts.
+        removed: passages that were cut out.
+        reason, detail: cause of the cuts.
     """
 
     texts: tuple[str, ...]
@@ -109,19 +109,19 @@ class Replace:
 
 
 Verdict = Drop | Replace | None
-"""What a step says of a document; None keeps it as it is."""
+"""Result of a step for a document; None keeps it unchanged."""
 
 
 class DocumentStep(Protocol):
-    """A step that looks at one document at a time; it is sent to worker processes."""
+    """Step on one document at a time; it is pickled for worker processes."""
 
     def judge(self, document: Document) -> Verdict:
-        """Return what becomes of *document*."""
+        """Return the verdict on *document*."""
         ...
 
 
 def to_line(record: dict[str, Any]) -> bytes:
-    """Return *record* as JSON in UTF-8, or in ASCII where it holds half a surrogate pair."""
+    """Return *record* as JSON in UTF-8, or in ASCII if it has a lone surrogate."""
     try:
         return json.dumps(record, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -131,7 +131,7 @@ def to_line(record: dict[str, Any]) -> bytes:
 def documents_of(
     batch: LineBatch | TextBatch | EntryBatch, keys: FieldKeys
 ) -> Iterator[Document | Problem]:
-    """Yield the documents of *batch*, and a problem for each that cannot be read."""
+    """Yield the documents of *batch*, and a problem for each unreadable one."""
     if isinstance(batch, EntryBatch):
         for source, number, raw in batch.entries:
             yield _document(source, number, raw, keys)
@@ -163,7 +163,7 @@ def field_of(record: dict[str, Any], key: str, *, flag: str) -> str:
     """Return the text under *key*, which may lead into inner objects: `metadata.url`.
 
     Raises:
-        BadDocument: It is not there, or no text.
+        BadDocument: the key is missing, or its value is not a string.
     """
     value: Any = record
     if key in record:

@@ -1,4 +1,4 @@
-"""Documents kept on the disk while all of them are waited for, compressed, read in any order."""
+"""Compressed file of documents with random access, for steps that need all documents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DocumentStore"]
 _HEAD = struct.Struct("<IQQI")  # source, number, key, length of the JSON
 _LENGTH = struct.Struct("<I")
 _LENGTH_AT = _HEAD.size - _LENGTH.size
-# Small enough that one document is soon read, large enough to compress well.
+# Small enough for fast reads of one document, large enough to compress well.
 _BLOCK_BYTES = 1 << 16
 _BLOCKS_HELD = 64
 
@@ -25,14 +25,14 @@ Keyed = tuple[Entry, int]
 
 
 class DocumentStore:
-    """A file of documents, each with a number of 64 bits beside it.
+    """File of documents, each with a uint64 key.
 
-    Written once from its beginning, then read; close it when done.  Memory: 16 bytes a block of
+    Written once from the beginning, then read; close it when done.  Memory: 16 bytes per block of
     about 64 KiB, and a few blocks.
 
     Args:
-        path: Where it goes; removed by whoever made its directory.
-        block_bytes: Size of a block before it is compressed.
+        path: path of the file; the owner of its directory removes it.
+        block_bytes: size of a block before compression, in bytes.
     """
 
     def __init__(self, path: Path, *, block_bytes: int = _BLOCK_BYTES) -> None:
@@ -57,7 +57,7 @@ class DocumentStore:
         return self._count
 
     def append(self, entries: Sequence[Entry], keys: Sequence[int] | None = None) -> None:
-        """Add documents, each with its key (0 without)."""
+        """Add documents with their keys, 0 by default."""
         for entry, key in zip(entries, keys or [0] * len(entries), strict=True):
             source = self._sources.setdefault(entry.source, len(self._sources))
             if source == len(self._names):
@@ -72,21 +72,21 @@ class DocumentStore:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what is pending; needed before anything is read."""
+        """Write pending documents; required before reading."""
         if not self._pending:
             return
         packed = self._packer.compress(b"".join(self._pending))
         with disk_errors(self.path):
             self._file.seek(self._offsets[-1])
             view = memoryview(packed)
-            while view:  # a file without a buffer may take a part
+            while view:  # an unbuffered file may write a part only
                 view = view[self._file.write(view) :]
         self._offsets.append(self._offsets[-1] + len(packed))
         self.bytes += self._pending_bytes
         self._pending, self._pending_bytes = [], 0
 
     def blocks(self) -> Iterator[tuple[int, list[Keyed]]]:
-        """Yield all documents in order: the position of the first one of a block, and the block."""
+        """Yield all documents in order: the position of the first one in a block, and the block."""
         for block in range(len(self._firsts)):
             yield self._firsts[block], self._load(block)
 

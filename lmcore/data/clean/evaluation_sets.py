@@ -1,4 +1,4 @@
-"""Reads evaluation sets, whose texts must not stand in a corpus (step `ngram`)."""
+"""Evaluation sets for decontamination of the corpus (step `ngram`)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _TABLES = {".csv": ",", ".tsv": "\t"}
 
 
 def read_evaluation_sets(files: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Return the texts under any of *keys* in evaluation sets, at any depth of their records.
+    """Return the texts under any of *keys*, at any depth of the records of evaluation sets.
 
-    LAMBADA, RACE, SQuAD and the tables of GLUE are read as they are published.
+    The published formats of LAMBADA, RACE, SQuAD and the tables of GLUE are supported.
 
     Args:
-        files: JSON lines, JSON, csv or tsv, compressed or not; patterns and directories, too.
-        keys: Names whose texts, or lists of texts, are wanted.
+        files: JSON lines, JSON, csv or tsv, compressed or not; patterns and directories as well.
+        keys: keys of texts or of lists of texts.
 
     Raises:
-        DataError: A file that cannot be read, or that has none of the keys.
+        DataError: a file that cannot be read, or that has none of the keys.
     """
     texts: list[str] = []
     wanted = frozenset(keys)
@@ -39,11 +39,11 @@ def read_evaluation_sets(files: Sequence[str], keys: Sequence[str]) -> list[str]
             names.update(dict.fromkeys(_names(record)))
             texts.extend(_texts(record, wanted, inside=False))
         if len(texts) == before:
-            told = ", ".join(f"`{name[:40]}`" for name in list(names)[:20]) or "none"
+            shown = ", ".join(f"`{name[:40]}`" for name in list(names)[:20]) or "none"
             raise DataError(
                 f"`{path}` has no text under {' or '.join(f'`{key}`' for key in keys)}",
-                why=f"its keys: {told}",
-                hint="name the keys of the evaluation sets' texts with `--task-keys`",
+                why=f"its keys: {shown}",
+                hint="give the keys of the texts with `--task-keys`",
             )
     return texts
 
@@ -53,14 +53,14 @@ def _records(path: str) -> Iterator[Any]:
     delimiter = _TABLES.get(ending_of(path))
     if delimiter is not None:
         csv.field_size_limit(_MOST_BYTES)
-        if delimiter == "\t":  # the tables of GLUE have quotes that mean themselves
+        if delimiter == "\t":  # quotes are ordinary characters in the tables of GLUE
             rows = csv.DictReader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE)
         else:
             rows = csv.DictReader(io.StringIO(text), delimiter=delimiter)
         yield from rows
         return
     try:
-        yield json.loads(text)  # one object or array over any number of lines
+        yield json.loads(text)  # one object or array, over any number of lines
     except (ValueError, RecursionError):
         for number, line in enumerate(text.splitlines(), start=1):
             if line.strip():
@@ -78,7 +78,7 @@ def _content(path: str) -> str:
     with open_text(path) as stream:
         content = stream.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
-        raise DataError(f"`{path}` has more than 1 GiB", why="evaluation sets are held in memory")
+        raise DataError(f"`{path}` has more than 1 GiB", why="evaluation sets are read into memory")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -96,7 +96,7 @@ def _names(value: Any) -> Iterator[str]:
 
 
 def _texts(value: Any, keys: frozenset[str], *, inside: bool) -> Iterator[str]:
-    """Yield the strings below the keys; *inside* says that one of them leads here."""
+    """Yield the strings below the keys; *inside* is set below one of them."""
     if isinstance(value, str):
         if inside:
             yield value

@@ -1,4 +1,4 @@
-"""Step `exact`, and the end of `url`: of documents with one text or address keeps the first."""
+"""Step `exact`, and the second part of `url`: removal of repeated texts or URLs."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ __all__ = ["Digest", "ExactDuplicates"]
 
 @dataclass(frozen=True)
 class Digest:
-    """Makes of a document's text or address a digest of 128 bits."""
+    """Digest of 128 bits of a document's text or URL."""
 
     of: Literal["text", "url"]
 
     def keys(self, documents: Sequence[Document]) -> npt.NDArray[np.uint64]:
-        """Return two numbers for each document."""
+        """Return the digests, (documents, 2)."""
         digests = b"".join(self._digest(document) for document in documents)
         return np.frombuffer(digests, "<u8").reshape(-1, 2)
 
     def _digest(self, document: Document) -> bytes:
-        what = document.text if self.of == "text" else normalized(document.url)
-        content = what.encode("utf-8", "surrogatepass")
+        value = document.text if self.of == "text" else normalized(document.url)
+        content = value.encode("utf-8", "surrogatepass")
         return hashlib.blake2b(content, digest_size=16).digest()
 
 
 @dataclass(frozen=True)
 class ExactDuplicates:
-    """Keeps the first document of each text, or of each address."""
+    """Corpus step that keeps the first document with each text or URL."""
 
     of: Literal["text", "url"] = "text"
 
@@ -52,7 +52,7 @@ class ExactDuplicates:
 
     @property
     def has_own_row(self) -> bool:
-        """See `CorpusStep`; that of `url` counts for the rules, which come first."""
+        """False for URLs, whose row belongs to the rules of the step `url`."""
         return self.of == "text"
 
     def run(

@@ -1,7 +1,7 @@
-"""Step `fix`: mends text that was decoded wrongly on its way, with ftfy and its defaults.
+"""Step `fix`: repair of wrongly decoded text, with ftfy and its defaults.
 
-ftfy takes a text line by line.  A line of plain ASCII without `&` or control characters is one that
-it never changes, so only the others are given to it: the result is the same, several times sooner.
+ftfy works line by line and never changes a line of printable ASCII without `&`, so that only the
+other lines are passed to it: the same result, several times faster.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from lmcore.errors import MissingPackageError
 __all__ = ["FixStep", "fixed"]
 
 _MAY_CHANGE = re.compile(r"[^\n\t\x20-\x25\x27-\x7e]")
-_LONGEST = 1_000_000  # ftfy cuts longer lines into pieces of this size
+_LONGEST = 1_000_000  # ftfy splits longer lines into pieces of this size
 
 
 class FixStep:
-    """Replaces a document's text by the mended one; drops none.
+    """Document step that repairs texts and drops none.
 
     Raises:
         MissingPackageError: ftfy is not installed.
@@ -32,13 +32,13 @@ class FixStep:
             )
 
     def judge(self, document: Document) -> Verdict:
-        """Return `Replace` where ftfy changes something."""
+        """Return `Replace` if ftfy changes the text."""
         text = fixed(document.text)
         return None if text == document.text else Replace((text,))
 
 
 def fixed(text: str) -> str:
-    """Return what `ftfy.fix_text` makes of *text*."""
+    """Return the result of `ftfy.fix_text` for *text*."""
     from ftfy import fix_text
 
     if not _MAY_CHANGE.search(text):
@@ -47,13 +47,13 @@ def fixed(text: str) -> str:
     last = len(lines) - 1
     tagged = False
     for at, line in enumerate(lines):
-        # After a line with `<`, which may be source code, it leaves character references alone.
+        # After a line with `<`, possibly source code, ftfy does not change character references.
         tagged = tagged or "<" in line
         if not _MAY_CHANGE.search(line):
             continue
         if len(line) >= _LONGEST:
             return str(fix_text(text))
         whole = line if at == last else f"{line}\n"
-        mended = str(fix_text(whole, unescape_html=False if tagged else "auto"))
-        lines[at] = mended if at == last else mended.removesuffix("\n")
+        repaired = str(fix_text(whole, unescape_html=False if tagged else "auto"))
+        lines[at] = repaired if at == last else repaired.removesuffix("\n")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Finds equal keys among more rows than fit in memory: files by hash, sorted one by one."""
+"""Equal keys among more rows than fit in memory: partition by key, sort each partition."""
 
 from __future__ import annotations
 
@@ -15,32 +15,37 @@ __all__ = ["KeyStore"]
 _PARTITION_BITS = 10
 _ROWS_HELD = 1 << 21
 
-FieldKeys = npt.NDArray[np.uint64]
+Keys = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
 
 
 class KeyStore:
-    """Rows of a key (one or more numbers of 64 bits, the first one evenly spread) and a position.
+    """Store of keys with positions; a key is one or more uint64, the first uniformly distributed.
 
-    Rows beyond the first two million go to 1024 files by the first bits of their keys; of those
-    one at a time is in memory.  What is found does not depend on it.
+    Above two million rows they go to 1024 files by the first bits of their keys, and one file at a
+    time is in memory.  The result does not depend on it.
 
     Args:
-        directory: Where files go if there are any; removed by whoever made it.
-        columns: Numbers of a key.
-        rows_held: Rows that stay in memory.
+        directory: directory for the files, removed by its owner.
+        columns: number of uint64 of a key.
+        rows_held: number of rows that stay in memory.
     """
 
     def __init__(self, directory: Path, columns: int, *, rows_held: int = _ROWS_HELD) -> None:
         self._directory = directory
         self._columns = columns
         self._rows_held = rows_held
-        self._pending: list[FieldKeys] = []
+        self._pending: list[Keys] = []
         self._pending_rows = 0
         self._spilled = False
 
-    def add(self, keys: FieldKeys, positions: Positions) -> None:
-        """Add rows: *keys* are (rows, columns), *positions* (rows)."""
+    def add(self, keys: Keys, positions: Positions) -> None:
+        """Add rows.
+
+        Args:
+            keys: (rows, columns).
+            positions: (rows,).
+        """
         rows = np.column_stack([keys, positions.astype(np.uint64)])
         self._pending.append(rows)
         self._pending_rows += len(rows)
@@ -48,9 +53,9 @@ class KeyStore:
             self._spill()
 
     def buckets(self) -> Iterator[tuple[Positions, Positions]]:
-        """Yield the positions of keys that occur twice or more, and where each key's begin there.
+        """Yield the positions of keys that occur at least twice, and the index of each key's first.
 
-        FieldKeys are in order over all that is yielded, and so are the positions of a key.
+        Keys are sorted over all that is yielded, and so are the positions of a key.
         """
         if self._spilled:
             self._spill()
@@ -66,8 +71,8 @@ class KeyStore:
             self._pending = []
             yield from self._equal(rows)
 
-    def _equal(self, rows: FieldKeys) -> Iterator[tuple[Positions, Positions]]:
-        # The last key given counts first.
+    def _equal(self, rows: Keys) -> Iterator[tuple[Positions, Positions]]:
+        # The last key is the primary one.
         order = np.lexsort([rows[:, column] for column in range(self._columns, -1, -1)])
         rows = rows[order]
         same = (rows[1:, :-1] == rows[:-1, :-1]).all(axis=1)

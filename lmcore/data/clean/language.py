@@ -1,4 +1,4 @@
-"""Step `language`: keeps documents in the languages that are wanted, as py3langid sees them."""
+"""Step `language`: selection of documents by language, identified with py3langid."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from lmcore.errors import ConfigError, MissingPackageError, suggestion
 __all__ = ["UNKNOWN", "LanguageStep"]
 
 UNKNOWN = "unknown"
-"""What the language of a text without letters is called."""
+"""Language of a text without letters."""
 
 _PIECE = 250
 _LETTER = re.compile(r"[^\W\d_]")
 
 
 class LanguageStep:
-    """Drops documents in other languages than *wanted* (codes of ISO 639-1).
+    """Document step that drops documents in languages other than *wanted*, ISO 639-1 codes.
 
     Raises:
         MissingPackageError: py3langid is not installed.
-        ConfigError: A language that it does not know.
+        ConfigError: a language that py3langid does not know.
     """
 
     def __init__(self, wanted: Sequence[str]) -> None:
@@ -39,7 +39,7 @@ class LanguageStep:
             if language not in known:
                 raise ConfigError(
                     f"`--languages {language}`: unknown language",
-                    why="languages are named by two letters, as in ISO 639-1",
+                    why="it must be an ISO 639-1 code of two letters",
                     hint=suggestion(language, known),
                 )
 
@@ -56,7 +56,7 @@ class LanguageStep:
         return None if language in self._wanted else Drop(language)
 
     def language(self, text: str) -> str:
-        """Return the language of *text*, told by its beginning, middle and end."""
+        """Return the language of *text*, identified from its beginning, middle and end."""
         if len(text) > 3 * _PIECE:
             middle = len(text) // 2 - _PIECE // 2
             pieces = text[:_PIECE], text[middle : middle + _PIECE], text[-_PIECE:]

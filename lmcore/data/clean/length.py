@@ -1,4 +1,4 @@
-"""Step `length`: leaves out short documents, by tokens or by characters."""
+"""Step `length`: removal of short documents, by tokens or characters."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from lmcore.data.tokenizer import Tokenizer
 
 __all__ = ["CharactersStep", "TokensStep"]
 
-# Upstream's bound, which it takes for certain: so many characters a token are hardly ever had.
+# Megatron's bound: tokens hardly ever have so many characters on average.
 _CHARACTERS_PER_TOKEN = 8
 
 
 class CharactersStep:
-    """Drops documents of less than *minimum* characters."""
+    """Document step that drops documents of less than *minimum* characters."""
 
     def __init__(self, minimum: int) -> None:
         self._minimum = minimum
@@ -24,10 +24,10 @@ class CharactersStep:
 
 
 class TokensStep:
-    """Drops documents of less than *minimum* tokens.
+    """Document step that drops documents of less than *minimum* tokens.
 
-    As in Megatron's scripts a text of eight characters for each token wanted is taken to have them,
-    and not counted.
+    As in Megatron's scripts, a text with eight characters per required token is kept without
+    counting.
     """
 
     def __init__(self, minimum: int, tokenizer: Tokenizer) -> None:
@@ -39,7 +39,7 @@ class TokensStep:
         text = document.text
         if len(text) >= _CHARACTERS_PER_TOKEN * self._minimum:
             return None
-        # Half a surrogate pair, which JSON can hold, is nothing that a tokenizer takes.
+        # Tokenizers refuse lone surrogates, which JSON can contain.
         sound = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         count = len(self._tokenizer.encode(sound))
         return Drop("short", f"{count} tokens") if count < self._minimum else None

@@ -1,4 +1,4 @@
-"""Writes lines to a file that is complete or not there, compressed as its name says."""
+"""Atomic writing of lines to a file, compressed by its suffix."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ _OTHER_FORMATS = {".csv", ".tsv", ".parquet", ".arrow", ".txt", ".zip", ".bin", 
 
 
 class LineWriter:
-    """Writes to a temporary name beside *path*; `finish`, then `commit` gives it its own.
+    """Writer of lines to a temporary file beside *path*; call `finish`, then `commit` to rename it.
 
-    Close it in any case: what was not committed goes, and an older file stays as it was.  The same
-    lines give the same bytes.
+    Close it in any case: an uncommitted file is removed, and an older one stays.  The same lines
+        give
+    the same bytes.
 
     Args:
-        path: Ends in `.gz`, `.zst`, `.xz` or `.bz2`, or is not compressed; `-` is standard output.
+        path: path with suffix `.gz`, `.zst`, `.xz`, `.bz2`, or uncompressed; `-` is standard
+            output.
 
     Raises:
-        DataError: The disk is full, or the directory not writable.
-        ConfigError: A name that promises another format.
+        DataError: the disk is full, or the directory not writable.
+        ConfigError: a suffix of another format.
     """
 
     def __init__(self, path: str) -> None:
@@ -42,9 +44,9 @@ class LineWriter:
         self._target = Path(path)
         if self._target.suffix.lower() in _OTHER_FORMATS:
             raise ConfigError(
-                f"`{path}`: what is written is JSON lines",
-                hint=f"call it `{self._target.with_suffix('.jsonl')}`, or with `.gz`, `.zst` or "
-                "`.xz` behind to have it compressed",
+                f"`{path}`: the output is JSON lines",
+                hint=f"name it `{self._target.with_suffix('.jsonl')}`, with another `.gz`, `.zst` "
+                "or `.xz` for compression",
             )
         if self._target.is_dir():
             raise ConfigError(f"`{path}` is a directory", hint=f"name a file: `{path}/clean.jsonl`")
@@ -58,17 +60,17 @@ class LineWriter:
         self._stream = _compressed(self._file.stream, self._target.suffix.lower())
 
     def write(self, lines: Iterable[bytes]) -> None:
-        """Write *lines*, which have no ends."""
+        """Write *lines*, given without line ends."""
         content = b"".join(part for line in lines for part in (line, b"\n"))
         self.bytes += len(content)
         if self._file is None:
-            self._stream.write(content)  # a closed pipe ends the command, quietly
+            self._stream.write(content)  # a closed pipe ends the command without a message
             return
         with disk_errors(self._target):
             self._stream.write(content)
 
     def finish(self) -> None:
-        """Bring everything to the disk."""
+        """Sync the file to disk."""
         if self._file is None:
             self._stream.flush()
             return
@@ -78,23 +80,23 @@ class LineWriter:
             self._file.finish()
 
     def commit(self) -> None:
-        """Give the finished file its name."""
+        """Rename the finished file to its final name."""
         if self._file is not None:
             with disk_errors(self._target):
                 self._file.commit()
 
     def close(self) -> None:
-        """Remove what is not committed; may be called again."""
+        """Remove an uncommitted file; may be called again."""
         if self._file is None:
             return
-        with contextlib.suppress(OSError, ValueError):  # a full disk is full again
+        with contextlib.suppress(OSError, ValueError):  # closing flushes, which may fail again
             self._stream.close()
         self._file.close()
 
 
 def _compressed(file: BinaryIO, ending: str) -> Any:
     if ending in {".gz", ".gzip"}:
-        # Neither name nor time: the same lines are the same bytes.
+        # Without name and time: the same lines give the same bytes.
         return gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0)
     if ending in {".zst", ".zstd"}:
         import zstandard

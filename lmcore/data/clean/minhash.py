@@ -1,11 +1,12 @@
-"""MinHash: of a text 100 numbers, of which two texts share as many hundredths as their shingles.
+"""MinHash signatures: their fraction of equal values estimates the Jaccard similarity of two texts.
 
-Shingles are all runs of 5 characters.  A signature's numbers fall into 10 bands, and two texts
-that agree in a band are worth comparing: a pair whose shingles agree by .9 is found with a
-probability of 1 - (1 - .9**10)**10 = 98.6%, one at .5 with 1%.
+Shingles are all runs of 5 characters.  The 100 values of a signature form 10 bands, and texts with
+an equal band are a candidate pair: a pair of similarity 0.9 is found with a probability of
+1 - (1 - 0.9**10)**10 = 98.6%, one of 0.5 with 1%.
 
-Broder, On the resemblance and containment of documents, 1997; Leskovec, Rajaraman and Ullman,
-Mining of massive datasets, section 3.4, for the bands.
+Source: Broder 1997, On the resemblance and containment of documents; Leskovec, Rajaraman and
+    Ullman,
+Mining of massive datasets, section 3.4, for the bands (LSH).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from lmcore.errors import ConfigError
 
 __all__ = ["MinHash", "jaccard", "shingle_set"]
 
-# Values of one text at a time: 100 functions of 128 shingles stay in a processor's nearest cache.
+# Shingles at a time: 100 functions of 128 shingles fit into a processor's L1 cache.
 _CHUNK = 128
 _MOST = np.uint32(0xFFFFFFFF)
 
@@ -31,13 +32,13 @@ Signatures = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class MinHash:
-    """A family of hash functions, the same for the same seed on every machine.
+    """Family of hash functions, determined by its seed on every machine.
 
     Attributes:
-        seed: Chooses the functions.
-        hashes: How many there are.
-        bands: Parts of a signature; divides `hashes`.
-        shingle: Characters of a shingle.
+        seed: seed of the functions.
+        hashes: number of functions, the size of a signature.
+        bands: number of bands of a signature; divides `hashes`.
+        shingle: number of characters of a shingle.
     """
 
     seed: int = 1234
@@ -60,11 +61,11 @@ class MinHash:
             object.__setattr__(self, name, value)
 
     def signatures(self, texts: Sequence[str], *, native: bool = True) -> Signatures:
-        """Return for each function the least value that it gives a shingle of each text.
+        """Return the minimum of each hash function over the shingles of each text.
 
         Args:
-            texts: A text shorter than a shingle is one shingle.
-            native: Whether C++ does it where it is there; the result is the same.
+            texts: the texts; one shorter than a shingle is one shingle.
+            native: use C++ if it is available; the result is the same.
 
         Returns:
             (texts, hashes).
@@ -75,7 +76,7 @@ class MinHash:
         factors, terms = self._functions
         return builders.minhash_signatures(
             np.frombuffer(b"".join(characters), np.uint32),
-            np.cumsum([len(one) // 4 for one in characters], dtype=np.int64),
+            np.cumsum([len(raw) // 4 for raw in characters], dtype=np.int64),
             self._shingle_factors,
             factors.ravel(),
             terms.ravel(),
@@ -100,7 +101,7 @@ class MinHash:
         return signature
 
     def band_keys(self, signatures: Signatures) -> npt.NDArray[np.uint64]:
-        """Return a number for each band, equal where the band's hashes (and its place) are.
+        """Return a hash of each band's values and index: its LSH bucket.
 
         Args:
             signatures: (texts, hashes).
@@ -142,7 +143,7 @@ class MinHash:
 
 
 def shingle_set(text: str, size: int) -> npt.NDArray[np.uint64]:
-    """Return the different shingles of *text* as numbers of 64 bits, in order."""
+    """Return the distinct shingles of *text* as 64-bit hashes, sorted."""
     characters = _characters(text, size).astype(np.uint64)
     count = len(characters) - size + 1
     values = np.zeros(count, np.uint64)
@@ -153,13 +154,13 @@ def shingle_set(text: str, size: int) -> npt.NDArray[np.uint64]:
 
 
 def jaccard(first: npt.NDArray[np.uint64], second: npt.NDArray[np.uint64]) -> float:
-    """Return how many of the elements of two sets both have."""
+    """Return the Jaccard similarity of two sets, given as sorted arrays of distinct values."""
     shared = np.intersect1d(first, second, assume_unique=True).size
     return shared / (first.size + second.size - shared)
 
 
 def _characters(text: str, size: int) -> npt.NDArray[np.uint32]:
-    """Return the code points of *text*, and of a text shorter than *size* noughts after it."""
+    """Return the code points of *text*, padded with zeros to *size*."""
     characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     if len(characters) < size:
         characters = np.pad(characters, (0, size - len(characters)))
@@ -167,7 +168,7 @@ def _characters(text: str, size: int) -> npt.NDArray[np.uint32]:
 
 
 def _mixed(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Spread *values* over all of 32 bits (the last step of MurmurHash3); changes them."""
+    """Mix the bits of *values* in place: the finalizer of MurmurHash3."""
     values ^= values >> np.uint32(16)
     values *= np.uint32(0x85EBCA6B)
     values ^= values >> np.uint32(13)

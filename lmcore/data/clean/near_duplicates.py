@@ -1,7 +1,8 @@
-"""Step `near`: of documents that are nearly the same it keeps the first.
+"""Step `near`: near-duplicate removal with MinHash and locality-sensitive hashing (LSH).
 
-MinHash finds pairs that are worth a look, their shingles decide, and documents that are connected
-by pairs, over any number of others, are one group.
+Documents in the same bucket of some band are candidate pairs; the Jaccard similarity of their
+shingles decides.  Connected pairs form clusters (union-find), and the first document of a cluster,
+its representative, is kept.
 """
 
 from __future__ import annotations
@@ -28,33 +29,33 @@ __all__ = ["BandHashes", "NearDuplicates"]
 
 _SHINGLES_HELD = 64 << 20  # bytes
 _PAIRS_HELD = 1 << 16
-# In a larger bucket a document is compared with one of each group, and of so many groups, only:
-# the pairs of a hundred thousand pages that share a menu are more than anyone can compare.
+# In a larger bucket a document is only compared with the representatives of so many clusters: a
+# hundred thousand pages that share a menu have too many pairs.
 _EVERY_PAIR_UP_TO = 64
-_GROUPS_COMPARED = 64
+_CLUSTERS_COMPARED = 64
 _PAIRS_BETWEEN_REPORTS = 100
 
 
 @dataclass(frozen=True)
 class BandHashes:
-    """Makes of a document's text a number for each band of its signature."""
+    """Hash of each band of a document's MinHash signature: its LSH buckets."""
 
     minhash: MinHash
 
     def keys(self, documents: Sequence[Document]) -> npt.NDArray[np.uint64]:
-        """Return (documents, bands)."""
+        """Return the bucket of each band, (documents, bands)."""
         texts = [document.text for document in documents]
         return self.minhash.band_keys(self.minhash.signatures(texts))
 
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """Keeps the first document of each group of similar ones.
+    """Corpus step that keeps the first document of each cluster of near duplicates.
 
     Attributes:
-        minhash: Finds the pairs.
-        similarity: The least share of common shingles that makes a pair.
-        key: Where the text is.
+        minhash: hash functions of the signatures.
+        similarity: minimum Jaccard similarity of a pair.
+        key: key of the text.
     """
 
     minhash: MinHash
@@ -94,7 +95,7 @@ class NearDuplicates:
 
 
 class _Clusters:
-    """Compares the documents of a bucket and joins those that are similar."""
+    """Clusters of similar documents, found by comparing the documents of each bucket."""
 
     def __init__(
         self, step: NearDuplicates, documents: DocumentStore, context: StepContext
@@ -107,22 +108,22 @@ class _Clusters:
         self._similar = lru_cache(_PAIRS_HELD)(self._compare)
 
     def compare_bucket(self, bucket: list[int]) -> None:
-        """Join the documents at the positions of *bucket*, which are in order."""
+        """Cluster the similar documents among the positions of *bucket*, in ascending order."""
         if len(bucket) <= _EVERY_PAIR_UP_TO:
             for at, second in enumerate(bucket):
                 for first in bucket[:at]:
                     self._join(first, second)
             return
-        heads: list[int] = []
+        representatives: list[int] = []
         for position in bucket:
-            leader = self.found.find(position)
-            if any(self.found.find(head) == leader for head in heads):
+            cluster = self.found.find(position)
+            if any(self.found.find(other) == cluster for other in representatives):
                 continue
-            if not any(self._join(head, position) for head in heads):
-                heads = [*heads, position][:_GROUPS_COMPARED]
+            if not any(self._join(other, position) for other in representatives):
+                representatives = [*representatives, position][:_CLUSTERS_COMPARED]
 
     def _join(self, first: int, second: int) -> bool:
-        """Join two documents if they are similar; return whether they are in one group."""
+        """Cluster two documents if they are similar; return True if they share a cluster."""
         if self.found.find(first) == self.found.find(second):
             return True
         if self._similar(first, second):
@@ -134,11 +135,11 @@ class _Clusters:
         self._compared += 1
         if self._compared % _PAIRS_BETWEEN_REPORTS == 0:
             self._context.compared(self._compared)
-        one, other = self._shingles(first), self._shingles(second)
-        low, high = sorted((one.size, other.size))
-        least = self._step.similarity
-        # The smaller set over the larger one is as similar as they can be.
-        return low >= least * high and jaccard(one, other) >= least
+        shingles, others = self._shingles(first), self._shingles(second)
+        low, high = sorted((shingles.size, others.size))
+        minimum = self._step.similarity
+        # The ratio of the sizes is an upper bound of the similarity.
+        return low >= minimum * high and jaccard(shingles, others) >= minimum
 
     def _shingles(self, position: int) -> npt.NDArray[np.uint64]:
         if position not in self._held:

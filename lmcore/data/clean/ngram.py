@@ -1,12 +1,14 @@
-"""Step `ngram`: cuts out of the documents what stands in evaluation sets, too.
+"""Step `ngram`: decontamination, the removal of passages that occur in evaluation sets.
 
-Words are runs of letters, digits and `_` in lower case.  Every run of 13 words of an evaluation
-text is forbidden, and of a shorter text (of 8 words or more) all of it.  Around a match the
-document is cut: 200 characters to each side and on to the end of the sentence; what is left on
-either side stays as a document of its own if it has 200 characters.
+Words are runs of letters, digits and `_` in lower case.  Each 13-gram of an evaluation text is
+searched, or the whole text if it has 8 to 12 words.  Around a match the document is cut: 200
+characters to each side and on to the end of the sentence; the rest on either side stays as a
+document of its own if it has 200 characters.
 
-A window of words is first looked for by a hash over the numbers of its words, for all windows of a
-document at once; the words themselves decide.
+Source: the OpenWebText scripts of Megatron; Brown et al. 2020, appendix C.
+
+Windows of words are searched by hash, for all windows of a document at once; the words themselves
+are compared on a hit.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ Hashes = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class NgramSettings:
-    """How n-grams are found and cut.
+    """Settings of decontamination.
 
     Attributes:
-        longest: Words of an n-gram of a text that has as many.
-        shortest: A text of less words is not looked for.
-        cut: Characters that go with a match on each side, at least.
-        shortest_piece: What is left between cuts goes, too, if it has less characters.
-        most_pieces: A document that falls into more pieces goes as a whole.
+        longest: n, number of words of an n-gram.
+        shortest: minimum number of words of a text that is searched as a whole.
+        cut: number of characters cut on each side of a match, at least.
+        shortest_piece: minimum number of characters of a remaining piece.
+        most_pieces: maximum number of pieces; a document with more is dropped.
     """
 
     longest: int = 13
@@ -57,7 +59,7 @@ class NgramSettings:
 
 
 def lowered(text: str) -> str:
-    """Return *text* in lower case, every character in its place."""
+    """Return *text* in lower case, with every character at its index."""
     low = text.lower()
     if len(low) == len(text):
         return low
@@ -70,11 +72,11 @@ def words_of(text: str) -> list[str]:
 
 
 class EvaluationNgrams:
-    """The n-grams of evaluation texts.
+    """N-grams of evaluation texts.
 
     Args:
-        texts: The texts.
-        settings: How long the n-grams are.
+        texts: evaluation texts.
+        settings: sizes of the n-grams.
     """
 
     def __init__(self, texts: Sequence[str], settings: NgramSettings) -> None:
@@ -98,7 +100,7 @@ class EvaluationNgrams:
     def matches(
         self, words: Sequence[str], numbers: npt.NDArray[np.uint64]
     ) -> Iterator[tuple[int, int]]:
-        """Yield start and length of every n-gram among *words*, by start, the longest first."""
+        """Yield start and length of each n-gram in *words*, by start, then longest first."""
         found: list[tuple[int, int]] = []
         windows_of = _Windows(_mixed(numbers))
         for size, hashes in self._hashes.items():
@@ -111,7 +113,7 @@ class EvaluationNgrams:
             yield at, -size
 
     def numbers_of(self, words: Sequence[str]) -> npt.NDArray[np.uint64]:
-        """Return the number of each word, 0 for one that no n-gram has."""
+        """Return the number of each word, 0 for a word in no n-gram."""
         return np.array(list(map(self._numbers.get, words, repeat(0))), np.uint64)
 
     def _hash_all(self) -> dict[int, _HashSet]:
@@ -129,7 +131,7 @@ class EvaluationNgrams:
 
 
 class _HashSet:
-    """A set of hashes, asked for many at once: a table of bits by their beginnings comes first."""
+    """Set of hashes with vectorized lookup: first by a bitmap of their leading bits."""
 
     def __init__(self, hashes: Hashes) -> None:
         self._sorted = np.unique(hashes)
@@ -139,7 +141,7 @@ class _HashSet:
         self._begins[self._sorted >> self._shift] = True
 
     def places(self, hashes: Hashes) -> list[int]:
-        """Return where in *hashes* there is one of the set."""
+        """Return the indices of *hashes* that are in the set."""
         likely = np.flatnonzero(self._begins[hashes >> self._shift])
         wanted = hashes[likely]
         found = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
@@ -148,7 +150,7 @@ class _HashSet:
 
 
 class _Windows:
-    """Polynomial hashes of windows of words, put together from those of 1, 2, 4, 8 ... words."""
+    """Polynomial hashes of windows of words, composed of windows of 1, 2, 4, 8 ... words."""
 
     def __init__(self, mixed: Hashes) -> None:
         self._doubled = [mixed]
@@ -180,19 +182,19 @@ def _power_of_base(exponent: int) -> np.uint64:
 
 
 def _mixed(numbers: npt.NDArray[np.uint64]) -> Hashes:
-    """Return numbers that have nothing in common from those of words that follow each other."""
+    """Return hashes of consecutive numbers, by the first steps of SplitMix64's finalizer."""
     mixed = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     return mixed ^ (mixed >> np.uint64(27))
 
 
 class NgramStep:
-    """Cuts the n-grams of evaluation sets out of documents."""
+    """Document step that cuts the n-grams of evaluation sets out of documents."""
 
     def __init__(self, ngrams: EvaluationNgrams) -> None:
         self._ngrams = ngrams
 
     def judge(self, document: Document) -> Verdict:
-        """Return `Replace` with the pieces left, or `Drop` where they are none or too many."""
+        """Return `Replace` with the remaining pieces, or `Drop` for none or too many."""
         text = document.text
         words = words_of(text)
         settings = self._ngrams.settings
@@ -216,15 +218,15 @@ class NgramStep:
 
 
 def cut_around(text: str, places: Sequence[tuple[int, int]], margin: int) -> list[tuple[int, int]]:
-    """Return start and end of what is cut out of *text* around *places*, which are in order.
+    """Return start and end of each cut of *text* around *places*, which are in order.
 
-    A cut begins *margin* characters before a place, or earlier, after the last end of a sentence
-    (`.`, `!` or `?`) there; it ends as far behind the place, or later, after the next one.  Without
-    one it reaches to the beginning or the end of the text.  A place that begins in a cut, or ends
-    behind the end of the text, asks for none of its own.
+    A cut begins *margin* characters before a place, or earlier, after the last sentence end (`.`,
+    `!` or `?`) there; it ends *margin* characters after the place, or later, after the next
+    sentence end.  Without one it extends to the beginning or the end of the text.  A place that
+    begins inside a cut has none of its own.
     """
     cuts: list[tuple[int, int]] = []
-    free = 0  # the text before was cut, or is a piece that has been looked through
+    free = 0  # end of the last cut
     for begin, end in places:
         if begin < free:
             continue
@@ -244,7 +246,7 @@ def cut_around(text: str, places: Sequence[tuple[int, int]], margin: int) -> lis
 def _parts(
     text: str, cuts: Sequence[tuple[int, int]], shortest: int
 ) -> tuple[list[str], list[str]]:
-    """Return the pieces between the cuts that are long enough, and what goes."""
+    """Return the pieces between the cuts that are long enough, and the removed passages."""
     pieces, removed = [], []
     before = 0
     for start, stop in [*cuts, (len(text), len(text))]:

@@ -1,7 +1,7 @@
-"""`lmcore data clean`: takes a corpus through a chain of steps.
+"""`lmcore data clean`: a corpus through a chain of steps.
 
-Documents stream from one segment to the next; nothing is written but temporary files until all are
-through, and then the output and the file of dropped documents get their names.
+Documents stream from one segment to the next.  Only temporary files are written until the end, when
+the output and the file of dropped documents are renamed to their final names.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _SECONDS_BETWEEN_PAIRS = 1.0
 
 @dataclass(frozen=True)
 class CleanProgress:
-    """How far a segment has come.
+    """Progress of a segment.
 
     Attributes:
-        doing: The steps.
-        count: How many documents, or pairs, they have seen.
-        unit: Which of the two.
-        bytes: Of JSON; one MB is 2**20.
-        seconds: Since the segment began.
+        doing: names of the steps.
+        count: number of documents or pairs seen.
+        unit: unit of `count`.
+        bytes: size of their JSON; one MB is 2**20.
+        seconds: time since the start of the segment.
     """
 
     doing: str
@@ -57,7 +57,7 @@ class CleanProgress:
     seconds: float
 
     def line(self) -> str:
-        """Return a line to show."""
+        """Return a progress line."""
         seconds = max(self.seconds, 1e-9)
         speed = f"{self.count / seconds:,.0f} {'docs' if self.unit == 'documents' else self.unit}/s"
         if self.bytes:
@@ -70,7 +70,7 @@ ProgressCallback = Callable[[CleanProgress], None]
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a step did; see `StepCounts`."""
+    """Counts of a step; see `StepCounts`."""
 
     step: str
     documents: int
@@ -81,14 +81,14 @@ class StepReport:
 
     @classmethod
     def of(cls, step: str, counts: StepCounts) -> StepReport:
-        """Return the report of *counts*, its reasons by number, then by name."""
+        """Return the report of *counts*, with reasons sorted by number, then by name."""
         reasons = sorted((+counts.dropped).items(), key=lambda item: (-item[1], item[0]))
         return cls(step, counts.seen, counts.kept, counts.changed, counts.added, dict(reasons))
 
 
 @dataclass(frozen=True)
 class CleanReport:
-    """What was cleaned; `skipped` counts documents that could not be read, by reason."""
+    """Result of a cleaning run; `skipped` counts unreadable documents by reason."""
 
     files: tuple[str, ...]
     output: str
@@ -103,11 +103,11 @@ class CleanReport:
 
     @property
     def megabytes_per_second(self) -> float:
-        """2**20 bytes of JSON each second."""
+        """Speed, in 2**20 bytes of JSON per second."""
         return self.json_bytes / 2**20 / max(self.seconds, 1e-9)
 
     def to_json(self) -> dict[str, object]:
-        """Return it as JSON values."""
+        """Return the report as JSON values."""
         return {
             **self.__dict__,
             "steps": [step.__dict__ for step in self.steps],
@@ -121,20 +121,20 @@ def clean(
     *,
     log_interval: int = 1000,
 ) -> CleanReport:
-    """Take the documents of *request* through its steps.
+    """Apply the steps of *request* to its documents.
 
-    The result depends on the input, the steps, their settings and the seed alone.
+    The result depends only on the input, the steps, their settings and the seed.
 
     Args:
-        request: What to do.
-        progress: Called about every *log_interval* documents, and at the end of a segment.
-        log_interval: Documents between two calls.
+        request: input, output, steps and settings.
+        progress: called about every *log_interval* documents, and at the end of a segment.
+        log_interval: number of documents between two calls.
 
     Raises:
-        DataError: Input that is missing, damaged or (unless it is to be skipped) has a bad
-            document; a full disk.  No file is left, and older ones stay.
-        ConfigError: A request that cannot be met.
-        RunError: A worker process died.
+        DataError: input that is missing, damaged or (unless skipped) has a bad document; a full
+            disk.  New files are removed, older ones stay.
+        ConfigError: a request that cannot be met.
+        RunError: a worker process died.
     """
     segments = plan_chain(request)
     inputs = find_inputs(request.inputs, request.input_format)
@@ -175,22 +175,22 @@ def clean(
 
 def _check_paths(request: CleanRequest, files: Sequence[str]) -> None:
     written = [path for path in (request.output, request.dropped) if path is not None]
-    places = [os.path.realpath(path) for path in written if path != STDOUT]
-    if len(set(places)) < len(places):
-        raise ConfigError("`--output` and `--dropped` name the same file")
+    targets = [os.path.realpath(path) for path in written if path != STDOUT]
+    if len(set(targets)) < len(targets):
+        raise ConfigError("`--output` and `--dropped` are the same file")
     if request.dropped == STDOUT:
         raise ConfigError("`--dropped -`: only `--output` can go to standard output")
     for path in files:
-        if path != STDOUT and os.path.realpath(path) in places:
+        if path != STDOUT and os.path.realpath(path) in targets:
             raise ConfigError(
-                f"`{path}` is read and written",
-                hint="give the output another name; an input is never replaced",
+                f"`{path}` is both input and output",
+                hint="give the output another name; input files are never replaced",
             )
 
 
 @contextmanager
 def _scratch(request: CleanRequest) -> Iterator[Path]:
-    """Yield a directory for temporary files, and remove it at the end."""
+    """Create a directory for temporary files, and remove it at the end."""
     if request.scratch is not None:
         parent = Path(request.scratch)
     elif request.output == STDOUT:
@@ -207,7 +207,7 @@ def _scratch(request: CleanRequest) -> Iterator[Path]:
 
 
 class _Run:
-    """Runs the segments, and counts."""
+    """Runner of the segments, with the counts of the steps."""
 
     def __init__(
         self,
@@ -227,9 +227,9 @@ class _Run:
     def segment(
         self, number: int, planned: PlannedSegment, stream: Iterable[AnyBatch]
     ) -> Generator[EntryBatch, None, None]:
-        """Yield what a segment leaves of *stream*; the first segment reads the input."""
-        if number and not planned.steps and planned.gathering is None:
-            for untouched in stream:  # nothing is left to do
+        """Yield the documents that remain of *stream* after a segment."""
+        if number and not planned.steps and planned.corpus_step is None:
+            for untouched in stream:
                 assert isinstance(untouched, EntryBatch)
                 yield untouched
             return
@@ -242,34 +242,34 @@ class _Run:
         processed = work_ordered(meter.timed(stream), work, workers=self._request.workers)
         with closing(processed):
             counted = self._counted(processed, meter, first=not number)
-            if planned.gathering is None:
+            if planned.corpus_step is None:
                 for batch in counted:
                     if batch.entries:
                         yield EntryBatch(tuple(batch.entries))
                 return
-            row, gathering = planned.gathering
+            row, corpus_step = planned.corpus_step
             directory = self._scratch / f"{number}"
             directory.mkdir()
             context = StepContext(
                 directory=directory,
                 name=self._request.steps[row],
                 counts=self._counts[row],
-                tell=self._tell if self._dropped is not None else None,
+                report_dropped=self._write_dropped if self._dropped is not None else None,
                 compared=meter.compared,
             )
-            with closing(gathering.run(counted, context)) as left:
+            with closing(corpus_step.run(counted, context)) as left:
                 yield from left
             shutil.rmtree(directory)
 
     def _segment(self, planned: PlannedSegment) -> Segment:
-        gathering = planned.gathering[1] if planned.gathering else None
+        corpus_step = planned.corpus_step[1] if planned.corpus_step else None
         return Segment(
             fields=self._request.fields,
             steps=planned.steps,
             names=self._request.steps,
-            key_maker=gathering.key_maker if gathering else None,
+            key_maker=corpus_step.key_maker if corpus_step else None,
             stop=self._request.on_error == "stop",
-            tell=self._dropped is not None,
+            report_dropped=self._dropped is not None,
         )
 
     def _doing(self, planned: PlannedSegment) -> str:
@@ -288,7 +288,7 @@ class _Run:
             for row, counts in batch.counts.items():
                 self._counts[row].add(counts)
             for line in batch.dropped:
-                self._tell(line)
+                self._write_dropped(line)
             if first:
                 self._documents += batch.documents
                 self._json_bytes += batch.bytes
@@ -301,12 +301,12 @@ class _Run:
         if problem is not None and problem.reason not in self._skipped:
             _log.warning("skipped %s: %s (%s)", problem.where, problem.reason, problem.detail)
 
-    def _tell(self, line: bytes) -> None:
+    def _write_dropped(self, line: bytes) -> None:
         if self._dropped is not None:
             self._dropped.write([line])
 
     def report(self, files: Sequence[str], *, kept: int, output_bytes: int) -> CleanReport:
-        """Return what was done."""
+        """Return the report of the run."""
         return CleanReport(
             files=tuple(files),
             output=self._request.output,
@@ -322,7 +322,7 @@ class _Run:
 
 
 class _Meter:
-    """Reports the progress of a segment."""
+    """Progress reporter of a segment."""
 
     def __init__(self, doing: str, progress: ProgressCallback | None, interval: int) -> None:
         self._doing, self._progress, self._interval = doing, progress, interval
@@ -330,7 +330,7 @@ class _Meter:
         self._start = self._compared_at = 0.0
 
     def timed(self, stream: Iterable[AnyBatch]) -> Iterator[AnyBatch]:
-        """Yield *stream*; the time begins when the segments before give the first batch of it."""
+        """Yield *stream*; the clock starts at its first batch from the earlier segments."""
         for batch in stream:
             self._start = self._start or time.perf_counter()
             yield batch

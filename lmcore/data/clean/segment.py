@@ -1,4 +1,4 @@
-"""What is done to a batch of documents inside a segment: the part that runs in worker processes."""
+"""Segments of the chain: the document steps that worker processes apply to each batch."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ AnyBatch = LineBatch | TextBatch | EntryBatch
 
 
 class KeyMaker(Protocol):
-    """Makes of documents the numbers by which a later step finds their duplicates."""
+    """Function from documents to the keys by which a corpus step finds duplicates."""
 
     def keys(self, documents: Sequence[Document]) -> npt.NDArray[np.uint64]:
-        """Return a row for each of *documents*, which are not none."""
+        """Return the keys, (documents, columns), of at least one document."""
         ...
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps that look at one document at a time, and what the step after them needs.
+    """Document steps of a segment, and the keys for the corpus step after them.
 
     Attributes:
-        fields: Where the documents' text is.
-        steps: Each with its row in the report.
-        names: The rows' names.
-        key_maker: For the step that ends the segment.
-        stop: Whether the first bad document ends the run.
-        tell: Whether to tell what was dropped.
+        fields: keys of the text and URL.
+        steps: document steps, each with its row in the report.
+        names: names of all rows.
+        key_maker: function for the keys of the corpus step.
+        stop: end the run at the first bad document.
+        report_dropped: describe dropped documents.
     """
 
     fields: FieldKeys
@@ -55,21 +55,21 @@ class Segment:
     names: tuple[str, ...]
     key_maker: KeyMaker | None
     stop: bool
-    tell: bool
+    report_dropped: bool
 
 
 @dataclass
 class Processed:
-    """What a batch gave.
+    """Result of a segment for a batch.
 
     Attributes:
-        entries: The documents left.
-        keys: A row for each of them, where the segment makes keys.
-        counts: By row of the report.
-        dropped: Lines that tell of documents left out.
-        bad: Documents that could not be read, by reason.
-        problem: The first of them.
-        documents, bytes: What came in.
+        entries: remaining documents.
+        keys: (entries, columns), keys for the corpus step.
+        counts: counts by row of the report.
+        dropped: lines that describe dropped documents.
+        bad: number of unreadable documents by reason.
+        problem: the first unreadable document.
+        documents, bytes: number of documents and bytes of the batch.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -83,14 +83,14 @@ class Processed:
 
 
 def process(batch: AnyBatch, segment: Segment) -> Processed:
-    """Take the documents of *batch* through the steps of *segment*."""
+    """Apply the steps of *segment* to the documents of *batch*."""
     done = Processed(counts={row: StepCounts() for row, _ in segment.steps}, bytes=_size(batch))
     left: list[Document] = []
     for document in documents_of(batch, segment.fields):
         if isinstance(document, Problem):
             done.bad[document.reason] += 1
             done.problem = done.problem or document
-            if segment.tell:
+            if segment.report_dropped:
                 done.dropped.append(problem_line(document))
             if segment.stop:
                 break
@@ -114,30 +114,30 @@ def _entry(document: Document, segment: Segment) -> Entry:
 
 
 def _through(document: Document, segment: Segment, done: Processed) -> Iterable[Document]:
-    """Return what the steps leave of *document*."""
+    """Return the documents that remain of *document* after the steps."""
     documents = [document]
     for row, step in segment.steps:
         counts = done.counts[row]
         left: list[Document] = []
-        for one in documents:
+        for current in documents:
             counts.seen += 1
-            verdict = step.judge(one)
+            verdict = step.judge(current)
             if verdict is None:
-                left.append(one)
+                left.append(current)
                 continue
-            if segment.tell:
-                _tell(one, verdict, segment.names[row], segment, done)
+            if segment.report_dropped:
+                _report(current, verdict, segment.names[row], segment, done)
             if isinstance(verdict, Drop):
                 counts.dropped[verdict.reason] += 1
             else:
                 counts.changed += 1
                 counts.added += len(verdict.texts) - 1
-                left.extend(_replaced(one, verdict))
+                left.extend(_replaced(current, verdict))
         documents = left
     return documents
 
 
-def _tell(
+def _report(
     document: Document, verdict: Drop | Replace, name: str, segment: Segment, done: Processed
 ) -> None:
     removed = verdict.removed if isinstance(verdict, Replace) else ()

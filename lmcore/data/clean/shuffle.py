@@ -1,8 +1,8 @@
-"""Step `shuffle`: all documents in random order, with a part of them in memory at a time.
+"""Step `shuffle`: documents in random order, with a part of them in memory at a time.
 
-Every document gets a random number of 64 bits and goes to one of 64 files by its first bits; the
-files are sorted one after another, one that is too large after the same again.  The order is that
-of the numbers, whatever the memory.
+Every document gets a random key of 64 bits and goes to one of 64 files by its first bits; the files
+are sorted one after another, and one that is too large is partitioned again.  The order is that of
+the keys, for any memory size.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _BATCH = 512
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Puts the documents in an order that depends on the seed and their number alone.
+    """Corpus step that shuffles; the order depends only on seed and number of documents.
 
     Attributes:
-        seed: Chooses the order.
-        held_bytes: Bytes of documents in memory at a time.
+        seed: seed of the order.
+        held_bytes: bytes of documents in memory at a time.
     """
 
     seed: int
@@ -67,7 +67,7 @@ class Shuffle:
     def _sorted(
         self, documents: Iterable[list[Keyed]], directory: Path, bits: int
     ) -> Generator[EntryBatch, None, None]:
-        """Yield *documents* by their keys, which differ in their last *bits* bits only."""
+        """Yield *documents* by key; the keys differ only in their last *bits* bits."""
         with ExitStack() as stack:
             parts: dict[int, DocumentStore] = {}
             shift = max(bits - _BITS, 0)

@@ -1,4 +1,4 @@
-"""Which document stands for each group of duplicates: a union-find over positions, on the disk."""
+"""Union-find over the positions of documents, on disk: clusters of duplicates."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ _CHUNK = 1 << 20
 
 
 class UnionFind:
-    """Groups of positions; the leader of a group is its first position.
+    """Clusters of positions; the representative of a cluster is its first position.
+
+    Source: Tarjan 1975, with path halving.
 
     Args:
-        path: Where the positions go if they are more than a million.
-        count: Positions, each a group of its own at first.
+        path: file for the positions, if they are more than 2**20.
+        count: number of positions, each in a cluster of its own at first.
     """
 
     def __init__(self, path: Path, count: int) -> None:
@@ -34,7 +36,7 @@ class UnionFind:
                 self._parents[start:end] = np.arange(start, end)
 
     def find(self, position: int) -> int:
-        """Return the leader of the group that *position* is in."""
+        """Return the representative of the cluster of *position*."""
         parents = self._parents
         while (parent := int(parents[position])) != position:
             parents[position] = parents[parent]
@@ -42,20 +44,25 @@ class UnionFind:
         return position
 
     def union(self, first: int, second: int) -> None:
-        """Make one group of those that two positions are in."""
+        """Merge the clusters of two positions."""
         low, high = sorted((self.find(first), self.find(second)))
         self._parents[high] = low
 
     def union_rows(self, positions: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> None:
-        """Make a group of each run of *positions*, none of which is in a group yet."""
+        """Form a cluster of each run of *positions*, none of them clustered yet.
+
+        Args:
+            positions: (positions,), runs one after another, each in ascending order.
+            starts: (runs,), index of the first position of each run.
+        """
         sizes = np.diff(starts, append=len(positions))
         self._parents[positions] = np.repeat(positions[starts], sizes)
 
     def representatives(self, start: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the clusters of the positions from *start* to before *end*."""
-        clusters = np.array(self._parents[start:end])
+        """Return the representatives of the positions *start* to *end* - 1."""
+        found = np.array(self._parents[start:end])
         while True:
-            above = self._parents[clusters]
-            if np.array_equal(above, clusters):
-                return clusters
-            clusters = above
+            parents = self._parents[found]
+            if np.array_equal(parents, found):
+                return found
+            found = parents

@@ -1,6 +1,6 @@
-"""Step `url`: leaves out documents by their address: malformed ones, hosts and endings by rules.
+"""Step `url`: removal of documents by URL: malformed ones, hosts and file suffixes by rules.
 
-Without a list of one's own the rules of `url_rules.txt` hold: sites and files without prose.
+The default rules, `url_rules.txt`, are sites and files without prose.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lmcore.errors import DataError
 __all__ = ["DEFAULT_RULES", "UrlRules", "UrlStep", "normalized", "read_rules"]
 
 DEFAULT_RULES = "default"
-"""The name by which `--url-rules` takes the built-in list."""
+"""Name of the bundled list for `--url-rules`."""
 
 
 _OUR_RULES = Path(__file__).with_name("url_rules.txt")
@@ -29,13 +29,13 @@ _LONGEST_HOST = 253
 
 @dataclass(frozen=True)
 class UrlRules:
-    """What is left out.
+    """Rules of URLs to drop.
 
     Attributes:
-        hosts: `example.org` stands for the host and all below it.
-        names: `example` stands for every host with such a part before its last one:
-            `example.com`, `www.example.co.uk`.
-        endings: Ends of the path, with a dot: `.jpg`.
+        hosts: `example.org` is the host and all its subdomains.
+        names: `example` is every host with this label before the last: `example.com`,
+            `www.example.co.uk`.
+        endings: suffixes of the path, with a dot: `.jpg`.
     """
 
     hosts: frozenset[str]
@@ -44,13 +44,13 @@ class UrlRules:
 
 
 def read_rules(sources: Sequence[str]) -> UrlRules:
-    """Return the rules of all *sources*: files with one rule a line, or `default` for our own.
+    """Return the rules of all *sources*: files with one rule per line, or `default`.
 
-    A rule is a host (`example.org`), a name (`example`) or an ending (`.jpg`); `#` begins a
-    comment.  Files may be compressed.
+    A rule is a host (`example.org`), a name (`example`) or a suffix (`.jpg`); `#` begins a comment.
+    Files may be compressed.
 
     Raises:
-        DataError: A file that cannot be read, or a line that is no rule.
+        DataError: a file that cannot be read, or a line that is not a rule.
     """
     hosts: set[str] = set()
     names: set[str] = set()
@@ -74,15 +74,15 @@ def _read(path: str) -> list[str]:
                 continue
             if not all(_LABEL.fullmatch(part) for part in rule.removeprefix(".").split(".")):
                 raise DataError(
-                    f"`{path}` line {number}: `{rule[:60]}` is no rule",
-                    hint="a rule is a host `example.org`, a name `example` or an ending `.jpg`",
+                    f"`{path}` line {number}: `{rule[:60]}` is not a rule",
+                    hint="a rule is a host `example.org`, a name `example` or a suffix `.jpg`",
                 )
             rules.append(rule)
     return rules
 
 
 class UrlStep:
-    """Drops documents whose address is malformed or meets a rule."""
+    """Document step that drops documents whose URL is malformed or matches a rule."""
 
     def __init__(self, rules: UrlRules) -> None:
         self._rules = rules
@@ -111,10 +111,10 @@ class UrlStep:
 
 
 def normalized(url: str) -> str:
-    """Return what addresses of one page have in common.
+    """Return a normal form, equal for URLs of the same page.
 
-    Scheme, a default port, the part after `#`, a final `/` and the case of the host do not count;
-    a malformed address stands for itself.
+    Without scheme, default port, fragment, final `/` and the case of the host; a malformed URL is
+    returned unchanged.
     """
     parts = _parts(url)
     if parts is None:
@@ -127,7 +127,7 @@ def normalized(url: str) -> str:
 
 
 def _parts(url: str) -> SplitResult | None:
-    """Return the parts of a web address, or None where it is none."""
+    """Return the parts of a URL, or None if it is malformed."""
     if _UNFIT.search(url):
         return None
     try:
@@ -137,7 +137,7 @@ def _parts(url: str) -> SplitResult | None:
         return None
     if parts.scheme not in {"http", "https"} or not host or len(host) > _LONGEST_HOST:
         return None
-    if ":" in host:  # an address of IPv6, which urlsplit has checked
+    if ":" in host:  # an IPv6 address, checked by urlsplit
         return parts
     labels = host.split(".")
     fit = len(labels) > 1 and all(_LABEL.fullmatch(label) for label in labels)

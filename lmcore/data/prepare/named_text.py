@@ -23,7 +23,7 @@ from lmcore.errors import ConfigError, DataError, suggestion
 from lmcore.plugin.registrations import Registrations, plugin_corpora
 
 if TYPE_CHECKING:
-    from lmcore.data.tokenizer.base import Tokenizer
+    from lmcore.accelerator.tokenizer import Tokenizer
     from lmcore.plugin import PluginRecord, PluginSet
 
 __all__ = ["BUNDLED", "NamedText", "bundled_text", "find_text", "named_texts", "prepare_named_text"]

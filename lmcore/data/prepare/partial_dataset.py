@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,10 +40,6 @@ class DatasetCounts:
     sequences: int = 0
     documents: int = 0
     empty: int = 0
-
-    def to_json(self) -> dict[str, int]:
-        """Return the counts as JSON values."""
-        return asdict(self)
 
 
 class PartialDataset:

@@ -9,9 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 from lmcore.data.indexed.dataset import token_dtype
+from lmcore.data.indexed.metadata import DatasetMetadata, remove_metadata, write_metadata
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.input.compression import open_text
-from lmcore.data.prepare.run import KeyReport, PrepareReport, document_prefix, publish
+from lmcore.data.prepare.run import KeyReport, PrepareReport, document_prefix
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import ConfigError, DataError
 
@@ -127,7 +128,18 @@ def prepare_documents(
             size += len(text.encode())
         if not writer.tokens:
             raise DataError(f"`{source}` is empty")
-        publish([writer], tokenizer, append_eod=append_eod)
+        writer.finish()
+        remove_metadata(writer.prefix)
+        writer.commit()
+        metadata = DatasetMetadata.of(
+            tokenizer,
+            append_eod=append_eod,
+            documents=writer.documents,
+            sequences=writer.sequences,
+            tokens=writer.tokens,
+            dtype=writer.dtype.name,
+        )
+        write_metadata(writer.prefix, metadata)
     return PrepareReport(
         files=(source,),
         documents=writer.documents,

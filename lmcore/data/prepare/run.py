@@ -21,7 +21,6 @@ import numpy as np
 
 from lmcore.data.indexed.dataset import token_dtype
 from lmcore.data.indexed.metadata import DatasetMetadata, remove_metadata, write_metadata
-from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.input.batch import Batch
 from lmcore.data.input.compression import STDIN
 from lmcore.data.input.files import InputFile
@@ -41,7 +40,6 @@ from lmcore.data.prepare.request import (
     document_prefix,
 )
 from lmcore.data.prepare.resume_state import Identity, PrepareState, identity_of, read_state
-from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.worker_pool import BatchWork, work_ordered
 from lmcore.errors import ConfigError, DataError, RunError, counted
 
@@ -54,7 +52,6 @@ __all__ = [
     "document_prefix",
     "join",
     "prepare",
-    "publish",
     "request_problems",
 ]
 
@@ -101,8 +98,13 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
         for key in output.keys:
             remove_metadata(key.prefix)
             key.commit()
-            metadata = _metadata(
-                request, key.sequences, key.documents, key.counts.tokens, job.dtype
+            metadata = DatasetMetadata.of(
+                request.tokenizer,
+                append_eod=request.append_eod,
+                documents=key.documents,
+                sequences=key.sequences,
+                tokens=key.counts.tokens,
+                dtype=job.dtype.name,
             )
             write_metadata(key.prefix, metadata)
     except BaseException as error:
@@ -138,45 +140,6 @@ def join(request: PrepareRequest) -> PrepareReport:
 
     job = _checked(request)
     return join_partitions(request, job.identity)
-
-
-def publish(
-    writers: Sequence[IndexedDatasetWriter], tokenizer: Tokenizer, *, append_eod: bool
-) -> None:
-    """Rename the files of all writers after all of them are complete, and write the metadata."""
-    for writer in writers:
-        writer.finish()
-    for writer in writers:
-        remove_metadata(writer.prefix)
-        writer.commit()
-        write_metadata(
-            writer.prefix,
-            DatasetMetadata.of(
-                tokenizer,
-                append_eod=append_eod,
-                documents=writer.documents,
-                sequences=writer.sequences,
-                tokens=writer.tokens,
-                dtype=writer.dtype.name,
-            ),
-        )
-
-
-def _metadata(
-    request: PrepareRequest,
-    sequences: int,
-    documents: int,
-    tokens: int,
-    dtype: np.dtype[np.integer],
-) -> DatasetMetadata:
-    return DatasetMetadata.of(
-        request.tokenizer,
-        append_eod=request.append_eod,
-        documents=documents,
-        sequences=sequences,
-        tokens=tokens,
-        dtype=dtype.name,
-    )
 
 
 def _checked(request: PrepareRequest) -> _Job:

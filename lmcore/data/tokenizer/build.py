@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from lmcore.accelerator.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings, TypeOptions
 from lmcore.data.gpt2_preload import BpePreload
-from lmcore.data.tokenizer.base import Tokenizer, TokenizerFactory
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
@@ -87,31 +87,10 @@ def tokenizer_types(extra: Mapping[str, TokenizerFactory] = _NONE) -> tuple[str,
 
 
 def build_tokenizer(
-    tokenizer_type: str,
-    *,
-    vocab_file: str | None = None,
-    merge_file: str | None = None,
-    vocab_size: int | None = None,
-    tokenizer_model: str | None = None,
-    tokenizer_name_or_path: str | None = None,
-    vocab_extra_ids: int = 0,
-    add_special_tokens: bool | None = None,
-    parse_special_tokens: bool = False,
-    extra: Mapping[str, TokenizerFactory] = _NONE,
+    tokenizer_type: str, *, extra: Mapping[str, TokenizerFactory] = _NONE, **options: Any
 ) -> Tokenizer:
-    """Build a tokenizer from single settings; see `TokenizerSettings` and `tokenizer_from`."""
-    settings = TokenizerSettings(
-        tokenizer_type,
-        vocab_file,
-        merge_file,
-        vocab_size,
-        tokenizer_model,
-        tokenizer_name_or_path,
-        vocab_extra_ids,
-        add_special_tokens,
-        parse_special_tokens,
-    )
-    return tokenizer_from(settings, extra=extra)
+    """Build a tokenizer from its type and the options of `TokenizerSettings`."""
+    return tokenizer_from(TokenizerSettings(tokenizer_type, **options), extra=extra)
 
 
 def tokenizer_from(

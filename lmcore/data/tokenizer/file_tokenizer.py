@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.accelerator.tokenizer import Tokenizer
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.data.tokenizer.base import Tokenizer
 from lmcore.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from typing import Literal, assert_never
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.accelerator.tokenizer import Tokenizer
 from lmcore.data.gpt2_preload import END, MAX_BYTES, BpeContents, BpePreload
 from lmcore.data.native import reason as native_reason
-from lmcore.data.tokenizer.base import Tokenizer
 from lmcore.data.tokenizer.bpe import python_bpe
 from lmcore.data.tokenizer.bpe_files import (
     Merge,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmcore.data.tokenizer.base import Tokenizer
+from lmcore.accelerator.tokenizer import Tokenizer
 from lmcore.errors import ConfigError, DataError
 
 __all__ = ["NullTokenizer"]

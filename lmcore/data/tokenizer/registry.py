@@ -8,7 +8,7 @@ from lmcore.data.tokenizer.build import tokenizer_types
 from lmcore.plugin import registrations
 
 if TYPE_CHECKING:
-    from lmcore.data.tokenizer.base import TokenizerFactory
+    from lmcore.accelerator.tokenizer import TokenizerFactory
     from lmcore.plugin import PluginSet
     from lmcore.plugin.registrations import Registrations
 

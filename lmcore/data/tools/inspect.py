@@ -1,4 +1,4 @@
-"""`lmcore data inspect`: what a dataset holds, and whether its files fit together."""
+"""`lmcore data inspect`: the contents of a data set, and the consistency of its files."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class InspectReport:
-    """What a dataset holds.
+    """Contents and problems of a data set; most fields are None if the index is unreadable.
 
     Attributes:
-        prefix: Its path without ending.
-        dataset_impl: The format of its index: `mmap`, or `cached`, which is also `lazy`; None, as
-            most others, where the index is unreadable.
-        documents: Number of documents.
-        sequences: Number of sequences.
-        tokens: Number of tokens that the index counts.
-        dtype: Type of a stored token.
-        bytes: Size of `.bin` and `.idx` together.
-        mean_length: Tokens of a sequence.
-        max_length: Likewise, of the longest.
-        empty_sequences: Sequences without tokens.
-        empty_documents: Documents without tokens.
-        multimodal: Whether each sequence has a mode.
-        tokenizer: Type of the tokenizer, where the metadata says it.
-        scan: What the tokens are, where they were read.
-        problems: What is wrong, one sentence each; empty for a sound dataset.
+        prefix: path without suffix.
+        dataset_impl: format of the index: `mmap` or `cached` (also for `lazy`).
+        documents: number of documents.
+        sequences: number of sequences.
+        tokens: number of tokens in the index.
+        dtype: type of a stored token.
+        bytes: size of `.bin` and `.idx` together, in bytes.
+        mean_length: mean number of tokens of a sequence.
+        max_length: number of tokens of the longest sequence.
+        empty_sequences: number of sequences without tokens.
+        empty_documents: number of documents without tokens.
+        multimodal: True if each sequence has a mode.
+        tokenizer: tokenizer type of the metadata.
+        scan: statistics of the tokens, if they were read.
+        problems: one sentence each; empty for a valid data set.
     """
 
     prefix: str
@@ -61,19 +60,19 @@ class InspectReport:
     problems: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Return it as JSON values."""
+        """Return the report as JSON values."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class DecodedDocument:
-    """One document of a dataset.
+    """One document of a data set.
 
     Attributes:
-        number: Which, from 0.
-        lengths: Tokens of each of its sequences.
-        tokens: Its ids.
-        text: What they say; None where the tokenizer is not known.
+        number: index of the document, from 0.
+        lengths: number of tokens of each of its sequences.
+        tokens: its token ids.
+        text: decoded text; None if the tokenizer is unknown.
     """
 
     number: int
@@ -90,17 +89,17 @@ def inspect(
     vocab_size: int | None = None,
     top: int = 10,
 ) -> InspectReport:
-    """Describe the dataset of a prefix; every pointer of its index is checked.
+    """Describe a data set and check every pointer of its index.
 
     Args:
-        prefix: The dataset's path without ending.
-        scan: Whether all tokens are read, too.
-        eod: Id that ends a document; None for the metadata's.
-        vocab_size: Number of ids that the tokenizer has; None for the metadata's.
-        top: How many of the most frequent ids a scan tells.
+        prefix: path of the data set without suffix.
+        scan: read all tokens.
+        eod: end-of-document id; None: from the metadata.
+        vocab_size: size of the vocabulary; None: from the metadata.
+        top: number of most frequent ids in the scan.
 
     Raises:
-        DataError: One of the two files is missing.  Anything else that is wrong is in `problems`.
+        DataError: one of the two files is missing.  Anything else wrong is in `problems`.
     """
     paths = [Path(f"{prefix}{ending}") for ending in (".bin", ".idx")]
     dataset, index, problems = _open(prefix, paths)
@@ -148,11 +147,11 @@ def inspect(
 def read_documents(
     prefix: str | Path, numbers: Iterable[int], tokenizer: Tokenizer | None
 ) -> list[DecodedDocument]:
-    """Return documents of a dataset, decoded where a tokenizer is given.
+    """Return documents of a data set, decoded if a tokenizer is given.
 
     Raises:
-        DataError: The dataset is damaged or has no such document, or an id in it is none of the
-            tokenizer's.
+        DataError: the data set is damaged or has no such document, or an id is outside the
+            vocabulary.
     """
     dataset = IndexedDataset(prefix)
     documents = []
@@ -162,7 +161,7 @@ def read_documents(
                 f"`{prefix}` has no document {number}",
                 why=f"documents are 0 to {dataset.document_count - 1}"
                 if dataset.document_count
-                else "it has none at all",
+                else "it has no documents",
             )
         first, last = dataset.document_indices[number : number + 2].tolist()
         tokens = dataset.document(number).tolist()
@@ -182,7 +181,7 @@ def _decode(tokenizer: Tokenizer, tokens: list[int], number: int) -> str:
     if wrong:
         raise DataError(
             f"document {number} cannot be decoded",
-            why=f"token {wrong[0]} is none of the {tokenizer.vocab_size} ids of `{tokenizer.name}`",
+            why=f"token {wrong[0]} is outside the {tokenizer.vocab_size} ids of `{tokenizer.name}`",
             hint="the data was prepared with another tokenizer",
         )
     return tokenizer.decode(tokens)
@@ -191,7 +190,7 @@ def _decode(tokenizer: Tokenizer, tokens: list[int], number: int) -> str:
 def _open(
     prefix: str | Path, paths: list[Path]
 ) -> tuple[IndexedDataset | None, Index | None, list[str]]:
-    """Return the dataset if it is sound, the index if that is, and what is wrong."""
+    """Return the data set if it is valid, the index if it is readable, and the problems."""
     try:
         dataset = IndexedDataset(prefix)
     except DataError as error:
@@ -207,16 +206,16 @@ def _open(
 
 
 def _uncounted(index: Index, bin_path: Path, eod: int | None) -> list[str]:
-    """Explain tokens that the index does not count, if it is the ends of documents."""
+    """Return the problem if the tokens missing in the index are the ends of documents."""
     end = find_missing_eod(index, bin_path, eod)
     if end is None:
         return []
-    told = (
+    problem = (
         f"each of {counted(end.count, 'document')} is followed by token {end.token}, which the "
-        "index does not count, so that all documents after the first are read from wrong places; "
-        "`lmcore data repair` counts it"
+        "index does not count: all documents but the first are read at wrong offsets; "
+        "fix it with `lmcore data repair`"
     )
-    return [told]
+    return [problem]
 
 
 def _token_problems(scan: TokenScan, index: Index, metadata: DatasetMetadata | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""`lmcore data merge`: indexed datasets one after another, as if prepared in one go."""
+"""`lmcore data merge`: concatenation of indexed data sets, as if prepared at once."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _COUNTS = {"documents", "sequences", "tokens", "dtype"}
-# The tokenizer's files may lie elsewhere for each part; its fingerprint says whether it is one.
+# The paths of the tokenizer's files may differ; its fingerprint identifies it.
 _MAY_DIFFER = {*_COUNTS, "tokenizer", "lmcore_version"}
 
 
 @dataclass(frozen=True)
 class MergeInput:
-    """A dataset that documents are taken from: checked, and closed again."""
+    """Input data set, checked and closed again."""
 
     documents: DocumentRange
     dtype: str
@@ -51,13 +51,13 @@ class MergeInput:
 
     @property
     def prefix(self) -> str:
-        """The dataset's path without ending."""
+        """Path of the data set without suffix."""
         return self.documents.prefix
 
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What was merged."""
+    """Merged data set."""
 
     prefix: str
     datasets: int
@@ -71,15 +71,15 @@ class MergeReport:
     metadata: bool
 
     def to_json(self) -> dict[str, object]:
-        """Return it as JSON values."""
+        """Return the report as JSON values."""
         return asdict(self)
 
 
 def find_datasets(directory: str | Path) -> list[str]:
-    """Return the prefixes of all datasets in a directory, sorted by name.
+    """Return the prefixes of all data sets in a directory, sorted by name.
 
     Raises:
-        DataError: It is none, or has no dataset in it.
+        DataError: it is not a directory, or has no data set.
     """
     try:
         found = sorted(
@@ -88,12 +88,12 @@ def find_datasets(directory: str | Path) -> list[str]:
     except OSError as error:
         raise DataError(f"cannot read `{directory}`", why=error.strerror or str(error)) from error
     if not found:
-        raise DataError(f"no data set in `{directory}`", why="no file there ends with `.idx`")
+        raise DataError(f"no data set in `{directory}`", why="it has no `.idx` file")
     return found
 
 
 def chosen_datasets(paths: Sequence[str], directory: str | None) -> list[str]:
-    """Return the prefixes that paths name, with or without endings, or those in a directory.
+    """Return the prefixes of *paths*, with or without suffix, or of all data sets in a directory.
 
     Raises:
         DataError: See `find_datasets`.
@@ -102,17 +102,17 @@ def chosen_datasets(paths: Sequence[str], directory: str | None) -> list[str]:
 
 
 def merge(prefixes: Sequence[str], output_prefix: str) -> MergeReport:
-    """Write the documents of several datasets to one, in their order.
+    """Concatenate data sets, in order.
 
-    The bytes are those that preparing all of the input at once would have written.
+    The result is byte for byte that of preparing all of the input at once.
 
     Args:
-        prefixes: The datasets' paths without ending.
-        output_prefix: Likewise, of the new one; older files of that name are replaced.
+        prefixes: paths of the data sets without suffix.
+        output_prefix: path of the new one without suffix; older files are replaced.
 
     Raises:
-        DataError: A dataset is missing, damaged, given twice, of another format, token type or
-            vocabulary than the first one; or the disk refuses.  Nothing is left of the output.
+        DataError: a data set is missing, damaged, given twice, or differs from the first one in
+            format, token type or vocabulary; or the file system refuses.  No output remains.
     """
     start = time.perf_counter()
     sources = open_sources(prefixes, output_prefix)
@@ -141,7 +141,7 @@ def merge(prefixes: Sequence[str], output_prefix: str) -> MergeReport:
 
 
 def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[MergeInput]:
-    """Check that datasets are sound and belong together, and describe them.
+    """Check that data sets are valid and compatible, and describe them.
 
     Raises:
         DataError: See `merge`.
@@ -159,8 +159,8 @@ def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[MergeInput
                 f"`{prefix}` is given twice"
                 if prefix == earlier
                 else f"`{prefix}` and `{earlier}` are the same data",
-                why="its documents would be there twice",
-                hint="to train on it more often give it a larger weight",
+                why="its documents would be included twice",
+                hint="to train on it more often, give it a larger weight",
             )
         metadata = read_metadata(prefix)
         _check_counts(dataset, metadata)
@@ -177,7 +177,7 @@ def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[MergeInput
 
 
 def with_counts(sources: Sequence[MergeInput], content: DocumentRanges) -> DatasetMetadata | None:
-    """Return the metadata of what is made from *sources*; None where one of them has none."""
+    """Return the metadata of a data set made from *sources*; None if one of them has none."""
     first = sources[0].metadata
     if first is None or any(source.metadata is None for source in sources):
         return None
@@ -190,13 +190,13 @@ def _check_counts(dataset: IndexedDataset, metadata: DatasetMetadata | None) -> 
     if metadata is None:
         return
     found = (dataset.document_count, len(dataset), dataset.tokens, dataset.dtype.name)
-    told = (metadata.documents, metadata.sequences, metadata.tokens, metadata.dtype)
-    if found != told:
+    expected = (metadata.documents, metadata.sequences, metadata.tokens, metadata.dtype)
+    if found != expected:
         raise DataError(
-            f"`{metadata_path(dataset.prefix)}` is not of this data set",
-            why="it says {} documents, {} sequences, {} tokens of {}; ".format(*told)
-            + "there are {}, {}, {} of {}".format(*found),
-            hint="prepare the data anew, or remove the metadata",
+            f"`{metadata_path(dataset.prefix)}` does not match the data set",
+            why="it has {} documents, {} sequences, {} tokens of {}; ".format(*expected)
+            + "the data set has {}, {}, {} of {}".format(*found),
+            hint="prepare the data again, or remove the metadata",
         )
 
 
@@ -209,9 +209,9 @@ def _check_alike(first: MergeInput, other: MergeInput) -> None:
             raise DataError(
                 f"`{first.prefix}` and `{other.prefix}` differ in their {name}",
                 why=f"`{one}` and `{two}`",
-                hint="prepare all of the data with one tokenizer"
+                hint="prepare all data with the same tokenizer"
                 if name == "token type"
-                else "prepare all of the data with one `--dataset-impl`",
+                else "prepare all data with the same `--dataset-impl`",
             )
 
 
@@ -222,24 +222,24 @@ def _check_modes(sources: Sequence[MergeInput]) -> None:
     if len(kinds) > 1:
         raise DataError(
             f"`{kinds[True].prefix}` is multimodal and `{kinds[False].prefix}` is not",
-            why="either all sequences of a data set have a mode, or none has",
+            why="either all sequences of a data set have a mode or none",
         )
 
 
 def _check_vocabularies(sources: Sequence[MergeInput]) -> None:
-    """Compare what metadata says, and say it where there is none to compare."""
+    """Compare the vocabularies in the metadata; warn about missing metadata."""
     described = [source for source in sources if source.metadata is not None]
     for source in described[1:]:
         _check_vocabulary(described[0], source)
     if not described and len(sources) > 1:
         _log.warning(
-            "the data sets have no metadata, so that their vocabularies cannot be compared; "
-            "the output gets none"
+            "the data sets have no metadata: their vocabularies cannot be compared, and the output "
+            "gets no metadata"
         )
     elif 0 < len(described) < len(sources):
         missing = next(source for source in sources if source.metadata is None)
         _log.warning(
-            "`%s` has no metadata, so that its vocabulary cannot be compared; the output gets none",
+            "`%s` has no metadata: its vocabulary cannot be compared, and the output gets none",
             missing.prefix,
         )
 
@@ -257,7 +257,7 @@ def _check_vocabulary(first: MergeInput, other: MergeInput) -> None:
             f"`{first.prefix}` and `{other.prefix}` "
             + ("have different vocabularies" if vocabulary else f"differ in `{field.name}`"),
             why=f"their metadata has the {field.name} `{mine}` and `{theirs}`",
-            hint="prepare all of the data with one tokenizer and the same options",
+            hint="prepare all data with the same tokenizer and options",
         )
 
 
@@ -268,7 +268,7 @@ def _check_output(output_prefix: str, sources: dict[tuple[int, int], str]) -> No
     found = path.stat()
     if (found.st_dev, found.st_ino) in sources:
         raise DataError(
-            f"the output `{output_prefix}` is one of the data sets given",
+            f"the output `{output_prefix}` is one of the input data sets",
             why="it would be replaced",
             hint="give another `--output-prefix`",
         )

@@ -1,7 +1,7 @@
-"""`lmcore data repair`: names, indices and uncounted ends, mended in new files.
+"""`lmcore data repair`: names, indices and missing end tokens of a data set, repaired in new files.
 
-Nothing that exists is changed: what is repaired gets a name of its own, or is added where a file
-was missing.  Tokens that need no change are linked, or copied where the disk cannot link.
+Existing files are never changed: the repaired data set gets a name of its own, or missing files are
+added.  Unchanged tokens are hard-linked, or copied if the file system cannot link.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _DTYPES = {dtype.name: dtype for dtype in TOKEN_DTYPES.values()}
 
 @dataclass(frozen=True)
 class RepairRequest:
-    """What is to be repaired, and what is known of it.
+    """Data set to repair, and known facts about it.
 
     Attributes:
-        prefix: The dataset's path, with or without endings.
-        output_prefix: Path of the repaired one; None adds what is missing beside the original.
-        hyphens: Whether `_` in the name becomes `-`.
-        rebuild: Whether the index is made anew although it can be read.
-        eod: Id that ends a document; None for the metadata's.
-        dtype: Type of a stored token; None for the metadata's.
+        prefix: path of the data set, with or without suffix.
+        output_prefix: path of the repaired one; None: add missing files beside the original.
+        hyphens: replace `_` in the name by `-`.
+        rebuild: rebuild the index even if it is readable.
+        eod: end-of-document id; None: from the metadata.
+        dtype: type of a stored token; None: from the metadata.
     """
 
     prefix: str
@@ -56,16 +56,16 @@ class RepairRequest:
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What was done.
+    """Result of a repair.
 
     Attributes:
-        prefix: Path of the repaired dataset.
-        found: What was wrong, one sentence each; empty where nothing was.
-        written: The files that are new.
-        documents: Of the repaired dataset.
-        tokens: Likewise.
-        dtype: Type of a stored token.
-        dataset_impl: Format of its index.
+        prefix: path of the repaired data set.
+        found: problems, one sentence each; empty if there were none.
+        written: paths of the new files.
+        documents: number of documents of the repaired data set.
+        tokens: number of its tokens.
+        dtype: type of a stored token.
+        dataset_impl: format of its index.
     """
 
     prefix: str
@@ -77,30 +77,30 @@ class RepairReport:
     dataset_impl: Format
 
     def to_json(self) -> dict[str, object]:
-        """Return it as JSON values."""
+        """Return the report as JSON values."""
         return asdict(self)
 
 
 def repair(request: RepairRequest) -> RepairReport:
-    """Mend a dataset, as far as what is right can be known.
+    """Repair a data set as far as its correct content can be determined.
 
     Raises:
-        DataError: What is right cannot be known, and why; a file is there that would be replaced;
-            the disk refuses.  Nothing is changed then.
-        ConfigError: Options that do not go together.
+        DataError: it cannot be determined; a file would be replaced; the file system refuses.
+            Nothing is changed then.
+        ConfigError: options that exclude each other.
     """
     prefix = _bare(request.prefix)
     bin_path, idx_path, found = _locate(prefix)
     target = _target(request, prefix)
     if target != prefix and request.hyphens and request.output_prefix is None:
-        found.append(f"`{Path(prefix).name}` is `{Path(target).name}` now")
+        found.append(f"`{Path(prefix).name}` is renamed to `{Path(target).name}`")
     metadata = read_metadata(prefix)
-    with closing(_RepairedFiles(bin_path, idx_path)) as mended:
-        mended.find(request, metadata, found, Path(f"{target}.idx"))
-        written = _write(mended, target)
+    with closing(_RepairedFiles(bin_path, idx_path)) as repaired:
+        repaired.find(request, metadata, found, Path(f"{target}.idx"))
+        written = _write(repaired, target)
     dataset = IndexedDataset(target)
     if metadata is not None:
-        right = _right_metadata(metadata, dataset, mended.end)
+        right = _right_metadata(metadata, dataset, repaired.end)
         written += _write_metadata(metadata, right, prefix, target, found)
     return RepairReport(
         target,
@@ -114,7 +114,7 @@ def repair(request: RepairRequest) -> RepairReport:
 
 
 def hyphenated(prefix: str) -> str:
-    """Return a path with `-` for every `_` of its last part, as corpora's names are divided."""
+    """Return a path with `-` for each `_` in its last part, the separator after a corpus name."""
     path = Path(prefix)
     return str(path.with_name(path.name.replace("_", "-")))
 
@@ -126,24 +126,24 @@ def _bare(path: str) -> str:
 
 
 def _locate(prefix: str) -> tuple[Path, Path | None, list[str]]:
-    """Return the two files whatever endings they have, and what is wrong with their names."""
+    """Return the two files, with any suffixes, and the problems with their names."""
     found: list[str] = []
     paths: list[Path | None] = []
     for endings in ((".bin", ".bin.bin", ".idx.bin"), (".idx", ".bin.idx", ".idx.idx")):
-        there = [Path(f"{prefix}{ending}") for ending in endings]
-        there = [path for path in there if path.is_file()]
-        if len(there) > 1:
+        candidates = [Path(f"{prefix}{ending}") for ending in endings]
+        existing = [path for path in candidates if path.is_file()]
+        if len(existing) > 1:
             raise DataError(
-                f"`{there[0]}` and `{there[1]}` are both there",
-                hint="move one of them away, so that it is clear which one is meant",
+                f"both `{existing[0]}` and `{existing[1]}` exist",
+                hint="move one of them away",
             )
-        paths.append(there[0] if there else None)
-        if there and there[0] != Path(f"{prefix}{endings[0]}"):
-            found.append(f"`{there[0].name}` has one ending too many")
+        paths.append(existing[0] if existing else None)
+        if existing and existing[0] != candidates[0]:
+            found.append(f"`{existing[0].name}` has a duplicate suffix")
     bin_path, idx_path = paths
     if bin_path is None:
         raise DataError(
-            f"no such file: `{prefix}.bin`", why="without its tokens nothing can be repaired"
+            f"no such file: `{prefix}.bin`", why="a data set cannot be repaired without its tokens"
         )
     return bin_path, idx_path, found
 
@@ -157,13 +157,13 @@ def _target(request: RepairRequest, prefix: str) -> str:
 
 
 class _RepairedFiles:
-    """The content of the repaired files: the old index, or a new one.
+    """Contents of the repaired files: the old index, or a new one.
 
     Attributes:
-        content: What the new index says; None where the old one is right.
-        dtype: Type of a stored token.
-        format: Of the index.
-        end: Token that was found to end every document; None where that was not looked for.
+        content: content of the new index; None if the old one is correct.
+        dtype: type of a stored token.
+        format: format of the index.
+        end: token found at the end of every document; None if not searched.
     """
 
     def __init__(self, bin_path: Path, idx_path: Path | None) -> None:
@@ -175,7 +175,7 @@ class _RepairedFiles:
         self._rebuilt: RebuiltIndex | None = None
 
     def close(self) -> None:
-        """Remove what was kept beside memory."""
+        """Remove temporary files."""
         if self._rebuilt is not None:
             self._rebuilt.close()
 
@@ -186,10 +186,10 @@ class _RepairedFiles:
         found: list[str],
         target: Path,
     ) -> None:
-        """Decide what the index should be, and add to *found* what is wrong with the old one.
+        """Determine the index, and add the problems of the old one to *found*.
 
         Raises:
-            DataError: It cannot be known.
+            DataError: the index cannot be determined.
         """
         eod = request.eod
         if eod is None and metadata is not None:
@@ -198,9 +198,9 @@ class _RepairedFiles:
         if index is None or request.rebuild:
             known = index.dtype.name if index else metadata.dtype if metadata else None
             if index is not None:
-                found.append("the index is made anew, as asked")
+                found.append("the index is rebuilt, as requested")
                 if index.modes is not None:
-                    found.append("the modes of its sequences are not kept")
+                    found.append("the modes of its sequences are lost")
             _require_free(target)  # before everything is read
             self._rebuild(eod, request.dtype or known, found, target)
             return
@@ -212,8 +212,7 @@ class _RepairedFiles:
         if end is None:
             raise _unexplained(index, self.bin_path, size, eod)
         found.append(
-            f"token {end.token} stands after each of {counted(end.count, 'document')} and was not "
-            "counted"
+            f"token {end.token} follows each of {counted(end.count, 'document')}, uncounted"
         )
         self.content, self.end = IndexWithEod(index, end), end.token
 
@@ -228,7 +227,7 @@ class _RepairedFiles:
             return None
 
     def _old_format(self) -> Format:
-        """Return the format that the old index's first bytes tell, damaged or not."""
+        """Return the format of the old index, damaged or not, by its first bytes."""
         if self.idx_path is None:
             return "mmap"
         with self.idx_path.open("rb") as file:
@@ -241,49 +240,47 @@ class _RepairedFiles:
             ]
             raise DataError(
                 f"an index for `{self.bin_path}` needs {' and '.join(f'`{m}`' for m in missing)}",
-                why="the tokens alone do not say where documents end, or how many bytes a token "
-                "has, and there is no metadata",
-                hint="with GPT-2's vocabulary it is `--eod 50256 --dtype uint16`",
+                why="without metadata the end-of-document id or the token type is unknown",
+                hint="for GPT-2's vocabulary use `--eod 50256 --dtype uint16`",
             )
         if dtype not in _DTYPES:
-            raise DataError(f"`{dtype}` is no type of tokens", hint=f"one of {', '.join(_DTYPES)}")
+            raise DataError(f"`{dtype}` is not a token type", hint=f"one of {', '.join(_DTYPES)}")
         self.dtype, self.format = _DTYPES[dtype], self._old_format()
         with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
         self._rebuilt = rebuilt = RebuiltIndex(self.bin_path, self.dtype, eod, target.parent)
         self.content = rebuilt
         found.append(
-            f"each token {eod} was taken for the end of a document, and each document for one "
-            "sequence"
+            f"each token {eod} is taken as the end of a document, and each document as one sequence"
         )
         if not rebuilt.unended:
             self.end = eod
         else:
             found.append(
                 f"{counted(rebuilt.unended, 'token')} after the last end "
-                f"{'is' if rebuilt.unended == 1 else 'are'} taken for a document"
+                f"{'is' if rebuilt.unended == 1 else 'are'} taken as a document"
             )
 
 
-def _write(mended: _RepairedFiles, target: str) -> list[Path]:
-    """Give the repaired files their names; return those that are new."""
+def _write(repaired: _RepairedFiles, target: str) -> list[Path]:
+    """Write or link the repaired files; return the paths of the new ones."""
     bin_path, idx_path = Path(f"{target}.bin"), Path(f"{target}.idx")
-    keeps_index = mended.content is None and mended.idx_path == idx_path
-    for path, keep in ((bin_path, mended.bin_path == bin_path), (idx_path, keeps_index)):
+    keeps_index = repaired.content is None and repaired.idx_path == idx_path
+    for path, keep in ((bin_path, repaired.bin_path == bin_path), (idx_path, keeps_index)):
         if not keep:
             _require_free(path)
     written = []
     with disk_errors(bin_path):
         bin_path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if mended.bin_path != bin_path:
-            _link(mended.bin_path, bin_path)
+        if repaired.bin_path != bin_path:
+            _link(repaired.bin_path, bin_path)
             written.append(bin_path)
-        if mended.content is not None:
-            _write_index(mended, idx_path)
+        if repaired.content is not None:
+            _write_index(repaired, idx_path)
             written.append(idx_path)
-        elif mended.idx_path is not None and not keeps_index:
-            _link(mended.idx_path, idx_path)
+        elif repaired.idx_path is not None and not keeps_index:
+            _link(repaired.idx_path, idx_path)
             written.append(idx_path)
     except BaseException:
         for path in written:
@@ -295,20 +292,20 @@ def _write(mended: _RepairedFiles, target: str) -> list[Path]:
 def _require_free(path: Path) -> None:
     if path.exists():
         raise DataError(
-            f"`{path}` is there already",
+            f"`{path}` exists already",
             why="a repair never replaces a file",
             hint="give another `--output-prefix`",
         )
 
 
-def _write_index(mended: _RepairedFiles, path: Path) -> None:
-    assert mended.content is not None
+def _write_index(repaired: _RepairedFiles, path: Path) -> None:
+    assert repaired.content is not None
     with replacing(path) as file:
-        write_index(file, mended.content, mended.dtype, mended.format)
+        write_index(file, repaired.content, repaired.dtype, repaired.format)
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file another name, or copy it where the file system has one name for a file only."""
+    """Hard-link a file, or copy it if the file system has no hard links."""
     with disk_errors(target):
         try:
             target.hardlink_to(source.resolve())
@@ -328,7 +325,7 @@ def _copy(source: Path, target: Path) -> None:
 def _right_metadata(
     metadata: DatasetMetadata, dataset: IndexedDataset, end: int | None
 ) -> DatasetMetadata:
-    """Return the metadata of the repaired dataset, whose documents all end with *end*, if known."""
+    """Return the metadata of the repaired data set; *end* is the last token of its documents."""
     ended = end is not None and end == metadata.eod
     return replace(
         metadata,
@@ -343,39 +340,39 @@ def _right_metadata(
 def _write_metadata(
     metadata: DatasetMetadata, right: DatasetMetadata, prefix: str, target: str, found: list[str]
 ) -> list[Path]:
-    """Write metadata that is right; beside the original it stays as it is."""
+    """Write the correct metadata, unless the file exists; existing metadata is not changed."""
     path = metadata_path(target)
     if target == prefix:
         if replace(right, append_eod=metadata.append_eod) != metadata:
-            found.append(f"`{path.name}` has other counts, and was left as it is")
+            found.append(f"`{path.name}` has other counts, and was not changed")
         elif right != metadata:
-            found.append(f"`{path.name}` says that no end was appended, and was left as it is")
+            found.append(f"`{path.name}` has `append_eod: false`, and was not changed")
         return []
     if path.exists():
-        found.append(f"`{path.name}` is there already, and was left as it is")
+        found.append(f"`{path.name}` exists already, and was not changed")
         return []
     if right.append_eod and not metadata.append_eod:
-        found.append(f"documents end with token {right.eod}, as `{path.name}` says now")
+        found.append(f"documents end with token {right.eod}: `{path.name}` has `append_eod: true`")
     write_metadata(target, right)
     return [path]
 
 
 def _unexplained(index: Index, bin_path: Path, size: int, eod: int | None) -> DataError:
-    what = f"`{bin_path}` cannot be repaired: the right sizes are not known"
-    told = f"the index counts {index.bin_bytes} bytes of tokens, there are {size}"
+    what = f"`{bin_path}` cannot be repaired: the correct sizes are unknown"
+    sizes = f"the index counts {index.bin_bytes} bytes of tokens, the file has {size}"
     if size < index.bin_bytes:
         return DataError(
             what,
-            why=f"{told}: the file is cut short",
-            hint="copy it again; or give `--rebuild` with `--output-prefix`, which makes an index "
-            "of the documents that are there",
+            why=f"{sizes}: the file is truncated",
+            hint="copy it again; or build an index of the remaining documents with `--rebuild` and "
+            "`--output-prefix`",
         )
-    reason = "the tokens that are too many do not stand after each document"
+    reason = "the extra tokens are not the ends of the documents"
     if eod is not None:
-        reason = f"token {eod} does not stand after each document"
+        reason = f"token {eod} does not follow each document"
     return DataError(
         what,
-        why=f"{told}, and {reason}",
-        hint="if documents end with a token, `--rebuild --eod ID` with `--output-prefix` finds "
-        "them by it",
+        why=f"{sizes}, and {reason}",
+        hint="if documents end with a token, find them with `--rebuild --eod ID --output-prefix "
+        "PREFIX`",
     )

@@ -1,4 +1,4 @@
-"""`lmcore data split --samples`: indexed datasets cut into files of so many documents."""
+"""`lmcore data split --samples`: split of indexed data sets into ones of equal size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["IndexedSplitReport", "SplitFile", "split_indexed"]
 
 @dataclass(frozen=True)
 class SplitFile:
-    """One of the datasets that were written."""
+    """Written data set."""
 
     prefix: str
     documents: int
@@ -31,7 +31,7 @@ class SplitFile:
 
 @dataclass(frozen=True)
 class IndexedSplitReport:
-    """What was written."""
+    """Written data sets and their counts."""
 
     datasets: int
     documents: int
@@ -41,24 +41,24 @@ class IndexedSplitReport:
     seconds: float
 
     def to_json(self) -> dict[str, object]:
-        """Return it as JSON values."""
+        """Return the report as JSON values."""
         return asdict(self)
 
 
 def split_indexed(
     prefixes: Sequence[str], output_prefix: str, *, samples: int
 ) -> IndexedSplitReport:
-    """Write the documents of datasets to `PREFIX-00000`, `PREFIX-00001`, ... in their order.
+    """Write the documents of data sets to `PREFIX-00000`, `PREFIX-00001`, ... in order.
 
-    Nothing has its name before everything is on the disk.
+    The files are renamed to their final names after all are complete.
 
     Args:
-        prefixes: The datasets' paths without ending; they must fit together, as for `merge`.
-        output_prefix: First part of the new ones' paths.
-        samples: Documents of each new one; the last has what is left.
+        prefixes: paths of the data sets without suffix, compatible as for `merge`.
+        output_prefix: first part of the paths of the new ones.
+        samples: number of documents of each new one, except the last.
 
     Raises:
-        DataError: See `merge`; files of such names are there; no documents.
+        DataError: as `merge`; files with these names exist; no documents.
     """
     start = time.perf_counter()
     if samples < 1:
@@ -68,7 +68,8 @@ def split_indexed(
     first = sources[0]
     written: list[tuple[str, IndexedFiles, DocumentRanges]] = []
     with ExitStack() as stack:
-        for number, ranges in enumerate(_groups([one.documents for one in sources], samples)):
+        documents = [source.documents for source in sources]
+        for number, ranges in enumerate(_groups(documents, samples)):
             prefix = f"{output_prefix}-{number:05}"
             files = stack.enter_context(closing(IndexedFiles(prefix)))
             content = DocumentRanges(ranges)
@@ -76,7 +77,7 @@ def split_indexed(
             files.finish(content, first.dtype, first.format)
             written.append((prefix, files, content))
         if not written:
-            raise DataError("no documents to split", why="all of the data sets are empty")
+            raise DataError("no documents to split", why="all data sets are empty")
         for prefix, files, content in written:
             files.commit()
             metadata = with_counts(sources, content)
@@ -87,7 +88,7 @@ def split_indexed(
         documents=sum(content.documents for _, _, content in written),
         tokens=sum(content.tokens for _, _, content in written),
         dtype=first.dtype,
-        files=tuple(_describe(*one) for one in written),
+        files=tuple(_describe(*dataset) for dataset in written),
         seconds=time.perf_counter() - start,
     )
 
@@ -98,7 +99,7 @@ def _describe(prefix: str, files: IndexedFiles, content: DocumentRanges) -> Spli
 
 
 def _groups(sources: Sequence[DocumentRange], samples: int) -> Iterator[list[DocumentRange]]:
-    """Yield what goes into each file: ranges of *samples* documents in all."""
+    """Yield for each new data set its ranges of documents, *samples* in total."""
     group: list[DocumentRange] = []
     room = samples
     for source in sources:
@@ -117,14 +118,14 @@ def _groups(sources: Sequence[DocumentRange], samples: int) -> Iterator[list[Doc
 
 
 def _require_unused(output_prefix: str) -> None:
-    """Raise where files of an earlier split stand: more of them might be there than are made."""
+    """Raise if files of an earlier split exist, which may be more than this one writes."""
     path = Path(output_prefix)
     name = re.compile(re.escape(path.name) + r"-\d{5,}\.(bin|idx|meta\.json)")
     if path.parent.is_dir():
         found = sorted(other.name for other in path.parent.iterdir() if name.fullmatch(other.name))
         if found:
             raise DataError(
-                f"`{path.parent / found[0]}` is there already",
-                why=f"{counted(len(found), 'file')} of names that the output may get would stay",
+                f"`{path.parent / found[0]}` exists already",
+                why=f"{counted(len(found), 'file')} of an earlier split would stay",
                 hint="remove them, or give another `--output-prefix`",
             )

@@ -1,8 +1,8 @@
-"""`lmcore data split --test-percent`: JSON lines dealt out to train, dev and test.
+"""`lmcore data split --test-percent`: a random split of JSON lines into train, dev and test.
 
-Two passes: the first counts the lines, the second deals each out with the probability that makes
-the counts exact, so that the lines of every part are a random choice in the order of the input,
-and memory does not grow with it.
+Two passes: the first counts the lines, the second assigns each line with the probability that makes
+the counts exact.  The lines of each part are a random choice in the order of the input, and memory
+does not grow with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class JsonPart:
-    """One of the files that were written, beside its `.map`."""
+    """Written file, which has a `.map` beside it."""
 
     path: str
     lines: int
@@ -38,7 +38,7 @@ class JsonPart:
 
 @dataclass(frozen=True)
 class JsonSplitReport:
-    """What was written."""
+    """Written files and their numbers of lines."""
 
     files: tuple[str, ...]
     lines: int
@@ -46,7 +46,7 @@ class JsonSplitReport:
     seconds: float
 
     def to_json(self) -> dict[str, object]:
-        """Return it as JSON values."""
+        """Return the report as JSON values."""
         return asdict(self)
 
 
@@ -57,21 +57,21 @@ def split_json(
     shares: tuple[float, ...],
     seed: int = 1234,
 ) -> JsonSplitReport:
-    r"""Write `train.json`, `dev.json` and `test.json`, and where each line came from.
+    r"""Write `train.json`, `dev.json` and `test.json`, and the origin of each line.
 
-    `train.json.map` says for each line of `train.json` the file and the line, from 1, that it was:
-    `file\tline`.  Blank lines are left out, the others stay as they are.
+    `train.json.map` has for each line of `train.json` its file and line number, from 1:
+    `file\tline`. Blank lines are dropped, the others are unchanged.
 
     Args:
-        inputs: Files of JSON lines, or patterns.
-        output_dir: Where the files go; made where it is missing, and without files of such names.
-        shares: Of dev and, where one is wanted, of test, as parts of one.
-        seed: Of the choice.
+        inputs: files of JSON lines, or patterns.
+        output_dir: directory of the new files, which must not exist; created if missing.
+        shares: fractions of the lines for dev and, optionally, test.
+        seed: seed of the choice.
 
     Raises:
-        ConfigError: Shares that leave nothing, or are no parts of one.
-        DataError: Input that is missing, damaged or changes; a part without lines; files of an
-            earlier split; a full disk.  No file is left, and older ones stay.
+        ConfigError: fractions that are invalid or leave no lines for train.
+        DataError: input that is missing, damaged or changes; a part without lines; files of an
+            earlier split; a full disk.  New files are removed, older ones stay.
     """
     start = time.perf_counter()
     _check_shares(shares)
@@ -87,7 +87,7 @@ def split_json(
         for path in paths:
             parts.append(_Part(path))
             stack.callback(parts[-1].close)
-        _deal(files, parts, counts, random.Random(seed))
+        _assign(files, parts, counts, random.Random(seed))
         for part in parts:
             part.finish()
         for part in parts:
@@ -102,21 +102,21 @@ def split_json(
 
 @contextmanager
 def _directory(path: Path) -> Iterator[None]:
-    """Make a directory, and take it away again where what is to stand in it fails."""
-    made = [one for one in (path, *path.parents) if not one.exists()]
+    """Create a directory, and remove it again if the block fails."""
+    created = [folder for folder in (path, *path.parents) if not folder.exists()]
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # others may have put something there
-            for one in made:
-                one.rmdir()
+        with suppress(OSError):  # another process may have put something there
+            for folder in created:
+                folder.rmdir()
         raise
 
 
 class _Part:
-    """A file of lines and its map, under temporary names until `commit`."""
+    """Writer of a file of lines and its map, under temporary names until `commit`."""
 
     def __init__(self, path: Path) -> None:
         self.targets = (path, Path(f"{path}.map"))
@@ -131,32 +131,32 @@ class _Part:
             self._lines.stream.write(piece)
 
     def begin(self, source: str, number: int) -> None:
-        """Note where the line comes from that is to follow."""
+        """Write the origin of the next line."""
         with disk_errors(self.targets[1]):
             self._map.stream.write(f"{source}\t{number}\n".encode())
 
     def finish(self) -> None:
-        """Bring both files to the disk."""
+        """Sync both files to disk."""
         for file in (self._lines, self._map):
             with disk_errors(file.path):
                 file.finish()
 
     def commit(self) -> None:
-        """Give both their names."""
+        """Rename both files to their final names."""
         for file in (self._lines, self._map):
             with disk_errors(file.path):
                 file.commit()
 
     def close(self) -> None:
-        """Remove what is not committed."""
+        """Remove uncommitted files."""
         for file in (self._lines, self._map):
             file.close()
 
 
-def _deal(
+def _assign(
     files: Sequence[str], parts: Sequence[_Part], counts: Sequence[int], chance: random.Random
 ) -> None:
-    """Deal the lines out; those that are left for each part are as likely as any others."""
+    """Write each line to a random part, weighted by the remaining lines of the parts."""
     left = list(counts)
     for file in files:
         last, part = 0, parts[0]
@@ -183,7 +183,7 @@ def _choose(left: Sequence[int], chance: random.Random) -> int:
 
 
 def _pieces(file: str) -> Generator[tuple[int, bytes], None, None]:
-    """Yield the lines that are not blank with their numbers, a very long one in pieces."""
+    """Yield the non-blank lines with their numbers, a very long one in pieces."""
     number, begun, kept = 1, False, False
     with open_text(file) as stream:
         while piece := stream.readline(_PIECE):
@@ -209,17 +209,19 @@ def _count(files: Sequence[str]) -> int:
 
 
 def _line_counts(total: int, shares: tuple[float, ...]) -> list[int]:
-    """Return the lines of train and of each further part."""
-    # Shares are decimal: 0.29 of 100 lines is 29 of them, which binary numbers do not give.
+    """Return the number of lines of train and of each other part."""
+    # Decimal fractions: 0.29 of 100 lines is 29, which binary floating point does not give.
     counts = [math.floor(Fraction(str(share)) * total) for share in shares]
     counts.insert(0, total - sum(counts))
     for name, count in zip(_NAMES, counts, strict=False):
         if not count:
-            *shown, last = [f"{part} {one:,}" for part, one in zip(_NAMES, counts, strict=False)]
+            *shown, last = [
+                f"{part} {lines:,}" for part, lines in zip(_NAMES, counts, strict=False)
+            ]
             raise DataError(
-                f"`{name}` gets no line",
+                f"`{name}` gets no lines",
                 why=f"of {counted(total, 'line')} the parts get {', '.join(shown)} and {last}",
-                hint="give more lines, or other shares by `--test-percent`",
+                hint="give more lines, or other fractions with `--test-percent`",
             )
     return counts
 
@@ -229,13 +231,13 @@ def _check_shares(shares: Sequence[float]) -> None:
     if len(shares) not in {1, 2}:
         raise ConfigError(
             f"`--test-percent {typed}` has {len(shares)} numbers",
-            why="the first is the share of dev, the second that of test",
+            why="the first is the fraction for dev, the second for test",
         )
     if not all(0 < share < 1 for share in shares) or sum(shares) >= 1:
         raise ConfigError(
             f"`--test-percent {typed}` leaves no lines for one of the parts",
-            why="each is a part of one, above 0, and together they are below 1",
-            hint="five in a hundred is 0.05",
+            why="each fraction must be above 0, and their sum below 1",
+            hint="5% is 0.05",
         )
 
 
@@ -245,14 +247,14 @@ def _line_files(inputs: Sequence[str]) -> list[str]:
         if file.path == STDIN or not Path(file.path).is_file():
             raise DataError(
                 f"`{file.path}` cannot be read twice",
-                why="the lines are counted before they are dealt out",
+                why="the lines are counted first",
                 hint="write it to a file first",
             )
         if file.format != "jsonl":
             raise DataError(
-                f"`{file.path}` does not hold JSON lines",
-                why=f"it was found to be {file.format}",
-                hint="one JSON object a line is wanted; `jq -c '.[]' FILE` makes that of an array",
+                f"`{file.path}` is not JSON lines",
+                why=f"its format is {file.format}",
+                hint="convert an array to one object per line with `jq -c '.[]' FILE`",
             )
     return [file.path for file in found]
 
@@ -261,20 +263,20 @@ def _require_apart(files: Sequence[str]) -> None:
     seen: list[Path] = []
     for file in map(Path, files):
         if any(file.samefile(other) for other in seen):
-            raise DataError(f"`{file}` is given twice", why="its lines would be there twice")
+            raise DataError(f"`{file}` is given twice", why="its lines would be written twice")
         seen.append(file)
 
 
 def _require_unused(paths: Sequence[Path]) -> None:
-    """Raise where files of an earlier split stand, were it of more parts than this one.
+    """Raise if files of an earlier split exist, even of parts that this split does not have.
 
-    Its test lines would stay beside a train file that has them too.
+    Their test lines could be train lines of this split.
     """
     names = [name for path in paths for name in (path, Path(f"{path}.map"))]
-    if there := [path for path in names if path.exists()]:
+    if existing := [path for path in names if path.exists()]:
         raise DataError(
-            f"`{there[0]}` is there already",
-            why=f"{counted(len(there), 'file')} of an earlier split would be replaced, or stay and "
-            "hold lines that other parts have too",
+            f"`{existing[0]}` exists already",
+            why=f"{counted(len(existing), 'file')} of an earlier split would be replaced, or stay "
+            "and share lines with other parts",
             hint="remove them, or give another `--output-dir`",
         )

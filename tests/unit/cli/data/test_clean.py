@@ -41,12 +41,12 @@ def test_summary(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "out.jsonl",
         "  2 documents, 44 bytes of JSON",
         "dropped.jsonl",
-        "  what was left out, and why",
+        "  dropped documents, with reasons",
     ]
     assert [line.split() for line in lines[5:9]] == [
         ["step", "documents", "kept"],
         ["fix", "4", "4", "changed:", "1"],
-        ["length", "4", "2", "left", "out:", "2", "short"],
+        ["length", "4", "2", "dropped:", "2", "short"],
         ["exact", "2", "2"],
     ]
     assert lines[-1] == "next: lmcore data prepare --input out.jsonl ..."

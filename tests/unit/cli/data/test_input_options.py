@@ -66,7 +66,7 @@ def test_flags_reach_the_readers(here, capsys, name, content, flags, expected):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--delim", "ab"], "`--delim ab` cannot part fields"),
+        (["--delim", "ab"], "`--delim ab` cannot separate fields"),
         (["--lang", "en"], "`--lang` needs `--split-sentences`"),
         (["--keep-newlines"], "`--keep-newlines` needs `--split-sentences`"),
         (["--presplit-sentences", "--lang", "en"], "`--lang` needs `--split-sentences`"),

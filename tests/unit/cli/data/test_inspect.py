@@ -62,7 +62,7 @@ def test_scan(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A scan shows frequent tokens with what they say, copies and ends."""
     assert run(["inspect", prefix, "--scan", "--top", "2"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "copies 1 document that equals an earlier one" in lines
+    assert "duplicates 1 document equal to an earlier one" in lines
     assert "such as 1 equals 0" in lines
     assert "end with 256 3 documents" in lines
     assert "256 elsewhere 0 times" in lines
@@ -74,7 +74,7 @@ def test_without_metadata(prefix: str, capsys: pytest.CaptureFixture[str]) -> No
     metadata_path(prefix).unlink()
     assert run(["inspect", prefix, "--scan", "--document", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "not looked for; `--eod` names the token" in shown
+    assert "not searched; give the token with `--eod`" in shown
     assert shown.endswith("document 2: 3 tokens\n110 111 256\n")
     run(["inspect", prefix, "--scan", "--eod", "256", "--json"])
     assert json.loads(capsys.readouterr().out)["scan"]["ended"] == 3
@@ -88,7 +88,7 @@ def test_altered_tokenizer(prefix: str, capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(ConfigError, match="have changed"):
         run(["inspect", prefix, "--document", "0"])
     assert run(["inspect", prefix, "--scan"]) == 0
-    assert "without their text: the tokenizer files" in capsys.readouterr().out
+    assert "no text: the tokenizer files" in capsys.readouterr().out
 
 
 def test_given_tokenizer(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ def test_next_command_works(
     argv = ["--input", str(text), "--output-dir", str(tmp_path / "new dir")]
     assert run(["train-tokenizer", *argv, "--tokenizer-type", kind, "--vocab-size", "290"]) == 0
     captured = capsys.readouterr()
-    assert "bytes of the text for each token" in captured.out
+    assert "bytes of text per token" in captured.out
     assert "training on" in captured.err
     words = shlex.split(captured.out.rpartition("next: lmcore data ")[2])
     assert run(words) == 0
@@ -71,7 +71,7 @@ def test_json(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert report["tokenizer"]["vocab_file"] == str(tmp_path / "a/vocab.json")
     assert report["vocab_size"] < 32000
     run([*argv, str(tmp_path / "b")])
-    assert "fewer than the 32,000 asked for" in capsys.readouterr().out
+    assert "fewer than the 32,000 requested" in capsys.readouterr().out
 
 
 def test_skipped_documents(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +82,7 @@ def test_skipped_documents(text: Path, tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(DataError, match="line 100: not a string"):
         run([*argv, "--output-dir", str(tmp_path / "a")])
     assert run([*argv, "--output-dir", str(tmp_path / "b"), "--on-error", "skip"]) == 0
-    assert "documents skipped: 1 not a string" in capsys.readouterr().out
+    assert "skipped documents: 1 not a string" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

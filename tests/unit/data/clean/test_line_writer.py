@@ -61,7 +61,7 @@ def test_not_committed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.txt"])
 def test_other_format(tmp_path: Path, name: str) -> None:
     """A name that promises another format is refused."""
-    with pytest.raises(ConfigError, match="what is written is JSON lines"):
+    with pytest.raises(ConfigError, match="the output is JSON lines"):
         LineWriter(str(tmp_path / name))
 
 

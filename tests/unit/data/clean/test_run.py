@@ -255,10 +255,10 @@ def test_nothing_left(corpus: Callable, run_steps: Callable) -> None:
 def test_paths_that_collide(tmp_path: Path, corpus: Callable) -> None:
     """An input is never replaced, and two outputs are two files."""
     path = corpus(["a"])
-    with pytest.raises(ConfigError, match="is read and written"):
+    with pytest.raises(ConfigError, match="is both input and output"):
         clean(CleanRequest(("exact",), (path,), str(tmp_path / "." / "corpus.jsonl")))
     output = str(tmp_path / "out.jsonl")
-    with pytest.raises(ConfigError, match="name the same file"):
+    with pytest.raises(ConfigError, match="are the same file"):
         clean(CleanRequest(("exact",), (path,), output, output))
     with pytest.raises(ConfigError, match="only `--output`"):
         clean(CleanRequest(("exact",), (path,), output, "-"))

@@ -75,7 +75,7 @@ def test_line_that_is_no_rule(tmp_path: Path) -> None:
     """A wrong line of a list is named."""
     path = tmp_path / "rules.txt"
     path.write_text("good.org\nhttp://bad.org/\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"line 2: `http://bad.org/` is no rule"):
+    with pytest.raises(DataError, match=r"line 2: `http://bad.org/` is not a rule"):
         read_rules([str(path)])
 
 

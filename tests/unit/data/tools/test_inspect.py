@@ -184,5 +184,5 @@ def test_documents(tmp_path):
         read_documents(prefix, [1], tokenizer)
     with pytest.raises(DataError, match="documents are 0 to 1"):
         read_documents(prefix, [2], tokenizer)
-    with pytest.raises(DataError, match="none at all"):
+    with pytest.raises(DataError, match="has no documents"):
         read_documents(write(tmp_path / "n", []), [0], tokenizer)

@@ -262,7 +262,7 @@ REFUSED = {
     "missing bin": (_missing_bin, "no such file"),
     "twice": (lambda f: [write(f / "a", [[[1]]])] * 2, "is given twice"),
     "twice by a link": (_linked, "are the same data"),
-    "metadata of another": (_foreign_metadata, "is not of this data set"),
+    "metadata of another": (_foreign_metadata, "does not match the data set"),
     "none": (lambda f: [], "no data set is given"),
 }
 
@@ -292,7 +292,7 @@ def test_output_that_is_a_source_is_refused(tmp_path):
     """A data set is never replaced by a merge of itself."""
     parts = [write(tmp_path / "a", [[[1]]]), write(tmp_path / "b", [[[2]]])]
     before = content(parts[0])
-    with pytest.raises(DataError, match="is one of the data sets given"):
+    with pytest.raises(DataError, match="is one of the input data sets"):
         merge(parts, parts[0])
     assert content(parts[0]) == before
 

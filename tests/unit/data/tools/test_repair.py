@@ -102,7 +102,7 @@ def test_uncounted_ends_are_counted(
         )
     expected = right(documents, after_empty=after_empty)
     assert content(folder / "y") == content(write(folder / "z", expected, "uint16", dataset_impl))
-    assert "was not counted" in report.found[0]
+    assert "uncounted" in report.found[0]
     assert {name: files(folder)[name] for name in before} == before
 
 
@@ -116,7 +116,7 @@ def test_metadata_says_that_ends_were_counted(tmp_path):
     ended = write(tmp_path / "z", right(documents, after_empty=True))
     describe(ended)
     assert read_metadata(tmp_path / "y") == read_metadata(ended)
-    assert report.found[-1] == f"documents end with token {EOD}, as `y.meta.json` says now"
+    assert report.found[-1].endswith("`y.meta.json` has `append_eod: true`")
     assert not read_metadata(prefix).append_eod
 
 
@@ -142,7 +142,7 @@ def test_metadata_beside_the_original_stays(tmp_path):
     describe(prefix, append_eod=False)
     (tmp_path / "x.idx").unlink()
     report = repair(RepairRequest(prefix))
-    assert "`x.meta.json` says that no end was appended" in report.found[-1]
+    assert "`x.meta.json` has `append_eod: false`" in report.found[-1]
     assert not read_metadata(prefix).append_eod
 
 
@@ -161,10 +161,10 @@ def test_uncounted_ends_keep_modes(tmp_path):
 @pytest.mark.parametrize(
     "tokens, eod, why",
     [
-        ([1, 2, 256, 3, 7], None, "do not stand after each document"),
-        ([1, 2, 256, 3, 256], 9, "token 9 does not stand after each document"),
-        ([1, 2, 256, 3], None, "do not stand after each document"),
-        ([1, 2], None, "the file is cut short"),
+        ([1, 2, 256, 3, 7], None, "are not the ends of the documents"),
+        ([1, 2, 256, 3, 256], 9, "token 9 does not follow each document"),
+        ([1, 2, 256, 3], None, "are not the ends of the documents"),
+        ([1, 2], None, "the file is truncated"),
     ],
 )
 def test_what_cannot_be_known_is_said(tmp_path, tokens, eod, why):
@@ -172,7 +172,7 @@ def test_what_cannot_be_known_is_said(tmp_path, tokens, eod, why):
     prefix = write(tmp_path / "x", [[[1, 2]], [[3]]])
     np.array(tokens, dtype="<u2").tofile(tmp_path / "x.bin")
     before = files(tmp_path)
-    with pytest.raises(DataError, match="the right sizes are not known") as caught:
+    with pytest.raises(DataError, match="the correct sizes are unknown") as caught:
         repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y", eod=eod))
     assert why in caught.value.render()
     assert files(tmp_path) == before
@@ -182,7 +182,7 @@ def test_one_document_does_not_tell_its_end(tmp_path):
     """Of a single document any last token might be meant, unless it is named."""
     prefix = write(tmp_path / "x", [[[1, 2]]])
     np.array([1, 2, 256], dtype="<u2").tofile(tmp_path / "x.bin")
-    with pytest.raises(DataError, match="are not known"):
+    with pytest.raises(DataError, match="are unknown"):
         repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y"))
     repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y", eod=256))
     assert IndexedDataset(tmp_path / "y").get(0).tolist() == [1, 2, 256]
@@ -192,7 +192,7 @@ def test_document_without_sequences_has_no_place_for_an_end(tmp_path):
     """Where a document has no sequence that could take the token, nothing is guessed."""
     prefix = write(tmp_path / "x", [[[1]], []])
     np.array([1, 256, 256], dtype="<u2").tofile(tmp_path / "x.bin")
-    with pytest.raises(DataError, match="are not known"):
+    with pytest.raises(DataError, match="are unknown"):
         repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y"))
 
 
@@ -239,8 +239,8 @@ def test_tokens_after_the_last_end(tmp_path):
     (tmp_path / "x.idx").unlink()
     report = repair(RepairRequest(prefix))
     assert IndexedDataset(prefix).document(1).tolist() == [2, 3]
-    assert "2 tokens after the last end are taken for a document" in report.found
-    assert report.found[-1] == "`x.meta.json` has other counts, and was left as it is"
+    assert "2 tokens after the last end are taken as a document" in report.found
+    assert report.found[-1] == "`x.meta.json` has other counts, and was not changed"
     assert read_metadata(prefix).documents == 5
 
 
@@ -251,7 +251,7 @@ def test_tokens_after_the_last_end(tmp_path):
         ({"eod": 2}, "needs `--dtype`"),
         ({"eod": 9, "dtype": "uint16"}, "token 9 does not occur"),
         ({"eod": 2, "dtype": "int64"}, "does not hold whole tokens"),
-        ({"eod": 2, "dtype": "float32"}, "is no type of tokens"),
+        ({"eod": 2, "dtype": "float32"}, "is not a token type"),
     ],
 )
 def test_index_that_cannot_be_rebuilt(tmp_path, changes, message):
@@ -292,7 +292,7 @@ def test_index_made_anew_is_without_modes(tmp_path):
     with (tmp_path / "x.idx").open("ab") as file:
         file.write(b"\1")
     report = repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y", rebuild=True, eod=EOD))
-    assert "the modes of its sequences are not kept" in report.found
+    assert "the modes of its sequences are lost" in report.found
     assert read_index(tmp_path / "y.idx").modes is None
 
 
@@ -308,8 +308,8 @@ def test_double_endings(tmp_path, given_name):
     report = repair(RepairRequest(f"{tmp_path}/{given_name}"))
     assert content(prefix) == sound
     assert report.found == (
-        "`x.bin.bin` has one ending too many",
-        "`x.bin.idx` has one ending too many",
+        "`x.bin.bin` has a duplicate suffix",
+        "`x.bin.idx` has a duplicate suffix",
     )
     assert set(files(tmp_path)) == {"x.bin", "x.idx", "x.bin.bin", "x.bin.idx"}
 
@@ -318,7 +318,7 @@ def test_two_files_for_one(tmp_path):
     """Where both the right name and a wrong one are there, nothing is chosen."""
     prefix = write(tmp_path / "x", [[[1, 2]]])
     (tmp_path / "x.bin.idx").write_bytes(b"other")
-    with pytest.raises(DataError, match="are both there"):
+    with pytest.raises(DataError, match=r"both .* exist"):
         repair(RepairRequest(prefix))
 
 

@@ -86,7 +86,7 @@ def test_earlier_files_are_not_mixed_with(tmp_path, name):
     """Where files of such names stand, of which more might stay, nothing is written."""
     prefix = write(tmp_path / "in", [[[1]]])
     (tmp_path / name).write_text("old")
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="exists already"):
         split_indexed([prefix], str(tmp_path / "out"), samples=1)
     assert (tmp_path / name).read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 3

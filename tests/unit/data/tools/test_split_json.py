@@ -63,7 +63,7 @@ def test_shares_are_decimal(tmp_path_factory, total: int, dev: int, test: int) -
     expected = [total * dev // 100] + ([total * test // 100] if test else [])
     expected.insert(0, total - sum(expected))
     if not all(expected):
-        with pytest.raises(DataError, match="gets no line"):
+        with pytest.raises(DataError, match="gets no lines"):
             split_json([source], folder / "out", shares=shares)
         return
     report = split_json([source], folder / "out", shares=shares)
@@ -115,7 +115,7 @@ def test_input_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text('[{"text": "a"}]')
     for inputs, message in (
         (["-"], "cannot be read twice"),
-        ([str(tmp_path / "list.json")], "does not hold JSON lines"),
+        ([str(tmp_path / "list.json")], "is not JSON lines"),
         ([source, source], "is given twice"),
         ([str(tmp_path / "none.jsonl")], "no such file"),
     ):
@@ -128,21 +128,21 @@ def test_earlier_split(tmp_path: Path) -> None:
     source, out = make(tmp_path / "a.jsonl", 10, "x"), tmp_path / "out"
     split_json([source], out, shares=(0.2, 0.1))
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(DataError, match=r"train\.json` is there already") as caught:
+    with pytest.raises(DataError, match=r"train\.json` exists already") as caught:
         split_json([source], out, shares=(0.2,))
     assert "6 files of an earlier split" in str(caught.value.why)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     for path in out.iterdir():
         if path.name != "test.json":
             path.unlink()
-    with pytest.raises(DataError, match=r"test\.json` is there already"):
+    with pytest.raises(DataError, match=r"test\.json` exists already"):
         split_json([source], out, shares=(0.2,))
 
 
 def test_part_without_lines(tmp_path: Path) -> None:
     """The message says how many lines each part would get."""
     source = make(tmp_path / "a.jsonl", 10, "x")
-    with pytest.raises(DataError, match="`test` gets no line") as caught:
+    with pytest.raises(DataError, match="`test` gets no lines") as caught:
         split_json([source], tmp_path / "out", shares=(0.2, 0.01))
     assert caught.value.why == "of 10 lines the parts get train 8, dev 2 and test 0"
     assert not (tmp_path / "out").exists()
@@ -152,13 +152,13 @@ def test_part_without_lines(tmp_path: Path) -> None:
 def test_input_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grow: bool) -> None:
     """Lines that come or go between the passes are an error, and no file is left."""
     source = make(tmp_path / "a.jsonl", 10, "x")
-    real = module._deal
+    real = module._assign
 
     def change(*arguments) -> None:
         make(tmp_path / "a.jsonl", 11 if grow else 9, "x")
         real(*arguments)
 
-    monkeypatch.setattr(module, "_deal", change)
+    monkeypatch.setattr(module, "_assign", change)
     with pytest.raises(DataError, match="changed while it was read"):
         split_json([source], tmp_path / "out", shares=(0.2,))
     assert not (tmp_path / "out").exists()
