@@ -34,13 +34,13 @@ _FLOAT8 = (8, 9)
 _TRITON = (7, 0)
 """Compute capability that torch's compiler asks for."""
 _MUCH = 0.1
-"""Share of memory in the hands of others that is worth a warning."""
+"""Share of memory used by other processes from which on a warning is logged."""
 
 
 def create_device(
     probe: Probe, settings: CudaSection = _DEFAULTS, *, deterministic: bool = False
 ) -> Device:
-    """Return the GPU of this process: the one that its local rank names.
+    """Return the GPU of this process: the one of its local rank.
 
     Args:
         probe: Probe of the launcher.
@@ -74,7 +74,7 @@ def create_device(
 
 
 class _Graph(torch.cuda.CUDAGraph):
-    """CUDA's graph; other threads may allocate while one records, as the one that reads data does.
+    """CUDA graph; other threads, as the loader's, may allocate during a capture.
 
     torch's graph for all accelerators came with 2.12.
     """
@@ -85,7 +85,7 @@ class _Graph(torch.cuda.CUDAGraph):
 
 
 def _require_cuda() -> None:
-    """See that CUDA starts; torch keeps the reason to itself unless it is made to."""
+    """See that CUDA starts; torch hides the reason otherwise."""
     if torch.cuda.is_available():
         return
     why = "it gives no reason"
@@ -155,9 +155,9 @@ def _dtypes(capability: tuple[int, int]) -> frozenset[str]:
 
 
 def _tf32(settings: CudaSection) -> bool:
-    """Have torch round as the settings say; return whether it does.
+    """Set torch's rounding of float32 products to the settings; return True if it does.
 
-    Where the settings do not ask for it, what the environment asks for stays:
+    If the settings do not ask for it, the environment's setting stays:
     `TORCH_ALLOW_TF32_CUBLAS_OVERRIDE`, which NVIDIA's containers set.
     """
     if settings.tf32:
@@ -183,7 +183,7 @@ def _facts(properties: Any, probe: Probe, *, tf32: bool) -> Mapping[str, Any]:
 
 
 def _cudnn() -> int | None:
-    """Return cuDNN's version; torch looks then whether it is the one that it was built with."""
+    """Return cuDNN's version; torch then checks that it was built with it."""
     try:
         version: int | None = torch.backends.cudnn.version()
     except RuntimeError as error:
@@ -197,5 +197,5 @@ def _cudnn() -> int | None:
 
 
 def _can_compile(capability: tuple[int, int]) -> bool:
-    """Return whether torch's compiler works here: it writes Triton, which older GPUs do not run."""
+    """Return True if torch's compiler works here: it writes Triton, which older GPUs do not run."""
     return capability >= _TRITON and importlib.util.find_spec("triton") is not None

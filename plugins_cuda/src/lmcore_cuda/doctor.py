@@ -23,7 +23,7 @@ _LITTLE_POWER = 0.9
 
 
 def checks(probe: Probe) -> list[Check]:
-    """Return what is to be said of driver, torch's build and each GPU; the core tries them."""
+    """Return the checks of driver, torch's build and each GPU; the core tests the device."""
     facts = read_facts()
     found = [_driver(facts, probe), _build(facts, probe)]
     found += _visible(facts, os.environ)
@@ -87,7 +87,7 @@ def _build(facts: Facts, probe: Probe) -> Check:
 
 
 def _visible(facts: Facts, env: Mapping[str, str]) -> Iterator[Check]:
-    """Tell what `CUDA_VISIBLE_DEVICES` does, where it is set."""
+    """Report the effect of `CUDA_VISIBLE_DEVICES`, if it is set."""
     if VISIBLE not in env or not facts.driver.gpus or facts.driver.already_visible:
         return
     seen = visible_gpus(facts.driver.gpus, env)
@@ -101,7 +101,7 @@ def _visible(facts: Facts, env: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _gpu(number: int, use: GpuUse | None) -> list[Check]:
-    """Return what NVML shows of a GPU: memory that others have, power, clock."""
+    """Return the check of a GPU by NVML: memory of other processes, power, clock."""
     name = f"cuda:{number}"
     if use is None:
         return [Check(f"{name} memory", CheckStatus.SKIPPED, "NVML does not tell")]

@@ -35,10 +35,10 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 
 def hint_for(message: str) -> str:
-    """Return what to do about an error, from its message."""
+    """Return the hint for an error, from its message."""
     return hint_by_words(message, _HINTS)
 
 
 def is_out_of_memory(message: str) -> bool:
-    """Say whether an error is that a GPU has no memory left."""
+    """Return True if an error means that a GPU has no memory left."""
     return re.search(r"out of memory|ALLOC_FAILED", message, re.IGNORECASE) is not None

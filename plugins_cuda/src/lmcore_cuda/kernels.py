@@ -1,4 +1,4 @@
-"""The kernels that this plugin offers for one GPU; torch-free until a case is asked for.
+"""Table of the kernels that this plugin offers for a GPU; torch-free until a case is asked for.
 
 Attention has a table of its own, `lmcore_cuda.attention.table`.  The priorities are estimates, not
 measurements; see docs/reference/cuda-kernels.md.
@@ -26,7 +26,7 @@ _PLAIN = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
 _LIGER_LEAST = (0, 8, 5)
 _TRITON_PRIORITY = 16
-"""Before torch's own kernels (10) and liger-kernel's (15), after apex's (20)."""
+"""Priority above torch's own kernels (10) and liger-kernel's (15), below apex's (20)."""
 
 
 def op_impls(device: Device) -> list[OpImpl]:

@@ -1,4 +1,4 @@
-"""The kernel packages that this plugin can use, and how they are recognised; imports none."""
+"""Kernel packages that this plugin can use, recognised without an import."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ PACKAGES: Mapping[str, PackageKind] = {one.name: one for one in _KINDS}
 
 
 def installed_packages(torch: TorchBuild | None = None) -> dict[str, Package]:
-    """Return the kernel packages that are installed; *torch* is what they are to fit."""
+    """Return the installed kernel packages, checked against the build *torch*."""
     build = torch or torch_build("cuda")
     found = {
         kind.name: _apex(kind, build) if kind.name == "apex" else package_of(kind, build)
@@ -105,18 +105,18 @@ def installed_packages(torch: TorchBuild | None = None) -> dict[str, Package]:
 
 
 def packages_of(device: Device) -> dict[str, Package]:
-    """Return the packages that a device's facts tell of; without that fact, the installed ones."""
+    """Return the packages in a device's facts; without that fact, the installed ones."""
     told = packages_in_facts(device)
     return installed_packages() if told is None else told
 
 
 def problems_of(device: Device, config: Config) -> list[Problem]:
-    """Return what `--strict-ops` refuses: installed packages whose kernels cannot be used."""
+    """Return the problems under `--strict-ops`: installed packages whose kernels cannot be used."""
     return strict_problems(packages_of(device), PACKAGES, config)
 
 
 def _apex(kind: PackageKind, torch: TorchBuild) -> Package | None:
-    """Tell NVIDIA's package from the unrelated one that the registry has under the name `apex`."""
+    """Distinguish NVIDIA's package from the unrelated `apex` of the package registry."""
     if not module_is_there("apex"):
         return None
     distribution = distribution_of(kind)

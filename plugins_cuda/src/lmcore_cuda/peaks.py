@@ -16,7 +16,7 @@ __all__ = ["PEAKS", "Peak", "peak_flops"]
 
 @dataclass(frozen=True)
 class Peak:
-    """Rates of a GPU in 10^12 FLOP/s; None where its tensor cores do not have the dtype.
+    """Rates of a GPU in 10^12 FLOP/s; None if its tensor cores lack the dtype.
 
     Attributes:
         float32: Without tensor cores, torch's default.
@@ -123,10 +123,10 @@ _OTHERS = re.compile(r"\b(?:MIG|GRID|Laptop|Max-Q|Mobile|D)\b|-\d+[ABCQ]\b")
 
 
 def peak_flops(name: str, dtype: str, *, tf32: bool = False) -> float | None:
-    """Return the peak of a GPU by its name in FLOP/s; None where no figure is known.
+    """Return the peak of a GPU by its name in FLOP/s; None if no figure is known.
 
     Args:
-        name: As the driver calls it.
+        name: Name of the GPU from the driver.
         dtype: Name of the dtype of the products.
         tf32: True if float32 products may be rounded to TF32.
     """

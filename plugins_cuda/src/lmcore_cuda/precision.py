@@ -17,9 +17,9 @@ FORMAT = "float8_e4m3fn"
 
 
 def float8_policy(device: Device) -> PrecisionPolicy:
-    """Return `fp8`: projections in 8 bits, what is between them as under `bf16`.
+    """Return `fp8`: projections in 8 bits, everything between them as under `bf16`.
 
-    Never a default: whether it trains as well is for the user to see.
+    It is never a default: users have to compare the losses.
     """
 
     def prepare(model: nn.Module) -> None:

@@ -26,7 +26,7 @@ FACTORS = torch.float8_e4m3fn
 GRADIENTS = torch.float8_e5m2
 OUTPUT = torch.bfloat16
 _ALIGNED = 16
-"""The hardware's products want inner and outer sizes in multiples of this."""
+"""Inner and outer sizes of the hardware's products are multiples of this."""
 
 _LEAST = 1e-12  # of all zeros nothing can fill the format
 
@@ -34,7 +34,7 @@ _LEAST = 1e-12  # of all zeros nothing can fill the format
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return x in an 8-bit *dtype*, scaled, and the float32 number that undoes the scale.
 
-    A NaN or an infinity in x makes NaNs, as it would in a product that is not scaled.
+    A NaN or an infinity in x gives NaNs, as in a product without scaling.
     """
     largest = x.detach().abs().amax().float()
     most = torch.finfo(dtype).max
@@ -52,7 +52,7 @@ def _product(
     *,
     fast: bool = False,
 ) -> Tensor:
-    """Return a @ b.T; both have their inner dim last, in memory too, as the hardware wants."""
+    """Return a @ b.T; both have their inner dim last, in memory too, as the hardware needs it."""
     found: Tensor = torch._scaled_mm(  # noqa: SLF001  # torch's public name takes no e5m2 by e4m3 on every version
         a_MK,
         b_NK.t(),
@@ -117,10 +117,9 @@ def _forward(projection: nn.Linear, x: Tensor) -> Tensor:
 
 
 def convert(model: nn.Module) -> None:
-    """Have every projection of a model compute in 8 bits; its parameters stay as they are.
+    """Make every projection of a model compute in 8 bits; its parameters do not change.
 
-    A projection that calls a bound op gets another op, so that what is put around it later still
-    goes around it.
+    A projection that calls a bound op gets another op, so that later wrappers still wrap it.
     """
     for module in model.modules():
         if not isinstance(module, nn.Linear):

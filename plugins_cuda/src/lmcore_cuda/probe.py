@@ -153,7 +153,7 @@ def _bus(facts: Facts) -> list[str]:
 
 
 def _versions(facts: Facts) -> dict[str, object]:
-    """Return what is installed, under the names that `lmcore plugins` and `doctor` show."""
+    """Return the installed versions, by the names that `lmcore plugins` and `doctor` show."""
     found: dict[str, object] = {"torch_build": facts.torch.version}
     if facts.driver.version:
         found |= {"driver": facts.driver.version}

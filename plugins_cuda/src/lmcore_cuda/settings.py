@@ -26,13 +26,13 @@ class CudaSection:
 
 
 def settings_of(config: Config) -> CudaSection:
-    """Return the GPU's settings; the defaults where a program made the configuration itself."""
+    """Return the GPU's settings; the defaults if a program made the configuration."""
     found: CudaSection = config.plugins.get("cuda", CudaSection())
     return found
 
 
 def problems_of(device: Device, config: Config) -> list[Problem]:
-    """Return what of the settings this GPU cannot do."""
+    """Return the settings that this GPU does not support."""
     capability = str(device.facts.get("capability", ""))
     if not settings_of(config).tf32 or int(capability.partition(".")[0] or "8") >= _AMPERE:
         return []

@@ -1,8 +1,8 @@
 """Communication backends of Intel GPUs: torch's `xccl`, and `ccl` of older clusters.
 
 Both reach Intel's oneCCL.  `xccl` comes with torch; `ccl` came with the package
-`oneccl_bindings_for_pytorch`, which ended with its release for torch 2.8, and is used only where it
-is asked for by name, or torch was built without `xccl`.
+`oneccl_bindings_for_pytorch`, which ended with its release for torch 2.8, and is used only if
+requested by name, or if torch was built without `xccl`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def why_no_xccl() -> str | None:
 
 
 def ccl() -> CommBackend:
-    """Return the backend of oneCCL's bindings; they are imported when they are asked for."""
+    """Return the backend of oneCCL's bindings; they are imported when they are requested."""
     package = installed_packages().get(BINDINGS)
     return CommBackend(
         name="ccl",
@@ -89,7 +89,7 @@ def why_no_ccl(package: Package | None, env: Mapping[str, str]) -> str | None:
 
 
 def environment_problem(env: Mapping[str, str]) -> str | None:
-    """Return why oneCCL, as the bindings load it, would not find its libraries and kernels."""
+    """Return why oneCCL, as loaded by the bindings, would not find its libraries and kernels."""
     if env.get(_KERNELS):
         return None
     root = env.get(_ROOT, "")
@@ -114,7 +114,7 @@ def _library_problem() -> str | None:
 
 
 def _register() -> None:
-    """Make `ccl` known to torch, which the import of the package does."""
+    """Register `ccl` with torch by importing the package."""
     from torch import distributed
 
     importlib.import_module(BINDINGS)
@@ -123,7 +123,7 @@ def _register() -> None:
 
 
 def _library_version() -> str | None:
-    """Return the version of the oneCCL that torch's packages brought, where it is recorded."""
+    """Return the version of oneCCL among torch's packages, if it is recorded."""
     try:
         return importlib.metadata.version("oneccl")
     except importlib.metadata.PackageNotFoundError:
@@ -137,5 +137,5 @@ def _torch() -> str:
 
 
 def backends() -> list[CommBackend]:
-    """Return the ways to exchange tensors, the default first."""
+    """Return the communication backends, the default first."""
     return [xccl(), ccl()]

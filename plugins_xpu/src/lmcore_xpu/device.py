@@ -1,4 +1,4 @@
-"""One Intel GPU, or a tile of one, as a `Device`: torch's own functions, and what cards lack."""
+"""An Intel GPU, or a tile of one, as a `Device`: torch's functions, and abilities that it lacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _DEFAULTS = XpuSection()
 _MUCH = 0.1
-"""Share of memory in the hands of others that is worth a warning."""
+"""Share of memory used by other processes from which on a warning is logged."""
 
 _PROPERTIES: Mapping[str, str] = {
     "execution_units": "gpu_eu_count",
@@ -39,10 +39,10 @@ _PROPERTIES: Mapping[str, str] = {
 
 
 def create_device(probe: Probe, settings: XpuSection = _DEFAULTS) -> Device:
-    """Return the GPU of this process: the one that its local rank names.
+    """Return the GPU of this process: the one of its local rank.
 
-    Where Level Zero's hierarchy is flat, as it is by default, each tile of a card is a device.  In
-    deterministic runs nothing is set here: oneDNN heeds torch's own setting.
+    If Level Zero's hierarchy is flat, the default, each tile of a card is a device.  In
+    deterministic runs nothing is set here: oneDNN follows torch's own setting.
 
     Args:
         probe: Probe of the launcher.
@@ -74,7 +74,7 @@ def create_device(probe: Probe, settings: XpuSection = _DEFAULTS) -> Device:
 
 
 def _require_xpu() -> None:
-    """See that the GPUs start; torch keeps the reason to itself unless it is made to."""
+    """See that the GPUs start; torch hides the reason otherwise."""
     if torch.xpu.is_available():
         return
     why = "it gives no reason"
@@ -99,7 +99,7 @@ def _tell_of_others(index: int, name: str) -> None:
 
 
 def _free_memory(index: int) -> tuple[int, int]:
-    """Return bytes that are free and in all; both 0 where the driver does not tell."""
+    """Return bytes that are free and in all; both 0 if the driver does not report them."""
     try:
         return torch.xpu.mem_get_info(index)
     except RuntimeError:
@@ -125,7 +125,7 @@ def _claim(index: int, name: str) -> None:
 
 
 def _dtypes(properties: Any) -> frozenset[str]:
-    """Return what the GPU computes products in itself; some have no float64."""
+    """Return the dtypes that the GPU computes in itself; some have no float64."""
     has = {
         "float16": properties.has_fp16,
         "bfloat16": properties.has_bfloat16_conversions,
@@ -135,7 +135,7 @@ def _dtypes(properties: Any) -> frozenset[str]:
 
 
 def _memory_stats(device: torch.device, total: int) -> Callable[[], MemoryStats]:
-    """Return what reads the allocator's figures; not all drivers tell what is free, or in all."""
+    """Return a reader of memory statistics; not all drivers report free and total bytes."""
 
     def read() -> MemoryStats:
         return MemoryStats(
@@ -149,7 +149,7 @@ def _memory_stats(device: torch.device, total: int) -> Callable[[], MemoryStats]
 
 
 def _tf32(settings: XpuSection) -> bool:
-    """Have torch round as the settings say; return whether it does."""
+    """Set torch's rounding of float32 products to the settings; return True if it does."""
     mkldnn = torch.backends.mkldnn
     if settings.tf32:
         # For these GPUs oneDNN has a setting of its own, beside that of products of float32.
@@ -173,6 +173,6 @@ def _facts(properties: Any, probe: Probe, *, tf32: bool) -> dict[str, Any]:
 
 
 def _can_compile(packages: Mapping[str, Package]) -> bool:
-    """Return whether torch's compiler works here: it writes Triton, and C++ around it."""
+    """Return True if torch's compiler works here: it writes Triton, and C++ around it."""
     triton = packages.get(TRITON)
     return triton is not None and triton.problem is None and compiler_problem() is None

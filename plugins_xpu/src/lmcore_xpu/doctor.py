@@ -41,7 +41,7 @@ def checks(probe: Probe) -> list[Check]:
 
 
 def _missing(probe: Probe) -> CheckStatus:
-    """Return how bad it is that something is missing: nothing where there is no GPU."""
+    """Return the status of a missing part: skipped if there is no GPU."""
     broken = probe.state is ProbeState.BROKEN
     return CheckStatus.FAILED if broken else CheckStatus.SKIPPED
 
@@ -86,7 +86,7 @@ def _build(facts: Facts, probe: Probe) -> Check:
 
 
 def _variables(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Iterator[Check]:
-    """Tell what the variables that choose devices do, where one is set."""
+    """Report the effect of the variables that select devices, if one is set."""
     chosen = [name for name in (MASK, SELECTOR, HIERARCHY) if name in env]
     if not chosen or not gpus:
         return
@@ -103,7 +103,7 @@ def _variables(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _seen(units: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str]) -> Check:
-    """Compare what torch sees with what is there."""
+    """Compare the devices that torch sees with the expected ones."""
     from torch import xpu
 
     expected, present = len(units), sum(one.tiles for one in gpus)
@@ -139,7 +139,7 @@ def _runtime(facts: Facts, env: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _allocator(units: Sequence[Unit], env: Mapping[str, str]) -> Iterator[Check]:
-    """Warn of growing segments on Arc cards, which some of their drivers break."""
+    """Warn of expandable segments on Arc cards, which fail with some drivers."""
     name = next(
         (one for one in _ALLOCATOR if f"{_SEGMENTS}:true" in env.get(one, "").lower()), None
     )
@@ -169,7 +169,7 @@ def _packages(packages: Packages, env: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _xccl() -> Check:
-    """Say whether torch can connect GPUs, and what lmcore does about its known troubles."""
+    """Return True if torch can connect GPUs, and what lmcore does about its known troubles."""
     reason = why_no_xccl()
     if reason is not None:
         fix = "several GPUs need a torch with XCCL, as PyTorch's Linux builds for XPU are"

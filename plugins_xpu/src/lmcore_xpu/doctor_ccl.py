@@ -23,10 +23,10 @@ _LITTLE_SHARED = 1 << 30
 
 @dataclass(frozen=True)
 class _Needs:
-    """A variable with a value (None: any) that is of no use, or hangs, without another.
+    """A variable with a value (None: any) that has no effect, or hangs, without another.
 
     Attributes:
-        name, value: The one that is set.
+        name, value: Variable that is set, and its value.
         other: Variable that it needs.
         values: Allowed values of that variable; empty: any.
     """
@@ -54,8 +54,8 @@ def ccl_checks(cards: Sequence[Card], env: Mapping[str, str], host: Host) -> lis
     """Return the checks for a run over several devices.
 
     Args:
-        cards: The model of each device that torch is given.
-        env: The environment of the user.
+        cards: Model of each device that torch sees.
+        env: Environment of the user.
         host: Limits of this host.
     """
     return [
@@ -66,7 +66,7 @@ def ccl_checks(cards: Sequence[Card], env: Mapping[str, str], host: Host) -> lis
 
 
 def _environment(env: Mapping[str, str], host: Host) -> Check:
-    """Find what is set in part."""
+    """Find incomplete groups of variables."""
     wrong = [*_halves(env), *_misplaced(env, host)]
     if wrong:
         said, fixes = zip(*wrong, strict=True)
@@ -78,7 +78,7 @@ def _environment(env: Mapping[str, str], host: Host) -> Check:
 
 
 def _halves(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what is set without what it needs, and what to do."""
+    """Yield variables that are set without their counterpart, and the fix."""
     for rule in _RULES:
         value = env.get(rule.name)
         if not value or rule.value not in {None, value}:
@@ -102,7 +102,7 @@ def _halves(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _misplaced(env: Mapping[str, str], host: Host) -> Iterator[tuple[str, str]]:
-    """Yield what is set for another host, or for one process of several."""
+    """Yield variables that are set for another host, or for one process of several."""
     if "cxi" in env.get("FI_PROVIDER", "") and not host.slingshot:
         yield (
             f"`FI_PROVIDER={env['FI_PROVIDER']}`, and this host has no Slingshot card",
@@ -147,7 +147,7 @@ def _exchange(cards: Sequence[Card], env: Mapping[str, str], host: Host) -> Iter
 
 
 def _limits(cards: Sequence[Card], host: Host) -> Iterator[Check]:
-    """Check what several processes of a host share."""
+    """Check the resources that several processes of a host share."""
     if len(cards) < 2:
         return
     if 0 <= host.open_files < _MANY_FILES:

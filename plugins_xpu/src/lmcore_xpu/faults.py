@@ -1,7 +1,7 @@
 """Hints for errors of Intel GPUs, by words of their messages; torch-free.
 
 Level Zero's errors reach Python as "level_zero backend failed with error: 20
-(UR_RESULT_ERROR_DEVICE_LOST)", or as "UR error" where the name of the number is not known.
+(UR_RESULT_ERROR_DEVICE_LOST)", or as "UR error" if the number has no name.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 
 def hint_for(message: str) -> str:
-    """Return what to do about an error, from its message."""
+    """Return the hint for an error, from its message."""
     return hint_by_words(message, _HINTS)
 
 
 def is_out_of_memory(message: str) -> bool:
-    """Say whether an error is that a GPU has no memory left.
+    """Return True if an error means that a GPU has no memory left.
 
     Level Zero says "out of resources" too where an allocation that was promised cannot be had.
     """

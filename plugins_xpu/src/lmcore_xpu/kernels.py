@@ -1,6 +1,6 @@
-"""The kernels that this plugin offers for an Intel GPU; torch-free until a case is asked for.
+"""Table of the kernels for an Intel GPU; torch-free until a case is asked for.
 
-The order is expected, not measured; see docs/reference/xpu-kernels.md.
+The priorities are estimates, not measurements; see docs/reference/xpu-kernels.md.
 """
 
 from __future__ import annotations

@@ -101,5 +101,5 @@ def _any(names: Sequence[str], env: Mapping[str, str]) -> bool:
 
 
 def _all_linked(gpus: Sequence[Mapping[str, Any]]) -> bool:
-    """Say whether all GPUs are of the series that has links (Xe Link) between cards and tiles."""
+    """Return True if all GPUs are of the series with links (Xe Link) between cards and tiles."""
     return all(str(one.get("generation", "")) == "Xe-HPC" for one in gpus)

@@ -191,7 +191,7 @@ def _triton(kind: PackageKind, torch: TorchBuild) -> Package | None:
 
 
 def _has_backend() -> bool:
-    """Say whether the module `triton` compiles for these GPUs."""
+    """Return True if the module `triton` compiles for these GPUs."""
     spec = importlib.util.find_spec("triton")
     folders = (spec.submodule_search_locations if spec is not None else None) or ()
     return any((Path(folder) / "backends/intel").is_dir() for folder in folders)

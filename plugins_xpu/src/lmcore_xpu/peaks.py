@@ -60,7 +60,7 @@ _MARKS = re.compile(r"\((?:R|TM)\)")
 def peak_flops(
     name: str, dtype: str, *, execution_units: int | None = None, tf32: bool = False
 ) -> float | None:
-    """Return the peak of a device by its name in FLOP/s; None where no figure is known.
+    """Return the peak of a device by its name in FLOP/s; None if no figure is known.
 
     Args:
         name: As torch calls it: "Intel(R) Data Center GPU Max 1550".
@@ -82,7 +82,7 @@ def peak_flops(
 
 
 def has_tf32(name: str) -> bool | None:
-    """Return whether the device of that name multiplies TF32; None where that is not known."""
+    """Return True if the device of that name multiplies TF32; None where that is not known."""
     peak = _peak_of(name)
     return None if peak is None else peak.tf32 is not None
 

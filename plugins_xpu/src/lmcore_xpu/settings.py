@@ -24,7 +24,7 @@ class XpuSection:
 
 
 def settings_of(config: Config) -> XpuSection:
-    """Return the GPU's settings; the defaults where a program made the configuration itself."""
+    """Return the GPU's settings; the defaults if a program made the configuration."""
     found: XpuSection = config.plugins.get("xpu", XpuSection())
     return found
 

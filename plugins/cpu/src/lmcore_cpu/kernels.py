@@ -1,4 +1,4 @@
-"""The kernels that the CPU plugin offers; torch-free, so that the table can be read anywhere.
+"""Table of the kernels that the CPU plugin offers; torch-free, so that it can be read anywhere.
 
 All of them give the same bits in each run with the same number of threads.
 """

@@ -106,7 +106,7 @@ def lmcore_op_impls() -> list[OpImpl]:
 
 @hookimpl
 def lmcore_checkpoint_stagers(device: Device) -> list[CheckpointStager]:
-    """Offer to write the tensors where they are, and buffers for a run that goes on meanwhile."""
+    """Offer saving in place, and buffers for asynchronous saves."""
     in_place = CheckpointStager("in-place", dict, priority=10, copies=False)
     return [in_place, buffer_stager(device)]
 
@@ -137,7 +137,7 @@ def lmcore_doctor() -> list[Check]:
 
 @hookimpl
 def lmcore_run_start(run: Mapping[str, Any]) -> None:
-    """Warn where this host's workers ask for more threads than it has cores."""
+    """Warn if this host's workers have more threads than it has cores."""
     import torch
 
     from lmcore_cpu.host import cpu_count

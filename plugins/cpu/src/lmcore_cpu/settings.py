@@ -31,6 +31,6 @@ class CpuSection:
 
 
 def settings_of(config: Config) -> CpuSection:
-    """Return the CPU's settings; the defaults where a program made the configuration itself."""
+    """Return the CPU's settings; the defaults if a program made the configuration."""
     found: CpuSection = config.plugins.get("cpu", CpuSection())
     return found

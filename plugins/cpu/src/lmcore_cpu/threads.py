@@ -1,8 +1,7 @@
-"""`lmcore cpu-threads`: how fast training's products are with each number of threads.
+"""`lmcore cpu-threads`: time of training's products by number of threads.
 
-All numbers of threads take turns until the time is over, so that another process that is busy for
-a while is unfair to none of them; the best time of each counts, as nothing makes a product faster
-than it is.  Loads torch only when it measures.
+All numbers of threads take turns until the time is over, so that another busy process affects all
+of them alike; the best time of each counts.  Loads torch only when it measures.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ gradients of their inputs and of their weights.  Fewer threads are recommended w
 than 3%.  Nothing else should run beside."""
 
 _WORTH = 1.03
-"""More threads have to be so many times as fast: they take cores from others."""
+"""Least speed-up that justifies more threads: they take cores from other processes."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Rate:
     """Measurement with one number of threads.
 
     Attributes:
-        num_threads: As `--num-threads` takes it.
+        num_threads: Value for `--num-threads`.
         gflops: Best rate of a round, in 10^9 floating-point operations a second.
         milliseconds: The time of that round.
         rounds: Number of measured rounds.
@@ -97,11 +96,11 @@ def measure(
 ) -> list[Rate]:
     """Return the best rate of *block* with each number of threads.
 
-    The process's own number of threads is what it was afterwards.
+    The process's own number of threads is restored.
 
     Args:
-        block: The work.
-        flops: Floating-point operations of it.
+        block: Function to measure.
+        flops: Its floating-point operations.
         numbers: Numbers of threads.
         seconds: Time for all of them; each is measured once at least, after one warm-up.
     """

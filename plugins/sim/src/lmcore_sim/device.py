@@ -12,7 +12,7 @@ __all__ = ["create_device"]
 
 
 def create_device() -> Device:
-    """Return the device of this process: the one that its local rank names.
+    """Return the device of this process: the one of its local rank.
 
     Raises:
         DeviceError: There are more processes on this host than devices.

@@ -1,4 +1,4 @@
-"""`bias_gelu` and `swiglu`: the input is kept, and what the gradient needs computed again.
+"""`bias_gelu` and `swiglu`: the input is kept, and the rest is recomputed for the gradient.
 
 Shapes: B batch, S sequence, F feed-forward, R rows (B*S), P parts of the rows.
 """
@@ -148,5 +148,5 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def swiglu(x_BS2F: Tensor) -> Tensor:
-    """SiLU of the first half of the last dim, times the second half."""
+    """Return SiLU of the first half of the last dim, times the second half."""
     return _SwiGLU.apply(x_BS2F)  # type: ignore[no-untyped-call,no-any-return]

@@ -1,6 +1,6 @@
 """`cross_entropy`: one pass over the logits forward, one backward; probabilities are not kept.
 
-A target outside the vocabulary gives a loss of NaN: it reads nothing that is not there.
+A target outside the vocabulary gives a loss of NaN: it reads no memory outside.
 
 Shapes: T tokens, V vocabulary.
 """
@@ -27,7 +27,7 @@ def vocabulary_block(vocab: int, most: int = 4096) -> int:
 
 @kernel_op("cross_entropy_forward")
 def _forward(logits_TV: Tensor, target_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the losses and what the backward pass needs beside the logits."""
+    """Return the losses, and the values that the backward pass needs besides the logits."""
     logits_TV = matrix_of(logits_TV)
     tokens, vocab = logits_TV.shape
     loss_T = torch.empty(tokens, dtype=torch.float32, device=logits_TV.device)

@@ -1,7 +1,7 @@
 """`bias_dropout_add`: no mask is kept, its numbers are drawn again in the backward pass.
 
 What is kept is a seed of 8 bytes, drawn on the device from its own generator.  So a layer that is
-computed again under a restored state, and a run that goes on from a checkpoint, drop the same
+computed again under a restored state, and a run that continues from a checkpoint, drop the same
 elements; and nothing waits for the device.
 
 Shapes: B batch, S sequence, H hidden, R rows (B*S), P parts of the rows.
@@ -66,9 +66,9 @@ def _forward(
 def _backward(
     grad_BSH: Tensor, seed: Tensor | None, dropout: float, dtype: torch.dtype, *, has_bias: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of x, and that of the bias in float32, empty if there is none.
+    """Return the gradients of x and, in float32, of the bias, empty if there is none.
 
-    The first one is empty where it would be a copy of *grad_BSH*.
+    The gradient of x is empty if it would be a copy of *grad_BSH*.
     """
     grad_RH = matrix_of(grad_BSH)
     num_rows, hidden = grad_RH.shape

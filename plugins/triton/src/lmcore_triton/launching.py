@@ -46,8 +46,8 @@ def kernel_op(
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Register a function that launches kernels as an op, which is called where it is traced.
 
-    The function changes none of its arguments, and is made of tensor operations and of kernels
-    that it takes from `wrap_triton` where `is_traced`.
+    The function changes none of its arguments, and consists of tensor operations and of kernels
+    that it takes from `wrap_triton` if `is_traced`.
     """
 
     def register(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -1,9 +1,9 @@
 """`linear_cross_entropy`: the vocabulary head and its loss, a block of tokens at a time.
 
 A block's logits are computed, and one kernel turns them into losses and, in the same memory, into
-gradients; two products take those to the hidden states and to the weights.  The logits of a block
-are all that is ever there, nothing is computed twice, and the loss has the three products that it
-has unfused.  Products are the device library's own.
+gradients; two products take those to the hidden states and to the weights.  Only one block's logits
+are in memory, nothing is computed twice, and the loss has the three products that it has unfused.
+Products are the device library's own.
 
 The gradient of a token is multiplied by its loss weight over the largest of them, and by that only
 at the end and in float32: a loss weight of 1 / tokens would push it under float16's range.
@@ -37,7 +37,7 @@ def _block_rows(tokens: int, vocab: int, element: int, most_bytes: int) -> int:
 
 
 def _accumulates_wide(device: torch.device) -> bool:
-    """Return whether the device adds products of half precision to float32."""
+    """Return True if the device adds products of half precision to float32."""
     has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(  # noqa: SLF001  # no public name
         "aten::addmm.dtype_out", device.type.upper()
     )
@@ -76,7 +76,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, the gradients that are wanted, and the factor that they still lack.
 
-    A gradient that is not wanted is empty; that of the weights is in float32.
+    A gradient that is not wanted is empty; the weights' is in float32.
     """
     tokens, vocab = hidden_TH.shape[0], weight_VH.shape[0]
     grad_hidden_TH = hidden_TH.new_empty(hidden_TH.shape if wants_hidden else (0,))
@@ -177,7 +177,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _product_dtype(hidden_TH: Tensor, weight_VH: Tensor) -> torch.dtype:
-    """Return what a projection of the two computes in here: autocast's dtype, or the wider one."""
+    """Return the dtype of a projection of the two here: autocast's dtype, or the wider one."""
     device = hidden_TH.device.type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)

@@ -92,12 +92,12 @@ def op_impls(
     in_compiled: Collection[str] = IN_COMPILED,
     priority: int = 10,
 ) -> list[OpImpl]:
-    """Return the kernels for a device, for the plugin that brings it.
+    """Return the kernels for a device, for that device's plugin.
 
     Args:
         device_type: torch's device type; other ones are rejected.
         dtypes: Names of the dtypes that the device computes in itself.
-        capability: Compute capability, where the vendor has such a number.
+        capability: Compute capability, if the vendor has such a number.
         in_compiled: Ops whose kernel is offered to compiled blocks too.
         priority: Priority of all kernels; `linear_cross_entropy` has ten more.
     """

@@ -1,4 +1,4 @@
-"""`rotary_embedding`: reads heads where they lie, as in a packed projection, and keeps no input.
+"""`rotary_embedding`: reads heads in place, as in a packed projection, and keeps no input.
 
 Shapes: B batch, S sequence, N heads, D head channels, R rotated pairs.
 """

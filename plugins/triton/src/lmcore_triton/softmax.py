@@ -117,7 +117,10 @@ class _Softmax(torch.autograd.Function):
 
 
 def scaled_masked_softmax(x_BNST: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Softmax over the last dim of ``x * scale``; True in *mask* (broadcastable) hides an entry."""
+    """Return the softmax over the last dim of ``x * scale``.
+
+    True in *mask* (broadcastable) hides an entry.
+    """
     if mask is not None and mask.dtype != torch.bool:
         raise LmcoreError(f"a mask of `scaled_masked_softmax` is boolean, not {mask.dtype}")
     return _Softmax.apply(x_BNST, mask, scale)  # type: ignore[no-untyped-call,no-any-return]

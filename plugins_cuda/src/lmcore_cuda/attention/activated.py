@@ -1,8 +1,8 @@
-"""torch's attention with flash-attn 3 or 4 in the place of its own flash kernel.
+"""Attention of torch with flash-attn 3 or 4 in place of torch's flash kernel.
 
-torch puts the package's kernels behind its own flash operator, for the whole process, and so they
-stay a part of a compiled block, which the package's own function would cut.  It is done when the
-kernel is loaded, which is when it is bound: `lmcore_cuda.attention.table` offers it where it fits.
+torch registers the package's kernels for its own flash operator, for the whole process, so they
+are part of a compiled block; the package's own function would break its graph.  Loading the kernel
+registers them, when it is bound: `lmcore_cuda.attention.table` offers it if it fits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _IMPLS = {"flash3": "FA3", "flash4": "FA4"}
 
 
 def __getattr__(name: str) -> object:
-    """Put a version in its place and return the kernel: what loading `flash3` or `flash4` does."""
+    """Register a version and return the kernel; loading `flash3` or `flash4` calls this."""
     if name not in _IMPLS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if current_flash_attention_impl() != _IMPLS[name]:

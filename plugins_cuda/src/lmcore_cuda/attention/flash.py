@@ -22,7 +22,7 @@ def op_of(flash_attn_func: Callable[..., Any]) -> Callable[..., Tensor]:
     """Return the op `attention` by a package's function.
 
     Args:
-        flash_attn_func: Returns the output, or a tuple that begins with it, as some versions do.
+        flash_attn_func: Package's function; returns the output, or a tuple that begins with it.
     """
 
     def attention(
@@ -34,7 +34,7 @@ def op_of(flash_attn_func: Callable[..., Any]) -> Callable[..., Tensor]:
         dropout: float = 0.0,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Softmax attention; a mask, dropout and single precision go the way of torch."""
+        """Compute softmax attention; use torch's for a mask, dropout or float32."""
         if mask is not None or dropout or q_BNSD.dtype not in sdpa.HALF:
             return sdpa.attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
         views = (one.transpose(1, 2) for one in (q_BNSD, k_BKTD, v_BKTD))

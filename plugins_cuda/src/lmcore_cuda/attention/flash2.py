@@ -1,7 +1,7 @@
 """Attention by the package flash-attn, version 2, which takes [B, S, N, D].
 
-A view with two dims exchanged is passed, not a copy: the kernel asks only that a head's channels
-lie together.  Its causal triangle ends at the last key, as the op's does.
+A view with two dims exchanged is passed, not a copy: the kernel only needs a head's channels
+to be contiguous.  Its causal triangle ends at the last key, as the op's does.
 
 Shapes: B batch, S queries, T keys, N heads, K key/value heads, D head channels.
 """
@@ -26,7 +26,7 @@ def attention(
     dropout: float = 0.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention; a mask and single precision, which it does not do, go torch's way."""
+    """Compute softmax attention; use torch's for a mask or float32."""
     if mask is not None or q_BNSD.dtype not in sdpa.HALF:
         return sdpa.attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
     out_BSND: Tensor = flash_attn_func(

@@ -1,11 +1,11 @@
-"""Attention with a mask by torch's FlexAttention, which passes over blocks that are hidden whole.
+"""Attention with a mask by torch's FlexAttention, which skips blocks that are hidden entirely.
 
 A batch of several documents each hides most of the keys: with a dense mask all scores are computed,
 here only products of blocks with a visible key are computed.  The visible blocks of 128 by 128 are
 found once per mask, which all layers share, and kept as long as the mask lives.
 
-Shapes: B batch, N heads, S queries, T keys, D head channels; b and n: B and N, or 1 where the mask
-is the same for all; Q, K blocks of queries and of keys; M, L places within a block.
+Shapes: B batch, N heads, S queries, T keys, D head channels; b and n: B and N, or 1 if the mask
+is the same for all; Q, K blocks of queries and of keys; M, L positions within a block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK = 128
 
 
 def block_mask(mask: Tensor, queries: int, keys: int, *, causal: bool) -> BlockMask:
-    """Return which blocks are hidden, which are visible in part, and which whole.
+    """Return masks of blocks: hidden, partly visible, entirely visible.
 
     Args:
         mask: Boolean, broadcastable to [B, N, S, T]; True hides.
@@ -62,7 +62,7 @@ def block_mask(mask: Tensor, queries: int, keys: int, *, causal: bool) -> BlockM
 
 
 def _listed(chosen_bnQK: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many blocks of keys are chosen for each block of queries, and theirs first."""
+    """Return the number of chosen key blocks of each query block, and their indices first."""
     count_bnQ = chosen_bnQK.sum(dim=-1, dtype=torch.int32)
     order_bnQK = chosen_bnQK.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return count_bnQ, order_bnQK.to(torch.int32).contiguous()
@@ -72,7 +72,7 @@ class FlexAttention:
     """The kernel, with the block masks of the masks that are alive."""
 
     def __init__(self, compiled: Callable[..., Any] | None = None) -> None:
-        """Keep *compiled*, what FlexAttention is called by; None: compiled at the first call."""
+        """Keep *compiled*, the compiled FlexAttention; None: compile it at the first call."""
         self._compiled = compiled
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -86,7 +86,7 @@ class FlexAttention:
         dropout: float = 0.0,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Softmax attention; without a mask, and with dropout, torch's other kernels do it."""
+        """Compute softmax attention; use torch's other kernels without a mask or with dropout."""
         if mask is None or dropout:
             return sdpa.attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
         shared = q_BNSD.shape[1] != k_BKTD.shape[1]
@@ -103,7 +103,7 @@ class FlexAttention:
         return out
 
     def blocks(self, mask: Tensor, queries: int, keys: int, *, causal: bool) -> BlockMask:
-        """Return the block mask of a mask, or of a part of one, made once while the mask lives."""
+        """Return the block mask of a mask, or of a part of one, cached while the mask lives."""
         owner = mask if mask._base is None else mask._base  # noqa: SLF001  # no public name
         if owner.is_inference():  # has no version by which a change would be seen
             return block_mask(mask, queries, keys, causal=causal)

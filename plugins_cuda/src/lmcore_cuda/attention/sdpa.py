@@ -1,10 +1,10 @@
 """Attention by torch's `scaled_dot_product_attention`, whose backends torch chooses among.
 
 torch's order is flash (8.0 and newer, half precision, no mask), memory-efficient, math; on 9.0 and
-10.0 cuDNN goes first where its version is recent enough.  On the way to those some care is needed:
+10.0 cuDNN is first if its version is recent enough.  Two cases need care:
 
 - torch lines the causal triangle up with the first key.  With fewer queries than keys (a cache, a
-  part of a sequence) it belongs at the last one.
+  part of a sequence) it has to end at the last one.
 - Shared keys and values are native to flash and cuDNN alone.  For the memory-efficient kernel they
   are written out, N / K times; otherwise torch would fall back to a full matrix of scores.
 
@@ -36,7 +36,7 @@ def attention(
     dropout: float = 0.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention by the backend that torch chooses, as the reference has it."""
+    """Compute softmax attention by the backend that torch chooses, equal to the reference."""
     if mask is not None or q_BNSD.dtype not in HALF:
         return attention_expanded(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
     return _attend(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout)
@@ -51,7 +51,7 @@ def attention_cudnn(
     dropout: float = 0.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Do the same with cuDNN first, whatever torch's order; the others follow where it cannot."""
+    """Compute the same with cuDNN first, whatever torch's order; other backends follow."""
     order = [
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.FLASH_ATTENTION,
@@ -71,7 +71,7 @@ def attention_flash(
     dropout: float = 0.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Do the same with torch's flash backend alone, for the cases that it does."""
+    """Compute the same with torch's flash backend, for the cases that it supports."""
     if mask is not None or dropout or q_BNSD.dtype not in HALF:
         return attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
@@ -81,7 +81,7 @@ def attention_flash(
 def _attend(
     q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, causal: bool, dropout: float
 ) -> Tensor:
-    """Attend without a mask; a triangle that ends at the last key is a name, and no memory."""
+    """Attend without a mask tensor; torch has a name for the triangle that ends at the last key."""
     queries, keys = q_BNSD.shape[-2], k_BKTD.shape[-2]
     if not (causal and 1 < queries < keys and q_BNSD.is_cuda):
         return torch_kernels.attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout)

@@ -1,4 +1,4 @@
-"""The table of attention kernels: which is offered for what, in which order; torch-free.
+"""Table of attention kernels: supported cases and priorities; torch-free.
 
 Nothing here was measured by its authors on a GPU: the order follows what the authors of the kernels
 published for each generation, and docs/reference/cuda-kernels.md says so.
@@ -29,7 +29,7 @@ _HOPPER = (9, 0)
 
 
 def _compiled(context: OpContext) -> str | None:
-    """Refuse uncompiled blocks, where the package's own function does the same with less."""
+    """Refuse uncompiled blocks, for which the package's own function has less overhead."""
     if context.attributes.get("compile"):
         return None
     return "is for compiled blocks, of which it stays a part; the package itself goes first without"
@@ -57,7 +57,7 @@ def _fa4(context: OpContext) -> str | None:
 
 
 def _flash4_head_dim(gpu: Gpu) -> Rule:
-    """Hold the head's size to what version 4 does forward and backward on either generation."""
+    """Refuse head sizes that version 4 does not support forward and backward on this generation."""
     return head_dim(256 if gpu.capability[0] == 9 else 128)
 
 

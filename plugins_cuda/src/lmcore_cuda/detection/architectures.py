@@ -1,4 +1,4 @@
-"""For which GPUs a torch was built, without importing it.
+"""GPU architectures of the installed torch's build, without importing it.
 
 A build has machine code for some compute capabilities (`sm_90`), and may have a portable form
 (`compute_120`) that the driver compiles for GPUs from that one on.
@@ -29,9 +29,9 @@ PYTORCH_BUILDS: Mapping[str, tuple[str, ...]] = {
 
 
 def read_architectures(library: Path | None = None) -> tuple[str, ...]:
-    """Return what `torch.cuda.get_arch_list` would; empty where it is not found.
+    """Return what `torch.cuda.get_arch_list` would; empty if it is not found.
 
-    It is one line of text in torch's library, which is read as a file.
+    The list is one line of text in torch's library, which is read as a file.
 
     Args:
         library: That file; default: the installed torch's.
@@ -64,10 +64,10 @@ def _found(data: mmap.mmap) -> tuple[str, ...]:
 
 
 def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
-    """Say whether a build runs on GPUs of a compute capability.
+    """Return True if a build runs on GPUs of a compute capability.
 
-    Machine code runs on its own capability and later ones of the same major number; that of
-    `sm_90a` on that one alone, that of `sm_100f` on its family.  The portable form runs on any
+    Machine code runs on its own capability and later ones of the same major number; code for
+    `sm_90a` on that one only, code for `sm_100f` on its family.  The portable form runs on any
     later one.
     """
     major, minor = capability
@@ -88,5 +88,5 @@ def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
 
 
 def capability_words(capabilities: Sequence[tuple[int, int]]) -> str:
-    """Return compute capabilities for people: "7.0, 9.0"."""
+    """Return compute capabilities as text: "7.0, 9.0"."""
     return ", ".join(f"{major}.{minor}" for major, minor in sorted(set(capabilities)))

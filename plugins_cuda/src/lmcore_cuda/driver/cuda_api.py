@@ -1,4 +1,4 @@
-"""The driver's compute library, asked where its management library (NVML) is not installed.
+"""The driver's compute library, used if its management library (NVML) is not installed.
 
 Containers may have the one without the other.  `cuInit` makes no context on a GPU, but takes a
 third of a second and cannot be undone: a probe, whose process ends, may call it.
@@ -21,7 +21,7 @@ _NO_DEVICE = 100
 
 
 def load_driver() -> Any:
-    """Return the driver's compute library, or None where it is not installed."""
+    """Return the driver's compute library, or None if it is not installed."""
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError:

@@ -41,7 +41,7 @@ class GpuProcess:
     """A process with memory on a GPU.
 
     Attributes:
-        pid: Its number, that of the host where this process is in a container.
+        pid: Process id; the host's if this process is in a container.
         name: Name of its program; empty if unknown.
         used: Bytes of its memory; None if the driver does not report them.
     """
@@ -51,7 +51,7 @@ class GpuProcess:
     used: int | None
 
     def __str__(self) -> str:
-        """Return it for people: "process 12 (python3): 3.2 GiB"."""
+        """Return a text: "process 12 (python3): 3.2 GiB"."""
         name = f" ({self.name})" if self.name else ""
         used = f": {in_gib(self.used)}" if self.used is not None else ""
         return f"process {self.pid}{name}{used}"
@@ -63,10 +63,10 @@ class GpuUse:
 
     Attributes:
         total: Bytes of its memory.
-        used: Bytes in use by anyone, the driver's own included.
-        processes: Who has memory there, the largest first; none where the driver does not say.
-        power_limit: Watts that it may draw; None where it is not known.
-        power_default: Watts that it may draw as delivered.
+        used: Bytes in use, the driver's included.
+        processes: Processes with memory there, the largest first; none if the driver reports none.
+        power_limit: Watts that it may draw; None if unknown.
+        power_default: Default of that limit.
         slowdowns: Reasons for its reduced clock.
     """
 
@@ -79,7 +79,7 @@ class GpuUse:
 
     @property
     def words(self) -> str:
-        """Memory and its users for people."""
+        """Memory and its users as text."""
         text = f"{in_gib(self.used)} of {in_gib(self.total)} are in use"
         if not self.processes:
             return f"{text}; the driver names no process (in a container it may not)"
@@ -89,12 +89,12 @@ class GpuUse:
 
 
 def in_gib(count: int) -> str:
-    """Return bytes for people."""
+    """Return a number of bytes as text."""
     return f"{count / 2**30:.1f} GiB"
 
 
 def read_use(library: Any, uuid: str, proc: Path = Path("/proc")) -> GpuUse | None:
-    """Return how a GPU, or a part of one, is used now; None where NVML does not tell.
+    """Return the present use of a GPU or a part of one; None if NVML does not report it.
 
     Args:
         library: Library from `nvml.load_library`.
@@ -133,7 +133,7 @@ def _processes(nvml: Nvml, handle: ctypes.c_void_p, proc: Path) -> tuple[GpuProc
 
 
 def _running(nvml: Nvml, handle: ctypes.c_void_p) -> list[ProcessInfo]:
-    """Return the driver's records; a driver that has no such function says nothing."""
+    """Return the driver's records; none if the driver lacks the function."""
     for function in (
         "nvmlDeviceGetComputeRunningProcesses_v3",
         "nvmlDeviceGetComputeRunningProcesses_v2",

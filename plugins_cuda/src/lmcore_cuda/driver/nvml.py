@@ -42,9 +42,9 @@ class Gpu:
         index: CUDA's number of it, in the order of the PCI bus.
         name: NVIDIA's name.
         uuid: "GPU-...".
-        memory: Bytes in all; 0 where it shares the host's.
-        used: Bytes in use by anyone.
-        capability: Compute capability, (8, 9); (0, 0) where it is not known.
+        memory: Bytes in all; 0 if it shares the host's.
+        used: Bytes in use.
+        capability: Compute capability, (8, 9); (0, 0) if unknown.
         mig: True if it is in MIG mode, to be used in parts.
         parts: UUIDs of the parts, "MIG-...".
     """
@@ -61,7 +61,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuFault:
-    """A GPU that the driver has and does not hand out: its place on the bus, and why."""
+    """A GPU that the driver has but does not offer: its bus address, and the reason."""
 
     index: int
     status: int
@@ -76,7 +76,7 @@ class DriverReport:
         library: True if a library of the driver is installed and can be loaded.
         status: NVML's status of the first call that failed; 0 when all went well.
         message: Text of that status, from the driver.
-        version: Version of the driver; empty where it is not known.
+        version: Version of the driver; empty if unknown.
         cuda: Highest CUDA version that the driver can run, (major, minor).
         gpus: All GPUs that this process may use, in the order of the PCI bus.
         faults: The GPUs that it may not use, or cannot.
@@ -107,14 +107,14 @@ class NvmlError(Exception):
     """A call that NVML answered with a status other than success."""
 
     def __init__(self, status: int, message: str) -> None:
-        """Keep status and the driver's words for it."""
+        """Keep the status and the driver's text for it."""
         super().__init__(message)
         self.status = status
         self.message = message
 
 
 def load_library() -> Any:
-    """Return the driver's management library, or None where it is not installed."""
+    """Return the driver's management library, or None if it is not installed."""
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError:
@@ -134,7 +134,7 @@ class Nvml:
         """Initialise the library for the time of the context.
 
         Raises:
-            NvmlError: It cannot be; nothing is to be shut down then.
+            NvmlError: Initialisation failed; nothing has to be shut down.
         """
         nvml = cls(library)
         nvml.call("nvmlInit_v2")
@@ -147,7 +147,7 @@ class Nvml:
         """Call a function whose result is a status.
 
         Raises:
-            NvmlError: It is not success; of a function that the library does not have, too.
+            NvmlError: The call failed, or the library lacks the function.
         """
         try:
             status = getattr(self.library, function)(*arguments)
@@ -190,7 +190,7 @@ class Nvml:
 
 
 def read_driver(library: Any) -> DriverReport:
-    """Return what *library* (from `load_library`) reports; never raises for what it answers."""
+    """Return the report of *library* (from `load_library`); errors of NVML become a part of it."""
     if library is None:
         return DriverReport(library=False, message=f"`{LIBRARY}` is not installed")
     try:
@@ -214,7 +214,7 @@ def _cuda_version(nvml: Nvml) -> tuple[int, int]:
 
 
 def _gpus(nvml: Nvml) -> tuple[list[Gpu], list[GpuFault]]:
-    """Return the GPUs that may be used, and the others; CUDA numbers the first kind alone."""
+    """Return the usable GPUs and the faulty ones; CUDA numbers only the usable ones."""
     found: list[Gpu] = []
     faults: list[GpuFault] = []
     for place in range(nvml.number("nvmlDeviceGetCount_v2")):
@@ -264,7 +264,7 @@ def _mig(nvml: Nvml, handle: ctypes.c_void_p) -> bool:
 
 
 def _parts(nvml: Nvml, handle: ctypes.c_void_p) -> tuple[str, ...]:
-    """Return the UUIDs of a GPU's parts; places without one are passed over."""
+    """Return the UUIDs of a GPU's parts; empty places are skipped."""
     found = []
     try:
         places = nvml.number("nvmlDeviceGetMaxMigDeviceCount", handle)

@@ -33,14 +33,14 @@ _DECOUPLED = 1
 
 
 class AdamW:
-    """The update; apex takes the number of steps from the host, the op has it on the device.
+    """AdamW update; apex takes the number of steps from the host, the op has it on the device.
 
-    The count of each weight is read once, and from then on counted along; it is read again where
-    somebody else has written to it, as a checkpoint that is loaded does.
+    The count of each weight is read once, and from then on counted on the host; it is read again if
+    it has been written from outside, as by loading a checkpoint.
     """
 
     def __init__(self) -> None:
-        """Begin without counts."""
+        """Start without counts."""
         self._counts: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def __call__(

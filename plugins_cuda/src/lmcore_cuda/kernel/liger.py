@@ -43,7 +43,7 @@ def swiglu(x_BS2F: Tensor) -> Tensor:
 
 
 def cross_entropy(logits_TV: Tensor, target_T: Tensor) -> Tensor:
-    """Negative log-likelihood of each target, in float32.
+    """Return the negative log-likelihood of each target, in float32.
 
     The kernel writes the gradient over its input, so it gets a copy.
     """

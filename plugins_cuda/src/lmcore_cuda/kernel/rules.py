@@ -26,8 +26,8 @@ class Gpu:
     Attributes:
         capability: Compute capability, (major, minor).
         packages: The kernel packages that are installed.
-        import_problem: Says of a package why its compiled parts cannot be loaded.
-        usable: The packages, asked whether they can be used.
+        import_problem: Function that returns why a package cannot be loaded, or None.
+        usable: The packages, with a check that they can be used.
     """
 
     capability: tuple[int, int]
@@ -36,12 +36,12 @@ class Gpu:
     usable: UsablePackages = field(init=False)
 
     def __post_init__(self) -> None:
-        """Ask of each package once whether it can be loaded."""
+        """Set up the check of packages, done once for each."""
         object.__setattr__(self, "usable", UsablePackages(self.packages, self.import_problem))
 
 
 def capability(gpu: Gpu, least: tuple[int, int], majors: Iterable[int] = (), why: str = "") -> Rule:
-    """Return the rule that the GPU is recent enough, and of one of *majors* where any is named."""
+    """Return the rule that the GPU is recent enough, and of one of *majors* if any is given."""
     wanted = tuple(majors)
     names = " and ".join(f"{major}.x" for major in wanted)
     needs = names or f"{least[0]}.{least[1]} or newer"
@@ -57,6 +57,6 @@ def capability(gpu: Gpu, least: tuple[int, int], majors: Iterable[int] = (), why
 
 
 def package(gpu: Gpu, name: str) -> Rule:
-    """Return the rule that a package is installed and fits the torch that is there."""
+    """Return the rule that a package is installed and fits the installed torch."""
     assert name in PACKAGES
     return op_rules.package(gpu.usable, name)

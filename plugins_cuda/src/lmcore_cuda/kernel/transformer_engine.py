@@ -20,7 +20,7 @@ _GAIN_AS_IT_IS = False
 
 
 def _rows(x_BSH: Tensor, like: Tensor) -> Tensor:
-    """Return x as the kernels want it: two dims, contiguous, of the gain's dtype."""
+    """Return x as the kernels need it: two dims, contiguous, of the gain's dtype."""
     return x_BSH.to(like.dtype).reshape(-1, x_BSH.shape[-1]).contiguous()
 
 

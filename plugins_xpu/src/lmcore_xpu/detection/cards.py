@@ -21,7 +21,7 @@ class Card:
     """A model of GPU.
 
     Attributes:
-        name: As Intel calls it, without its trade marks: "Data Center GPU Max 1550".
+        name: Intel's name, without trade marks: "Data Center GPU Max 1550".
         generation: Generation of its architecture, "Xe-HPC"; empty if the id is unknown.
         tiles: Tiles (stacks) behind its one PCI address.
         memory: GiB on the card; 0 if it uses the host's memory or has several sizes.
@@ -154,10 +154,10 @@ _OF_PROCESSOR = "0000:00:02.0"
 
 
 def card_of(device_id: str, address: str = "") -> Card:
-    """Return the model that a PCI device id names.
+    """Return the model of a PCI device id.
 
     Args:
-        device_id: As the kernel writes it.
+        device_id: Id as the kernel writes it, "0x0bd5".
         address: Its PCI address, which identifies a processor's own GPU if the id does not.
     """
     known = CARDS.get(device_id.lower())

@@ -32,7 +32,7 @@ RUNTIME = "libze_intel_gpu.so.1"
 _VENDOR = "0x8086"
 _DISPLAY_CLASS = "0x03"
 _FOR_GUESTS = {"vfio-pci", "pci-stub", "xe-vfio-pci"}
-"""Drivers that hold a GPU for a virtual machine: it is none of this system's."""
+"""Drivers that reserve a GPU for a virtual machine."""
 _WSL_NODE, _WSL_DRIVERS = "dxg", "usr/lib/wsl/drivers"
 
 
@@ -44,13 +44,13 @@ class Gpu:
         address: Its PCI address; 0000:00:02.0 is the processor's own GPU, "WSL" one of Windows.
         device_id: Its PCI device id; empty if unknown.
         driver: The kernel driver that has it ("xe", "i915"), None without one.
-        node: Its render node, "renderD128", None where the kernel made none.
+        node: Its render node, "renderD128"; None without one.
         access: True if this process may read and write the node; None if the node does not exist,
             as in a container without it.
         tiles: Tiles behind the address.
-        memory: Bytes of its own memory, of all tiles; 0 where that is not known.
+        memory: Bytes of its own memory, of all tiles; 0 if unknown.
         group: Group that may open the node.
-        error: Number of the system's error where the node is there and did not open.
+        error: Number of the system's error if the node exists and did not open.
     """
 
     address: str
@@ -111,8 +111,8 @@ def read_facts(root: Path = Path("/")) -> Facts:
 def try_to_open(path: Path) -> int:
     """Open a node and close it, which starts nothing on the GPU; return the error's number, or 0.
 
-    Permissions alone do not tell: a batch system's control group keeps a node closed that this user
-    might read.
+    Permissions are not enough: a batch system's control group may deny a node that this user
+    could read.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
@@ -160,7 +160,7 @@ def _gpu(root: Path, device: Path, driver: str | None, try_node: Callable[[Path]
 
 
 def _tried(gpu: Gpu, path: Path, try_node: Callable[[Path], int]) -> Gpu:
-    """Return the GPU with what became of opening its node."""
+    """Return the GPU with the result of opening its node."""
     if not path.exists():
         return gpu
     number = try_node(path)
@@ -199,19 +199,19 @@ def _of_windows(root: Path, try_node: Callable[[Path], int]) -> tuple[Gpu, ...]:
 
 
 def has_slingshot(root: Path = Path("/")) -> bool:
-    """Say whether this host has a network card of HPE's Slingshot, as Aurora's have."""
+    """Return True if this host has a network card of HPE's Slingshot, as Aurora's have."""
     return any((root / "sys/class/cxi").glob("cxi[0-9]*"))
 
 
 def in_container(root: Path = Path("/")) -> bool:
-    """Say whether this is a container of Docker's or Podman's, or one of Apptainer's."""
+    """Return True if this is a container of Docker's or Podman's, or one of Apptainer's."""
     return any(
         (root / mark).exists() for mark in (".dockerenv", "run/.containerenv", ".singularity.d")
     )
 
 
 def _can_load(library: str) -> bool:
-    """Say whether a shared library is installed; loading it starts no driver."""
+    """Return True if a shared library is installed; loading it starts no driver."""
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -220,7 +220,7 @@ def _can_load(library: str) -> bool:
 
 
 def _comes_with_torch(library: str, prefix: Path = Path(sys.prefix)) -> bool:
-    """Say whether a wheel brought a library, where torch finds it and nobody else does."""
+    """Return True if a wheel brought a library, where torch finds it and nobody else does."""
     spec = importlib.util.find_spec("torch")  # which imports nothing
     own = [Path(one) / "lib" for one in (spec and spec.submodule_search_locations) or ()]
     return any((folder / library).exists() for folder in (prefix / "lib", *own))

@@ -1,4 +1,4 @@
-"""Limits of this host that collectives meet: open files, shared memory, the kernel; torch-free."""
+"""Limits of this host for collectives: open files, shared memory, the kernel; torch-free."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_host(root: Path = Path("/")) -> Host:
 
 
 def foreign_runtime(env: Mapping[str, str]) -> str | None:
-    """Return the folder of `LD_LIBRARY_PATH` that has a SYCL runtime, which goes before torch's.
+    """Return the folder of `LD_LIBRARY_PATH` with a SYCL runtime that is found before torch's.
 
     PyTorch's wheels bring the runtime that they were built with.
     """

@@ -1,7 +1,7 @@
 """Devices of Level Zero's list that `ONEAPI_DEVICE_SELECTOR` selects, by SYCL's rules.
 
-Terms are separated by semicolons: `level_zero:0,1`, `*:gpu`, `!level_zero:1`.  Those with `!` are
-taken away from what the others choose, and the others choose everything where there are none.
+Terms are separated by semicolons: `level_zero:0,1`, `*:gpu`, `!level_zero:1`.  Terms with `!` are
+subtracted from the devices of the other terms; without other terms, from all devices.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Unit:
 
     @property
     def memory(self) -> int:
-        """Bytes of its own memory; 0 where that is not known."""
+        """Bytes of its own memory; 0 if unknown."""
         return self.gpu.memory * len(self.tiles) // self.gpu.tiles
 
 
@@ -67,7 +67,7 @@ class _Term:
 
 
 def select(units: Sequence[Unit], env: Mapping[str, str]) -> Selected:
-    """Return the devices that torch can have of *units*, which are in Level Zero's order."""
+    """Return the devices of *units*, which are in Level Zero's order, that torch can use."""
     value = env.get(SELECTOR, "").strip()
     if not value:
         return Selected(tuple(units))
@@ -96,7 +96,7 @@ def select(units: Sequence[Unit], env: Mapping[str, str]) -> Selected:
 
 
 def _terms(value: str) -> list[_Term] | str:
-    """Return the terms, or what is wrong with them."""
+    """Return the terms, or an error message."""
     found = []
     for text in value.lower().rstrip(";").split(";"):
         discards = text.strip().startswith("!")
@@ -114,7 +114,7 @@ def _terms(value: str) -> list[_Term] | str:
 
 
 def _union(terms: Sequence[_Term], units: Sequence[Unit]) -> list[Unit]:
-    """Return what any of the terms names, in Level Zero's order."""
+    """Return the devices that any of the terms names, in Level Zero's order."""
     found: list[Unit] = []
     for index, unit in enumerate(units):
         for term in terms:
@@ -126,9 +126,9 @@ def _union(terms: Sequence[_Term], units: Sequence[Unit]) -> list[Unit]:
 
 
 def _matches(device: str, index: int, unit: Unit) -> list[Unit]:
-    """Return the unit, its tiles where those are asked for, or nothing.
+    """Return the unit, its tiles if they are requested, or nothing.
 
-    A unit of one tile has no parts that SYCL could make devices of.
+    A unit of one tile has no parts that SYCL could use as devices.
     """
     if device in {"*", "gpu"}:
         return [unit]
@@ -144,7 +144,7 @@ def _matches(device: str, index: int, unit: Unit) -> list[Unit]:
 
 
 def _is_meant(terms: Sequence[_Term]) -> bool:
-    """Say whether there is no doubt that GPUs are not wanted."""
+    """Return True if the selector certainly excludes GPUs."""
     return all(
         one.backend == "native_cpu"
         or set(one.devices) <= _OTHER_TYPES

@@ -44,12 +44,12 @@ class Visible:
 
 
 def composite(env: Mapping[str, str]) -> bool:
-    """Say whether a device is a card with all of its tiles; the driver compares whole words."""
+    """Return True if a device is a card with all of its tiles; the driver compares whole words."""
     return env.get(HIERARCHY) == _COMPOSITE
 
 
 def units_of(gpus: Sequence[Gpu], env: Mapping[str, str]) -> list[Unit]:
-    """Return the devices that these GPUs are, in the order in which a mask counts them."""
+    """Return the devices of these GPUs, in the order in which a mask counts them."""
     if composite(env):
         return [Unit(gpu, tuple(range(gpu.tiles))) for gpu in gpus]
     return [Unit(gpu, (tile,)) for gpu in gpus for tile in range(gpu.tiles)]
@@ -66,7 +66,7 @@ def visible_units(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
 
     Args:
         gpus: All GPUs that the driver counts, in the bus's order.
-        env: The environment.
+        env: Environment of the process.
     """
     notes = _odd_hierarchy(env)
     seen = _masked(gpus, env)
@@ -95,7 +95,7 @@ def _odd_hierarchy(env: Mapping[str, str]) -> tuple[str, ...]:
 def _of_torch(
     units: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str], notes: tuple[str, ...]
 ) -> Visible:
-    """Apply torch's own rule, and see that it has kernels for what that leaves."""
+    """Apply torch's own rule, and check that it has kernels for the rest."""
     discrete = [one for one in units if not one.gpu.card.integrated]
     if discrete and len(discrete) < len(units):
         notes += ("torch leaves the processor's GPU out, since there is a discrete one",)
@@ -149,13 +149,13 @@ def _masked(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
 
 
 def _is_entry(entry: str, env: Mapping[str, str]) -> bool:
-    """Say whether the driver can read an entry; parts of a tile stop it where cards are devices."""
+    """Return True if the driver can read an entry; parts of a tile stop it if cards are devices."""
     found = _ENTRY.fullmatch(entry)
     return found is not None and not (found[3] and composite(env))
 
 
 def _named(entry: str, everything: Sequence[Unit], env: Mapping[str, str]) -> list[Unit]:
-    """Return the device that an entry names; where tiles are devices, "0.1" names none."""
+    """Return the device that an entry names; if tiles are devices, "0.1" names none."""
     found = _ENTRY.fullmatch(entry)
     if found is None or not 0 <= int(found[1]) < len(everything):
         return []
@@ -168,7 +168,7 @@ def _named(entry: str, everything: Sequence[Unit], env: Mapping[str, str]) -> li
 
 
 def _united(units: Iterable[Unit]) -> list[Unit]:
-    """Return one device for each card, of all tiles that are named of it."""
+    """Return one device for each card, of all of its tiles that are named."""
     tiles: dict[str, tuple[Gpu, set[int]]] = {}
     for one in units:
         tiles.setdefault(one.gpu.address, (one.gpu, set()))[1].update(one.tiles)
@@ -182,7 +182,7 @@ def _left_with_nothing(
     gpus: Sequence[Gpu],
     env: Mapping[str, str],
 ) -> Visible:
-    """Return the fault of a mask that fits nothing here, by what is wrong with it."""
+    """Return the fault of a mask that matches no device."""
     dotted = [entry for entry in ignored if "." in entry]
     if not dotted or composite(env):
         said = f"`{ignored[0]}` is no device here"
@@ -214,7 +214,7 @@ def _count(units: Sequence[Unit]) -> str:
 
 
 def _left(units: Sequence[Unit], everything: Sequence[Unit]) -> str:
-    """Return how much is left: "6 of 12 tiles, on 3 of 6 cards"."""
+    """Return a text on the rest: "6 of 12 tiles, on 3 of 6 cards"."""
     said = f"{len(units)} of {_count(everything)}"
     cards, all_cards = ({one.gpu.address for one in those} for those in (units, everything))
     tiles = sum(len(one.tiles) for one in units), sum(len(one.tiles) for one in everything)

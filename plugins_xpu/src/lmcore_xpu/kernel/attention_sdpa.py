@@ -1,4 +1,4 @@
-"""Attention by torch's `scaled_dot_product_attention`, and what its kernels take of shared keys.
+"""Attention by torch's `scaled_dot_product_attention`, with shared keys expanded if necessary.
 
 Without gradients oneDNN does keys and values that several query heads share.  With gradients it is
 not asked, and of the other kernels not all take them; what torch falls back to keeps a matrix of
@@ -26,7 +26,7 @@ def attention(
     dropout: float = 0.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention by the backend that torch chooses, as the reference has it."""
+    """Compute softmax attention by the backend that torch chooses, equal to the reference."""
     trained = torch.is_grad_enabled() and (q_BNSD.requires_grad or k_BKTD.requires_grad)
     attend = torch_kernels.attention_expanded if trained else torch_kernels.attention
     return attend(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)

@@ -22,7 +22,7 @@ _FEW_ROWS = 32
 
 
 def available() -> bool:
-    """Say whether this build of torch has the kernel."""
+    """Return True if this build of torch has the kernel."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
