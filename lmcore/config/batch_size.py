@@ -1,8 +1,8 @@
-"""The global batch size of every step: constant, or growing as `--rampup-batch-size` says.
+"""Global batch size of every step: constant, or ramped up by `--rampup-batch-size`.
 
-The size of a step follows from the samples consumed before it alone, as Megatron counts: of the
-samples of the ramp each size gets an equal share, from START on in steps of INCREMENT, and all
-after them go by the final size.  A run that continues thus has the sizes of an unbroken one.
+The size of a step depends only on the samples consumed before it, as in Megatron: each size of the
+ramp gets an equal share of its samples, from START in steps of INCREMENT; then the size is final.
+A run that continues therefore has the same sizes as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ __all__ = ["BatchSizes"]
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Samples of each step over all processes.
+    """Global batch size of each step, in samples over all processes.
 
     Attributes:
-        final: After the ramp.
-        start: At its beginning; *final* where there is none.
-        increment: From one size to the next; divides *final* - *start*.
-        ramp_samples: Samples until the final size; 0 where there is no ramp.
+        final: Size after the ramp.
+        start: Size of the first step; *final* without a ramp.
+        increment: Difference between consecutive sizes; divides *final* - *start*.
+        ramp_samples: Samples before the final size; 0 without a ramp.
     """
 
     final: int
@@ -31,22 +31,22 @@ class BatchSizes:
 
     @classmethod
     def of(cls, final: int, ramp_up: tuple[int, ...] = ()) -> BatchSizes:
-        """Return the sizes of a run.
+        """Return the batch sizes of a run.
 
         Args:
-            final: The global batch size.
-            ramp_up: START, INCREMENT and SAMPLES of `--rampup-batch-size`, or nothing.
+            final: Global batch size after the ramp, in samples.
+            ramp_up: START, INCREMENT and SAMPLES of `--rampup-batch-size`; empty without a ramp.
         """
         return cls(final, *ramp_up) if ramp_up else cls(final, final)
 
     def at(self, consumed_samples: int) -> int:
-        """Return the size of the step before which *consumed_samples* have been consumed."""
+        """Return the size of the step that follows *consumed_samples* consumed samples."""
         if consumed_samples >= self.ramp_samples:
             return self.final
         return self.start + self._level(consumed_samples) * self.increment
 
     def steps(self, train_samples: int) -> int:
-        """Return how many whole steps *train_samples* are enough for."""
+        """Return the number of whole steps in *train_samples* samples."""
         left, total = train_samples, 0
         for size, steps in self._phases(0):
             fit = left // size
@@ -56,7 +56,7 @@ class BatchSizes:
         raise AssertionError("the last phase has no end")
 
     def samples(self, steps: int, consumed_samples: int = 0) -> int:
-        """Return the samples of the *steps* steps that follow the first *consumed_samples*."""
+        """Return the samples in *steps* steps that follow *consumed_samples* consumed samples."""
         left, total = steps, 0
         for size, most in self._phases(consumed_samples):
             taken = left if most is None else min(left, most)
@@ -67,11 +67,11 @@ class BatchSizes:
 
     def _level(self, consumed_samples: int) -> int:
         count = (self.final - self.start) // self.increment
-        # In whole numbers: the quotient of two rounded ones may fall short at a boundary.
+        # Integer division: a quotient of rounded numbers may be too small at a boundary.
         return consumed_samples * count // self.ramp_samples
 
     def _phases(self, consumed: int) -> Iterator[tuple[int, int | None]]:
-        """Yield each size from here on with the number of its steps; the final one's has no end."""
+        """Yield each size from here on and its number of steps; None for the final size."""
         while consumed < self.ramp_samples:
             count = (self.final - self.start) // self.increment
             level = self._level(consumed)

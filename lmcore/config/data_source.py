@@ -41,25 +41,25 @@ BUNDLED = "shakespeare"
 """Name of the text that comes with lmcore; the data of a run whose flags name none."""
 
 DIVIDED = ("corpus", "data_path", "data_file_list")
-"""Options whose documents `--split` divides into the parts."""
+"""Options that name sources which `--split` divides into the parts."""
 
 OWN = {
     part: tuple(f"{part}_{kind}" for kind in ("data", "data_path", "weighted_split_paths"))
     for part in PARTS
 }
-"""The options that name sources of one part alone."""
+"""Options that name the sources of one part only, by part."""
 
-_ONE_BY_ONE = "write weight and data set in turn, such as `0.7 web 0.3 books`, or no weight at all"
+_ONE_BY_ONE = "alternate weight and data set, such as `0.7 web 0.3 books`, or give no weights"
 _RANGES = 'write `"NAME: WEIGHT START:END PATH, ..."`, such as `"train: 0.5 0:0.9 web"`'
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """One data set of a blend.
+    """A data set of a blend.
 
     Attributes:
-        name: Prefix of the indexed data set, or the name of a text.
-        weight: Its share of the samples, not normalized; None: in proportion to its size.
+        name: Prefix of the indexed data set, or name of a text.
+        weight: Weight among the samples, not normalized; None: in proportion to its size.
         documents: Start and end of its documents, as fractions; None: as `--split` divides them.
         corpus: True if `name` is the name of a text rather than a prefix.
         tokenizer: The tokenizer that made the data set, from its metadata file; None: unknown.
@@ -76,13 +76,13 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Blend:
-    """The sources of all parts or of one, in the order given.
+    """Sources of one part, or of all parts, in the order given.
 
     Attributes:
-        option: The option that names them.
-        sources: At least one, or none where `file_list` names them.
-        title: What the user calls the blend (`--valid-weighted-split-paths`).
-        file_list: A data file list to read them from.
+        option: Option that names the sources.
+        sources: The sources; empty until `file_list` is read.
+        title: Name that the user gives to the blend (`--valid-weighted-split-paths`).
+        file_list: Path of the data file list that names the sources.
     """
 
     option: str
@@ -98,7 +98,7 @@ class Blend:
 
 @dataclass(frozen=True)
 class RunSources:
-    """Every source of a run.
+    """All data sources of a run.
 
     Attributes:
         divided: Blend whose documents `--split` divides into the parts; None if each part has its
@@ -122,7 +122,7 @@ def data_sources(settings: DataSection) -> RunSources:
     """Return the sources that the `data` section names; without any, the bundled text.
 
     Raises:
-        ConfigError: Weights or ranges that cannot be read, all of them; names the options.
+        ConfigError: Every weight and range that cannot be read, with its option.
     """
     found, problems = read_sources(settings)
     _raise_all(problems)
@@ -130,10 +130,10 @@ def data_sources(settings: DataSection) -> RunSources:
 
 
 def read_sources(settings: DataSection) -> tuple[RunSources, list[LmcoreError]]:
-    """Return the sources as far as they can be read, and what is wrong with the words.
+    """Return the sources as far as they can be parsed, and every problem of the flags.
 
-    A source whose weight or range is wrong is among them, so that more can be found wrong with it.
-    Texts in `train_data` are divided by `--split` where validation and test have nothing of
+    A source whose weight or range is wrong is among them, so that its other problems are found
+    too.  `--split` divides the texts of `train_data` if validation and test have no sources of
     their own.
     """
     own: dict[Part, Blend] = {}
@@ -177,15 +177,19 @@ def _own_blend(option: str, words: tuple[str, ...], problems: list[LmcoreError])
 
 
 def without_ending(path: str) -> str:
-    """Return the prefix that `PREFIX.bin`, `PREFIX.idx` or the prefix itself names."""
+    """Return the prefix of `PREFIX.bin`, `PREFIX.idx` or `PREFIX`."""
     return path.removesuffix(".bin").removesuffix(".idx")
 
 
 def parse_data_path(words: Sequence[str], flag: str) -> tuple[DataSource, ...]:
-    """Return the sources of `W P W P ...`, or of `P P ...`, which go by their sizes.
+    """Return the sources of `W P W P ...`, or of `P P ...`, which are weighted by size.
+
+    Args:
+        words: Values of the flag.
+        flag: Name of the flag, for messages.
 
     Raises:
-        ConfigError: A weight that is negative, zero or none, or that some sources lack.
+        ConfigError: A weight that is missing, no number, or not above 0.
     """
     problems: list[LmcoreError] = []
     found = _data_path(words, flag, problems)
@@ -203,14 +207,14 @@ def _data_path(
     for place, (word, number) in enumerate(zip(words, numeric, strict=True)):
         if place % 2 == 0 and not number:
             problem = ConfigError(
-                f"{shown}: `{word}` stands where a weight is expected",
+                f"{shown}: found `{word}` instead of a weight",
                 why="other data sets have weights",
                 hint=_ONE_BY_ONE,
             )
             problems.append(problem)
             return ()
         if place % 2 == 1 and number:
-            what = f"{shown}: `{word}` stands where a data set is expected"
+            what = f"{shown}: found `{word}` instead of a data set"
             problems.append(ConfigError(what, hint=_ONE_BY_ONE))
             return ()
     if len(words) % 2:
@@ -229,11 +233,12 @@ def parse_weighted_split_paths(
     """Return the sources of each `"NAME: W START:END PATH, W START:END PATH"`, by name.
 
     Args:
-        words: As typed; a group that the shell has split at its blanks is put together again.
-        flag: For messages.
+        words: Values of the flag; a group that the shell split at blanks is joined again.
+        flag: Name of the flag, for messages.
 
     Raises:
-        ConfigError: Not such a text, a bad weight, or a range that is empty or beyond 0 to 1.
+        ConfigError: Text of another form, a wrong weight, or a range that is empty or exceeds 0
+            to 1.
     """
     problems: list[LmcoreError] = []
     found = _weighted_split_paths(words, flag, problems)
@@ -267,26 +272,28 @@ def _weighted_split_paths(
 
 
 def overlapping_ranges(sources: RunSources) -> Iterator[ConfigError]:
-    """Yield a problem for every two ranges of one data set that have documents in common."""
+    """Yield a problem for each two ranges of a data set that overlap."""
     seen: list[tuple[Blend, DataSource]] = []
     for blend in sources.blends():
-        for one in blend.sources:
+        for source in blend.sources:
             for other_blend, other in seen:
-                if one.name == other.name and _overlap(one, other):
-                    first, second = _shown(other_blend, other), _shown(blend, one)
+                if source.name == other.name and _overlap(source, other):
+                    first, second = _shown(other_blend, other), _shown(blend, source)
                     yield ConfigError(
-                        f"{first} and {second} have documents of `{one.name}` in common",
-                        why="a document would be read twice, or be trained on and validated on",
+                        f"{first} and {second} have documents of `{source.name}` in common",
+                        why="documents would be read twice, or used for training and validation",
                         hint="give ranges that do not overlap, such as `0:0.95` and `0.95:1`",
                     )
-            if one.documents is not None:
-                seen.append((blend, one))
+            if source.documents is not None:
+                seen.append((blend, source))
 
 
-def _overlap(one: DataSource, other: DataSource) -> bool:
-    if one.documents is None or other.documents is None:
+def _overlap(source: DataSource, other: DataSource) -> bool:
+    if source.documents is None or other.documents is None:
         return False
-    return max(one.documents[0], other.documents[0]) < min(one.documents[1], other.documents[1])
+    return max(source.documents[0], other.documents[0]) < min(
+        source.documents[1], other.documents[1]
+    )
 
 
 def _shown(blend: Blend, source: DataSource) -> str:
@@ -303,11 +310,11 @@ def _weight(text: str, path: str, flag: str, problems: list[LmcoreError]) -> flo
         problems.append(ConfigError(what, hint=hint))
         return None
     if weight == 0:
-        why, hint = "nothing would be read of it", f"leave `{path}` out, or {hint}"
+        why, hint = "no samples would be taken from it", f"leave `{path}` out, or {hint}"
     elif not math.isfinite(weight):
         why = "it is not finite"
     elif weight < 0:
-        why = "a data set cannot be read a negative number of times"
+        why = "a weight is above 0"
     if why:
         what = f"`{flag}`: the weight of `{path}` is {text}"
         problems.append(ConfigError(what, why=why, hint=hint))
@@ -315,7 +322,7 @@ def _weight(text: str, path: str, flag: str, problems: list[LmcoreError]) -> flo
 
 
 def _range(text: str, path: str, flag: str, problems: list[LmcoreError]) -> tuple[float, float]:
-    """Return start and end; of a range that is none, one that has no document."""
+    """Return start and end of a range; (0, 0) if it is wrong."""
     start_text, _, end_text = text.partition(":")
     try:
         start, end = float(start_text), float(end_text)
@@ -326,7 +333,7 @@ def _range(text: str, path: str, flag: str, problems: list[LmcoreError]) -> tupl
     if not 0 <= start < end <= 1:
         problem = ConfigError(
             f"`{flag}`: the range `{text}` of `{path}` is empty or goes beyond the data set",
-            why="start and end are shares of the documents, 0 <= start < end <= 1",
+            why="start and end are fractions of the documents, 0 <= start < end <= 1",
             hint=_RANGES,
         )
         problems.append(problem)

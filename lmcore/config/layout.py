@@ -1,4 +1,4 @@
-"""How a run's processes divide the model and the samples, in numbers."""
+"""Parallel layout of a run: the size of each axis along which processes divide the work."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ __all__ = ["ParallelLayout"]
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """Sizes of the axes of a run; processes are numbered with `tensor` as the fastest axis.
+    """Sizes of the parallel axes of a run.
 
-    The order from slowest to fastest is pipeline, replicas, shards, context, tensor.
+    Ranks are numbered with `tensor` as the fastest axis; the order from slowest to fastest is
+    pipeline, replicas, shards, context, tensor.
 
     Attributes:
-        tensor: Processes that divide every layer's weights.
-        context: Processes that divide every sequence.
-        pipeline: Processes that divide the layers.
-        data: Processes that see different samples.
-        sequence: Whether those of `tensor` divide activations between the layers too.
-        replicas: Groups of `data` that hold the same shards.
-        zero_stage: What is sharded over data-parallel processes: 0 nothing, 1 optimizer state,
-            2 gradients too, 3 weights too.
-        stages_per_process: Pipeline stages of each process.
+        tensor: Number of processes that shard each layer's weights.
+        context: Number of processes that divide each sequence.
+        pipeline: Number of processes that divide the layers.
+        data: Number of processes that see different samples.
+        sequence: True if tensor-parallel processes shard activations between the layers too.
+        replicas: Number of replicas among the data-parallel processes, each sharded.
+        zero_stage: ZeRO stage: 0 shards nothing, 1 optimizer state, 2 gradients too, 3 weights
+            too.
+        stages_per_process: Number of pipeline stages on each process.
         schedule: One of `lmcore.config.section.parallel.SCHEDULES`.
     """
 
@@ -80,17 +81,17 @@ class ParallelLayout:
 
     @property
     def world_size(self) -> int:
-        """All processes."""
+        """Number of processes."""
         return self.tensor * self.context * self.pipeline * self.data
 
     @property
     def divides_model(self) -> bool:
-        """Whether no process holds the whole model and optimizer."""
+        """True if no process holds the whole model and optimizer state."""
         return self.tensor > 1 or self.pipeline > 1 or self.zero_stage > 0
 
     @property
     def words(self) -> str:
-        """The layout for people: "tensor 2 (sequence) x pipeline 2 x data 2 (ZeRO-1)"."""
+        """The layout in words: "tensor 2 (sequence) x pipeline 2 x data 2 (ZeRO-1)"."""
         parts = []
         if self.tensor > 1:
             parts.append(f"tensor {self.tensor}" + (" (sequence)" if self.sequence else ""))

@@ -1,4 +1,4 @@
-"""How large a model is and how much arithmetic a step takes, from its shape alone."""
+"""Derived widths, parameters and FLOPs of a model, from its shape alone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _GATED_MULTIPLE = 64
 
 
 def ffn_hidden_size(model: ModelSection) -> int:
-    """Return the feed-forward width, 4 * hidden_size unless set.
+    """Return the width of the feed-forward layer, 4 * hidden_size by default.
 
-    With SwiGLU, which has a third matrix, two thirds of that, down to a multiple of 64.
+    The default with SwiGLU, which has a third matrix, is two thirds of that, rounded down to a
+    multiple of 64.
     """
     if model.ffn_hidden_size or not model.swiglu:
         return model.ffn_hidden_size or 4 * model.hidden_size
@@ -27,12 +28,12 @@ def ffn_hidden_size(model: ModelSection) -> int:
 
 
 def head_size(model: ModelSection) -> int:
-    """Return the channels of an attention head."""
+    """Return the number of channels of an attention head."""
     return model.kv_channels or model.hidden_size // model.num_attention_heads
 
 
 def num_query_groups(model: ModelSection) -> int:
-    """Return the heads of keys and values: without groups one for each query head."""
+    """Return the number of key and value heads; without groups one for each query head."""
     if not model.group_query_attention:
         return model.num_attention_heads
     return model.num_query_groups or 1
@@ -47,9 +48,14 @@ def pad_vocab_size(vocab_size: int, *, divisible_by: int, tensor_parallel_size: 
 def parameter_count(model: ModelSection, padded_vocab_size: int) -> int:
     """Return the exact number of parameters.
 
-    Of a GPT-2, with f = 4h, this is 12lh^2(1 + 13/12h + (V + s)/12lh) + 2h, the published formula
-    plus the final norm; of a Llama with a heads of queries and k of keys it is
-    2Vh + l(h^2(2 + 2k/a) + 3hf + 2h) + h.
+    For GPT-2 with f = 4h this is 12lh^2(1 + 13/12h + (V + s)/12lh) + 2h; for Llama with a query
+    heads and k key heads 2Vh + l(h^2(2 + 2k/a) + 3hf + 2h) + h.
+
+    Args:
+        model: Shape of the model.
+        padded_vocab_size: Rows of the embedding, V.
+
+    Source: Narayanan et al. 2021, plus the final norm.
     """
     h, f = model.hidden_size, ffn_hidden_size(model)
     queries, keys = _attention_widths(model)
@@ -66,7 +72,7 @@ def parameter_count(model: ModelSection, padded_vocab_size: int) -> int:
 
 
 def _attention_widths(model: ModelSection) -> tuple[int, int]:
-    """Return the channels of all heads of queries, and of all heads of keys."""
+    """Return the channels of all query heads together, and of all key heads."""
     width = head_size(model)
     return model.num_attention_heads * width, num_query_groups(model) * width
 
@@ -76,15 +82,17 @@ def flops_per_step(
 ) -> int:
     """Return the floating-point operations of one step, forward and backward.
 
-    A multiply-add counts as two and a backward pass as two forward passes; attention is counted
-    whole, not halved for causality.  Of a GPT-2 with f = 4h this is 72Bslh^2(1 + s/6h + V/12lh).
+    A multiply-add counts as two and a backward pass as two forward passes; causal attention is
+    not counted as half.  For GPT-2 with f = 4h this is 72Bslh^2(1 + s/6h + V/12lh).
 
     Args:
-        model: The shape.
-        padded_vocab_size: V, as the output layer computes it.
-        global_batch_size: B, samples of seq_length tokens.
-        recompute: Whether to count the layers' forward pass twice: hardware instead of model
-            FLOPs, 96Bslh^2(1 + s/6h + V/16lh).
+        model: Shape of the model.
+        padded_vocab_size: Columns of the output layer, V.
+        global_batch_size: Samples of seq_length tokens in the step, B.
+        recompute: True to count the forward pass of the layers twice: hardware FLOPs instead of
+            model FLOPs, 96Bslh^2(1 + s/6h + V/16lh).
+
+    Source: Narayanan et al. 2021.
     """
     h, s = model.hidden_size, model.seq_length
     queries, keys = _attention_widths(model)

@@ -1,7 +1,7 @@
-"""Declare a setting once: a field that yields its flag, file key, help, bound and docs row.
+"""Declaration of a setting: one field gives its flag, file key, help, bounds and docs row.
 
-A section is a frozen dataclass whose fields are made with `option`.  Everything else (flags,
-YAML keys, `lmcore config show`, the reference page) is read from the fields by `options_of`.
+A section is a frozen dataclass whose fields are made with `option`.  Flags, YAML keys,
+`lmcore config show` and the reference page are derived from the fields by `options_of`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Declaration:
 
 def option(
     default: Any,
-    help: str,  # noqa: A002 - the field's own word for it
+    help: str,  # noqa: A002 - the common name of the text
     *,
     minimum: float | None = None,
     above: float | None = None,
@@ -52,15 +52,15 @@ def option(
     """Return a dataclass field for one setting.
 
     Args:
-        default: The value when no source gives another; `None` means "derived" or "off", as the
-            help says; `REQUIRED`: there is none.
-        help: One sentence for `--help` and the reference page, units included.
+        default: Value if no source gives one; `None` means "derived" or "off", as the help says;
+            `REQUIRED`: the option has no default.
+        help: One sentence for `--help` and the reference page, with the unit.
         minimum, above: Inclusive and exclusive lower bound.
         maximum, below: Inclusive and exclusive upper bound.
-        choices: The allowed words, when the set is closed.
-        form: Form of the values that are allowed beside the choices, with a colon.
-        metavar: What the help shows for the value; default: from the type.
-        short: A one-letter flag beside the long one.
+        choices: Allowed words, if the set is closed.
+        form: Pattern with a colon of the values that are allowed besides the choices.
+        metavar: Placeholder of the value in the help; default: from the type.
+        short: Letter of a short flag in addition to the long one.
     """
     declared = _Declaration(
         help,
@@ -78,16 +78,16 @@ def option(
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One setting, as read from a section's field.
+    """One setting, derived from a field of a section.
 
     Attributes:
-        name: What no other option is called: the field's name, `train_iters`; of a plugin's
-            option with the section's before it.
-        section: Name of the section it belongs to, `training`.
-        type: The value's type without `None`: bool, int, float or str.
-        repeated: Whether the value is a tuple of `type`.
-        optional: Whether `None` is allowed.
-        plugin: Name of the plugin that it is of; empty for the core's.
+        name: Unique name: the field's name, `train_iters`; for a plugin's option prefixed with the
+            name of its section.
+        section: Name of the section, `training`.
+        type: Type of the value without `None`: bool, int, float or str.
+        repeated: True if the value is a tuple of `type`.
+        optional: True if `None` is allowed.
+        plugin: Name of the plugin that declares the option; empty for the core's.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The field's name, which is the key in its section of a file."""
+        """The name of the field, which is the key in the section of a file."""
         return self.name.removeprefix(f"{self.section}_") if self.plugin else self.name
 
     @property
@@ -119,23 +119,23 @@ class Option:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Every long flag that it understands: a switch has one that turns it off."""
+        """Every long flag of the option; a switch has one that turns it off."""
         return (self.flag, f"--no-{self.flag[2:]}") if self.type is bool else (self.flag,)
 
     @property
     def required(self) -> bool:
-        """Whether a value must be given."""
+        """True if a value must be given."""
         return self.default is REQUIRED
 
     @property
-    def wanted(self) -> str:
-        """What the option takes, in words, for messages."""
+    def expected(self) -> str:
+        """Type and bounds of the option in words, for messages."""
         bound = f", {self.bound}" if self.bound else ""
         return f"`{self.name}` takes: {self.type_name}{bound}"
 
     @property
     def bound(self) -> str:
-        """The allowed range in words, empty when unbounded."""
+        """The allowed range in words; empty if there is no bound."""
         if self.choices:
             more = f", or {self.form}" if self.form else ""
             return "one of " + ", ".join(self.choices) + more
@@ -152,11 +152,11 @@ class Option:
         return f"list of {word}" if self.repeated else word
 
     def convert(self, value: Any, *, where: str) -> Any:
-        """Return *value* (text from a flag, or a YAML value) as this option's type, bounds checked.
+        """Return *value* as this option's type, with its bounds checked.
 
         Args:
-            value: A string, a list of strings, or what a YAML file holds.
-            where: How the user wrote it, for the message: "`--lr -1`".
+            value: A string, a list of strings, or a value of a YAML file.
+            where: The option as the user wrote it, for messages: "`--lr -1`".
 
         Raises:
             ConfigError: The type or the range is wrong.
@@ -166,22 +166,22 @@ class Option:
         if value is None:
             if self.optional:
                 return None
-            raise ConfigError(f"{where}: `{self.name}` cannot be empty", why=self.wanted)
+            raise ConfigError(f"{where}: `{self.name}` cannot be empty", why=self.expected)
         if self.repeated:
             items = [value] if isinstance(value, str) else value
             if not isinstance(items, (list, tuple)):
-                raise ConfigError(f"{where}: not a list", why=self.wanted)
-            return tuple(self._one(item, where) for item in items)
-        return self._one(value, where)
+                raise ConfigError(f"{where}: not a list", why=self.expected)
+            return tuple(self._convert_item(item, where) for item in items)
+        return self._convert_item(value, where)
 
-    def _one(self, value: Any, where: str) -> Any:
+    def _convert_item(self, value: Any, where: str) -> Any:
         try:
             converted = _CONVERTERS[self.type](value)
         except (ValueError, TypeError, OverflowError):
-            raise ConfigError(f"{where}: not a valid value", why=self.wanted) from None
+            raise ConfigError(f"{where}: not a valid value", why=self.expected) from None
         if self.choices is not None and converted not in self.choices:
-            alike = [one for one in self.choices if one.lower() == str(converted).lower()]
-            converted = alike[0] if alike else converted
+            same = [word for word in self.choices if word.lower() == str(converted).lower()]
+            converted = same[0] if same else converted
         self._check_range(converted, where)
         return converted
 
@@ -193,14 +193,14 @@ class Option:
         if self.type not in (int, float):
             return
         out_of_range = (
-            not abs(value) < math.inf  # NaN is not either
+            not abs(value) < math.inf  # also refuses NaN
             or (self.minimum is not None and value < self.minimum)
             or (self.above is not None and value <= self.above)
             or (self.maximum is not None and value > self.maximum)
             or (self.below is not None and value >= self.below)
         )
         if out_of_range:
-            raise ConfigError(f"{where}: out of range", why=self.wanted)
+            raise ConfigError(f"{where}: out of range", why=self.expected)
 
 
 def flag_of(name: str) -> str:
@@ -259,17 +259,17 @@ def _read_type(annotation: Any) -> tuple[type, bool, bool]:
 
 
 def is_option(field: dataclasses.Field[Any]) -> bool:
-    """Return whether a dataclass field was made with `option`."""
+    """Return True if a dataclass field was made with `option`."""
     return _KEY in field.metadata
 
 
 def options_of(section: type, *, name: str = "", plugin: str = "") -> tuple[Option, ...]:
-    """Return the options of a section: its own in order, then those of each class it builds on.
+    """Return the options of a section: its own in order, then its base classes'.
 
     Args:
         section: A dataclass whose fields were made with `option`.
-        name: The section's name in files and docs.
-        plugin: The plugin that it is of; its options are called NAME_FIELD.
+        name: Name of the section in files and docs.
+        plugin: Name of the plugin that declares it; its options are named NAME_FIELD.
     """
     hints = typing.get_type_hints(section)
     found = []
@@ -293,5 +293,5 @@ def options_of(section: type, *, name: str = "", plugin: str = "") -> tuple[Opti
 
 def _fields(section: type) -> list[dataclasses.Field[Any]]:
     fields = {field.name: field for field in dataclasses.fields(section)}
-    names = [name for one in section.__mro__ for name in vars(one).get("__annotations__", {})]
+    names = [name for base in section.__mro__ for name in vars(base).get("__annotations__", {})]
     return [fields[name] for name in dict.fromkeys(names) if name in fields]

@@ -1,4 +1,4 @@
-"""The resolved configuration of a run: what `resolve` returns and everything above reads."""
+"""Plan of a run: the resolved configuration, which all layers above read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ResumePoint:
 
     Attributes:
         checkpoint: Its directory, `iter_XXXXXXX`.
-        manifest: Its `lmcore.checkpoint.Manifest`, of which this layer knows nothing.
+        manifest: Its `lmcore.checkpoint.Manifest`, a type of a layer above this one.
     """
 
     checkpoint: Path
@@ -38,30 +38,30 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Everything that a run needs to know, decided once, on every rank alike.
+    """Resolved settings of a run and the counts derived from them, equal on every rank.
 
     Attributes:
-        config: All settings, derived defaults filled in.
+        config: All settings, with derived defaults filled in.
         provenance: Origin of each setting; kind "derived" for defaults that `resolve` fills in.
         preset: Name of the preset, if one was given.
         sources: Data sources, with the data sets of file lists and the metadata of each.
         tokenizer: Identity of the tokenizer.
         resume: The checkpoint to continue from; None if the run starts from initial weights.
         world_size: Number of processes.
-        layout: How they divide the model and the samples.
-        num_micro_batches: Forward passes of each process in a step of `global_batch_size`.
-        vocab_size: Tokens of the tokenizer, or more where `vocab_size` asks for it.
+        layout: Parallel layout of the processes.
+        num_micro_batches: Micro-batches of each process in a step of `global_batch_size`.
+        vocab_size: Size of the vocabulary before padding, in tokens.
         padded_vocab_size: Rows of the embedding.
-        train_iters: Steps.
-        train_samples: Samples the run needs; as given, else train_iters * global_batch_size.
-        valid_samples: Samples of all validations of the run together.
-        test_samples: Samples of one test.
-        lr_decay_samples: Samples after which the rate has reached its lowest.
+        train_iters: Number of steps.
+        train_samples: Number of training samples; as given, else train_iters * global_batch_size.
+        valid_samples: Number of samples in all validations of the run together.
+        test_samples: Number of samples in one test.
+        lr_decay_samples: Samples after which the learning rate has reached its minimum.
         lr_warmup_samples: Samples of linear warm-up; not a whole number for some fractions.
-        parameter_count: Exact.
-        flops_per_step: Model FLOPs of a step of `global_batch_size`, all processes together,
-            without recomputation.
-        model_shape: What a checkpoint must agree with.
+        parameter_count: Exact number of parameters.
+        flops_per_step: Model FLOPs of a step of `global_batch_size`, over all processes, without
+            recomputation.
+        model_shape: Sizes that a checkpoint must agree with, by name.
     """
 
     config: Config
@@ -87,31 +87,28 @@ class RunPlan:
 
     @property
     def data_parallel_size(self) -> int:
-        """Processes that see different samples."""
+        """Number of processes that see different samples."""
         return self.layout.data
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of a step; where the batch grows, of a step after that."""
-        return (
-            self.num_micro_batches
-            * self.config.training.micro_batch_size
-            * (self.data_parallel_size)
-        )
+        """Samples in a step over all processes; with a ramp, in a step after it."""
+        micro_batch_size = self.config.training.micro_batch_size
+        return self.num_micro_batches * micro_batch_size * self.data_parallel_size
 
     @property
     def batch_sizes(self) -> BatchSizes:
-        """Samples of every step."""
+        """Global batch size of every step."""
         return BatchSizes.of(self.global_batch_size, self.config.training.rampup_batch_size)
 
     @property
     def flops_per_sample(self) -> int:
-        """Model FLOPs of a sample, as in `flops_per_step`."""
+        """Model FLOPs per sample, counted as in `flops_per_step`."""
         return self.flops_per_step // self.global_batch_size
 
     @property
     def derived(self) -> dict[str, int | float]:
-        """The counts that follow from the settings, by name."""
+        """Counts derived from the settings, by name."""
         names = (
             "world_size",
             "data_parallel_size",
@@ -131,15 +128,15 @@ class RunPlan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting by its name, and the counts that follow: what all ranks must share."""
+        """Every setting and derived count by name, which must be equal on all ranks."""
         names = {one.name: one for options in self._sections().values() for one in options}
         return {name: self.config.value(one) for name, one in names.items()} | self.derived
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that agree on all ranks of a run and differ between settings.
+        """Digest of the settings, 16 hexadecimal digits; equal on all ranks of a run.
 
-        Where a run is saved and what is logged are left out.
+        The sections `checkpoint` and `logging` do not change it.
         """
         settings = dataclasses.asdict(self.config)
         settings = {key: settings[key] for key in settings if key not in {"checkpoint", "logging"}}
@@ -147,7 +144,7 @@ class RunPlan:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return settings, sources and derived counts as plain values, for JSON."""
+        """Return settings, provenance and derived counts as plain values, for JSON."""
         return {
             "preset": self.preset,
             "config": dataclasses.asdict(self.config),
@@ -158,9 +155,9 @@ class RunPlan:
         }
 
     def to_yaml(self) -> str:
-        """Return the run's `config.yaml`: all settings, each with its source as a comment.
+        """Return the run's `config.yaml`: all settings, each with its provenance as a comment.
 
-        `load_config` reads it back to the same settings; the derived counts are comments.
+        `load_config` reads it back to the same settings; derived counts are comments.
         """
         lines = ["# The settings of a run; `lmcore train THIS_FILE --save NEW_DIR` repeats it."]
         for section, options in self._sections().items():
@@ -179,7 +176,7 @@ class RunPlan:
         return "\n".join(lines) + "\n"
 
     def _sections(self) -> dict[str, list[Option]]:
-        """Return the options of every section, the plugins' last, each section in its order."""
+        """Return the options of each section in order, the plugins' sections last."""
         found: dict[str, list[Option]] = {}
         options = list(run_options().values())
         for plugin, section in self.config.plugins.items():

@@ -32,8 +32,8 @@ __all__ = ["RunPlan", "resolve"]
 
 _RATE = ("lr", "lr_warmup_fraction", "lr_warmup_iters", "lr_warmup_samples", "lr_decay_style")
 _WARMUP = 0.05
-"""Share of the decay that warms up at the default rate: from some initial weights a small model
-learns no more than the frequencies of tokens for a third of its run otherwise."""
+"""Fraction of the decay that is warm-up at the default learning rate.  Without warm-up, from some
+initial weights, a small model learns only token frequencies for a third of its run."""
 
 
 def resolve(
@@ -144,7 +144,7 @@ def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[s
 
 
 def _length(config: Config, batch: int) -> tuple[int, int]:
-    """Return steps and samples of the run; the last, incomplete batch of samples is left out."""
+    """Return the number of steps and samples; an incomplete last batch of samples is dropped."""
     training = config.training
     if training.train_samples is not None:
         sizes = BatchSizes.of(batch, training.rampup_batch_size)
@@ -156,7 +156,7 @@ def _length(config: Config, batch: int) -> tuple[int, int]:
 def _schedule(
     config: Config, train_iters: int, train_samples: int, batch: int
 ) -> tuple[int, float]:
-    """Return decay and warm-up in samples, as Megatron counts them."""
+    """Return the length of decay and warm-up in samples, as Megatron counts them."""
     optimizer = config.optimizer
     if config.training.train_samples is not None:
         decay = optimizer.lr_decay_samples or train_samples
@@ -170,7 +170,7 @@ def _schedule(
 
 
 def _evaluation_samples(config: Config, train_iters: int, batch: int) -> tuple[int, int]:
-    """Return the samples of all validations, and of one test."""
+    """Return the number of samples in all validations, and in one test."""
     interval, iters = config.training.eval_interval, config.training.eval_iters
     validations = train_iters // interval + 1 if interval else 0
     return validations * iters * batch, iters * batch

@@ -1,4 +1,4 @@
-"""Read `--split`, the shares of training, validation and test documents."""
+"""Parser of `--split`, the fractions of training, validation and test documents."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ _HINT = "write three shares, such as `969,30,1`"
 
 
 def parse_split(text: str) -> tuple[float, float, float]:
-    """Return the three shares of *text*, which sum to 1.
+    """Return the fractions of training, validation and test documents; they sum to 1.
 
-    One to three numbers, divided by `,` or `/`; missing ones are 0.
+    Args:
+        text: One to three numbers separated by `,` or `/`, in any unit; missing numbers are 0.
 
     Raises:
-        ConfigError: Not such a list, a negative share, or no training share.
+        ConfigError: A word that is no number, a negative number, or no training share.
     """
     parts = text.replace("/", ",").split(",")
     try:
@@ -26,7 +27,7 @@ def parse_split(text: str) -> tuple[float, float, float]:
         raise ConfigError(f"`{text}` is not a split", why="not numbers", hint=_HINT) from None
     wrong = None
     if len(shares) > 3:
-        wrong = f"{len(shares)} shares, at most 3 are meant"
+        wrong = f"{len(shares)} shares, at most 3 are allowed"
     elif any(share < 0 or not math.isfinite(share) for share in shares):
         wrong = "a share is negative or not finite"
     elif shares[0] == 0:

@@ -1,1 +1,1 @@
-"""Configuration written for other systems: Megatron's flags and DeepSpeed's JSON."""
+"""Configuration of other systems: Megatron's flags and DeepSpeed's JSON."""

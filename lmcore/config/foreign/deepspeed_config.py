@@ -1,4 +1,4 @@
-"""The configuration that DeepSpeed gets: a run's settings, and what its file has besides."""
+"""Configuration for DeepSpeed: a run's settings and the rest of DeepSpeed's file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 __all__ = ["deepspeed_config", "zero_stage"]
 
 _DEFAULT_STAGE = 1
-"""What is sharded where neither the settings nor the file say."""
+"""ZeRO stage if neither the settings nor the file set one."""
 
 _OURS = ("optimizer", "scheduler", "activation_checkpointing", "checkpoint", "dataloader_drop_last")
-"""Sections of a file that are settings here or change nothing, and are not passed on."""
+"""Sections of a file that are settings here or have no effect; they are not passed on."""
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def zero_stage(plan: RunPlan) -> int:
-    """Return what DeepSpeed shards: 1 optimizer state, 2 gradients too, 3 weights too."""
+    """Return the ZeRO stage: 1 shards optimizer state, 2 gradients too, 3 weights too."""
     asked = plan.config.parallel.zero_stage
     return _DEFAULT_STAGE if asked is None else asked
 
@@ -31,15 +31,15 @@ def zero_stage(plan: RunPlan) -> int:
 def deepspeed_config(
     plan: RunPlan, content: Mapping[str, Any], *, compute: str, reduce: str
 ) -> dict[str, Any]:
-    """Return the configuration.
+    """Return the configuration for DeepSpeed.
 
-    Learning rate, weight decay and the loss scale are not in it: the engine of lmcore sets the
-    rate of every step, the update is its own, and so are the dynamics of the scale.
+    Learning rate, weight decay and loss scale are left out: lmcore's engine computes the update
+    itself, with the learning rate of each step and the dynamic loss scale.
 
     Args:
-        plan: The run; what the file says of its settings is in it.
-        content: The file; empty where there is none.
-        compute: Dtype of the factors of products, "bfloat16".
+        plan: Plan of the run, which includes the settings from the file.
+        content: Content of DeepSpeed's file; empty without a file.
+        compute: Dtype of matrix products, "bfloat16".
         reduce: Dtype in which gradients are summed.
     """
     config = {name: copy.deepcopy(value) for name, value in content.items() if name not in _OURS}
@@ -49,7 +49,7 @@ def deepspeed_config(
         config.pop(name, None)
     if half is not None:
         config[half] = {"enabled": True}
-        # A scale that stays, which the engine replaces at every step.
+        # Constant for DeepSpeed; the engine sets the scale at every step.
         config[half] |= {"loss_scale": 1.0} if half == "fp16" else {}
         config.setdefault("communication_data_type", _DTYPES[reduce])
         config.setdefault("data_types", {}).setdefault("grad_accum_dtype", _DTYPES[reduce])
@@ -59,7 +59,7 @@ def deepspeed_config(
         "gradient_accumulation_steps": plan.num_micro_batches,
         "gradient_clipping": plan.config.optimizer.clip_grad,
         "zero_optimization": _zero(plan, config.get("zero_optimization", {})),
-        # The update is the run's own, elementwise, which any partition bears; on the host too.
+        # lmcore's optimizer is elementwise, so that any partition works, on the host too.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
@@ -68,7 +68,7 @@ def deepspeed_config(
 
 def _zero(plan: RunPlan, section: Mapping[str, Any]) -> dict[str, Any]:
     zero = dict(section) | {"stage": zero_stage(plan)}
-    zero.pop("cpu_offload", None)  # the older name of what follows
+    zero.pop("cpu_offload", None)  # the older name of `offload_optimizer`
     if plan.config.parallel.cpu_offload:
         zero["offload_optimizer"] = zero.get("offload_optimizer", {}) | {"device": "cpu"}
         if zero["stage"] == 3:
@@ -79,7 +79,7 @@ def _zero(plan: RunPlan, section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_auto(config: dict[str, Any], hidden_size: int) -> dict[str, Any]:
-    """Fill in the sizes that follow from the model; DeepSpeed's defaults stand for the rest."""
+    """Fill in sizes derived from the model; drop other "auto" values for DeepSpeed's defaults."""
     square = hidden_size * hidden_size
     sizes = {
         "reduce_bucket_size": square,
@@ -96,7 +96,7 @@ def _without_auto(config: dict[str, Any], hidden_size: int) -> dict[str, Any]:
 
 
 def _plain(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section without the values that are "auto", at any depth."""
+    """Return a section without "auto" values, at any depth."""
     return {
         name: _plain(value) if isinstance(value, Mapping) else value
         for name, value in section.items()

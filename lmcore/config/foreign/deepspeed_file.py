@@ -1,9 +1,8 @@
-"""DeepSpeed's JSON file, `--deepspeed-config`: what of it are settings of ours.
+"""DeepSpeed's JSON file, `--deepspeed-config`, as a source of settings.
 
-A value that is a setting here (batch sizes, precision, ZeRO stage ...) becomes one, as from a YAML
-file; where the user gives it here as well the two must agree.  "auto" leaves a value to the
-settings here.  What DeepSpeed alone knows passes through
-(`lmcore.config.foreign.deepspeed_config`).
+A value that is also a setting here (batch sizes, precision, ZeRO stage ...) becomes that setting,
+as from a YAML file; a value that the user also gives here must be the same.  "auto" leaves a value
+to the settings here.  Other values are passed on (`lmcore.config.foreign.deepspeed_config`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from lmcore.errors import ConfigError, LmcoreError, nearest
 __all__ = ["AUTO", "DeepSpeedFile", "Found", "read_deepspeed_file", "value_at"]
 
 AUTO = "auto"
-"""What a file writes for a value that it leaves to the program."""
+"""Value in a file that leaves a setting to the program."""
 
 _MAX_BYTES = 1 << 20
 _MAX_SCALE_POWER = 127
@@ -36,7 +35,7 @@ _DIRECT = {
     "optimizer.params.weight_decay": "weight_decay",
     "optimizer.params.momentum": "sgd_momentum",
 }
-"""Values by their path in the file, and the settings of the same meaning."""
+"""Option of the same meaning, by path of the value in the file."""
 
 _SCALE = {
     "fp16.min_loss_scale": "min_loss_scale",
@@ -44,17 +43,17 @@ _SCALE = {
     "fp16.hysteresis": "hysteresis",
 }
 _HALVES = {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
-"""Sections that turn a precision on, and its name here."""
+"""Precision by the section that turns it on."""
 _OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd"}
 
 
 @dataclass(frozen=True)
 class Found:
-    """A setting that a file has.
+    """A setting found in a file.
 
     Attributes:
-        value: As the file has it, or what that means here.
-        shown: How the file says it, for messages: "ds.json: fp16.hysteresis: 2".
+        value: Value of the setting.
+        shown: File, path and value as in the file, for messages: "ds.json: fp16.hysteresis: 2".
     """
 
     value: Any
@@ -67,14 +66,14 @@ class Found:
 
 
 class DeepSpeedFile:
-    """The file at a path; `read` comes before all else."""
+    """DeepSpeed's file at a path; call `read` first."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.content: dict[str, Any] = {}
 
     def read(self) -> None:
-        """Read it.
+        """Read the file.
 
         Raises:
             ConfigError: See `read_deepspeed_file`.
@@ -87,47 +86,47 @@ class DeepSpeedFile:
         given: Mapping[str, tuple[Any, str]],
         problems: list[LmcoreError],
     ) -> dict[str, tuple[Any, str]]:
-        """Return the settings that it has: by option, the value and where it stands.
+        """Return the settings of the file by option: the value and its location in the file.
 
         Args:
             options: All options of a run.
-            given: What the user gave elsewhere, by option: the value, and how it was written.
-            problems: Gets what is wrong, and each setting whose two values differ.
+            given: Settings that the user gave elsewhere, by option: the value, and its text.
+            problems: List to which wrong values and contradictory settings are added.
         """
         taken: dict[str, tuple[Any, str]] = {}
-        for name, one in _settings(self.path, self.content).items():
+        for name, found in _settings(self.path, self.content).items():
             try:
-                value = options[name].convert(one.value, where=f"`{one.shown}`")
+                value = options[name].convert(found.value, where=f"`{found.shown}`")
             except ConfigError as problem:
                 problems.append(problem)
                 continue
             if name in given and given[name][0] not in {None, value}:
-                problems.append(self._contradiction(given[name][1], one))
-            taken[name] = value, one.where
+                problems.append(self._contradiction(given[name][1], found))
+            taken[name] = value, found.where
         off = _disabled(self.content, given.get("precision", (None, ""))[0])
         if off:
             shown = f"{self.path}: {off}.enabled: false"
             problems.append(self._contradiction(given["precision"][1], Found(off, shown)))
         return taken
 
-    def _contradiction(self, given: str, one: Found) -> ConfigError:
+    def _contradiction(self, given: str, found: Found) -> ConfigError:
         return ConfigError(
-            f"`{given}` and `{one.shown}` contradict each other",
+            f"`{given}` and `{found.shown}` contradict each other",
             why="a run has one value of each setting, here and in DeepSpeed's file",
             hint=f'keep one of them; "auto" in `{self.path}` takes the value from here',
         )
 
     def problems(self) -> list[LmcoreError]:
-        """Return what it asks for that cannot be done here."""
+        """Return a problem for each value that is not supported here."""
         return [*_problems(self.path, self.content)]
 
     def notices(self) -> list[str]:
-        """Return a line for everything in it that is not obeyed."""
+        """Return a line for each value that has no effect."""
         return [*_notices(self.path, self.content)]
 
     @property
     def accumulation_steps(self) -> int | None:
-        """Micro-batches of a step, where it says how many."""
+        """Number of micro-batches in a step; None if the file does not set it."""
         value = value_at(self.content, "gradient_accumulation_steps")
         return value if _whole(value) and value > 0 else None
 
@@ -136,7 +135,7 @@ def read_deepspeed_file(path: str) -> dict[str, Any]:
     """Return the object in the file at *path*.
 
     Raises:
-        ConfigError: It cannot be read, is no JSON object, or says something twice.
+        ConfigError: It cannot be read, is no JSON object, or repeats a key.
     """
     try:
         with Path(path).open("rb") as stream:
@@ -148,7 +147,7 @@ def read_deepspeed_file(path: str) -> dict[str, Any]:
             hint="check the path of `--deepspeed-config`",
         ) from error
     if len(content) > _MAX_BYTES:
-        raise ConfigError(f"`{path}` is no file of DeepSpeed's", why="it is larger than 1 MiB")
+        raise ConfigError(f"`{path}` is not a DeepSpeed file", why="it is larger than 1 MiB")
     try:
         found = json.loads(
             content.decode("utf-8-sig"), object_pairs_hook=_once, parse_constant=_no_constant
@@ -161,7 +160,9 @@ def read_deepspeed_file(path: str) -> dict[str, Any]:
             '{"zero_optimization": {"stage": 2}}',
         ) from error
     if not isinstance(found, dict):
-        raise ConfigError(f"`{path}` holds no JSON object", why="DeepSpeed's settings are one")
+        raise ConfigError(
+            f"`{path}` is not a JSON object", why="DeepSpeed's settings are a JSON object"
+        )
     return found
 
 
@@ -170,16 +171,16 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"`{twice}` is there twice")
+        raise ValueError(f"`{twice}` is given twice")
     return found
 
 
 def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is no number in JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def value_at(content: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted *path*; None where there is none, and where it is "auto"."""
+    """Return the value at a dotted *path*; None if it is missing or "auto"."""
     found: Any = content
     for name in path.split("."):
         if not isinstance(found, Mapping):
@@ -189,7 +190,7 @@ def value_at(content: Mapping[str, Any], path: str) -> Any:
 
 
 def _settings(path: str, content: Mapping[str, Any]) -> dict[str, Found]:
-    """Return the settings of a file by option."""
+    """Return the settings in a file, by option."""
     found: dict[str, Found] = {}
 
     def take(name: str, where: str, value: Any) -> None:
@@ -216,7 +217,7 @@ def _settings(path: str, content: Mapping[str, Any]) -> dict[str, Found]:
 def _take_scale(content: Mapping[str, Any], take: Callable[[str, str, Any], None]) -> None:
     fixed = value_at(content, "fp16.loss_scale")
     take("loss_scale", "fp16.loss_scale", fixed)
-    if fixed:  # DeepSpeed reads the rest where the scale is not fixed
+    if fixed:  # DeepSpeed reads the other values only if the scale is dynamic
         return
     power = value_at(content, "fp16.initial_scale_power")
     if _is_power(power):
@@ -230,13 +231,13 @@ def _enabled(content: Mapping[str, Any], section: str) -> bool:
 
 
 def _disabled(content: Mapping[str, Any], precision: str | None) -> str:
-    """Return the section that turns *precision* off; empty where none does."""
+    """Return the section that turns *precision* off; empty if none does."""
     sections = (name for name, half in _HALVES.items() if half == precision)
     return next((one for one in sections if value_at(content, f"{one}.enabled") is False), "")
 
 
 def _offload(content: Mapping[str, Any]) -> tuple[str, bool | None]:
-    """Return where the file says so, and whether the optimizer's state is on the host."""
+    """Return the path of the value, and True if the optimizer state is in host memory."""
     where = "zero_optimization.offload_optimizer.device"
     device = value_at(content, where)
     if device in {"cpu", "none"}:
@@ -272,29 +273,29 @@ def _problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
         if value_at(content, f"zero_optimization.{part}.device") == "nvme":
             yield ConfigError(
                 f"`{path}: zero_optimization.{part}.device` is `nvme`",
-                why="states that are swapped to files cannot be saved and loaded here",
+                why="checkpoints cannot contain optimizer state that is swapped to files",
                 hint="use `cpu`",
             )
     if value_at(content, "zero_optimization.compute_grad_norm") is False:
         yield ConfigError(
             f"`{path}: zero_optimization.compute_grad_norm` is false",
-            why="by the norm of the gradients a run sees that a step must be skipped",
+            why="the gradient norm is needed to detect an overflow and skip the step",
             hint="delete it from the file",
         )
 
 
 def _number_problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
-    """What becomes no setting by itself is checked here."""
+    """Check values that do not become a setting by themselves."""
     power = value_at(content, "fp16.initial_scale_power")
     if _enabled(content, "fp16") and power is not None and not _is_power(power):
         yield ConfigError(
             f"`{path}: fp16.initial_scale_power: {json.dumps(power)[:40]}` is out of range",
-            why=f"the loss scale begins with two to that power, 0 to {_MAX_SCALE_POWER}",
+            why=f"the initial loss scale is 2 to that power, 0 to {_MAX_SCALE_POWER}",
         )
     steps = value_at(content, "gradient_accumulation_steps")
     if steps is not None and not (_whole(steps) and steps > 0):
         yield ConfigError(
-            f"`{path}: gradient_accumulation_steps: {json.dumps(steps)[:40]}` is no number of "
+            f"`{path}: gradient_accumulation_steps: {json.dumps(steps)[:40]}` is not a number of "
             "micro-batches"
         )
 
@@ -312,7 +313,7 @@ def _optimizer_problems(path: str, content: Mapping[str, Any]) -> Iterator[Lmcor
     if kind is not None and str(kind).lower() not in _OPTIMIZERS:
         yield ConfigError(
             f"`{path}: optimizer.type: {json.dumps(kind)[:60]}` is not an optimizer of this engine",
-            why="the update is lmcore's own; of DeepSpeed's names it knows Adam, AdamW and SGD",
+            why="lmcore computes the update itself; it accepts the types Adam, AdamW and SGD",
             hint='use "AdamW", or delete `optimizer` from the file',
         )
     if value_at(content, "optimizer.params.adam_w_mode") is False:
@@ -333,11 +334,11 @@ def _notices(path: str, content: Mapping[str, Any]) -> Iterator[str]:
         elif name not in KNOWN and name not in REFUSED:
             close = nearest(name, KNOWN)
             meant = f"; did you mean `{close}`?" if close else ""
-            yield f"{path}: `{name}` is no setting that is known of DeepSpeed{meant}"
+            yield f"{path}: `{name}` is not a known setting of DeepSpeed{meant}"
     if _enabled(content, "fp16"):
         for name in ("auto_cast", "consecutive_hysteresis"):
             if value_at(content, f"fp16.{name}"):
-                yield f"{path}: `fp16.{name}` changes nothing: the loss scale is lmcore's own"
+                yield f"{path}: `fp16.{name}` changes nothing: lmcore adjusts the loss scale"
 
 
 def _whole(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The keys of DeepSpeed's file, and what becomes of each: three tables and nothing else."""
+"""Top-level keys of DeepSpeed's file, in three tables by their treatment here."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ __all__ = ["IDLE", "KNOWN", "REFUSED"]
 
 IDLE: Mapping[str, str] = {
     "activation_checkpointing": "`--recompute` says what is recomputed",
-    "checkpoint": "checkpoints are lmcore's own",
-    "dataloader_drop_last": "batches are lmcore's own",
+    "checkpoint": "lmcore writes the checkpoints",
+    "dataloader_drop_last": "lmcore loads the data",
 }
-"""Sections that change nothing here, and why."""
+"""Reason why a section has no effect here, by key."""
 
 REFUSED: Mapping[str, str] = {
     "amp": "the precision is set by `--precision`",
     "autotuning": "it starts runs of its own",
     "compression_training": "it changes the model in training",
-    "curriculum_learning": "the order of samples is lmcore's own",
-    "data_efficiency": "the order of samples is lmcore's own",
+    "curriculum_learning": "lmcore determines the order of samples",
+    "data_efficiency": "lmcore determines the order of samples",
     "elasticity": "batch sizes are set by `--micro-batch-size` and `--global-batch-size`",
     "expert_parallel": "the model has no experts",
     "hybrid_engine": "it is for reinforcement learning",
-    "managed_gradient_accumulation": "lmcore says where a step ends",
-    "pipeline": "pipelines are not run by DeepSpeed here",
+    "managed_gradient_accumulation": "lmcore determines the end of a step",
+    "pipeline": "lmcore does not run pipelines with DeepSpeed",
     "progressive_layer_drop": "it changes the model in training",
     "quantize_training": "it changes the model in training",
     "scheduler": "the learning rate follows `--lr-decay-style` and the options beside it",
-    "sequence_parallel_size": "sequences are not split by DeepSpeed here",
-    "sparse_attention": "attention is an op of lmcore's",
-    "tensor_parallel": "layers are not split by DeepSpeed here",
+    "sequence_parallel_size": "lmcore does not use DeepSpeed's sequence parallelism",
+    "sparse_attention": "lmcore computes attention with its own op",
+    "tensor_parallel": "lmcore does not use DeepSpeed's tensor parallelism",
     "torch_autocast": "the precision is set by `--precision`",
     "weight_quantization": "it is for inference",
 }
-"""Sections that would work against settings here, and why."""
+"""Reason why a section is refused, by key."""
 
 KNOWN: frozenset[str] = frozenset(
     {
@@ -73,4 +73,4 @@ KNOWN: frozenset[str] = frozenset(
         "zero_optimization",
     }
 )
-"""Those that are settings of the run, or go to DeepSpeed as they are."""
+"""Keys that are settings of the run or are passed on to DeepSpeed."""

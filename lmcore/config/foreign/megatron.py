@@ -1,9 +1,9 @@
-"""Megatron's flags, so that its users' commands work: three tables and nothing else.
+"""Megatron's flags, in three tables by their treatment here, so that Megatron commands work.
 
-`RENAMED` flags are translated, `FIXED` ones are what happens anyway, `UNSUPPORTED` ones are refused
-with a hint.  A flag that is an option of ours by the same name stands in none of them.
-The names are those of the Megatron family: old and new Megatron-LM, its DeepSpeed forks, and the
-tools beside them.  Vendor names occur here only as parts of those flags and their values.
+`RENAMED` flags are translated, `FIXED` flags are accepted without effect, `UNSUPPORTED` flags are
+refused with a hint.  A flag that is an option here by the same name is in none of them.  The flags
+come from old and new Megatron-LM, its DeepSpeed forks, and their tools.  Vendor names occur here
+only as parts of flags and their values.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Renamed:
-    """A flag with another name today.
+    """A flag with another name here.
 
     Attributes:
-        today: The flag of today, with its value where that is fixed: "--precision bf16".
-        only: The values that have an equivalent; None: every value is passed on.
-        hint: What to do about any other value.
-        whole: Whether the flags of today need no value besides; default: if there is one in them.
+        today: Flag of lmcore, with its value if that is fixed: "--precision bf16".
+        only: Values that have an equivalent; None: every value is passed on.
+        hint: Hint for any other value.
+        whole: True if `today` needs no further value; None: if it contains one.
     """
 
     today: str
@@ -49,12 +49,12 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A flag whose effect is what happens anyway.
+    """A flag that is accepted without effect.
 
     Attributes:
-        note: What happens.
-        only: The values of which that is true; None: of every value; (): it takes none.
-        hint: What to do about any other value.
+        note: Behavior of lmcore with or without the flag.
+        only: Values that are accepted; None: every value; (): the flag takes none.
+        hint: Hint for any other value.
     """
 
     note: str
@@ -66,7 +66,7 @@ _LATER = "not in this version"
 
 _TOKENIZER_RENAMED = {"--tokenizer-hf-include-special-tokens": Renamed("--add-special-tokens")}
 _TOKENIZER_FIXED = {
-    "--tokenizer-hf-use-fast": Fixed("one library reads every `tokenizer.json`"),
+    "--tokenizer-hf-use-fast": Fixed("every `tokenizer.json` is read by the fast implementation"),
     "--tokenizer-sentencepiece-legacy": Fixed("special tokens follow the pieces of the model"),
 }
 
@@ -121,15 +121,13 @@ _SWITCHES = {
     "--use-checkpoint-opt-param-scheduler",
 }
 
-_PROFILER = Fixed("`--profile` uses torch's profiler, and names the parts of a step")
-_KERNELS = Fixed(
-    "kernels are chosen op by op, the fastest the device offers; `--ops` prefers others"
-)
-_EVENTS = Fixed("TensorBoard gets what metrics.jsonl gets")
-_KEPT = "weights stay in fp32 under bf16 and fp16, and so do"
+_PROFILER = Fixed("`--profile` uses torch's profiler, with labels for the parts of a step")
+_KERNELS = Fixed("each op uses the device's kernel of highest priority; `--ops` selects another")
+_EVENTS = Fixed("TensorBoard records the metrics of metrics.jsonl")
+_NATIVE = "with `--engine native`, not with DeepSpeed"
 
 _FORMAT = Fixed(
-    "the format is read from the file; every one is memory-mapped",
+    "the format is detected; every format is memory-mapped",
     ("infer", "mmap", "cached", "lazy"),
     "prepare the data again",
 )
@@ -139,19 +137,21 @@ FIXED: Mapping[str, Fixed] = {
         "the model has no experts", ("1",), f"models of experts are {_LATER}: use 1"
     ),
     "--DDP-impl": Fixed(
-        "gradients are summed over the processes", ("local", "torch"), "use `--zero-stage 3`"
+        "gradients are all-reduced over the processes", ("local", "torch"), "use `--zero-stage 3`"
     ),
     "--local-rank": Fixed("the rank is read from the environment", None),
     "--no-async-tensor-model-parallel-allreduce": Fixed(
-        "sums over the processes of a layer are waited for"
+        "tensor-parallel all-reduces are synchronous"
     ),
-    "--overlap-grad-reduce": Fixed("gradients are exchanged while backward still runs"),
-    "--accumulate-allreduce-grads-in-fp32": Fixed(f"{_KEPT} gradients, in every sum of them"),
-    "--fp32-residual-connection": Fixed(f"{_KEPT} embeddings and the residual stream"),
-    "--embedding-weights-in-fp32": Fixed(f"{_KEPT} those of the embeddings"),
+    "--overlap-grad-reduce": Fixed("gradient reduction overlaps with backward"),
+    "--accumulate-allreduce-grads-in-fp32": Fixed(
+        "gradients are accumulated and all-reduced in fp32"
+    ),
+    "--fp32-residual-connection": Fixed(f"the residual stream is fp32 {_NATIVE}"),
+    "--embedding-weights-in-fp32": Fixed(f"weights are fp32 under bf16 and fp16 {_NATIVE}"),
     "--attention-softmax-in-fp32": Fixed("softmax is computed in fp32"),
-    "--no-query-key-layer-scaling": Fixed("scores are scaled by the head size alone"),
-    "--use-cpu-initialization": Fixed("weights do not depend on the device they are made on"),
+    "--no-query-key-layer-scaling": Fixed("attention scores are scaled by the head size only"),
+    "--use-cpu-initialization": Fixed("initial weights do not depend on the device"),
     "--use-flash-attn": _KERNELS,
     "--use-flash-attn-v1": _KERNELS,
     "--use-flash-attn-v2": _KERNELS,
@@ -166,54 +166,56 @@ FIXED: Mapping[str, Fixed] = {
     "--no-masked-softmax-fusion": _KERNELS,
     "--no-gradient-accumulation-fusion": _KERNELS,
     "--use-mcore-models": Fixed("there is one transformer"),
-    "--cpu-torch-adam": Fixed("the update is torch's own wherever the optimizer's state lies"),
-    "--ds-fused-adam": Fixed("the update is the device's own kernel"),
-    "--deepspeed-activation-checkpointing": Fixed("`--recompute` alone says what is recomputed"),
+    "--cpu-torch-adam": Fixed("the optimizer runs in torch, also with its state in host memory"),
+    "--ds-fused-adam": Fixed("the optimizer uses the device's kernel"),
+    "--deepspeed-activation-checkpointing": Fixed("`--recompute` selects the recompute policy"),
     "--dataset-impl": _FORMAT,
     "--data-impl": _FORMAT,
     "--mmap-warmup": Fixed("data is memory-mapped"),
     "--resume-dataloader": Fixed("a resumed run continues with the next sample"),
     "--num-workers": Fixed(
-        "batches are cut from mapped files; `--num-prefetch` sets how many", None
+        "batches are read from memory-mapped files; `--num-prefetch` sets the prefetch depth", None
     ),
     "--cache-dir": Fixed("nothing is downloaded", None),
     **_TOKENIZER_FIXED,
-    "--exit-signal-handler": Fixed("a termination signal saves and exits"),
+    "--exit-signal-handler": Fixed("SIGTERM saves a checkpoint and exits"),
     "--ckpt-format": Fixed(
-        "checkpoints are torch's distributed ones", ("torch_dist",), f"others are {_LATER}"
+        "checkpoints have torch's distributed format", ("torch_dist",), f"others are {_LATER}"
     ),
     "--auto-detect-ckpt-format": Fixed("a checkpoint's format is read from its manifest"),
-    "--check-for-nan-in-loss-and-grad": Fixed("a loss that is not finite stops the run"),
-    "--log-throughput": Fixed("the training line shows tokens/s and MFU"),
-    "--log-timers-to-tensorboard": _EVENTS,
-    "--log-optimizer-states-to-tensorboard": _EVENTS,
+    "--check-for-nan-in-loss-and-grad": Fixed("a non-finite loss stops the run"),
+    "--log-throughput": Fixed("the progress line shows tokens/s and MFU"),
+    "--log-timers-to-tensorboard": Fixed(
+        "TensorBoard records step time and data wait; `--profile` times the parts of a step"
+    ),
+    "--log-optimizer-states-to-tensorboard": Fixed("optimizer states are not recorded"),
     "--log-batch-size-to-tensorboard": _EVENTS,
     "--log-learning-rate-to-tensorboard": _EVENTS,
     "--log-validation-ppl-to-tensorboard": _EVENTS,
     "--log-loss-scale-to-tensorboard": _EVENTS,
     "--muon-scale-mode": Fixed(
-        "an update has the size of AdamW's: `spectral` with the factor 0.2",
+        "updates are scaled to the size of AdamW's: `spectral` with the factor 0.2",
         ("spectral",),
-        "leave it out: an update has the size of AdamW's",
+        "leave it out: updates are scaled to the size of AdamW's",
     ),
     "--muon-extra-scale-factor": Fixed(
-        "an update has the size of AdamW's",
+        "updates are scaled to the size of AdamW's",
         ("0.2",),
-        "multiply `--lr`: the factor is 0.2",
+        "scale `--lr` instead: the factor is 0.2",
     ),
     "--muon-no-split-qkv": Fixed("queries, keys and values are one matrix"),
-    "--muon-fp32-matmul-prec": Fixed("the iteration runs in bfloat16", None),
+    "--muon-fp32-matmul-prec": Fixed("Newton-Schulz iterations run in bfloat16", None),
     "--schedulefree-for-each": Fixed("all weights are updated together"),
     "--dshampooadamw-use-decoupled-weight-decay": Fixed(
-        "the decay is decoupled", ("True", "true"), "leave it out: the decay is decoupled"
+        "weight decay is decoupled", ("True", "true"), "leave it out: weight decay is decoupled"
     ),
     "--use-pytorch-profiler": _PROFILER,
     "--nvtx-ranges": _PROFILER,
-    "--no-manual-gc-eval": Fixed("garbage is collected between steps alone"),
+    "--no-manual-gc-eval": Fixed("garbage collection runs only between steps"),
     "--timing-log-level": Fixed("step times are always recorded", None),
 }
 
-_GPT_ONLY = "this version trains models like GPT-2 and Llama"
+_GPT_ONLY = "this version trains GPT and Llama models"
 _PREPARE = "it belongs to `lmcore data prepare`"
 _GENERATE = "it belongs to `lmcore generate`"
 _LAUNCHER = "it belongs to the launcher, before the command"
@@ -222,13 +224,14 @@ _ENGINE_FILE = "use `--engine deepspeed`, and `--deepspeed-config FILE` for a fi
 _CONVERSION = f"converting checkpoints is {_LATER}"
 _RUN_CONFIG = "start from the run's settings: `lmcore train RUN/config.yaml --load RUN`"
 _RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then give `--data-path`"
-_TRACKING = "metrics.jsonl and TensorBoard in the run directory hold the same figures"
+_TRACKING = "use metrics.jsonl or TensorBoard in the run directory"
+_NOT_LOGGED = "leave it out: this is not measured"
 _MEMORY = "use `--profile --profile-memory`, which records allocations in the trace"
 _TIKTOKEN = "convert the vocabulary to a `tokenizer.json`, for `--tokenizer-type HFTokenizer`"
-_GRAPH = "use `--step-graph`, which records forward and backward of a micro-batch"
-_IN_CORPUS = "files are blended by weight, and the samples of each shuffled: leave it out"
+_GRAPH = "use `--step-graph`, which captures forward and backward of a micro-batch"
+_IN_CORPUS = "leave it out: files are blended by weight, and the samples of each are shuffled"
 _TOKENIZER_UNSUPPORTED = {
-    "--trust-remote-code": "a tokenizer's own code is never run: give a `tokenizer.json`",
+    "--trust-remote-code": "code of a tokenizer is never run: give a `tokenizer.json`",
     "--tokenizer-special-tokens": "use `--vocab-extra-ids`, or add them to the tokenizer's files",
     "--tiktoken-pattern": _TIKTOKEN,
     "--tiktoken-num-special-tokens": _TIKTOKEN,
@@ -251,8 +254,8 @@ UNSUPPORTED: Mapping[str, str] = {
     ),
     **_all(_ENGINE_FILE, "--deepscale", "--deepscale-config", "--deepspeed-mpi"),
     **_all("use `--global-batch-size`", "--num-microbatches-in-minibatch"),
-    **_all("use a batch that divides", "--decrease-batch-size-if-needed"),
-    **_all("channels are rotated in halves, i with i + R", "--rotary-interleaved"),
+    **_all("use a batch size that is divisible", "--decrease-batch-size-if-needed"),
+    **_all("leave it out: rotary embeddings pair channel i with i + half", "--rotary-interleaved"),
     **_all("use `--use-rope-scaling`", "--rotary-seq-len-interpolation-factor"),
     **_all(_GPT_ONLY, "--encoder-seq-length", "--decoder-seq-length", "--encoder-num-layers"),
     **_all(_GPT_ONLY, "--decoder-num-layers", "--apply-layernorm-1p", "--squared-relu"),
@@ -262,7 +265,7 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_GPT_ONLY, "--indexer-batch-size", "--indexer-log-interval", "--model-type"),
     **_all("use `--init-method-std`", "--init-method-xavier-uniform"),
     **_all(_MEMORY, "--record-memory-history", "--memory-snapshot-path"),
-    **_all("queries, keys and values are one matrix: leave it out", "--muon-split-qkv"),
+    **_all("leave it out: queries, keys and values are one matrix", "--muon-split-qkv"),
     **_all("muon needs whole matrices: use another `--optimizer`", "--muon-tp-mode"),
     **_TOKENIZER_UNSUPPORTED,
     **_all(_RAW_TEXT, "--loose-json", "--text-key", "--eval-text-key", "--delim"),
@@ -275,10 +278,10 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all("use `--load` with `--finetune`", "--pretrained-checkpoint"),
     **_all("use `--train-iters` or `--train-samples`", "--epochs"),
     **_all("use one `--weight-decay`", "--start-weight-decay", "--end-weight-decay"),
-    **_all("leave the data out when it is prepared", "--skip-train-iteration-range"),
+    **_all("remove the samples when preparing the data", "--skip-train-iteration-range"),
     **_all(_EVALUATION, "--task", "--strict-lambada", "--eval-only", "--skip-train"),
     **_all(_TRACKING, "--wandb-project", "--wandb-exp-name", "--wandb-save-dir"),
-    **_all(_TRACKING, "--codecarbon-dir", "--log-params-norm", "--log-num-zeros-in-grad"),
+    **_all(_NOT_LOGGED, "--codecarbon-dir", "--log-params-norm", "--log-num-zeros-in-grad"),
     **_all(_PREPARE, "--input", "--output-prefix", "--json-key", "--json-keys", "--append-eod"),
     **_all(_PREPARE, "--workers", "--chunk-size", "--keep-sequential-samples"),
     **_all(_PREPARE, "--split-sentences", "--keep-newlines", "--lang"),
@@ -289,7 +292,7 @@ UNSUPPORTED: Mapping[str, str] = {
         "--input-files",
         "--test-percent",
     ),
-    **_all("`--save` names a run's directory; of `lmcore data split` it is a flag", "--output-dir"),
+    **_all("use `--save` for the run directory; `lmcore data split` has this flag", "--output-dir"),
     **_all(_GENERATE, "--num-samples", "--genfile", "--sample-input-file", "--out-seq-length"),
     **_all(_GENERATE, "--sample-output-file", "--temperature", "--top-p", "--top-k", "--greedy"),
     **_all(_LAUNCHER, "--nnodes", "--node-rank"),
@@ -305,38 +308,38 @@ PREPARE_RENAMED: Mapping[str, Renamed] = {
 }
 
 PREPARE_FIXED: Mapping[str, Fixed] = {
-    "--chunk-size": Fixed("workers get batches of 1 MiB of input", None),
+    "--chunk-size": Fixed("workers get 1 MiB of input at a time", None),
     "--keep-sequential-samples": Fixed("documents keep the order of the input"),
     **_TOKENIZER_FIXED,
 }
 
 PREPARE_UNSUPPORTED: Mapping[str, str] = {
-    **_all("prepare that text by itself, with `--json-keys KEY`", "--eval-text-key"),
+    **_all("prepare that text separately, with `--json-keys KEY`", "--eval-text-key"),
     **_all("use `lmcore data merge`", "--datasets"),
     **_TOKENIZER_UNSUPPORTED,
 }
 
 
 MERGE_FIXED: Mapping[str, Fixed] = {
-    "--multimodal": Fixed("modes are kept where the data sets have them"),
+    "--multimodal": Fixed("modes are kept if the data sets have them"),
 }
 
 
 @functools.cache
 def train_flags() -> Mapping[str, ForeignFlag]:
-    """Return what `lmcore train` understands of Megatron's flags, by flag."""
+    """Return Megatron's flags that `lmcore train` knows."""
     return _foreign(RENAMED, FIXED, UNSUPPORTED)
 
 
 @functools.cache
 def prepare_flags() -> Mapping[str, ForeignFlag]:
-    """Return what `lmcore data prepare` understands of Megatron's flags, by flag."""
+    """Return Megatron's flags that `lmcore data prepare` knows."""
     return _foreign(PREPARE_RENAMED, PREPARE_FIXED, PREPARE_UNSUPPORTED)
 
 
 @functools.cache
 def merge_flags() -> Mapping[str, ForeignFlag]:
-    """Return what `lmcore data merge` understands of Megatron's flags, by flag."""
+    """Return Megatron's flags that `lmcore data merge` knows."""
     return _foreign({}, MERGE_FIXED, {})
 
 
@@ -344,12 +347,12 @@ def _foreign(
     renamed: Mapping[str, Renamed], fixed: Mapping[str, Fixed], unsupported: Mapping[str, str]
 ) -> dict[str, ForeignFlag]:
     flags: dict[str, ForeignFlag] = {}
-    for name, one in renamed.items():
-        whole = one.whole
+    for name, rename in renamed.items():
+        whole = rename.whole
         if whole is None:
-            whole = " " in one.today or one.today in _SWITCHES
-        arity = "1" if one.only else ("0" if whole else "+")
-        flags[name] = ForeignFlag(arity, functools.partial(_rename, name, one), one.today)
+            whole = " " in rename.today or rename.today in _SWITCHES
+        arity = "1" if rename.only else ("0" if whole else "+")
+        flags[name] = ForeignFlag(arity, functools.partial(_rename, name, rename), rename.today)
     for name, same in fixed.items():
         arity = "0" if same.only == () else ("1" if same.only else "?")
         flags[name] = ForeignFlag(arity, functools.partial(_accept, name, same))
@@ -358,14 +361,14 @@ def _foreign(
     return flags
 
 
-def _rename(name: str, one: Renamed, values: tuple[str, ...]) -> Translation:
+def _rename(name: str, rename: Renamed, values: tuple[str, ...]) -> Translation:
     typed = " ".join((name, *values))
-    if one.only and values[0] not in one.only:
+    if rename.only and values[0] not in rename.only:
         return Translation(
-            problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=one.hint)
+            problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=rename.hint)
         )
-    passed = () if one.only else values
-    today = (*one.today.split(), *passed)
+    passed = () if rename.only else values
+    today = (*rename.today.split(), *passed)
     return Translation(today, notice=f"`{typed}` is Megatron's name; today: `{' '.join(today)}`")
 
 

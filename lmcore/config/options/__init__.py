@@ -1,1 +1,1 @@
-"""Options as users give them: command-line flags, YAML files and their help."""
+"""Options on the command line and in YAML files, and their help."""

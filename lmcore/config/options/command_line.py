@@ -1,8 +1,4 @@
-"""What a command takes: the flags of a section, positional arguments, the help.
-
-`lmcore.config.options.flags` reads the words; here they become a filled section, or a help that is
-printed.
-"""
+"""Command line of a command: its arguments parsed into a section, or its help printed."""
 
 from __future__ import annotations
 
@@ -42,7 +38,7 @@ Section = TypeVar("Section")
 
 
 def wants_help(argv: Sequence[str]) -> bool:
-    """Return whether `-h` or `--help` stands before any `--`."""
+    """Return True if `-h` or `--help` precedes any `--`."""
     before = argv[: argv.index("--")] if "--" in argv else argv
     return "-h" in before or "--help" in before
 
@@ -56,9 +52,9 @@ def parse_section(
     foreign: Mapping[str, ForeignFlag] | None = None,
     epilog: str = "",
 ) -> Section:
-    """Return *section* filled from *argv*: all that a small command needs.
+    """Return *section* filled from *argv*, for a command without plugins' settings.
 
-    The arguments are those of `parse_with_plugins`, and what it raises is raised.
+    See `parse_with_plugins` for the arguments and errors.
     """
     filled, _ = parse_with_plugins(
         section,
@@ -83,39 +79,39 @@ def parse_with_plugins(
 ) -> tuple[Section, PluginSettings]:
     """Return *section* filled from *argv*, and the plugins' settings.
 
-    Foreign flags that were understood are logged, one warning each.
+    Accepted flags of other programs are logged, one warning each.
 
     Args:
-        section: A frozen dataclass whose fields are made with `option`; its docstring's first
-            line is the command's summary.
-        argv: The arguments after the command's name.
-        command: As typed, for the help: "lmcore data inspect".
-        plugins: The settings that plugins add.
-        positionals: Names of the fields that are given without a flag, in order; one whose
-            default is `REQUIRED` must be given, a list takes all words left.
-        foreign: Flags of other programs that are accepted.
-        epilog: Printed below the help.
+        section: A frozen dataclass whose fields are made with `option`; the first line of its
+            docstring is the summary of the command.
+        argv: Arguments after the name of the command.
+        command: The command as typed, for the help: "lmcore data inspect".
+        plugins: Sections that plugins add.
+        positionals: Names of the fields that are given without a flag, in order; a field whose
+            default is `REQUIRED` must be given, a list takes all remaining words.
+        foreign: Known flags of other programs, by flag.
+        epilog: Text printed below the help.
 
     Raises:
-        ConfigError: All problems of the command line.
-        SystemExit: With status 0, after the help was asked for and printed.
+        ConfigError: Every problem of the command line.
+        SystemExit: With status 0, after the help was printed.
     """
-    options = {one.name: one for one in options_of(section)}
-    named = {name: one for name, one in options.items() if name not in positionals}
-    places = [_positional(options[name]) for name in positionals]
+    options = {option.name: option for option in options_of(section)}
+    named = {name: option for name, option in options.items() if name not in positionals}
+    arguments = [_positional(options[name]) for name in positionals]
     if wants_help(argv):
         groups: list[Group] = [("options", "", tuple(named.values())), *plugins.groups()]
-        described = [(one.name.upper(), one.help) for one in places]
+        described = [(option.name.upper(), option.help) for option in arguments]
         about = summary_of(section)
         text = render_help(command, about, groups, positionals=described, epilog=epilog)
-        print(text)  # noqa: T201 - help is what was asked for on standard output
+        print(text)  # noqa: T201 - the output of `--help`
         raise SystemExit(0)
-    _require_apart(named, plugins, command)
+    _check_flags(named, plugins, command)
     everything = {**named, **plugins.options}
     parsed = parse_flags(
         argv,
         everything,
-        positionals=places,
+        positionals=arguments,
         foreign=foreign,
         reasons=plugins.reasons(),
     )
@@ -123,10 +119,10 @@ def parse_with_plugins(
     values = {name: value for name, value in parsed.values.items() if name in named}
     for name in positionals:
         _convert_positional(options[name], parsed.positionals[name], values, problems)
-    for one in named.values():
-        wrong = any(one.flag in problem.what for problem in problems)
-        if one.required and one.name not in values and not wrong:
-            problems.append(ConfigError(f"`{one.flag}` is required", why=one.help))
+    for option in named.values():
+        wrong = any(option.flag in problem.what for problem in problems)
+        if option.required and option.name not in values and not wrong:
+            problems.append(ConfigError(f"`{option.flag}` is required", why=option.help))
     if problems:
         raise ConfigError.collect(problems)
     for notice in parsed.notices:
@@ -134,29 +130,31 @@ def parse_with_plugins(
     return section(**values), plugins.settings(parsed.values)
 
 
-def _require_apart(own: Mapping[str, Option], plugins: PluginSections, command: str) -> None:
-    """Raise where a plugin's flag is one of the command's."""
-    flags = {flag for one in own.values() for flag in one.flags}
-    for one in plugins.options.values():
-        for flag in one.flags:
+def _check_flags(own: Mapping[str, Option], plugins: PluginSections, command: str) -> None:
+    """Refuse a plugin's flag that the command has itself."""
+    flags = {flag for option in own.values() for flag in option.flags}
+    for option in plugins.options.values():
+        for flag in option.flags:
             if flag in flags:
                 raise ConfigError(
-                    f"plugin `{one.plugin}` adds the flag `{flag}`, which `{command}` has itself",
-                    hint=f"leave the plugin out by `--plugin-off {one.plugin}`",
+                    f"plugin `{option.plugin}` adds the flag `{flag}`, which `{command}` has",
+                    hint=f"turn the plugin off: `--plugin-off {option.plugin}`",
                 )
 
 
-def _positional(one: Option) -> Positional:
-    return Positional(one.name, one.help, int(one.required), None if one.repeated else 1)
+def _positional(option: Option) -> Positional:
+    return Positional(
+        option.name, option.help, int(option.required), None if option.repeated else 1
+    )
 
 
 def _convert_positional(
-    one: Option, words: tuple[str, ...], values: dict[str, Any], problems: list[LmcoreError]
+    option: Option, words: tuple[str, ...], values: dict[str, Any], problems: list[LmcoreError]
 ) -> None:
     if not words:
         return
     try:
-        given = list(words) if one.repeated else words[0]
-        values[one.name] = one.convert(given, where=f"`{' '.join(words)}`")
+        given = list(words) if option.repeated else words[0]
+        values[option.name] = option.convert(given, where=f"`{' '.join(words)}`")
     except ConfigError as problem:
         problems.append(problem)

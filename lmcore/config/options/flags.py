@@ -1,9 +1,9 @@
-"""Flags from options: one pass over the arguments that reports every problem, not the first.
+"""Parser of flags: a single pass over the arguments that reports every problem.
 
-Grammar: `--name value`, `--name=value`, `--name v1 v2` for lists (given again, a list grows),
-`--flag` and `--no-flag` (or `--flag true`) for switches.  Underscores in a flag count as dashes, a
-negative number is a value, nothing is abbreviated, and `--` ends the flags.  A list takes every
-word up to the next flag, so positional arguments stand before it or after `--`.
+Grammar: `--name value`, `--name=value`, `--name v1 v2` for lists (repeating the flag extends the
+list), `--flag` and `--no-flag` (or `--flag true`) for switches.  Underscores in a flag count as
+dashes, a negative number is a value, flags cannot be abbreviated, and `--` ends the flags.  A list
+takes every word up to the next flag, so positional arguments precede it or follow `--`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SWITCH_WORDS = frozenset({"true", "false", "yes", "no", "on", "off"})
 
 @dataclass(frozen=True)
 class Positional:
-    """Arguments without a flag: a name, and how many there must be (`maximum` None: no limit)."""
+    """Positional arguments: a name, and bounds on their number (`maximum` None: no limit)."""
 
     name: str
     help: str = ""
@@ -39,12 +39,12 @@ class Positional:
 
 
 class UnsupportedFlagError(ConfigError):
-    """A flag of another program that is known here and has no equivalent."""
+    """A known flag of another program that has no equivalent here."""
 
 
 @dataclass(frozen=True)
 class Translation:
-    """What becomes of another program's flag: flags of today, a notice, or a problem."""
+    """Meaning of another program's flag here: flags of lmcore, a notice, or a problem."""
 
     flags: tuple[str, ...] = ()
     notice: str | None = None
@@ -53,12 +53,12 @@ class Translation:
 
 @dataclass(frozen=True)
 class ForeignFlag:
-    """A flag of another program that is understood here.
+    """A known flag of another program.
 
     Attributes:
-        values: How many it takes: "0", "1", "?" (none or one), "+" (one or more) or "*" (any).
-        translate: From the values as typed to what they mean here.
-        today: The flag that replaces it, for messages; None when there is none.
+        values: Number of values: "0", "1", "?" (none or one), "+" (one or more) or "*" (any).
+        translate: Function from the values as typed to their meaning here.
+        today: Flag of lmcore that replaces it, for messages; None if there is none.
     """
 
     values: str
@@ -68,14 +68,14 @@ class ForeignFlag:
 
 @dataclass(frozen=True)
 class ParsedFlags:
-    """The outcome of one pass over the arguments.
+    """Values and problems of one pass over the arguments.
 
     Attributes:
-        values: Converted value by option name, of the options that were given.
-        texts: The same options as typed: "--lr 1e-3".
-        positionals: Words without a flag by positional name; () where there are none.
-        notices: One line for each foreign flag that was understood.
-        problems: Everything wrong; `values` holds only what is right.
+        values: Converted value of each option that was given correctly, by name.
+        texts: The same options as typed, by name: "--lr 1e-3".
+        positionals: Words without a flag, by name of the positional.
+        notices: One line for each known flag of another program.
+        problems: Every problem of the arguments.
     """
 
     values: Mapping[str, Any]
@@ -99,24 +99,24 @@ def parse_flags(
     foreign: Mapping[str, ForeignFlag] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> ParsedFlags:
-    """Read *argv* against *options*; never raises for what the user typed.
+    """Parse arguments; every problem of what the user typed is in the result.
 
     Args:
-        argv: The arguments after the command's name.
-        options: What may be given, by name.
-        positionals: What the words without a flag are, in order.
-        foreign: Flags of other programs that are accepted, by flag.
-        reasons: Why flags are unknown, by what they begin with.
+        argv: Arguments after the name of the command.
+        options: Options that may be given, by name.
+        positionals: Positional arguments in order.
+        foreign: Known flags of other programs, by flag.
+        reasons: Reasons why flags are unknown, by their prefix.
     """
     parser = _Parser(options, foreign or {}, reasons or {})
     parser.read(argv)
     values, texts = parser.convert()
-    placed = _place(parser.words, positionals, parser.problems, strict=not parser.lost)
+    placed = _place(parser.words, positionals, parser.problems, strict=not parser.skipped)
     return ParsedFlags(values, texts, placed, tuple(parser.notices), tuple(parser.problems))
 
 
 class _Parser:
-    """State of one pass: what was given, by option, and what was wrong."""
+    """State of one pass: the words given for each option, and the problems so far."""
 
     def __init__(
         self,
@@ -127,18 +127,18 @@ class _Parser:
         self.options = options
         self.foreign = foreign
         self.reasons = reasons
-        self.by_flag = {one.flag: one for one in options.values()}
-        self.by_flag |= {f"-{one.short}": one for one in options.values() if one.short}
+        self.by_flag = {option.flag: option for option in options.values()}
+        self.by_flag |= {f"-{option.short}": option for option in options.values() if option.short}
         self.negated = {
-            f"--no-{one.flag[2:]}": one
-            for one in options.values()
-            if one.type is bool and f"--no-{one.flag[2:]}" not in self.by_flag
+            f"--no-{option.flag[2:]}": option
+            for option in options.values()
+            if option.type is bool and f"--no-{option.flag[2:]}" not in self.by_flag
         }
         self.given: dict[str, list[_Given]] = {}
         self.words: list[str] = []
         self.notices: list[str] = []
         self.problems: list[LmcoreError] = []
-        self.lost = False  # an unknown flag may have swallowed a positional word
+        self.skipped = False  # words after an unknown flag, which may have been positionals
 
     def read(self, argv: Iterable[str]) -> None:
         rest = deque(argv)
@@ -157,9 +157,10 @@ class _Parser:
         name = name.replace("_", "-")
         inline = (attached,) if equals else None
         if name in self.by_flag:
-            one = self.by_flag[name]
-            values = self._values(_arity(one), inline, rest, switch=one.type is bool)
-            self._give(one, name, values, origin)
+            option = self.by_flag[name]
+            arity = "+" if option.repeated else "1"
+            values = self._values(arity, inline, rest, switch=option.type is bool)
+            self._give(option, name, values, origin)
         elif name in self.negated:
             self._negation(name, inline, origin)
         elif name in self.foreign:
@@ -170,7 +171,7 @@ class _Parser:
     def _values(
         self, arity: str, inline: tuple[str, ...] | None, rest: deque[str], *, switch: bool = False
     ) -> tuple[str, ...]:
-        """Return the words that belong to a flag, at most as many as it takes."""
+        """Return the values of a flag, at most as many as it takes."""
         if inline is not None:
             return inline
         if switch:
@@ -187,21 +188,22 @@ class _Parser:
         return not (token.startswith("--") and token[2:3].isalpha())
 
     def _give(
-        self, one: Option, name: str, values: tuple[str, ...], origin: str | None = None
+        self, option: Option, name: str, values: tuple[str, ...], origin: str | None = None
     ) -> None:
-        if not values and one.type is not bool:
-            self.problems.append(ConfigError(f"`{origin or name}` needs a value", why=one.wanted))
+        if not values and option.type is not bool:
+            what = f"`{origin or name}` needs a value"
+            self.problems.append(ConfigError(what, why=option.expected))
             return
         text = origin or " ".join((name, *values))
-        self.given.setdefault(one.name, []).append(_Given(values or ("true",), text))
+        self.given.setdefault(option.name, []).append(_Given(values or ("true",), text))
 
     def _negation(self, name: str, inline: tuple[str, ...] | None, origin: str | None) -> None:
-        one = self.negated[name]
+        option = self.negated[name]
         if inline is not None:
             what = f"`{name}={inline[0]}`: a `--no-` flag takes no value"
-            self.problems.append(ConfigError(what, hint=f"write `{name}` or `{one.flag}`"))
+            self.problems.append(ConfigError(what, hint=f"write `{name}` or `{option.flag}`"))
             return
-        self.given.setdefault(one.name, []).append(_Given(("false",), origin or name))
+        self.given.setdefault(option.name, []).append(_Given(("false",), origin or name))
 
     def _foreign(self, name: str, inline: tuple[str, ...] | None, rest: deque[str]) -> None:
         flag = self.foreign[name]
@@ -225,7 +227,7 @@ class _Parser:
     def _unknown(self, name: str, rest: deque[str]) -> None:
         while rest and self._is_value(rest[0]):
             rest.popleft()
-            self.lost = True
+            self.skipped = True
         plain = f"--{name.removeprefix('--no-').removeprefix('--')}"
         for start, why in self.reasons.items():
             if plain.startswith(start):
@@ -240,15 +242,15 @@ class _Parser:
         self.problems.append(ConfigError(f"unknown flag `{name}`", hint=hint))
 
     def convert(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return values and texts by option name, conflicts and wrong types among the problems."""
+        """Return values and texts by option name; add conflicts and wrong types to the problems."""
         values: dict[str, Any] = {}
         texts: dict[str, str] = {}
         for name, given in self.given.items():
-            one = self.options[name]
+            option = self.options[name]
             try:
-                values[name] = _combine(one, given)
+                values[name] = _combine(option, given)
                 texts[name] = (
-                    " ".join(item.text for item in given) if one.repeated else given[-1].text
+                    " ".join(item.text for item in given) if option.repeated else given[-1].text
                 )
             except ConfigError as problem:
                 self.problems.append(problem)
@@ -259,19 +261,15 @@ def _is_flag(token: str) -> bool:
     return len(token) > 1 and token[0] == "-" and not (token[1].isdigit() or token[1] == ".")
 
 
-def _arity(one: Option) -> str:
-    return "+" if one.repeated else "1"
-
-
-def _combine(one: Option, given: Sequence[_Given]) -> Any:
-    if one.repeated:
+def _combine(option: Option, given: Sequence[_Given]) -> Any:
+    if option.repeated:
         words = [word for item in given for word in item.values]
-        return one.convert(words, where=f"`{' '.join(item.text for item in given)}`")
-    converted = [one.convert(item.values[0], where=f"`{item.text}`") for item in given]
+        return option.convert(words, where=f"`{' '.join(item.text for item in given)}`")
+    converted = [option.convert(item.values[0], where=f"`{item.text}`") for item in given]
     if any(value != converted[0] for value in converted):
         texts = " and ".join(f"`{item.text}`" for item in given)
         raise ConfigError(
-            f"`{one.flag}` is given more than once, with different values",
+            f"`{option.flag}` is given more than once, with different values",
             why=f"found {texts}",
             hint="keep one of them",
         )
@@ -287,13 +285,14 @@ def _place(
 ) -> dict[str, tuple[str, ...]]:
     placed: dict[str, tuple[str, ...]] = {}
     rest = list(words)
-    for index, one in enumerate(positionals):
+    for index, positional in enumerate(positionals):
         reserved = sum(later.minimum for later in positionals[index + 1 :])
         free = max(len(rest) - reserved, 0)
-        count = free if one.maximum is None else min(free, one.maximum)
-        placed[one.name], rest = tuple(rest[:count]), rest[count:]
-        if count < one.minimum and strict:
-            problems.append(ConfigError(f"missing argument `{one.name}`", why=one.help or None))
+        count = free if positional.maximum is None else min(free, positional.maximum)
+        placed[positional.name], rest = tuple(rest[:count]), rest[count:]
+        if count < positional.minimum and strict:
+            what = f"missing argument `{positional.name}`"
+            problems.append(ConfigError(what, why=positional.help or None))
     for word in rest:
         hint = "flags start with `--`; a list of values follows its flag" if positionals else None
         problems.append(ConfigError(f"unexpected argument `{word}`", hint=hint))

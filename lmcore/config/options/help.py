@@ -11,7 +11,7 @@ from lmcore.config.option import Option
 __all__ = ["Group", "render_help", "shown_default"]
 
 Group = tuple[str, str, Sequence[Option]]
-"""Title, one line about it, options."""
+"""Title, summary in one line, options."""
 
 _JOINT = "\N{NO-BREAK SPACE}"
 _COLUMN = 32  # where the descriptions start
@@ -31,13 +31,13 @@ def render_help(
     """Return a command's help, without a trailing newline.
 
     Args:
-        command: As typed: "lmcore train".
-        summary: One line.
+        command: The command as typed: "lmcore train".
+        summary: Summary of the command, one line.
         groups: Options under their titles.
-        usage: What follows the command; default: made from the positionals.
-        positionals: Name and meaning of the arguments without a flag.
-        epilog: Printed last, as it is.
-        width: Columns; default: the terminal's, at most 100.
+        usage: Arguments in the usage line; default: the positionals and `[--flags]`.
+        positionals: Name and meaning of each argument without a flag.
+        epilog: Text printed last.
+        width: Number of columns; default: the terminal's, at most 100.
     """
     columns = width or min(max(shutil.get_terminal_size().columns, 60), 100)
     if usage is None:
@@ -47,7 +47,7 @@ def render_help(
         rows = [_row(name, text, columns) for name, text in positionals]
         parts.append("\n".join(["arguments:", *rows]))
     for title, about, options in groups:
-        rows = [_row(_left(one), _right(one), columns) for one in options]
+        rows = [_row(_left(option), _right(option), columns) for option in options]
         if title == groups[-1][0]:
             rows.append(_row("-h, --help", "Show this help.", columns))
         head = textwrap.fill(f"{title}: {about}".rstrip(), columns)
@@ -57,39 +57,40 @@ def render_help(
     return "\n\n".join(parts)
 
 
-def shown_default(one: Option) -> str:
-    """Return an option's default as a user would type it; empty where there is none to show."""
-    if one.required or one.default is None or one.default == ():
+def shown_default(option: Option) -> str:
+    """Return an option's default as a user would type it; empty if there is none to show."""
+    if option.required or option.default is None or option.default == ():
         return ""
-    if isinstance(one.default, bool):
-        return "on" if one.default else "off"
-    if isinstance(one.default, tuple):
-        return " ".join(str(item) for item in one.default)
-    return f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
+    if isinstance(option.default, bool):
+        return "on" if option.default else "off"
+    if isinstance(option.default, tuple):
+        return " ".join(str(item) for item in option.default)
+    return f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
 
 
-def _left(one: Option) -> str:
-    short = f"-{one.short}, " if one.short else ""
-    if one.type is bool:
-        return f"{short}--[no-]{one.flag[2:]}" if one.default is True else f"{short}{one.flag}"
-    metavar = one.metavar or ("WORD" if one.choices else _METAVARS[one.type])
-    return f"{short}{one.flag} {metavar}{' ...' if one.repeated else ''}"
+def _left(option: Option) -> str:
+    short = f"-{option.short}, " if option.short else ""
+    if option.type is bool:
+        negatable = "[no-]" if option.default is True else ""
+        return f"{short}--{negatable}{option.flag[2:]}"
+    metavar = option.metavar or ("WORD" if option.choices else _METAVARS[option.type])
+    return f"{short}{option.flag} {metavar}{' ...' if option.repeated else ''}"
 
 
-def _right(one: Option) -> str:
-    default = shown_default(one)
-    facts = [] if one.type is bool and one.default is False else [one.bound]
-    if one.required:
+def _right(option: Option) -> str:
+    default = shown_default(option)
+    facts = [] if option.type is bool and option.default is False else [option.bound]
+    if option.required:
         facts.append("required")
-    elif default and not (one.type is bool and one.default is False):
+    elif default and not (option.type is bool and option.default is False):
         facts.append(f"default {default}")
-    told = "; ".join(_unbroken(one, fact) for fact in facts if fact)
-    return f"{one.help} [{told}]" if told else one.help
+    notes = "; ".join(_unbroken(option, fact) for fact in facts if fact)
+    return f"{option.help} [{notes}]" if notes else option.help
 
 
-def _unbroken(one: Option, fact: str) -> str:
-    """Return a bound or default whose words stay on one line; a list of choices may wrap."""
-    return fact if one.choices else fact.replace(" ", _JOINT)
+def _unbroken(option: Option, fact: str) -> str:
+    """Return a bound or default joined so that it does not wrap; a list of choices may wrap."""
+    return fact if option.choices else fact.replace(" ", _JOINT)
 
 
 def _row(left: str, right: str, columns: int) -> str:

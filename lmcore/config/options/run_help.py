@@ -1,4 +1,4 @@
-"""The help of commands that take all options of a run."""
+"""Help of commands that take all options of a run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def render_run_help(
     """Return the help of *command*, which takes YAML files and the flags of every section.
 
     Args:
-        command: As typed: "lmcore train".
-        summary: One line.
-        plugins: The sections that plugins add, each a group of its own.
-        epilog: Printed below the options, before the presets.
+        command: The command as typed: "lmcore train".
+        summary: Summary of the command, one line.
+        plugins: Sections that plugins add, each a group of its own.
+        epilog: Text printed below the options, before the presets.
     """
     groups: list[Group] = [("start from", "", (PRESET_OPTION,))]
     for name, section in SECTIONS.items():

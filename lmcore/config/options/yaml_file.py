@@ -1,7 +1,7 @@
-"""YAML files of settings: read with the line of every key, and text written so that it reads back.
+"""YAML files of settings: a reader that keeps the line of each key, and a writer of values.
 
-Scalars are taken as they are written, not as YAML 1.1 guesses: the option's own type decides, as
-it does for flags, so that `lr: 1e-4` is a number and `name: no` a name.
+Scalars are read as text, without the types of YAML 1.1: the option's type decides, as for flags, so
+that `lr: 1e-4` is a number and `name: no` a name.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["Entry", "read_file", "written_value"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a file: section ("" at the top level), key, raw value and line (from 1).
+    """One key of a file: section ("" at the top level), key, raw value and line (from 1).
 
-    A section that holds keys is an entry of its own, without a key, before them.
+    A section with keys has an entry of its own, with an empty key, before its keys.
     """
 
     section: str
@@ -32,7 +32,7 @@ class Entry:
 
 
 def read_file(path: str, problems: list[LmcoreError]) -> list[Entry]:
-    """Return the entries of the file at *path*; what is wrong is added to *problems*.
+    """Return the entries of the file at *path*; add its problems to *problems*.
 
     Values are text, lists of text, or None for an empty one.
     """
@@ -80,7 +80,7 @@ def _not_yaml(path: str, error: yaml.YAMLError) -> ConfigError:
 
 
 class _Reader:
-    """Walks the nodes of one file."""
+    """Reader of the nodes of one file."""
 
     def __init__(self, path: str, problems: list[LmcoreError]) -> None:
         self.path = path
@@ -98,7 +98,7 @@ class _Reader:
         return entries
 
     def _add(self, entries: list[Entry], raw: Entry) -> None:
-        """Append *raw*, whose value is a node, with the node's value; or report why not."""
+        """Append *raw* with the value of its node, or report why the node has none."""
         node = raw.value
         nested = node.id == "sequence" and any(item.id != "scalar" for item in node.value)
         if node.id == "mapping" or nested:
@@ -131,7 +131,7 @@ def _scalar(node: yaml.Node) -> str | None:
 
 
 def written_value(value: Any) -> str:
-    """Return *value* as YAML on one line, such that `read_file` and the option give it back."""
+    """Return *value* as YAML on one line, which `read_file` and the option convert back."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The configuration of a run, one section a file."""
+"""Sections of a run's configuration, one file for each."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run, as the user gave them; `resolve` makes a plan of it.
+    """All settings of a run, by section.
 
-    `plugins` has the section of every plugin that adds one, by the plugin's name.
+    Attributes:
+        plugins: Section of each plugin that adds one, by plugin name.
     """
 
     model: ModelSection = field(default_factory=ModelSection)
@@ -70,7 +71,7 @@ class Config:
 
 
 def run_options() -> dict[str, Option]:
-    """Return every option of a run by name; names are unique over all sections."""
+    """Return every option of the core by name; names are unique over all sections."""
     found: dict[str, Option] = {}
     for name, section in SECTIONS.items():
         for one in options_of(section, name=name):

@@ -228,4 +228,4 @@ def test_a_small_commands_flags_stay_its_own():
 
     with pytest.raises(ConfigError, match="plugin `drill` adds the flag `--drill-depth`") as caught:
         parse_with_plugins(Dig, [], command="lmcore dig", plugins=PLUGINS)
-    assert caught.value.hint == "leave the plugin out by `--plugin-off drill`"
+    assert caught.value.hint == "turn the plugin off: `--plugin-off drill`"

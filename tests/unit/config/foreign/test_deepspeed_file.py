@@ -138,8 +138,8 @@ def test_the_runs_own_file_repeats_it(load: Load) -> None:
         ('{"a": 1, "a": 2}', "`ds.json` is not JSON"),
         ('{"gradient_clipping": NaN}', "`ds.json` is not JSON"),
         ("[" * 100_000, "`ds.json` is not JSON"),
-        ("[1]", "`ds.json` holds no JSON object"),
-        ("x" * (2 << 20), "`ds.json` is no file of DeepSpeed's"),
+        ("[1]", "`ds.json` is not a JSON object"),
+        ("x" * (2 << 20), "`ds.json` is not a DeepSpeed file"),
         (
             '{"train_batch_size": "many"}',
             '`ds.json: train_batch_size: "many"`: `many` is no integer',
@@ -176,7 +176,7 @@ def test_the_runs_own_file_repeats_it(load: Load) -> None:
         ),
         (
             '{"gradient_accumulation_steps": 0}',
-            "`ds.json: gradient_accumulation_steps: 0` is no number of micro-batches",
+            "`ds.json: gradient_accumulation_steps: 0` is not a number of micro-batches",
         ),
     ],
 )
@@ -200,9 +200,9 @@ def test_unknown_keys_are_told(load: Load) -> None:
     content = {"gradient_cliping": 1.0, "steps_per_print": 5, "checkpoint": {}, "xyz": 1}
     meant = "did you mean `gradient_clipping`?"
     assert load(content).notices == (
-        f"ds.json: `gradient_cliping` is no setting that is known of DeepSpeed; {meant}",
-        "ds.json: `checkpoint` changes nothing: checkpoints are lmcore's own",
-        "ds.json: `xyz` is no setting that is known of DeepSpeed",
+        f"ds.json: `gradient_cliping` is not a known setting of DeepSpeed; {meant}",
+        "ds.json: `checkpoint` changes nothing: lmcore writes the checkpoints",
+        "ds.json: `xyz` is not a known setting of DeepSpeed",
     )
 
 
