@@ -85,7 +85,7 @@ def test_a_gpu_in_parts_without_a_part_is_a_fault_where_there_is_no_other():
     """The commands that make a part, or the GPU whole, are the fix."""
     empty = replace(GPUS[0], mig=True)
     found = visible_gpus([empty], {})
-    assert "no part has been made" in found.fault
+    assert "in MIG mode" in found.fault
     assert "-mig 0" in found.fix
     found = visible_gpus([empty, GPUS[1]], {})
     assert ([one.index for one in found.gpus], found.fault) == ([1], "")

@@ -120,11 +120,11 @@ def test_a_closed_node_beside_open_ones_is_warned_of(check):
     "env, name, status, detail",
     [
         ({MASK: "0,1"}, MASK, CheckStatus.OK, "leaves 2 of 4 tiles, on 1 of 2 cards"),
-        ({MASK: "0,9"}, MASK, CheckStatus.WARNING, "passes `9` by"),
+        ({MASK: "0,9"}, MASK, CheckStatus.WARNING, "ignores `9`"),
         ({MASK: "9"}, MASK, CheckStatus.FAILED, "hides all 4 tiles"),
         ({SELECTOR: "opencl:*"}, SELECTOR, CheckStatus.FAILED, "leaves none"),
         ({HIERARCHY: "COMPOSITE"}, HIERARCHY, CheckStatus.OK, "leaves 2 devices"),
-        ({HIERARCHY: "flat"}, HIERARCHY, CheckStatus.WARNING, "the driver passes it by"),
+        ({HIERARCHY: "flat"}, HIERARCHY, CheckStatus.WARNING, "the driver ignores it"),
         ({MASK: "0", HIERARCHY: "COMPOSITE"}, f"{MASK} and {HIERARCHY}", CheckStatus.OK,
          "with 2 of 4 tiles"),
     ],
@@ -306,7 +306,7 @@ def test_what_lmcore_sets_is_whole(slingshot, more):
         (ARC_CARDS, "", (6, 14), CheckStatus.OK, "lmcore sets `sockets`"),
         (ARC_CARDS, "sockets", (6, 14), CheckStatus.OK, "sockets"),
         (ARC_CARDS, "pidfd", (6, 14), CheckStatus.WARNING, "intel/torch-xpu-ops#4238"),
-        (MAX_CARDS, "socket", (6, 14), CheckStatus.FAILED, "none that oneCCL knows"),
+        (MAX_CARDS, "socket", (6, 14), CheckStatus.FAILED, "unknown to oneCCL"),
         (MAX_CARDS[:1], "pidfd", (5, 4), None, ""),
     ],
 )

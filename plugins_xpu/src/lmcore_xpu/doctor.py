@@ -94,7 +94,7 @@ def _variables(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Iterator[Check]:
     if seen.fault:
         yield Check(name, CheckStatus.FAILED, seen.fault, seen.fix)
         return
-    odd = [line for line in seen.evidence if "passes" in line]
+    odd = [line for line in seen.evidence if "the driver ignores" in line]
     if odd:
         yield Check(name, CheckStatus.WARNING, "; ".join(odd), "leave out what is no device")
         return

@@ -125,7 +125,7 @@ def _exchange(cards: Sequence[Card], env: Mapping[str, str], host: Host) -> Iter
     name, value = _EXCHANGE, env.get(_EXCHANGE, "")
     if value and value not in _EXCHANGES:
         fix = f"set it to one of {', '.join(_EXCHANGES)}, or unset it"
-        yield Check(name, CheckStatus.FAILED, f"`{value}` is none that oneCCL knows", fix)
+        yield Check(name, CheckStatus.FAILED, f"`{value}` is unknown to oneCCL", fix)
         return
     if len(cards) < 2:
         return

@@ -59,7 +59,7 @@ def _extension(distribution: importlib.metadata.Distribution, torch: TorchBuild)
     if version.endswith("+cpu"):
         return (
             f"the installed `{EXTENSION}` {version} is a build for CPUs, as the package registry "
-            "has it; those for GPUs end in `+xpu`"
+            "has it; builds for GPUs end in `+xpu`"
         )
     return _of_another_torch(EXTENSION, version, torch, "torch has these kernels itself")
 

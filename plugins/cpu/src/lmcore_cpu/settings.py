@@ -20,7 +20,7 @@ class CpuSection:
     keep_freed_memory: bool = option(
         True,
         "Keep freed memory for the next step; off, it goes back to the system, and each step's "
-        "large tensors are mapped anew.",
+        "large tensors are mapped again.",
     )
     peak_seconds: float = option(
         0.5,

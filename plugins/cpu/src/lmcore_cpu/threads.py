@@ -22,8 +22,8 @@ __all__ = ["Rate", "ThreadsSection", "candidates", "measure", "recommend", "run"
 
 _EPILOG = """\
 A round is the products of one block of a GPT, forward and backward: its four projections, the
-gradients of their inputs and of their weights.  Fewer threads are recommended where more gain less
-than 3%.  Nothing else should run beside."""
+gradients of their inputs and of their weights.  Fewer threads are recommended if more gain less
+than 3%.  Run nothing else meanwhile."""
 
 _WORTH = 1.03
 """Least speed-up that justifies more threads: they take cores from other processes."""

@@ -33,23 +33,23 @@ OLDEST_CAPABILITY = (8, 0)
 
 EXPECTED: Mapping[str, str] = MappingProxyType(
     {
-        "layer_norm": "Beside the reference: 3 to 6 times as fast, one pass of memory each way. "
-        "Beside a compiled one: forward equal or slower where the compiler joins it with the "
+        "layer_norm": "Against the reference: 3 to 6 times as fast, one pass of memory each way. "
+        "Against a compiled one: forward equal or slower if the compiler fuses it with the "
         "addition before; backward up to 1.3 times as fast, as it reads x once and not twice.",
         "rms_norm": "As layer_norm.",
-        "bias_gelu": "Beside the reference: 3 to 5 times as fast. Beside a compiled one: equal "
+        "bias_gelu": "Against the reference: 3 to 5 times as fast. Against a compiled one: equal "
         "forward; backward up to 1.3 times as fast, as the bias's sum is taken on the way.",
-        "swiglu": "Beside the reference: 3 to 5 times as fast. Beside a compiled one: equal.",
-        "bias_dropout_add": "Beside the reference: 2 to 4 times as fast, and no mask is kept. "
-        "Beside a compiled one: equal or slower, as the compiler joins it with the norm after it.",
-        "scaled_masked_softmax": "Beside the reference: 2 to 4 times as fast with a mask. Beside "
+        "swiglu": "Against the reference: 3 to 5 times as fast. Against a compiled one: equal.",
+        "bias_dropout_add": "Against the reference: 2 to 4 times as fast, and no mask is kept. "
+        "Against a compiled one: equal or slower, as the compiler fuses it with the norm after it.",
+        "scaled_masked_softmax": "Against the reference: 2 to 4 times as fast with a mask. Against "
         "a compiled one: equal.",
-        "rotary_embedding": "Beside the reference: 3 to 5 times as fast. Beside a compiled one: "
-        "equal or slower, as the compiler joins it with the copy of the heads.",
-        "cross_entropy": "Beside the reference: 3 to 5 times as fast, and no copy of the logits "
-        "in float32. Beside a compiled one: equal.",
-        "linear_cross_entropy": "Beside the reference, compiled or not: up to 1.5 times as fast, "
-        "and the logits of at most 512 MiB are ever there, in place of all of them several times.",
+        "rotary_embedding": "Against the reference: 3 to 5 times as fast. Against a compiled one: "
+        "equal or slower, as the compiler fuses it with the copy of the heads.",
+        "cross_entropy": "Against the reference: 3 to 5 times as fast, and no copy of the logits "
+        "in float32. Against a compiled one: equal.",
+        "linear_cross_entropy": "Against the reference, compiled or not: up to 1.5 times as fast, "
+        "and the logits of at most 512 MiB are in memory, instead of all of them several times.",
     }
 )
 """Expected gain of each kernel by the bytes that it reads and writes; not measured."""

@@ -32,7 +32,7 @@ def _compiled(context: OpContext) -> str | None:
     """Refuse uncompiled blocks, for which the package's own function has less overhead."""
     if context.attributes.get("compile"):
         return None
-    return "is for compiled blocks, of which it stays a part; the package itself goes first without"
+    return "is for compiled blocks; in others the package's own function has less overhead"
 
 
 def _masked(context: OpContext) -> str | None:

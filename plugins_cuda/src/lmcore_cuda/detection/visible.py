@@ -80,8 +80,8 @@ def _with_parts(gpus: Sequence[Gpu]) -> Visible:
     whole = tuple(one for one in gpus if not one.mig)
     if gpus and not whole:
         return Visible(
-            fault="the GPUs are to be used in parts (MIG), and no part has been made",
-            fix="make one (`sudo nvidia-smi mig -cgi 0 -C`), or use the GPU whole "
+            fault="the GPUs are in MIG mode, and no part (MIG instance) has been created",
+            fix="create one (`sudo nvidia-smi mig -cgi 0 -C`), or use the GPU whole "
             "(`sudo nvidia-smi -mig 0`)",
         )
     if len(whole) < len(gpus):

@@ -88,7 +88,7 @@ def _odd_hierarchy(env: Mapping[str, str]) -> tuple[str, ...]:
     if value in {"", _FLAT, _COMPOSITE, _COMBINED}:
         return ()
     return (
-        f"`{HIERARCHY}={value}` is none of FLAT, COMPOSITE and COMBINED: the driver passes it by",
+        f"`{HIERARCHY}={value}` is none of FLAT, COMPOSITE and COMBINED: the driver ignores it",
     )
 
 
@@ -144,7 +144,7 @@ def _masked(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
     in_order = sorted(units, key=lambda one: (gpus.index(one.gpu), one.tiles))
     notes = [f"{setting} leaves {_left(in_order, everything)}"]
     if ignored:
-        notes.append(f"{setting}: the driver passes `{'`, `'.join(ignored)}` by: no such device")
+        notes.append(f"{setting}: the driver ignores `{'`, `'.join(ignored)}`: no such device")
     return Visible(tuple(in_order), tuple(notes))
 
 
