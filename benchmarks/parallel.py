@@ -53,24 +53,18 @@ def framework(parts: Parts) -> Step:
     """Return a step as `lmcore train` takes it, metrics included."""
     from lmcore.config.section import TrainingSection
     from lmcore.train.exit_conditions import ExitConditions
-    from lmcore.train.loop import Reporter
-    from lmcore.train.report.display import open_display
-    from lmcore.train.report.metrics import MetricsFile
     from lmcore.train.step import TrainStep
     from lmcore.train.step_queue import StepQueue
 
     batches = parts.batches()
-    metrics = None
-    if not parts.runtime.rank.rank:
-        metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
-    reporter = Reporter(parts.plan, parts.runtime, open_display("none"), metrics, None)
+    report = parts.report()
     exits = ExitConditions(TrainingSection()) if parts.runtime.processes else None
     queue = StepQueue(TrainStep(parts.state, parts.plan, parts.runtime), batches, exits)
 
     def take() -> float:
         queue.take()
         (record,) = queue.finished(wait=True)
-        reporter.report(record, None)
+        report.step(record)
         return record.loss
 
     return take

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from train_step import Shape
 
     from lmcore.data.loading.loader import BatchLoader
+    from lmcore.train.report.run_report import RunReport
 
 
 def _flags(shape: Shape, prefix: str, *, compiled: bool, threads: int) -> list[str]:
@@ -67,6 +68,7 @@ class Parts:
         from lmcore.runtime.process.store import join_processes
 
         plugins, rank = find_plugins([]), rank_info(os.environ)
+        self.plugins = plugins
         selection = choose_device(plugins, device, rank)  # before torch is imported
         from lmcore.config.load import load_config
         from lmcore.config.resolve import resolve
@@ -76,7 +78,7 @@ class Parts:
         from lmcore.model.shape import ModelShape
         from lmcore.parallel.parallel_model import parallelize
         from lmcore.runtime.runtime import start_runtime
-        from lmcore.train.datasets import open_corpus
+        from lmcore.train.datasets import build_datasets
         from lmcore.train.state import TrainState
 
         self.stack = ExitStack()
@@ -94,7 +96,7 @@ class Parts:
         self.runtime = self.stack.enter_context(
             start_runtime(self.plan.config, plugins, selection, rank, rendezvous)
         )
-        self.corpus = open_corpus(self.plan, tokenizer, self.directory)
+        self.datasets = build_datasets(self.plan, tokenizer, self.directory)
         parallel = parallelize(
             ModelShape.from_plan(self.plan),
             self.plan.layout,
@@ -111,13 +113,27 @@ class Parts:
     def __exit__(self, *_: object) -> None:
         self.stack.close()
 
+    def report(self) -> RunReport:
+        """Return the report of a run that shows nothing, its files opened."""
+        from lmcore.train.report.display import SilentDisplay
+        from lmcore.train.report.run_directory import RunDirectory
+        from lmcore.train.report.run_report import RunReport
+        from lmcore.train.report.startup_clock import PhaseClock
+
+        directory = RunDirectory(self.directory)
+        report = RunReport(
+            self.plan, self.runtime, self.plugins, directory, SilentDisplay(), PhaseClock()
+        )
+        self.stack.enter_context(report.recording(after_step=0))
+        return report
+
     def batches(self) -> BatchLoader:
         """Return the loader of this process."""
         from lmcore.data.loading.loader import BatchLoader
 
         return self.stack.enter_context(
             BatchLoader(
-                self.corpus.train,
+                self.datasets.train,
                 micro_batch_size=self.plan.config.training.micro_batch_size,
                 data_parallel_rank=self.state.parallel.mesh.data_rank,
                 data_parallel_size=self.plan.layout.data,
@@ -127,22 +143,18 @@ class Parts:
 
 def lmcore_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
     """Return a step as `lmcore train` takes it, metrics and display included."""
-    from lmcore.train.loop import Reporter
-    from lmcore.train.report.display import open_display
-    from lmcore.train.report.metrics import MetricsFile
     from lmcore.train.step import TrainStep
     from lmcore.train.step_queue import StepQueue
 
     parts = Parts(shape, compiled=compiled, threads=threads)
     batches = parts.batches()
     queue = StepQueue(TrainStep(parts.state, parts.plan, parts.runtime), batches)
-    metrics = parts.stack.enter_context(MetricsFile(parts.directory / "metrics.jsonl"))
-    reporter = Reporter(parts.plan, parts.runtime, open_display("none"), metrics, None)
+    report = parts.report()
 
     def take() -> float:
         queue.take()
         (record,) = queue.finished(wait=True)
-        reporter.report(record, None)
+        report.step(record)
         return record.loss
 
     return take

@@ -1,4 +1,4 @@
-"""`lmcore train`: decide everything that needs no torch, then train."""
+"""The command `lmcore train`: resolves the plan without torch, then starts processes or trains."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lmcore.config.settings import LoadedConfig
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
-    from lmcore.train.run import RunResult
+    from lmcore.train.report.run_report import RunResult
 
 __all__ = ["SUMMARY", "run"]
 
@@ -91,10 +91,10 @@ def run(argv: list[str]) -> int:
 
 
 def _leave() -> NoReturn:
-    """End a process of several now that everything is written and closed.
+    """Exit one of several processes after everything is written and closed.
 
-    Where Python ends it, threads of communication libraries may still run when C++ takes their
-    objects down, which aborts a process that has done all its work.
+    At Python's own exit, threads of communication libraries may still run while C++ destroys their
+    objects, which aborts a process that has done all its work.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -102,7 +102,7 @@ def _leave() -> NoReturn:
 
 
 def _process_count(loaded: LoadedConfig, rank: RankInfo, *, devices: int) -> int:
-    """Return the number of processes of the run: those that a launcher started, or to be started.
+    """Return the number of processes of the run: started by a launcher, or to be started.
 
     Args:
         loaded: The settings.
@@ -129,7 +129,7 @@ def _process_count(loaded: LoadedConfig, rank: RankInfo, *, devices: int) -> int
 def _start_processes(
     argv: list[str], num_processes: int, plugins: PluginSet, selection: Selection
 ) -> int:
-    """Start this command once for each process of the run, with the device chosen here."""
+    """Start this command once for each process of the run, on the device chosen here."""
     from lmcore.cli.main import main
     from lmcore.plugin import HANDED_DOWN
     from lmcore.runtime.launch.launcher import launch
@@ -144,10 +144,10 @@ def _start_processes(
 
 
 def _import_for(num_processes: int, plugins: PluginSet, selection: Selection) -> None:
-    """Import torch and what trains, for processes that will be copies of this one.
+    """Import torch and the training modules for processes that will be forks of this one.
 
-    Libraries read the environment when they are loaded: where the plugins want another for one
-    process than for the next, each imports them by itself.
+    Libraries read the environment when they are loaded: if the plugins set it differently for each
+    process, nothing is imported here.
     """
     from lmcore.plugin import launch_env
     from lmcore.runtime.launch.rank import RankInfo
@@ -167,7 +167,7 @@ def _report(result: RunResult) -> None:
     summary = result.summary
     lines = []
     if result.sample is not None:
-        # A model of bytes may write any of them; `summary.json` has the text as it is.
+        # A byte model may write any byte; `summary.json` has the text unchanged.
         text = printable(result.sample.prompt + result.sample.text)
         lines += ["", "sample:", "", text, ""]
     ended = "" if result.status == "completed" else f" ({result.status})"

@@ -1,4 +1,4 @@
-"""Whether the blocks of a run's model are compiled: as the run says, else as the device does."""
+"""Choice of compiled or eager blocks, by `--compile` or by what pays on the device."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 __all__ = ["FACT", "compiles_blocks"]
 
 FACT = "compile_pays"
-"""The fact of a device that says whether a run is faster with its blocks compiled."""
+"""Name of the device fact that is True if a run is faster with compiled blocks."""
 
 
 def compiles_blocks(plan: RunPlan, device: Device) -> bool:
-    """Return whether blocks are compiled: as `--compile` says, else where it pays on the device.
+    """Return True if the blocks of the model are compiled.
 
     Args:
-        plan: The run.
-        device: Its facts are asked where the run does not say.
+        plan: The run; `--compile` and `--no-compile` decide if given.
+        device: Device of the run; its facts decide otherwise.
     """
     asked = plan.config.training.compile
     if asked is not None:
         return asked
     if plan.config.parallel.engine == "deepspeed" and zero_stage(plan) == 3:
-        return False  # weights come and go by hooks, which a compiled block does not run
+        return False  # hooks gather and free the weights, and a compiled block runs no hooks
     return device.facts.get(FACT) is True

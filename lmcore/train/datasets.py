@@ -1,11 +1,12 @@
-"""The data of a run: which tokenizer, which sources, which samples.
+"""`RunDatasets`: the tokenizer, the data sources and the samples of a run.
 
-Without data sets of its own a run trains on texts that have a name, by default on the one that
-comes with lmcore, so that every command has data.
+A run without data sets of its own trains on named texts, by default on the text that comes with
+lmcore, so that every command has data.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from lmcore.data.prepare.named_text import (
 )
 from lmcore.data.tokenizer import tokenizer_from
 from lmcore.errors import ConfigError, LmcoreError
+from lmcore.train.resume.saved_data import SavedData, saved_data
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -41,26 +43,28 @@ if TYPE_CHECKING:
     from lmcore.config.tokenizer import TokenizerIdentity
     from lmcore.data.indexed.dataset import IndexedDataset
     from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
-    from lmcore.train.resume.saved_data import SavedData
+    from lmcore.runtime.process.store import Rendezvous
 
-__all__ = ["Corpus", "choose_texts", "choose_tokenizer", "open_corpus"]
+__all__ = ["RunDatasets", "build_datasets", "choose_texts", "choose_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """Samples of a run.
+class RunDatasets:
+    """The samples of a run, and the tokenizer that made them.
 
     Attributes:
+        tokenizer: Tokenizer of the data.
         train: Training samples.
-        valid: Validation samples, or None when the run does not validate.
-        test: Test samples, or None where there are none.
-        sources: The documents of each part that has any.
-        title: What the sources are, in a few words.
-        masks: What ends with a document inside a sample; None: nothing.
+        valid: Validation samples; None if the run does not validate.
+        test: Test samples; None if the run has no test.
+        sources: Open data sources of each part that has documents.
+        title: Description of the sources in a few words.
+        masks: Document-boundary masks; None if samples ignore document boundaries.
     """
 
+    tokenizer: Tokenizer
     train: TrainingSamples | CyclicDataset
     valid: TrainingSamples | None
     test: TrainingSamples | None
@@ -70,27 +74,32 @@ class Corpus:
     _sets: tuple[IndexedDataset, ...] = field(default=(), repr=False)
 
     @property
+    def order(self) -> str:
+        """Fingerprint of the training samples in their order."""
+        return self.train.order
+
+    @property
     def indexed(self) -> IndexedDataset:
         """The first data set of training."""
         return self.sources["train"][0].indexed
 
     @property
     def documents(self) -> dict[Part, tuple[int, int]]:
-        """First and end document of each part in its first data set."""
+        """First document and end of each part, in its first data set."""
         return {part: found[0].documents for part, found in self.sources.items()}
 
     @property
     def token_count(self) -> int:
-        """Tokens of all data sets."""
-        return sum(one.tokens for one in self._sets)
+        """Number of tokens in all data sets."""
+        return sum(dataset.tokens for dataset in self._sets)
 
     @property
     def document_count(self) -> int:
-        """Documents of all data sets."""
-        return sum(one.document_count for one in self._sets)
+        """Number of documents in all data sets."""
+        return sum(dataset.document_count for dataset in self._sets)
 
     def record(self, consumed_samples: int) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps of the sources; None for a cyclic order."""
+        """Return the checkpoint's record of the data sources; None for a cyclic order."""
         if isinstance(self.train, CyclicDataset):
             return None
         return blend_record(self.train, consumed_samples, self.sources["train"][0].name).to_dict()
@@ -166,43 +175,60 @@ def choose_tokenizer(
     return dataset_tokenizer(first, prefix, extra=extra)
 
 
-def open_corpus(
+def build_datasets(
     plan: RunPlan,
     tokenizer: Tokenizer,
-    data_directory: Path,
+    directory: Path,
     texts: Mapping[str, NamedText] | None = None,
-    saved: SavedData | None = None,
-) -> Corpus:
-    """Open the data sets and build (or find) the indices of their samples.
+    rendezvous: Rendezvous | None = None,
+) -> RunDatasets:
+    """Open the data sets and build the indices of their samples, or load them from the cache.
+
+    Rank 0 builds first, so that the other ranks find named texts and indices ready.
 
     Args:
         plan: The run.
-        tokenizer: For named texts, and for the end-of-document token.
-        data_directory: Where named texts are prepared, if the run uses some; with
-            `--data-cache-path` that is where, so that other runs find them.
-        texts: The named texts, as `choose_texts` returned them; None: only the bundled one.
-        saved: What the checkpoint says of its data, if the run goes on from one.
+        tokenizer: Tokenizer of the data.
+        directory: Folder for prepared named texts, unless `--data-cache-path` gives one.
+        texts: Named texts of the run from `choose_texts`; None for the bundled text only.
+        rendezvous: Connection of the processes; None in a run of one process.
 
     Raises:
-        ConfigError: The run's blend is not the checkpoint's; documents are to be told apart, and
-            nothing marks their ends.
-        DataError: A data set is damaged, or a split that is needed is empty.
+        CheckpointError: The manifest of the checkpoint to resume lacks its data.
+        ConfigError: The blend is not the checkpoint's, or document boundaries are asked for and
+            the data has no end-of-document tokens.
+        DataError: A data set is damaged, or a part of the split that is needed is empty.
     """
+    first = rendezvous.first_process("the data") if rendezvous else contextlib.nullcontext()
+    with first:
+        return _build(plan, tokenizer, directory, texts, saved_data(plan))
+
+
+def _build(
+    plan: RunPlan,
+    tokenizer: Tokenizer,
+    directory: Path,
+    texts: Mapping[str, NamedText] | None,
+    saved: SavedData | None,
+) -> RunDatasets:
     settings = plan.config.data
     named = texts if texts is not None else {BUNDLED: bundled_text()}
     sources = plan.sources
     masks = _masks(settings, sources, tokenizer)
 
-    where = kept = data_directory
+    prepared = kept = directory
     if settings.data_cache_path is not None:
         kept = Path(settings.data_cache_path) / "texts"
-        where = kept / tokenizer.fingerprint()[:16]
+        prepared = kept / tokenizer.fingerprint()[:16]
 
     def prefix_of(source: DataSource) -> str:
         if not source.corpus:
             return source.name
         return prepare_named_text(
-            named[source.name], tokenizer, where, keep_text=kept if settings.lazy_loader else None
+            named[source.name],
+            tokenizer,
+            prepared,
+            keep_text=kept if settings.lazy_loader else None,
         )
 
     needed: tuple[Part, ...] = ("train", "valid") if plan.valid_samples > 0 else ("train",)
@@ -219,8 +245,9 @@ def open_corpus(
         for part, count in wanted.items()
         if count > 0 and part in parts
     }
-    sets = {id(one.indexed): one.indexed for found in parts.values() for one in found}
-    return Corpus(
+    sets = {id(source.indexed): source.indexed for opened in parts.values() for source in opened}
+    return RunDatasets(
+        tokenizer,
         _training(plan, parts["train"], common, saved),
         further.get("valid"),
         further.get("test"),
@@ -276,20 +303,20 @@ def _masks(
         why = f"the tokenizer `{tokenizer.name}` has no end-of-document token"
         raise ConfigError(what, why=why, hint="leave the flag out, or use another tokenizer")
     for blend in sources.blends():
-        for one in blend.sources:
-            if one.append_eod is False:
+        for source in blend.sources:
+            if source.append_eod is False:
                 raise ConfigError(
                     what,
-                    why=f"`{one.name}` was prepared without end-of-document tokens",
+                    why=f"`{source.name}` was prepared without end-of-document tokens",
                     hint="prepare it with `--append-eod`, or leave the flag out",
                 )
     return DocumentMasks(tokenizer.eod, **asked)
 
 
 def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -> int:
-    """Return how many samples the test at the end takes; say it where there will be none.
+    """Return the number of test samples; log a warning if a test was asked for and there is none.
 
-    The default split of the bundled text leaves a document or none: no test is made of that.
+    The bundled text has no test by default: its default split leaves one document at most.
     """
     settings = plan.config.data
     own = settings.test_data_path or settings.test_data or settings.test_weighted_split_paths
@@ -309,7 +336,7 @@ def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -
 
 
 def _title(sources: RunSources) -> str:
-    """Return what the training data is, in a few words."""
+    """Return a short description of the training data."""
     blend = sources.blends()[0]
     if len(blend.sources) > 1:
         kind = "texts" if blend.sources[0].corpus else "data sets"
@@ -325,6 +352,6 @@ def _made_with_another(prefix: str, made_with: TokenizerIdentity, asked: str) ->
     maker = f"another `{kind}`" if kind == asked else f"`{kind}`"
     return ConfigError(
         f"`{prefix}` was not prepared with this tokenizer",
-        why=f"its ids are those of {maker}",
+        why=f"its token ids come from {maker}",
         hint="leave `--tokenizer-type` out, or prepare the data set again",
     )

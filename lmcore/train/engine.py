@@ -1,4 +1,4 @@
-"""What takes the steps of a run: torch's own blocks, or another engine that is asked for."""
+"""Engines: a model on the processes of a run, and the function that takes its steps."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.graph_capture import require_graphs
 from lmcore.parallel.parallel_model import parallelize
+from lmcore.runtime.process.consistency import check_kernels
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.state import TrainState
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.step_record import PendingStep
 
-__all__ = ["Engine", "Step", "open_engine"]
+__all__ = ["Engine", "Step", "build_engine"]
 
 
 class Step(Protocol):
@@ -58,12 +59,17 @@ class Engine(Protocol):
 
 
 class NativeEngine:
-    """torch's own blocks; see `Engine`."""
+    """The engine of torch's own parallel modules; see `Engine`."""
 
     def __init__(
         self, plan: RunPlan, runtime: Runtime, profiler_range: ProfilerRange = no_range
     ) -> None:
-        """Build and place the model; all processes must call it.
+        """Build the model without initial weights; all processes must call it.
+
+        Args:
+            plan: The run.
+            runtime: Device, kernels and processes.
+            profiler_range: Names the parts of a step in a profile.
 
         Raises:
             DeviceError: `--step-graph` is set, and the device cannot capture graphs.
@@ -75,7 +81,7 @@ class NativeEngine:
             ModelShape.from_plan(plan),
             plan.layout,
             runtime,
-            seed=None if plan.config.checkpoint.load else plan.config.training.seed,
+            seed=None,
             compile_blocks=compiles_blocks(plan, device),
             masked=plan.config.data.reset_attention_mask,
         )
@@ -87,24 +93,29 @@ class NativeEngine:
         self.divided = plan.layout.divides_model or plan.layout.context > 1
 
     def begin(self) -> None:
-        """Do nothing: the model is where it trains."""
+        """Do nothing: the model is on its device."""
 
 
 @contextlib.contextmanager
-def open_engine(
+def build_engine(
     plan: RunPlan, runtime: Runtime, profiler_range: ProfilerRange = no_range
 ) -> Iterator[Engine]:
-    """Build the model of a run with the engine that it asks for; all processes must call it.
+    """Build the engine of a run, its weights not yet initialised; all processes must call it.
 
     Args:
         plan: The run.
-        runtime: This process.
-        profiler_range: Names the parts of a step for a profile.
+        runtime: Device, kernels and processes.
+        profiler_range: Names the parts of a step in a profile.
     """
-    if plan.config.parallel.engine == "native":
-        yield NativeEngine(plan, runtime, profiler_range)
-        return
-    from lmcore.train.deepspeed.engine import open_deepspeed_engine
+    with contextlib.ExitStack() as stack:
+        with runtime.ops.bind_all():
+            if plan.config.parallel.engine == "native":
+                engine: Engine = NativeEngine(plan, runtime, profiler_range)
+            else:
+                from lmcore.train.deepspeed.engine import open_deepspeed_engine
 
-    with open_deepspeed_engine(plan, runtime, profiler_range) as engine:
+                engine = stack.enter_context(open_deepspeed_engine(plan, runtime, profiler_range))
+        if runtime.processes is not None:
+            rendezvous = runtime.processes.rendezvous
+            check_kernels(rendezvous, runtime.ops, parts=plan.layout.pipeline > 1)
         yield engine

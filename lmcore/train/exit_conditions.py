@@ -1,7 +1,7 @@
-"""Why a run ends before its last step: a signal, a step, or the clock.
+"""Conditions for an exit before the last step: a signal, a step interval, or a time limit.
 
-The processes of a run end at the same step: each one's wishes (`requests`) are summed over all of
-them in every step, and what came out (`hear`) decides.
+All ranks exit after the same step: the requests of each rank (`requests`) are summed over all ranks
+in every step, and the sums (`set_requests`) decide.
 """
 
 from __future__ import annotations
@@ -14,25 +14,31 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from lmcore.config.section import TrainingSection
+    from lmcore.train.schedule import Due
 
 __all__ = ["ExitConditions"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SAME_SIGNAL_SECONDS = 0.05
-"""A launcher and a terminal may both pass on what the user sent once."""
+"""Time within which two signals are one: launcher and terminal may both forward it."""
 
 
 class ExitConditions:
-    """Asked after each step; a context manager that listens to SIGTERM and SIGINT meanwhile.
+    """Context manager that handles SIGTERM and SIGINT, and is queried after each step.
 
-    The first signal asks the run to save and end; a second one, some time later, is given to the
-    handler that was there before, so that an impatient user gets out.
+    The first signal requests the run to save and exit; a second signal, some time later, is passed
+    to the previous handler, so that the user can interrupt the run at once.
     """
 
     def __init__(
         self, training: TrainingSection, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begin to count the time."""
+        """Start the clock.
+
+        Args:
+            training: Exit interval and time limit.
+            clock: Returns the time in seconds.
+        """
         self.interval = training.exit_interval
         self.seconds = (
             training.exit_duration_in_mins * 60 if training.exit_duration_in_mins else None
@@ -45,7 +51,7 @@ class ExitConditions:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Listen to the signals."""
+        """Install the signal handlers."""
         for number in _SIGNALS:
             self._before[number] = signal.signal(number, self._hear)
         return self
@@ -56,7 +62,7 @@ class ExitConditions:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Put the handlers back that were there before."""
+        """Restore the previous signal handlers."""
         self._restore()
 
     def _restore(self) -> None:
@@ -73,17 +79,17 @@ class ExitConditions:
             signal.raise_signal(number)
 
     @property
-    def told_to_stop(self) -> bool:
-        """Whether a signal came to this process."""
+    def signalled(self) -> bool:
+        """True if this process has received a signal."""
         return self.received is not None
 
     @property
     def ending(self) -> bool:
-        """Whether a signal ends the run, as all processes agreed in the last step."""
+        """True if a signal ends the run, by the sums over all ranks of the last step."""
         return any((self._agreed or self.requests())[: len(_SIGNALS)])
 
     def requests(self) -> tuple[float, ...]:
-        """Return this process's wishes to end: for each signal, and for the clock."""
+        """Return this rank's requests to exit, 0 or 1: for each signal, and for the time limit."""
         told = [float(self.received == number) for number in _SIGNALS]
         late = self.seconds is not None and self.clock() - self.start >= self.seconds
         return (*told, float(late))
@@ -92,14 +98,23 @@ class ExitConditions:
         """Replace this process's requests by their sums over all ranks."""
         self._agreed = requests
 
-    def reason(self, iteration: int) -> str | None:
-        """Return why the run ends after step *iteration*, or None to go on."""
+    def reason(self, step: int, due: Due) -> str | None:
+        """Return the reason for the run to exit after *step*; None to continue.
+
+        After the last step a signal is the only reason.
+
+        Args:
+            step: Number of steps done.
+            due: Work that is due after the step.
+        """
+        if due.last and not self.ending:
+            return None
         *told, late = self._agreed or self.requests()
         for number, wanted in zip(_SIGNALS, told, strict=True):
             if wanted:
                 return f"received {number.name}"
-        if self.interval and iteration % self.interval == 0:
-            return f"step {iteration} is a multiple of --exit-interval {self.interval}"
+        if due.exit:
+            return f"step {step} is a multiple of --exit-interval {self.interval}"
         if late and self.seconds is not None:
             return f"{self.seconds / 60:g} minutes have passed (--exit-duration-in-mins)"
         return None

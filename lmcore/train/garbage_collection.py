@@ -1,8 +1,8 @@
-"""Python's garbage collector under control: it runs between steps, at the same one everywhere.
+"""Control of Python's garbage collector: it runs between steps, on all ranks after the same step.
 
-Of itself Python looks through all its objects every now and then, for a tenth of a second and more,
-in the middle of a step and in each process at another one; all others then wait in the next
-exchange.  A step leaves next to nothing for it to find.
+Left alone, Python traverses all its objects now and then, for a tenth of a second and more, in the
+middle of a step and on each rank in another step; the other ranks then wait in the next collective.
+A step leaves next to no garbage.
 """
 
 from __future__ import annotations
@@ -15,26 +15,29 @@ __all__ = ["GarbageCollection"]
 
 
 class GarbageCollection:
-    """A context manager; within it garbage is collected where `at` says so.
+    """Context manager in which garbage is collected at an interval of steps.
 
-    The first collection looks through everything, as Python does of itself; what stays then is not
-    looked through again, so that the later ones take milliseconds.
+    The first collection traverses all objects; the objects that remain are frozen, so that later
+    collections take milliseconds.
     """
 
     def __init__(self, *, manual: bool, interval: int) -> None:
         """Change nothing yet.
 
         Args:
-            manual: Whether to collect by hand; False leaves it to Python.
-            interval: Steps between two collections; 0: none.
+            manual: True to collect between steps; False to leave the collector to Python.
+            interval: Number of steps between two collections; 0 for no collection.
         """
         self._manual, self._interval = manual, interval
         self._enabled = self._began = self._frozen = False
 
     def at(self, done: int) -> None:
-        """Take over at the first call; collect where *done* steps are a multiple of the interval.
+        """Disable Python's collector at the first call; collect at multiples of the interval.
 
-        To be called between steps, not before the first one is done: it imports and compiles much.
+        To be called between steps, first after the first step, which imports and compiles much.
+
+        Args:
+            done: Number of steps done.
         """
         if not self._manual:
             return
@@ -57,7 +60,7 @@ class GarbageCollection:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave it to Python again."""
+        """Enable Python's collector again."""
         if self._frozen:
             gc.unfreeze()
         if self._enabled:

@@ -1,8 +1,10 @@
-"""The estimate of the curvature that Sophia divides by, taken before some of the steps.
+"""Estimate of the Hessian diagonal for Sophia, updated before some of the steps.
 
-Gauss-Newton-Bartlett: labels are sampled from the model's own predictions on the step's first
-micro-batch; the squared gradient of the mean loss against them, times the number of tokens, has
-the Gauss-Newton matrix's diagonal as its expectation (Liu et al., 2024, algorithm 2).
+Gauss-Newton-Bartlett estimator: labels are sampled from the model's own predictions on the step's
+first micro-batch; the squared gradient of the mean loss against them, times the number of tokens,
+has the diagonal of the Gauss-Newton matrix as its expectation.
+
+Source: Liu et al., 2024, algorithm 2.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ __all__ = ["estimate_hessian", "hessian_is_due"]
 
 
 def hessian_is_due(state: TrainState) -> bool:
-    """Return whether the optimizer wants an estimate before the next step."""
+    """Return True if the optimizer needs an estimate before the next step."""
     interval = state.optimizer.hessian_interval
     return interval is not None and (state.iteration - state.skipped_iterations) % interval == 0
 
@@ -36,12 +38,12 @@ def estimate_hessian(
     norm: Callable[[list[Tensor]], Tensor],
     runtime: Runtime,
 ) -> None:
-    """Give the optimizer an estimate; all processes must call it.
+    """Update the optimizer's Hessian estimate; all processes must call it.
 
-    Where gradients overflow, as in fp16 they may, the curvature stays as it was.
+    If the gradients overflow, as they may in fp16, the estimate stays as it is.
 
     Args:
-        state: Its gradients are spent.
+        state: State of the run; its gradients are overwritten.
         arguments: Arguments of `Model.loss`, of one micro-batch; the loss is its mean times
             `state.loss_scale`.
         context: The precision's, in which a forward pass runs.

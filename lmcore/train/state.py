@@ -1,4 +1,4 @@
-"""`TrainState`: all that a run changes as it goes, and its form in a checkpoint."""
+"""`TrainState`: everything that training changes, and its form in a checkpoint."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _COUNTERS = (
 _STREAM = "rng.stream."
 _ALONE = ParallelLayout()
 _SEED_OF_PROCESS = 1_000_003
-"""From one process's seed to the next one's."""
+"""Difference between the seeds of consecutive ranks."""
 _SEED_OF_STEP = 2_654_435_761
-"""From one step's seed to the next one's; generators may use the lowest 32 bits alone."""
+"""Difference between the seeds of consecutive steps; generators may use 32 bits only."""
 _SEED_OF_PARTS = 2718
-"""To the seed of the stream that a part of a layer draws from."""
+"""Offset of the seed of the tensor-parallel random stream."""
 
 
 @dataclass
@@ -57,11 +57,12 @@ class TrainState:
     """Weights, optimizer, schedule, loss scale and counters of a run.
 
     Attributes:
-        iteration: Steps done, those that were skipped included.
-        consumed_samples: Samples seen in training.
-        consumed_tokens: Tokens seen in training.
-        scheduled_samples: Samples of the steps that updated: where the learning rate stands.
-        skipped_iterations: Steps that overflowed and updated nothing.
+        iteration: Number of steps done, including skipped steps.
+        consumed_samples: Number of samples seen in training, over all ranks.
+        consumed_tokens: Number of tokens seen in training, over all ranks.
+        scheduled_samples: Number of samples in steps that were not skipped: the position in the
+            learning-rate schedule.
+        skipped_iterations: Number of steps that overflowed and updated nothing.
     """
 
     parallel: ParallelModel
@@ -76,7 +77,7 @@ class TrainState:
 
     @classmethod
     def create(cls, parallel: ParallelModel, plan: RunPlan, runtime: Runtime) -> TrainState:
-        """Return the state of a run that has not begun."""
+        """Return the state of a run before its first step."""
         where = OpContext(runtime.device.type, runtime.precision.keep)
         optimizer = create_optimizer(
             plan.config.optimizer,
@@ -94,10 +95,10 @@ class TrainState:
 
     @contextlib.contextmanager
     def weights_for_use(self) -> Iterator[None]:
-        """Have the model hold the weights to use within the context: to validate, sample or save.
+        """Put the weights for use into the model within the context: to validate, sample or save.
 
-        They are those in training for most optimizers.  What is loaded within the context is what
-        training goes on with after it.
+        For most optimizers they are the weights in training.  Training continues with weights that
+        are loaded within the context.
         """
         self.optimizer.eval_mode()
         self.parallel.reshard()
@@ -119,10 +120,10 @@ class TrainState:
         return found
 
     def layouts(self, tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:
-        """Return which part of the whole each of `tensors` is, by the same names.
+        """Return the layout of each of *tensors* within its whole tensor, by the same names.
 
-        What an optimizer keeps of a parameter's shape is divided as the parameter is; numbers, and
-        what it keeps of a parameter that is not divided, are whole.
+        Optimizer state of a parameter's shape is divided as the parameter is; scalars, and the
+        state of parameters that are not divided, are whole.
         """
         of_parameters = self.parallel.layouts
         shapes = {name: tuple(one.shape) for name, one in self.parallel.named_parameters()}
@@ -144,16 +145,13 @@ class TrainState:
         return {name: getattr(self, name) for name in _COUNTERS}
 
     def set_counters(self, counters: Mapping[str, Any]) -> None:
-        """Go on from what `counters` returned.
-
-        One that is not there is what it would be in a run that skipped no step.
-        """
+        """Set the counters; missing ones are set as in a run without skipped steps."""
         plain = {"scheduled_samples": counters["consumed_samples"], "skipped_iterations": 0}
         for name in _COUNTERS:
             setattr(self, name, int(counters[name] if name in counters else plain[name]))
 
     def schedule_settings(self) -> dict[str, Any]:
-        """Return the schedule's numbers, which a resumed run must share."""
+        """Return the fields of the learning-rate schedule, which a resumed run must share."""
         return asdict(self.schedule)
 
 
@@ -167,23 +165,23 @@ def random_states(runtime: Runtime) -> dict[str, Tensor]:
 
 
 def random_state_name(name: str, rank: int) -> str:
-    """Return the checkpoint name of a process's random state; rank 0 has the plain one.
+    """Return the checkpoint name of a random state; names of rank 0 have no prefix.
 
     Args:
-        name: As in `random_states`.
-        rank: The process.
+        name: Name of the state in `random_states`.
+        rank: Rank that the state belongs to.
     """
     return name if rank == 0 else f"rng.rank{rank}.{name.removeprefix('rng.')}"
 
 
 def named_random_states(runtime: Runtime) -> dict[str, Tensor]:
-    """Return copies of this process's random states by their names in a checkpoint."""
+    """Return copies of this rank's random states by checkpoint name."""
     states, rank = random_states(runtime), runtime.rank.rank
     return {random_state_name(name, rank): state for name, state in states.items()}
 
 
 def set_random_states(states: dict[str, Tensor], runtime: Runtime) -> None:
-    """Put back what `random_states` returned."""
+    """Set the random states that `random_states` returned."""
     torch.set_rng_state(states["rng.host"])
     runtime.device.set_rng_state(states["rng.device"])
     runtime.rng.set_states(
@@ -198,17 +196,17 @@ def set_random_states(states: dict[str, Tensor], runtime: Runtime) -> None:
 def seed_everything(
     seed: int, runtime: Runtime, layout: ParallelLayout = _ALONE, *, step: int = 0
 ) -> None:
-    """Seed the host's and the device's generator, and the stream of a divided layer's parts.
+    """Seed the generators of host and device, and the tensor-parallel random stream.
 
-    Processes that hold the same activations draw the same numbers: those of one tensor-parallel
-    group, unless they divide the sequence.  All others differ.  What parts of a layer draw for
-    themselves comes from a stream, seeded as Megatron does with seed + 2718 + tensor rank.
+    Ranks with the same activations draw the same numbers: the ranks of a tensor-parallel group,
+    unless they divide the sequence.  All other ranks draw different numbers.  Numbers for the parts
+    of a divided layer come from a stream, seeded as in Megatron with seed + 2718 + tensor rank.
 
     Args:
-        seed: The run's.
-        runtime: This process.
-        layout: How the processes of the run divide the model and the samples.
-        step: Steps done, where a run goes on with numbers drawn anew.
+        seed: Seed of the run.
+        runtime: Rank, device and random streams.
+        layout: Parallel layout of the run.
+        step: Number of steps done, in a run that resumes with new random numbers.
     """
     place, tensor = divmod(runtime.rank.rank, layout.tensor)
     apart = layout.sequence or layout.tensor == 1

@@ -1,4 +1,4 @@
-"""Validation: the mean loss over samples that training never sees."""
+"""Validation: the mean loss over samples that are not in the training set."""
 
 from __future__ import annotations
 
@@ -20,15 +20,23 @@ if TYPE_CHECKING:
     from lmcore.data.loading.loader import SampleSource
     from lmcore.parallel.parallel_model import ParallelModel
     from lmcore.runtime.runtime import Runtime
+    from lmcore.train.datasets import RunDatasets
+    from lmcore.train.exit_conditions import ExitConditions
+    from lmcore.train.state import TrainState
 
-__all__ = ["Validation", "perplexity", "validate"]
+__all__ = ["Evaluator", "Validation", "perplexity", "validate"]
 
 _LARGEST_EXPONENT = 20.0
 
 
 @dataclass(frozen=True)
 class Validation:
-    """A mean loss over a number of samples."""
+    """The result of a validation.
+
+    Attributes:
+        loss: Mean loss in nats.
+        samples: Number of samples, over all ranks.
+    """
 
     loss: float
     samples: int
@@ -40,8 +48,60 @@ class Validation:
 
 
 def perplexity(loss: float) -> float:
-    """Return exp(min(20, loss)), as the family reports it."""
+    """Return exp(min(20, loss)), as Megatron reports it."""
     return math.exp(min(_LARGEST_EXPONENT, loss))
+
+
+class Evaluator:
+    """Evaluation of the weights in training on the validation and test samples of a run."""
+
+    def __init__(
+        self,
+        state: TrainState,
+        datasets: RunDatasets,
+        plan: RunPlan,
+        runtime: Runtime,
+        exits: ExitConditions,
+    ) -> None:
+        """Evaluate nothing yet.
+
+        Args:
+            state: State of the run, with the model.
+            datasets: Validation and test samples.
+            plan: The run.
+            runtime: Device and processes.
+            exits: A signal ends an evaluation.
+        """
+        self._state, self._datasets, self._plan = state, datasets, plan
+        self._runtime, self._exits = runtime, exits
+
+    def validate(self, step: int) -> Validation | None:
+        """Return the loss of the validation samples for *step*; None after a signal.
+
+        Each validation of a run continues after the samples of the previous validation.
+        """
+        training = self._plan.config.training
+        number = -(-step // training.eval_interval) - 1
+        count = training.eval_iters * self._plan.global_batch_size
+        return self._evaluate(self._datasets.valid, number * count)
+
+    def test(self) -> Validation | None:
+        """Return the loss of the test samples; None without test samples and after a signal."""
+        return self._evaluate(self._datasets.test, 0)
+
+    def _evaluate(self, samples: SampleSource | None, first_sample: int) -> Validation | None:
+        if samples is None:
+            return None
+        with self._state.weights_for_use():
+            return validate(
+                self._state.parallel,
+                samples,
+                self._plan,
+                self._runtime,
+                masks=self._datasets.masks,
+                first_sample=first_sample,
+                stop=lambda: self._exits.signalled,
+            )
 
 
 @torch.no_grad()
@@ -55,19 +115,19 @@ def validate(
     masks: DocumentMasks | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Validation | None:
-    """Return the mean loss over `eval_iters` global batches, or None if *stop* says so.
+    """Return the mean loss over `eval_iters` global batches, or None if *stop* returned True.
 
-    All processes must call it; where *stop* says so in one of them all of them end.  The random
-    numbers of training are afterwards what they were before.
+    All processes must call it; if *stop* returns True on one rank, all ranks stop.  The random
+    state of training is restored afterwards.
 
     Args:
-        parallel: In training mode before and after.
+        parallel: The model, in training mode before and after.
         dataset: Validation samples.
-        plan: Gives batch size and `eval_iters`.
-        runtime: Where to compute.
+        plan: The run, for batch size and `eval_iters`.
+        runtime: Device and processes.
         first_sample: Position in *dataset* of the first sample.
-        masks: What ends with a document inside a sample; None: nothing.
-        stop: Asked before each batch; a run that was told to exit validates no further.
+        masks: Document-boundary masks; None if samples ignore document boundaries.
+        stop: Called before each batch; returns True to stop the validation.
 
     Raises:
         NonFiniteError: The loss of a batch is NaN or infinite.
@@ -106,11 +166,11 @@ def validate(
 def _losses(
     parallel: ParallelModel, batches: BatchLoader, runtime: Runtime, stop: Callable[[], bool]
 ) -> tuple[list[float], bool]:
-    """Return this process's losses, and whether all ended before the last batch."""
+    """Return the losses of this rank, and True if all ranks stopped before the last batch."""
     losses: list[float] = []
     for batch in batches:
-        # All are asked before each batch: those that divide a model compute it together, and
-        # would wait for one that has left.
+        # All ranks decide together before each batch: ranks that share a model would otherwise
+        # wait for a rank that has stopped.
         bad = bool(losses) and not math.isfinite(losses[-1])
         if all_reduce_scalars(runtime, float(bad or stop())) != [0.0]:
             return losses, True
@@ -121,7 +181,13 @@ def _losses(
 
 
 def _non_finite(losses: list[float], first: int, each: int) -> NonFiniteError:
-    """Describe it by this process's *losses*, from sample *first* on, *each* samples apart."""
+    """Return the error, with the sample at fault if it is this rank's.
+
+    Args:
+        losses: Losses of this rank.
+        first: Position of the first sample.
+        each: Number of samples between two losses.
+    """
     why = "the last steps moved the weights too far; they are not saved"
     if not losses or math.isfinite(losses[-1]):
         return NonFiniteError("the validation loss of another process is not finite", why=why)

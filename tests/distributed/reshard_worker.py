@@ -36,7 +36,7 @@ from lmcore.plugin.selection import HANDED_DOWN
 from lmcore.runtime.launch.rank import rank_info
 from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
-from lmcore.train.engine import open_engine
+from lmcore.train.engine import build_engine
 from lmcore.train.resume.restore import restore
 from lmcore.train.resume.resume_point import find_resume_point
 from lmcore.train.resume.saver import Saver
@@ -122,7 +122,7 @@ def run(order: dict[str, Any], plan: RunPlan, runtime: Runtime) -> dict[str, Any
     planner = WritePlanner(runtime.processes.rendezvous if runtime.processes else None)
     # An earlier order may have written the checkpoint.
     plan = dataclasses.replace(plan, resume=find_resume_point(plan.config.checkpoint))
-    with runtime.ops.bind_all(), open_engine(plan, runtime) as engine:
+    with build_engine(plan, runtime) as engine:
         state = engine.state
         loaded = restore(state, plan, runtime, order="the order", planner=planner)
         engine.begin()

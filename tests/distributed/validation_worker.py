@@ -27,7 +27,7 @@ from lmcore.runtime.launch.worker_protocol import end_with_launcher
 from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.diagnose.non_finite import NonFiniteError
-from lmcore.train.engine import open_engine
+from lmcore.train.engine import build_engine
 from lmcore.train.state import seed_everything
 from lmcore.train.validation import validate
 
@@ -36,8 +36,9 @@ def run(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
     """Validate three times."""
     seed_everything(plan.config.training.seed, runtime, plan.layout)
     samples = Samples(64, plan.config.model.seq_length)
-    with runtime.ops.bind_all(), open_engine(plan, runtime) as engine:
+    with build_engine(plan, runtime) as engine:
         parallel = engine.state.parallel
+        parallel.initialize(plan.config.training.seed)
         whole = validate(parallel, samples, plan, runtime, first_sample=0)
         assert whole is not None
         asked = itertools.count()

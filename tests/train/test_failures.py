@@ -37,13 +37,13 @@ def test_diverged(train: Any) -> None:
 
 _SLOW_IMPORT = """
 import sys, threading, time
-import lmcore.train.run
+import lmcore.train.resume.saver
 ended = threading.Event()
 def warm_up():
     ended.wait()
     time.sleep(0.3)
     print("imported", file=sys.stderr)
-lmcore.train.run.warm_up = warm_up
+lmcore.train.resume.saver.warm_up = warm_up
 from lmcore.cli.main import main
 status = main(sys.argv[1:])
 ended.set()
@@ -167,7 +167,7 @@ def test_sampling_interrupted(train: Any, monkeypatch: pytest.MonkeyPatch) -> No
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lmcore.train.run.take_sample", interrupted)
+    monkeypatch.setattr("lmcore.train.report.run_report.take_sample", interrupted)
     run = train("run", "--train-iters 3 --sample-tokens 5")
     assert run.status == 130
     assert run.summary["status"] == "completed"

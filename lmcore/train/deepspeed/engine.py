@@ -1,8 +1,10 @@
 """`--engine deepspeed`: the step of a run taken by DeepSpeed, which shards by ZeRO.
 
-Loss, optimizer, learning rate and loss scale are lmcore's own, as are the checkpoints: a run may
-go on with the other engine.  DeepSpeed exchanges gradients and weights, keeps the shards, clips,
-and moves state to the host where that is asked for (Rajbhandari et al., 2020; Ren et al., 2021).
+Loss, optimizer, learning rate, loss scale and checkpoints are lmcore's own: a run may resume with
+the other engine.  DeepSpeed reduces gradients, gathers weights, keeps the shards, clips, and
+offloads state to the host with `--cpu-offload`.
+
+Source: Rajbhandari et al., 2020; Ren et al., 2021.
 """
 
 from __future__ import annotations
@@ -61,14 +63,14 @@ def open_deepspeed_engine(
 
     Args:
         plan: The run.
-        runtime: This process.
-        profiler_range: Names the parts of a step for a profile.
+        runtime: Device, kernels and processes.
+        profiler_range: Names the parts of a step in a profile.
 
     Raises:
         ConfigError: The file of `--deepspeed-config` cannot be read, or DeepSpeed refuses it.
         DeviceError: DeepSpeed cannot be imported or connected.
-        MissingPackageError: It is not installed.
-        RunError: The processes read different files.
+        MissingPackageError: DeepSpeed is not installed.
+        RunError: The ranks read different files.
     """
     path = plan.config.parallel.deepspeed_config
     precision = runtime.precision
@@ -94,12 +96,12 @@ def open_deepspeed_engine(
 
 
 class DeepSpeedEngine:
-    """The step of a run; `begin` comes between loading and the first step.
+    """The engine of DeepSpeed; `begin` comes between loading and the first step.
 
     Attributes:
         parallel: The model on the processes of the run.
-        state: All that the run changes.
-        divided: Whether a process alone cannot use the model.
+        state: State of the run.
+        divided: True if each process holds a part of the model only.
         records: DeepSpeed's version and configuration, for the run directory.
     """
 
@@ -111,14 +113,14 @@ class DeepSpeedEngine:
         config: dict[str, Any],
         profiler_range: ProfilerRange = no_range,
     ) -> None:
-        """Build the model on the host, where it can be loaded.
+        """Build the model on the host, to be initialised or loaded there.
 
         Args:
             plan: The run.
-            runtime: This process.
-            package: DeepSpeed.
-            config: What it gets.
-            profiler_range: Names the parts of a step.
+            runtime: Device, kernels and processes.
+            package: The package `deepspeed`.
+            config: Configuration of DeepSpeed.
+            profiler_range: Names the parts of a step in a profile.
         """
         self.profiler_range = profiler_range
         self.plan, self.runtime, self.package, self.config = plan, runtime, package, config
@@ -145,7 +147,7 @@ class DeepSpeedEngine:
         )
 
     def begin(self) -> None:
-        """Hand the model to DeepSpeed with what it holds now; all processes must call it.
+        """Pass the model with its present weights to DeepSpeed; all processes must call it.
 
         Raises:
             ConfigError: DeepSpeed refuses its configuration.
@@ -153,14 +155,14 @@ class DeepSpeedEngine:
         root, asked = self.parallel.root, self.plan.config.optimizer
         parameters = dict(self.parallel.model.named_parameters())
         exact = {name: one.detach() for name, one in parameters.items()} if self._half else {}
-        # Before weights are sharded: their shapes say which have weight decay.
+        # Before weights are sharded: weight decay depends on their shapes.
         self._update = FlatUpdate(asked, parameters.items(), self._bind)
         if self.stage == 3:
             self._shard(root)
         self._engine = initialize(self.package, root, self._update, self.config, self.runtime)
         shards = Shards(self.package, self._engine, parameters, self._update)
         for name, weight in exact.items():
-            shards.set_weight(name, weight)  # of its own DeepSpeed would begin with rounded ones
+            shards.set_weight(name, weight)  # DeepSpeed's own copies are rounded
         for kind in self._kinds if self._loaded else []:
             for name in parameters:
                 shards.set_state(name, kind, self._loaded.pop(_state_name(name, kind)))
@@ -171,12 +173,12 @@ class DeepSpeedEngine:
         )
 
     def _shard(self, root: nn.Module) -> None:
-        """Move weights from the host to the device one by one, each process its part."""
+        """Move the weights from the host to the device one by one, to each rank its shard."""
         if self._half is not None:
             for one in root.parameters():
                 one.data = one.data.to(self._half)
         self.package.zero.Init(module=root, config_dict_or_path=self.config, dtype=self._half)
-        # The head's weight is the embedding's or its like, and is used outside of that module.
+        # The weight of the head may be the embedding's, and is used outside of that module.
         head = self.parallel.model.head_weight
         self.package.zero.register_external_parameter(root, head)
 
@@ -215,7 +217,7 @@ class DeepSpeedEngine:
         return PendingStep.of(record.complete(loss, None if skipped else norm, tuple(summed)))
 
     def _run(self, batches: Iterator[Batch], samples: int, scale: float) -> Iterator[float]:
-        """Run forward and backward of each micro-batch, and yield its share of the loss."""
+        """Run forward and backward of each micro-batch, and yield its share of the mean loss."""
         engine, count = self._engine, samples // self.samples_at_once
         engine.set_train_batch_size(samples)
         if hasattr(engine.optimizer, "gradient_accumulation_steps"):
@@ -229,15 +231,15 @@ class DeepSpeedEngine:
                 arguments, options = loss_arguments(next(batches), self.device, share=1.0 / count)
             with self.profiler_range("forward"), self.context():
                 loss = engine(*arguments, **options)
-            # Not the output itself: where DeepSpeed has no scale to multiply it by, it would divide
-            # the gradient by the number of micro-batches, which the loss has been already.
+            # Not the output itself: without a loss scale, DeepSpeed would divide its gradient by
+            # the number of micro-batches, as the loss already is.
             with self.profiler_range("backward"):
                 engine.backward(loss * 1.0, scale_wrt_gas=False)
             losses.append(loss.detach())
         yield from (float(one) for one in losses)
 
     def _step(self, rate: float) -> float:
-        """Let DeepSpeed clip and update; return the gradient norm, infinite where it did not."""
+        """Clip and update; return the gradient norm, infinite if DeepSpeed skipped the update."""
         assert self._update is not None, "the engine has begun"
         for group in self._update.param_groups:
             group["lr"] = rate
@@ -247,8 +249,11 @@ class DeepSpeedEngine:
     def tensors(self, *, optimizer: bool) -> dict[str, Tensor]:
         """Return weights and, if wanted, optimizer state; all processes must call it.
 
-        Before `begin`: the tensors themselves, to be loaded, on the host.  After it: copies, each
-        whole and on the host of one process.
+        Before `begin` they are the live tensors on the host, to be loaded; afterwards whole copies,
+        each on the host of one rank.
+
+        Args:
+            optimizer: True to include the optimizer state.
 
         Raises:
             NonFiniteError: A weight is NaN or infinite.
@@ -282,13 +287,13 @@ class DeepSpeedEngine:
         return found
 
     def close(self) -> None:
-        """Let go of DeepSpeed's engine."""
+        """Destroy DeepSpeed's engine."""
         if self._engine is not None:
             self._engine.destroy()
             self._engine = self._shards = None
 
     def _empty_state(self) -> dict[str, Tensor]:
-        """Return the optimizer's state on the host, to be loaded."""
+        """Return zeros for the optimizer's state on the host, to be loaded."""
         return {
             _state_name(name, kind): torch.zeros(
                 one.shape if kind.shaped else (), dtype=kind.dtype, device="cpu"
@@ -306,23 +311,22 @@ class DeepSpeedEngine:
 
 
 class DeepSpeedModel:
-    """The model, with what loop, validation and sample want of a `ParallelModel`.
+    """The model of the DeepSpeed engine, with the interface of `ParallelModel`.
 
     Attributes:
-        root: The module that DeepSpeed gets.
-        mesh: The run's processes, which all see different samples.
-        shape: Of the model.
+        root: Module that is passed to DeepSpeed.
+        mesh: Mesh of the run; all ranks are data-parallel.
+        shape: Shape of the model.
     """
 
     def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
-        """Build it on the host, its weights drawn unless they are to be loaded."""
+        """Build the model on the host, its weights not yet initialised."""
         self.shape = ModelShape.from_plan(plan)
         self.mesh = ParallelMesh.of(plan.layout, runtime)
-        load = plan.config.checkpoint.load
         model = build_model(
             self.shape,
             runtime,
-            seed=None if load else plan.config.training.seed,
+            seed=None,
             compile_blocks=compiles_blocks(plan, runtime.device),
             masked=plan.config.data.reset_attention_mask,
             device=torch.device("cpu"),
@@ -330,15 +334,15 @@ class DeepSpeedModel:
         self.root, self.model = LossModule(model), model
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the parameters as the process holds them now."""
+        """Return the parameters by name, as this rank holds them now."""
         return list(self.model.named_parameters())
 
     def initialize(self, seed: int) -> None:
-        """Give every weight its initial value; before the engine begins."""
+        """Set every weight to its initial value; to be called before `DeepSpeedEngine.begin`."""
         self.model.initialize(seed)
 
     def reshard(self) -> None:
-        """Do nothing: what DeepSpeed gathers it gathers anew."""
+        """Do nothing: DeepSpeed gathers weights for each pass."""
 
     def loss(self, *arguments: Tensor, **options: Tensor) -> Tensor:
         """Return `Model.loss`."""
@@ -346,23 +350,23 @@ class DeepSpeedModel:
         return found
 
     def total_loss(self, total: float) -> float:
-        """Return the loss of all processes from the sum of theirs."""
+        """Return the mean loss over all ranks from the sum of their losses."""
         return total / self.mesh.layout.world_size
 
 
 @dataclass
 class DeepSpeedState(TrainState):
-    """The state of a run whose tensors DeepSpeed keeps.
+    """The state of a run whose tensors are sharded by DeepSpeed.
 
     Attributes:
-        engine: Gathers them.
+        engine: Engine that gathers the tensors.
     """
 
     engine: DeepSpeedEngine = field(kw_only=True)
 
     @contextlib.contextmanager
     def weights_for_use(self) -> Iterator[None]:
-        """Do nothing: the weights in training are those to use."""
+        """Do nothing: the weights in training are the weights to use."""
         yield
 
     def tensors(self, *, optimizer: bool = True) -> dict[str, Tensor]:
@@ -370,12 +374,12 @@ class DeepSpeedState(TrainState):
         return self.engine.tensors(optimizer=optimizer)
 
     def layouts(self, tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:  # noqa: ARG002
-        """Return nothing: those that are not named are whole."""
+        """Return nothing: all tensors are whole."""
         return {}
 
 
 class _ShardedOptimizer(Optimizer):
-    """Stands for the optimizer that DeepSpeed calls."""
+    """A placeholder: the optimizer of the run is called by DeepSpeed."""
 
     def step(self, lr: float) -> None:
         raise AssertionError(f"DeepSpeed takes the step, at rate {lr}")

@@ -1,7 +1,7 @@
-"""The update that DeepSpeed calls: an optimizer of lmcore's on each flat row of weights.
+"""The optimizer that DeepSpeed calls: one of lmcore's optimizers on each flat row of weights.
 
-DeepSpeed flattens weights and gives every process a part of the row; an elementwise optimizer
-updates a part as it would within the whole.  So both engines compute the same, and their
+DeepSpeed flattens weights into rows and gives every rank a part of each row; an elementwise
+optimizer updates a part as it would the whole.  So both engines compute the same, and their
 checkpoints hold the same state.
 """
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 __all__ = ["Bind", "FlatUpdate", "StateKind", "state_kinds"]
 
 Bind = Callable[[str], Callable[..., None]]
-"""Returns the kernel of an op by the op's name, for where the rows are."""
+"""A function that returns the kernel of an op by name, for the device of the rows."""
 
 _ROW = ".row"
 
 
 @dataclass(frozen=True)
 class StateKind:
-    """Something that an optimizer keeps for every parameter.
+    """A kind of state that an optimizer keeps for every parameter.
 
     Attributes:
-        name: Such as "exp_avg".
-        dtype: Of the tensor.
-        shaped: Whether it has the parameter's shape; else it is one number.
+        name: Name such as "exp_avg".
+        dtype: Dtype of the state.
+        shaped: True if the state has the parameter's shape; False if it is a scalar.
     """
 
     name: str
@@ -45,13 +45,13 @@ class StateKind:
 
 
 def state_kinds(settings: OptimizerSection, bind: Bind) -> list[StateKind]:
-    """Return what the run's optimizer keeps for every parameter."""
+    """Return the kinds of state of the run's optimizer."""
     row = _Row(settings, torch.zeros(2, device="cpu"), bind)
     return [StateKind(name, one.dtype, one.ndim > 0) for name, one in row.state.items()]
 
 
 class FlatUpdate(torch.optim.Optimizer):
-    """The optimizer by torch's interface; the learning rate is that of its groups."""
+    """The optimizer with torch's interface; its groups have the learning rate."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class FlatUpdate(torch.optim.Optimizer):
         named_parameters: Iterable[tuple[str, nn.Parameter]],
         bind: Bind,
     ) -> None:
-        """Keep what to train.
+        """Group the parameters by weight decay.
 
         Args:
-            settings: The run's optimizer, one that is elementwise.
-            named_parameters: Parameters of the model; DeepSpeed puts its rows in their place.
+            settings: Settings of the run's optimizer, which must be elementwise.
+            named_parameters: Parameters of the model, which DeepSpeed replaces by its rows.
             bind: See `Bind`.
         """
         self._settings, self._bind = settings, bind
@@ -75,10 +75,10 @@ class FlatUpdate(torch.optim.Optimizer):
         )
 
     def create_state(self, rows: Iterable[tuple[Tensor, int]]) -> None:
-        """Create the state of every row, at zero, where DeepSpeed looks for it.
+        """Create the state of every row, filled with zeros, in `state`, where DeepSpeed reads it.
 
         Args:
-            rows: This process's parts, each with the number of its group.
+            rows: Parts of this rank, each with the index of its group.
         """
         for row, group in rows:
             self._row(row, self.param_groups[group]["decay"])
@@ -93,12 +93,12 @@ class FlatUpdate(torch.optim.Optimizer):
                     self._row(row, group["decay"]).step(row.grad, group["lr"])
 
     def set_numbers(self, name: str, value: Tensor) -> None:
-        """Set what is kept as one number, the same for all rows."""
+        """Set a scalar state, equal in all rows."""
         for row in self._rows.values():
             row.state[name].copy_(value)
 
     def number(self, name: str) -> Tensor:
-        """Return what is kept as one number."""
+        """Return a scalar state."""
         return next(iter(self._rows.values())).state[name]
 
     def _row(self, row: Tensor, decay: float) -> _Row:
@@ -110,10 +110,10 @@ class FlatUpdate(torch.optim.Optimizer):
 
 
 class _Row:
-    """One row and its optimizer, which sees it as a matrix: matrices are what has decay.
+    """One row and its optimizer, which sees the row as a matrix, since only matrices decay.
 
     Attributes:
-        state: By kind, of the row's shape or one number; live.
+        state: Live state by kind, of the row's shape or scalar.
     """
 
     def __init__(self, settings: OptimizerSection, row: Tensor, bind: Bind) -> None:

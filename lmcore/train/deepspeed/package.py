@@ -1,7 +1,7 @@
-"""DeepSpeed as a package: imported for the run's device, connected, quiet, and cleared away.
+"""The package DeepSpeed: imported for the run's device, connected, silenced, and cleaned up.
 
-It is imported here and nowhere else, when a run asks for it.  Nothing is compiled at the start of
-a run: of DeepSpeed's own native ops only those that were built with it are used.
+DeepSpeed is imported here only, with `--engine deepspeed`.  Nothing is compiled at the start of a
+run: native ops of DeepSpeed are used only if they were built with the package.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 INSTALL = "pip install deepspeed"
 
 _SAID_HERE = ("untested optimizer", "OVERFLOW", "Setting accelerator to")
-"""Parts of DeepSpeed's warnings about what lmcore knows or tells itself."""
+"""Substrings of DeepSpeed's warnings that repeat lmcore's own messages."""
 
 _RENAMED_IN_TORCH = r"`torch\.distributed\.\w+` is deprecated"
 
@@ -40,9 +40,9 @@ def open_deepspeed(runtime: Runtime) -> Iterator[Any]:
     """Import DeepSpeed for the run's device and return the package; all processes must call it.
 
     Raises:
-        ConfigError: It does not know the device.
-        DeviceError: It cannot be imported, or a process alone cannot be connected to itself.
-        MissingPackageError: It is not installed.
+        ConfigError: DeepSpeed was set up for another device.
+        DeviceError: DeepSpeed cannot be imported, or its backend cannot be started.
+        MissingPackageError: DeepSpeed is not installed.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_environment(runtime))
@@ -52,7 +52,7 @@ def open_deepspeed(runtime: Runtime) -> Iterator[Any]:
             raise ConfigError(
                 f"DeepSpeed was set up for the device `{known}`, and the run is on "
                 f"`{runtime.device.type}`",
-                why="it keeps one kind of device for the whole process",
+                why="a process can use one device type with DeepSpeed",
                 hint="unset DS_ACCELERATOR, or use `--engine native`",
             )
         _without_builds(package)
@@ -63,8 +63,8 @@ def open_deepspeed(runtime: Runtime) -> Iterator[Any]:
         try:
             yield package
         finally:
-            # It keeps groups of processes in its modules: those of a run that is over.
-            package.utils.groups._WORLD_GROUP = None  # noqa: SLF001 - it has no way to forget them
+            # DeepSpeed keeps the process groups of the finished run in module variables.
+            package.utils.groups._WORLD_GROUP = None  # noqa: SLF001 - there is no public way
             package.comm.comm.cdb = None
 
 
@@ -89,7 +89,7 @@ def initialize(
             raise ConfigError(
                 "DeepSpeed refuses its configuration",
                 why=_reason(cause),
-                hint="mend the file of `--deepspeed-config`, or leave the value out",
+                hint="fix the file of `--deepspeed-config`, or leave the value out",
             ) from cause
     if runtime.processes is not None:
         _pass_timeout(package, runtime.processes.timeout)
@@ -98,7 +98,7 @@ def initialize(
 
 @contextlib.contextmanager
 def _no_prints() -> Iterator[None]:
-    """Log what is printed on standard output, which is for the results of a command."""
+    """Log text that is printed to stdout, which is for the results of a command."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -110,7 +110,7 @@ def _no_prints() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _precision_proved(package: Any) -> Iterator[None]:
-    """Have DeepSpeed not judge the device: the run's precision policy has proved what it can."""
+    """Disable DeepSpeed's checks of dtypes: the run's precision policy has verified the device."""
     accelerator = package.accelerator.get_accelerator()
     accelerator.is_fp16_supported = accelerator.is_bf16_supported = lambda: True
     try:
@@ -120,7 +120,7 @@ def _precision_proved(package: Any) -> Iterator[None]:
 
 
 def _reason(cause: Exception) -> str:
-    """Return what is wrong, of a report of pydantic's without its links."""
+    """Return the text of an error; of a pydantic report without its links."""
     errors = getattr(cause, "errors", None)
     if errors is None:
         return str(cause).strip() or type(cause).__name__
@@ -152,13 +152,13 @@ def _broken(cause: Exception) -> DeviceError:
     return DeviceError(
         "DeepSpeed cannot be imported",
         why=f"{type(cause).__name__}: {cause}",
-        hint="see whether `python -c 'import deepspeed'` works, or use `--engine native`",
+        hint="check `python -c 'import deepspeed'`, or use `--engine native`",
     )
 
 
 @contextlib.contextmanager
 def _environment(runtime: Runtime) -> Iterator[None]:
-    """Set what DeepSpeed reads from the environment, as far as nobody has, and take it back."""
+    """Set the environment variables that DeepSpeed reads, unless set, and restore them."""
     wanted = {
         "DS_ACCELERATOR": runtime.device.type,
         "LOCAL_RANK": str(runtime.rank.local_rank),
@@ -173,9 +173,9 @@ def _environment(runtime: Runtime) -> Iterator[None]:
 
 
 def _without_builds(package: Any) -> None:
-    """Keep it from compiling, in the first process that needs it, an op that is optional.
+    """Prevent DeepSpeed from compiling optional ops at their first use.
 
-    It would take a minute or two, silently, at the first run on a host.
+    It would take a minute or two, silently, in the first run on a host.
     """
     for name, built in package.git_version_info.installed_ops.items():
         if not built:
@@ -184,7 +184,7 @@ def _without_builds(package: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet(package: Any) -> Iterator[None]:
-    """Have its warnings where lmcore's are, on stderr, without those that say nothing new."""
+    """Forward DeepSpeed's warnings to lmcore's log, without warnings that lmcore gives itself."""
     theirs = package.utils.logger
     handlers, filters = list(theirs.handlers), list(theirs.filters)
     theirs.handlers[:] = [_Forward()]
@@ -203,7 +203,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class _Forward(logging.Handler):
-    """Gives DeepSpeed's records to the logger of this module."""
+    """A handler that forwards DeepSpeed's records to the logger of this module."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logger.log(record.levelno, "DeepSpeed: %s", record.getMessage())
@@ -211,7 +211,7 @@ class _Forward(logging.Handler):
 
 @contextlib.contextmanager
 def _alone(package: Any) -> Iterator[None]:
-    """Give a single process the group of one that DeepSpeed wants."""
+    """Create the process group that DeepSpeed needs even in a run of one process."""
     from torch import distributed
     from torch.distributed import HashStore  # type: ignore[attr-defined]  # public all the same
 
@@ -237,9 +237,9 @@ def _alone(package: Any) -> Iterator[None]:
 
 
 def _pass_timeout(package: Any, seconds: float) -> None:
-    """Give DeepSpeed's own group the run's timeout; torch's default would be half an hour."""
+    """Set the run's timeout on DeepSpeed's own group; torch's default is half an hour."""
     from torch.distributed import distributed_c10d
 
-    group = package.utils.groups._WORLD_GROUP  # noqa: SLF001 - where it keeps its group
+    group = package.utils.groups._WORLD_GROUP  # noqa: SLF001 - there is no public name
     if group is not None:
         distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)  # noqa: SLF001

@@ -1,7 +1,6 @@
-"""Whole tensors from DeepSpeed's shards, and back: what a checkpoint holds.
+"""Conversion between DeepSpeed's shards and the whole tensors of a checkpoint.
 
-All processes take part.  A tensor is gathered on the device, one at a time, and kept on the host
-of rank 0 alone.
+All ranks take part.  Tensors are gathered on the device, one at a time.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ class Shards:
         parameters: Mapping[str, nn.Parameter],
         update: FlatUpdate,
     ) -> None:
-        """Create the optimizer's state, which DeepSpeed itself would after the first step.
+        """Create the optimizer's state, which DeepSpeed itself creates in the first step.
 
         Args:
-            package: DeepSpeed.
-            engine: Its engine.
-            parameters: Of the model, by name.
-            update: The optimizer that the engine has.
+            package: The package `deepspeed`.
+            engine: DeepSpeed's engine.
+            parameters: Parameters of the model, by name.
+            update: Optimizer of the engine.
         """
         self._fragments = package.utils
         self.optimizer, self.parameters, self.update = engine.optimizer, parameters, update
         self.whole = hasattr(self.optimizer, "fp32_partitioned_groups_flat")  # stage 3
         update.create_state(self._rows())
         if not self.whole:
-            # It links the state of all groups when the first of them has been updated, and would
-            # find none for the others.
+            # DeepSpeed links the state of all groups after the update of the first group, when the
+            # other groups have none yet.
             self.optimizer._lazy_init_hp_params_optimizer_state()  # noqa: SLF001
 
     def _rows(self) -> Iterator[tuple[Tensor, int]]:
-        """Yield this process's float32 rows, each with the number of its group."""
+        """Yield the float32 rows of this rank, each with the index of its group."""
         optimizer = self.optimizer
         if self.whole:
             rows = optimizer.fp32_partitioned_groups_flat
@@ -65,7 +64,7 @@ class Shards:
         return found
 
     def state(self, name: str, kind: StateKind) -> Tensor:
-        """Return what the optimizer keeps of a parameter, whole."""
+        """Return whole optimizer state of a parameter."""
         if not kind.shaped:
             return self.update.number(kind.name)
         found: Tensor = self._fragments.safe_get_full_optimizer_state(
@@ -74,11 +73,11 @@ class Shards:
         return found
 
     def set_weight(self, name: str, value: Tensor) -> None:
-        """Give the float32 rows a weight; what the model computes with is left as it is."""
+        """Set a weight in the float32 rows; the model's low-precision weights are unchanged."""
         self._set(name, value, None)
 
     def set_state(self, name: str, kind: StateKind, value: Tensor) -> None:
-        """Give the optimizer what it keeps of a parameter."""
+        """Set optimizer state of a parameter."""
         if kind.shaped:
             self._set(name, value, kind.name)
         else:
@@ -100,7 +99,7 @@ class Shards:
 
 
 def _own_part(value: Tensor, parameter: Any) -> Tensor:
-    """Return this process's part of a tensor that stage 3 divides, filled up at its end."""
+    """Return this rank's part of a tensor that stage 3 divides, padded with zeros at its end."""
     from torch import distributed
 
     size: int = parameter.ds_tensor.numel()

@@ -1,7 +1,7 @@
-"""What a run's memory is used for: weights, gradients, optimizer state, and all else.
+"""Breakdown of a run's memory: weights, gradients, optimizer state, and the rest.
 
-The first three are counted tensor by tensor.  Activations are what is left of the memory that the
-device counts as used; how large single ones are follows from the shape of the model.
+Weights, gradients and optimizer state are counted tensor by tensor.  Activations are the rest of
+the allocated memory; the sizes of single activations follow from the shape of the model.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["Activation", "Consumer", "MemoryUse", "activations", "in_units", "me
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _ROOMY = 0.7
-"""Share of the memory up to which what stays from step to step leaves room for activations."""
+"""Largest share of the memory for persistent tensors that leaves room for activations."""
 _DEPTH = 6
-"""Of containers in an optimizer that are looked through for its tensors."""
+"""Depth of nested containers in an optimizer that are searched for tensors."""
 
 
 def in_units(count: float) -> str:
-    """Return bytes for people: "1.5 GiB"."""
+    """Return a number of bytes as text, such as "1.5 GiB"."""
     for name, size in _UNITS:
         if count >= size:
             return f"{count / size:.4g} {name}"
@@ -43,12 +43,12 @@ def in_units(count: float) -> str:
 
 @dataclass(frozen=True)
 class Consumer:
-    """What takes memory, and its largest tensor.
+    """A group of tensors that takes memory.
 
     Attributes:
-        name: For people.
-        size: Bytes on this process's device.
-        largest: The largest tensor, for people; empty where there is none.
+        name: Name of the group for messages.
+        size: Size in bytes on this rank's device.
+        largest: Description of the largest tensor; empty if there is none.
     """
 
     name: str
@@ -58,13 +58,13 @@ class Consumer:
 
 @dataclass(frozen=True)
 class Activation:
-    """A kind of tensor that a forward pass makes.
+    """A kind of tensor in the forward pass.
 
     Attributes:
-        name: For people.
-        shape: Its size.
-        size: Bytes of one.
-        dtype: Name of its dtype.
+        name: Name for messages.
+        shape: Shape for one micro-batch.
+        size: Size of one tensor in bytes.
+        dtype: Name of the dtype.
     """
 
     name: str
@@ -75,14 +75,14 @@ class Activation:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What the memory of a process's device is used for.
+    """The use of the memory of this rank's device.
 
     Attributes:
-        stats: What the device counts; None where it does not.
-        others: Bytes that other processes use; None where the device does not tell.
-        weights, gradients, optimizer: Counted.
-        to_come: Bytes of gradients that are not there yet, and will be in backward.
-        rest: What is left: activations and all else; None where the device does not count.
+        stats: Memory statistics of the device; None if it has none.
+        others: Bytes used by other processes; None if unknown.
+        weights, gradients, optimizer: Groups of tensors that are counted.
+        to_come: Bytes of gradients that the backward pass is still to allocate.
+        rest: Bytes of activations and everything else; None if the device has no statistics.
     """
 
     stats: MemoryStats | None
@@ -95,18 +95,18 @@ class MemoryUse:
 
     @property
     def kept(self) -> int:
-        """Bytes that stay from step to step, gradients to come included."""
+        """Bytes that persist from step to step, including gradients still to be allocated."""
         return self.weights.size + self.gradients.size + self.optimizer.size + self.to_come
 
     @property
     def fits_without_activations(self) -> bool:
-        """Whether what stays leaves room for any activation; true where nobody knows."""
+        """True if persistent tensors leave room for activations, or if the total is unknown."""
         total = self.stats.total if self.stats is not None else None
         return total is None or self.kept < total
 
     @property
     def activations_lead(self) -> bool:
-        """Whether smaller activations are the first thing to try."""
+        """True if smaller activations are the first remedy."""
         total = self.stats.total if self.stats is not None else None
         if total is None:
             return self.rest is None or self.rest >= self.kept
@@ -114,12 +114,12 @@ class MemoryUse:
 
 
 def measure(state: TrainState | None, device: Device, *, buckets: bool = False) -> MemoryUse:
-    """Return what the memory of *device* is used for now.
+    """Return the current use of the memory of *device*.
 
     Args:
-        state: Of the run; None where there is none yet.
-        device: This process's.
-        buckets: Whether there is room for all gradients from the start, to exchange them.
+        state: State of the run; None before it is built.
+        device: Device of this rank.
+        buckets: True if buckets for all gradients are allocated from the start.
     """
     named = _parameters(state) if state is not None else []
     seen: set[tuple[torch.device, int]] = set()
@@ -144,12 +144,12 @@ def measure(state: TrainState | None, device: Device, *, buckets: bool = False) 
 
 
 def _parameters(state: TrainState) -> list[tuple[str, Tensor]]:
-    """Return the process's parts of the weights; of sharded ones, those that are its own."""
+    """Return the weights of this rank; of sharded weights its own shards."""
     return [(name, _local(one)) for name, one in state.parallel.named_parameters()]
 
 
 def _local(tensor: Tensor) -> Tensor:
-    to_local = getattr(tensor, "to_local", None)  # of torch's distributed tensors
+    to_local = getattr(tensor, "to_local", None)  # a method of torch's distributed tensors
     found: Tensor = to_local() if to_local is not None else tensor
     return found
 
@@ -157,13 +157,13 @@ def _local(tensor: Tensor) -> Tensor:
 def _gradients(
     state: TrainState | None, named: Iterable[tuple[str, Tensor]]
 ) -> list[tuple[str, Tensor]]:
-    """Return gradients of the process's parts, and those that a backward pass is at."""
+    """Return the gradients of this rank's weights, finished or accumulating in a backward pass."""
     modules = state.model.named_parameters() if state is not None else []
     return [(name, _local(one.grad)) for name, one in [*named, *modules] if one.grad is not None]
 
 
 def _optimizer_tensors(state: TrainState) -> list[tuple[str, Tensor]]:
-    """Return every tensor that the optimizer holds, its parameters among them."""
+    """Return every tensor of the optimizer, including its parameters."""
     return [("", one) for one in _tensors_in(state.optimizer, _DEPTH)]
 
 
@@ -197,7 +197,7 @@ def _consumer(
     device: Device,
     seen: set[tuple[torch.device, int]],
 ) -> Consumer:
-    """Return what some tensors take; a storage counts once, for whoever comes first."""
+    """Return the memory of some tensors; a shared storage counts once, for the first tensor."""
     size, largest = 0, (0, "")
     for label, tensor in tensors:
         storage = tensor.untyped_storage() if _on(tensor, device) else None
@@ -215,12 +215,12 @@ def _consumer(
 
 
 def _others(device: Device, stats: MemoryStats | None) -> int | None:
-    """Return what neither is free nor held by this process; None where that cannot be told."""
+    """Return the bytes that other processes use; None if unknown."""
     if stats is None or device.type == "cpu":
         return None
     try:
         free, total = torch.get_device_module(device.type).mem_get_info(device.torch_device)
-    except (RuntimeError, AttributeError):  # torch's module of the device cannot tell
+    except (RuntimeError, AttributeError):  # torch has no such function for the device
         return None
     return max(0, int(total) - int(free) - stats.reserved)
 
@@ -228,8 +228,7 @@ def _others(device: Device, stats: MemoryStats | None) -> int | None:
 def activations(plan: RunPlan, runtime: Runtime) -> list[Activation]:
     """Return the large tensors of one micro-batch's forward pass, the largest first.
 
-    Kernels may keep less: a fused attention makes no scores, a fused loss no scores over the
-    vocabulary.  None of them keeps more.
+    Fused kernels keep less: a fused attention has no attention scores, a fused loss no logits.
     """
     layout, shape = plan.layout, ModelShape.from_plan(plan)
     own = shape.narrowed(layout.tensor)

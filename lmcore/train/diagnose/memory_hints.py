@@ -1,6 +1,6 @@
-"""Which flags make a run take less memory, in the order in which they are worth trying.
+"""Flags that reduce the memory of a run, in the order in which they are worth trying.
 
-Each one goes with the rest of the run's settings, and says what it costs or saves.
+Each flag is compatible with the other settings of the run, and is shown with its cost or gain.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ __all__ = ["host_remedies", "remedies"]
 
 _LAST_STAGE = 3
 _SHARDED_BY_SCHEDULE = {"zero-bubble": 2, "zero-bubble-v": 0}
-"""The last stage of ZeRO that goes with a pipeline's schedule, where that is not 3."""
+"""Highest ZeRO stage of pipeline schedules that do not support stage 3."""
 _MUCH = 0.1
-"""Share of the device's memory from which on others' use, or holes, are worth a line."""
+"""Least share of the device's memory at which other processes or fragmentation are mentioned."""
 
 
 def remedies(
     plan: RunPlan, runtime: Runtime, use: MemoryUse, *, building: bool = False
 ) -> list[str]:
-    """Return what to change, a line each; what helps most stands first.
+    """Return the remedies for a device out of memory, one line each, the most effective first.
 
     Args:
         plan: The run.
-        runtime: This process.
-        use: What its memory is used for.
-        building: Whether the memory ended before there were any activations.
+        runtime: Device and policies.
+        use: Breakdown of the device's memory.
+        building: True if the OOM came while the model was being built.
     """
     activations, kept = list(_activations(plan, runtime)), list(_kept(plan, runtime, use))
     if building or not use.fits_without_activations:
@@ -52,18 +52,18 @@ def _of_others(use: MemoryUse) -> Iterator[str]:
     if use.stats is None or not use.stats.total:
         return
     if use.others is not None and use.others > _MUCH * use.stats.total:
-        yield f"other processes have {in_units(use.others)}: end them, or choose another device"
+        yield f"other processes use {in_units(use.others)}: end them, or choose another device"
     holes = use.stats.reserved - use.stats.allocated
     told = "expandable_segments" in os.environ.get("PYTORCH_ALLOC_CONF", "")
     if use.others is not None and holes > _MUCH * use.stats.total and not told:
         yield (
-            f"{in_units(holes)} are kept in pieces that are too small: "
-            "`PYTORCH_ALLOC_CONF=expandable_segments:True`, where the device can"
+            f"{in_units(holes)} are reserved in fragments that are too small: "
+            "`PYTORCH_ALLOC_CONF=expandable_segments:True`, if the device supports it"
         )
 
 
 def _activations(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
-    """Yield what makes activations smaller."""
+    """Yield remedies that make activations smaller."""
     micro, layout = plan.config.training.micro_batch_size, plan.layout
     if micro > 1:
         half = next(size for size in range(micro // 2, 0, -1) if micro % size == 0)
@@ -73,9 +73,9 @@ def _activations(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
         )
     yield from _recompute(plan, runtime)
     if layout.tensor > 1 and not layout.sequence and _sequence_divides(plan):
-        yield f"`--sequence-parallel`: what is between the layers is divided by {layout.tensor}"
+        yield f"`--sequence-parallel`: activations between layers are divided by {layout.tensor}"
     if layout.pipeline > 1 and layout.schedule == "gpipe":
-        yield "`--pipeline-schedule 1f1b`: as many micro-batches are kept as there are stages"
+        yield "`--pipeline-schedule 1f1b`: activations of no more micro-batches than stages"
     if runtime.precision.compute == "float32" and "bfloat16" in runtime.device.dtypes:
         yield "`--precision bf16`: activations of half the size"
 
@@ -88,17 +88,17 @@ def _sequence_divides(plan: RunPlan) -> bool:
 def _recompute(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
     name, placement = runtime.recompute.name, runtime.placement
     if name in {"none", "selective"}:
-        yield "`--recompute full`: the input of each layer is kept alone; a third more arithmetic"
+        yield "`--recompute full`: only the input of each layer is kept; a third more arithmetic"
     elif name == "full" and placement.method == "block":
         layers = plan.config.model.num_layers
         if placement.num_layers < layers:
-            yield f"`--recompute-method uniform`: all {layers} layers are computed again"
+            yield f"`--recompute-method uniform`: all {layers} layers are recomputed"
     if name in {"none", "selective", "full"} and runtime.device.pin_memory is not None:
-        yield "`--recompute full-offload`: those inputs wait in the host's memory, too"
+        yield "`--recompute full-offload`: the inputs of the layers are kept in host memory"
 
 
 def _kept(plan: RunPlan, runtime: Runtime, use: MemoryUse) -> Iterator[str]:
-    """Yield what makes weights, gradients and optimizer state smaller."""
+    """Yield remedies that make weights, gradients and optimizer state smaller."""
     layout, asked = plan.layout, plan.config.parallel
     chosen, native = plan.config.optimizer, asked.engine == "native"
     optimizer = chosen.optimizer
@@ -113,14 +113,14 @@ def _kept(plan: RunPlan, runtime: Runtime, use: MemoryUse) -> Iterator[str]:
     if offloads and not asked.cpu_offload:
         yield (
             f"`--engine deepspeed --zero-stage {asked.zero_stage or 2} --cpu-offload` (of "
-            "`lmcore[deepspeed]`): optimizer state in the host's memory; slower"
+            "`lmcore[deepspeed]`): optimizer state in host memory; slower"
         )
     if optimizer == "adam" and native and layout.tensor == 1 and not layout.zero_stage:
         yield "`--optimizer adam8bit`: moments of a quarter of the size"
 
 
 def _zero(plan: RunPlan, use: MemoryUse, shards: int) -> Iterator[str]:
-    """Yield the next stages of ZeRO that go with the pipeline's schedule."""
+    """Yield the higher ZeRO stages that the pipeline schedule supports."""
     layout = plan.layout
     gradients = use.gradients.size + use.to_come
     saved = {
@@ -138,7 +138,7 @@ def _zero(plan: RunPlan, use: MemoryUse, shards: int) -> Iterator[str]:
 
 
 def _last(plan: RunPlan) -> Iterator[str]:
-    """Yield what needs other hardware or another model."""
+    """Yield remedies that need more devices or another model."""
     layout, heads = plan.layout, num_query_groups(plan.config.model)
     if heads % (2 * layout.tensor) == 0:
         yield (
@@ -149,11 +149,11 @@ def _last(plan: RunPlan) -> Iterator[str]:
 
 
 def host_remedies(plan: RunPlan, runtime: Runtime) -> list[str]:
-    """Return what to change where it is the host's memory that ended, beside a device's.
+    """Return the remedies for a host out of memory.
 
     Args:
         plan: The run.
-        runtime: This process.
+        runtime: Device and policies.
     """
     found = []
     if "offload" in runtime.recompute.name:

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: which step, micro-batch, gradients and weights are to blame."""
+"""Diagnosis of numbers that are not finite: step, micro-batch, gradients and weights at fault."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 __all__ = ["HINT", "NonFiniteError", "check_weights", "non_finite", "non_finite_after_update"]
 
 HINT = "lower `--lr`, lengthen the warm-up or set `--clip-grad`; continue from the last save"
-"""What to do where numbers are not finite."""
+"""Hint of errors about numbers that are not finite."""
 
 
 class NonFiniteError(RunError):
-    """Loss or gradients became NaN or infinite; nothing is saved after that."""
+    """An error about loss, gradients or weights that became NaN or infinite; nothing is saved."""
 
 
 def check_weights(state: TrainState) -> None:
-    """Refuse weights that an update has made NaN or infinite, before they are saved.
+    """Raise an error if an update has made weights NaN or infinite, before they are saved.
 
     Raises:
-        NonFiniteError: Names some of them.
+        NonFiniteError: Weights are not finite; the message names some of them.
     """
     bad = _non_finite_weights(state)
     if bad:
@@ -42,14 +42,14 @@ def check_weights(state: TrainState) -> None:
 def non_finite(
     state: TrainState, samples: int, losses: list[Tensor], loss: float, norm: float
 ) -> NonFiniteError:
-    """Return the error of a step that was not taken, with what is to blame.
+    """Return the error of a step without update, with micro-batch and parameters at fault.
 
     Args:
-        state: As it was before the step, but for its gradients.
-        samples: Of the step.
-        losses: Of this process's micro-batches.
-        loss: Of all processes.
-        norm: Of the gradients of all processes.
+        state: State before the step, with the gradients of the step.
+        samples: Number of samples in the step, over all ranks.
+        losses: Losses of this rank's micro-batches.
+        loss: Mean loss over all ranks.
+        norm: Gradient norm over all ranks.
     """
     what, why = _culprit(state, samples, losses, loss, norm)
     bad = [
@@ -61,11 +61,11 @@ def non_finite(
     if not bad and math.isfinite(loss):
         where = what.partition(" at ")[2]
         what = f"the gradient norm of another process is not finite at {where}"
-        why = "this one's is"
+        why = "the norm of this process is finite"
     if weights:
-        why += f"; weights that are not finite: {_some(weights)}"
+        why += f"; weights not finite: {_some(weights)}"
     elif bad:
-        why += f"; gradients that are not finite: {_some(bad)}"
+        why += f"; gradients not finite: {_some(bad)}"
     if state.loss_scale.limit:
         why += f"; {state.loss_scale.limit}"
     return NonFiniteError(what, why=f"{why}; nothing was updated in this step", hint=HINT)
@@ -74,14 +74,14 @@ def non_finite(
 def non_finite_after_update(
     state: TrainState, samples: int, losses: list[Tensor], loss: float, norm: float
 ) -> NonFiniteError:
-    """Return the error of a step that was taken all the same; see `non_finite`.
+    """Return the error of a step whose update was queued; see `non_finite`.
 
-    Which gradients are to blame is not known any more.
+    The gradients at fault are not known any more.
     """
     what, why = _culprit(state, samples, losses, loss, norm)
     return NonFiniteError(
         what,
-        why=f"{why}; it was found after the update, so that nothing was saved since",
+        why=f"{why}; found after the update, nothing was saved since",
         hint=f"{HINT}; with `--no-async-metrics` the message names the parameters",
     )
 
@@ -89,16 +89,16 @@ def non_finite_after_update(
 def _culprit(
     state: TrainState, samples: int, losses: list[Tensor], loss: float, norm: float
 ) -> tuple[str, str]:
-    """Return what is not finite after a step of which *state* has not heard, and the reason."""
+    """Return the number that is not finite, with its place, and the reason; see `non_finite`."""
     first = state.consumed_samples
     where = f"step {state.iteration + 1}, samples {first} to {first + samples - 1}"
     own = [float(one) for one in losses]
     bad_losses = [index for index, loss in enumerate(own) if not math.isfinite(loss)]
     if bad_losses:
-        why = f"micro-batch {bad_losses[0] + 1} of {len(own)} is the first such"
+        why = f"micro-batch {bad_losses[0] + 1} of {len(own)} is the first with such a loss"
         return f"the loss is {own[bad_losses[0]]} at {where}", why
     if not math.isfinite(loss):
-        why = "that of another process is not finite, this one's is"
+        why = "the loss of another process is not finite, the loss of this process is"
         return f"the loss is {loss} at {where}", why
     why = "the loss is finite, its gradients are not"
     return f"the gradient norm is {norm} at {where}", why

@@ -1,6 +1,6 @@
-"""What a run says when its device's memory ends: where, what took it, and which flags to change.
+"""Explanation of out-of-memory errors: where, what takes the memory, and which flags to change.
 
-Knows no device: whatever raises torch's own error, or says the same in words, is told alike.
+An error is recognized by torch's own type or by its text, whatever the device is.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _ASKED = (
 _BYTES = {"bytes": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _MOST_CAUSES = 16
 _CLOSE = 0.01
-"""By how much torch's rounded figure may differ from a size that is meant."""
+"""Relative difference of a size from torch's rounded figure."""
 
 _PLACES = (
-    (r"lmcore/generation/|lmcore/train/sample", "while the sample was written"),
-    (r"lmcore/train/restoring|lmcore/checkpoint/.*load", "while a checkpoint was loaded"),
-    (r"lmcore/train/(?:saver|saving)|lmcore/checkpoint/", "while a checkpoint was saved"),
+    (r"lmcore/generation/|lmcore/train/report/sample", "while the sample was generated"),
+    (r"lmcore/train/resume/restore|lmcore/checkpoint/.*load", "while a checkpoint was loaded"),
+    (r"lmcore/train/resume/(?:saver|snapshot)|lmcore/checkpoint/", "while a checkpoint was saved"),
 )
 _PLACES_IN_TRAINING = (
     (r"lmcore/train/validation", "in a validation after step {done}"),
@@ -56,14 +56,14 @@ _PLACES_IN_TRAINING = (
     (r"torch/(?:_tensor|autograd/__init__)\.py:backward$", "in the backward pass of step {step}"),
     (r"lmcore/(?:model|parallel)/|lmcore/train/step", "in the forward pass of step {step}"),
 )
-"""Where an error came from, by the frames of its stack (FILE:FUNCTION), the most telling first."""
+"""Patterns of stack frames (FILE:FUNCTION) and the place they show, the most specific first."""
 
 
 _BUILDING = "while the model was built"
 
 
 class OutOfMemoryError(RunError):
-    """A run that needs more memory than its device has."""
+    """An error about a run that needs more memory than its device or host has."""
 
 
 @contextlib.contextmanager
@@ -73,16 +73,16 @@ def out_of_memory_explained(
     state: TrainState | None = None,
     checkpoints: Path | None = None,
 ) -> Iterator[None]:
-    """Turn an error of memory within the context into one that says what to do.
+    """Turn an out-of-memory error within the context into one with breakdown and remedies.
 
     Args:
         plan: The run.
-        runtime: This process.
-        state: What it trains; None where that is not there yet.
-        checkpoints: Where the run saves.
+        runtime: Device and policies.
+        state: State of the run; None before it is built.
+        checkpoints: Folder of the run's checkpoints; None before training.
 
     Raises:
-        OutOfMemoryError: The device's memory ended.
+        OutOfMemoryError: Device or host ran out of memory.
     """
     try:
         yield
@@ -96,7 +96,7 @@ def out_of_memory_explained(
 
 
 def memory_error_in(error: BaseException) -> BaseException | None:
-    """Return the error of memory that *error* is or comes from; None where it does not."""
+    """Return the out-of-memory error that *error* is or was caused by; None if there is none."""
     found: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if found is None:
@@ -121,7 +121,7 @@ def _explained(
     said = [f"torch says: {line}" for line in str(cause).strip().splitlines()[:1]]
     if device.type != "cpu" and _of_host(cause):
         what = f"the host ran out of memory {where}"
-        why, steps = said or ["Python says no more"], host_remedies(plan, runtime)
+        why, steps = said or ["the error has no text"], host_remedies(plan, runtime)
     else:
         what = f"`{device.torch_device}` ran out of memory {where}"
         layout = plan.layout
@@ -139,7 +139,7 @@ def _explained(
     return OutOfMemoryError(
         what,
         why="\n  ".join(why),
-        hint="any of these, the first one first:\n  " + "\n  ".join(steps),
+        hint="any of these, the most effective first:\n  " + "\n  ".join(steps),
     )
 
 
@@ -148,7 +148,7 @@ def _of_host(cause: BaseException) -> bool:
 
 
 def _place(errors: list[BaseException], state: TrainState | None) -> str:
-    """Return what the run was doing, from the stack of the error."""
+    """Return the activity of the run, from the stack of the errors."""
     frames = {
         f"{frame.filename}:{frame.name}"
         for error in errors
@@ -162,7 +162,7 @@ def _place(errors: list[BaseException], state: TrainState | None) -> str:
 
 
 def _asked(cause: BaseException) -> float | None:
-    """Return how many bytes were asked for, as the error says; None where it does not."""
+    """Return the number of bytes requested, from the text of the error; None if unknown."""
     for pattern in _ASKED:
         found = pattern.search(str(cause))
         if found is not None:
@@ -172,7 +172,7 @@ def _asked(cause: BaseException) -> float | None:
 
 def _totals(runtime: Runtime, use: MemoryUse, cause: BaseException) -> Iterator[str]:
     asked = _asked(cause)
-    more = f"; {in_units(asked)} more were asked for" if asked else ""
+    more = f"; {in_units(asked)} more were requested" if asked else ""
     stats, name = use.stats, runtime.device.name
     if stats is None:
         reason = runtime.device.missing["memory_stats"]
@@ -181,35 +181,36 @@ def _totals(runtime: Runtime, use: MemoryUse, cause: BaseException) -> Iterator[
     limit = f" has {in_units(stats.total)}" if stats.total else ""
     parts = [f"{in_units(stats.allocated)} are in use"]
     if use.others is not None and stats.reserved > stats.allocated:
-        parts.append(f"{in_units(stats.reserved - stats.allocated)} are kept for what comes")
+        parts.append(f"{in_units(stats.reserved - stats.allocated)} are reserved, but unused")
     if use.others:
-        parts.append(f"{in_units(use.others)} are others'")
+        parts.append(f"{in_units(use.others)} are in use by other processes")
     if stats.peak_allocated > stats.allocated:
         parts.append(f"at most {in_units(stats.peak_allocated)} were in use")
     yield f"`{name}`{limit}: {', '.join(parts)}{more}"
 
 
 def _consumers(plan: RunPlan, use: MemoryUse, state: TrainState | None) -> Iterator[str]:
-    """Yield what takes the memory, the largest first."""
+    """Yield the groups of tensors that take the memory, the largest first."""
     rows: list[tuple[int, str]] = []
     for one in (use.weights, use.gradients, use.optimizer):
         if one.size:
             largest = f"; the largest is {one.largest}" if one.largest else ""
             rows.append((one.size, f"{one.name}: {in_units(one.size)}{largest}"))
     if use.rest:
-        what = "activations and all else"
+        what = "activations and the rest"
         if plan.config.parallel.engine != "native":
-            what = "activations, and what the engine keeps"
+            what = "activations and buffers of the engine"
         rows.append((use.rest, f"{what}: {in_units(use.rest)}, by difference"))
     yield from (text for _, text in sorted(rows, key=lambda row: -row[0]))
     if state is not None and use.to_come > use.gradients.size:
-        yield f"gradients still to come in backward: {in_units(use.to_come)}"
+        yield f"gradients still to be allocated in backward: {in_units(use.to_come)}"
     if not use.fits_without_activations:
-        yield f"what stays from step to step takes {in_units(use.kept)}: more than there is"
+        need = in_units(use.kept)
+        yield f"weights, gradients and optimizer state need {need}: more than there is"
 
 
 def _size_of_model(plan: RunPlan, runtime: Runtime) -> str:
-    """Return what the whole model takes, and this process's part of it, before any activation."""
+    """Return the memory of the whole model, and of this rank's part, without activations."""
     dtype, layout = runtime.precision.keep, plan.layout
     whole = plan.parameter_count * getattr(torch, dtype).itemsize
     parts = layout.tensor * layout.pipeline
@@ -217,13 +218,13 @@ def _size_of_model(plan: RunPlan, runtime: Runtime) -> str:
         parts *= layout.data * layout.context // layout.replicas
     own = f", about {in_units(whole / parts)} of it here" if parts > 1 else ""
     return (
-        f"{plan.parameter_count:,} weights in {dtype} take {in_units(whole)}{own}; gradients as "
-        "much again, and the optimizer's state comes on top"
+        f"{plan.parameter_count:,} weights in {dtype} take {in_units(whole)}{own}; gradients take "
+        "as much again, and optimizer state is added to that"
     )
 
 
 def _single_ones(plan: RunPlan, kinds: list[Activation], asked: float | None) -> Iterator[str]:
-    """Yield the size of single activations, and which of them was asked for."""
+    """Yield the sizes of single activations, and the activation that was requested."""
     batch = plan.config.training.micro_batch_size
     length = plan.config.model.seq_length
     shown = ", ".join(
@@ -233,12 +234,12 @@ def _single_ones(plan: RunPlan, kinds: list[Activation], asked: float | None) ->
     for one in kinds if asked else []:
         for width, words in ((1.0, ""), (0.5, " in half the width"), (2.0, " in twice the width")):
             if asked is not None and abs(asked - width * one.size) <= _CLOSE * width * one.size:
-                yield f"what was asked for has the size of the {one.name}{words}"
+                yield f"the request has the size of the {one.name}{words}"
                 return
 
 
 def _goes_on(checkpoints: Path | None) -> Iterator[str]:
-    """Yield how the run goes on from its last checkpoint, where there is one."""
+    """Yield the flags that resume the run from its last checkpoint, if there is one."""
     if checkpoints is not None and any(checkpoints.glob("iter_*")):
         run = checkpoints.parent
-        yield f"with `--load {run} --save {run}` the run goes on from its last checkpoint"
+        yield f"with `--load {run} --save {run}` the run resumes from its last checkpoint"

@@ -1,6 +1,6 @@
-"""What a person sees of a run: Megatron's training lines, or a live view on a terminal.
+"""Display of a run: Megatron's training lines, for files and logs.
 
-Everything here goes to stderr; stdout is left to results.
+All output goes to stderr; stdout is for results.  The live view is in `live_display`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,30 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from lmcore.train.step_record import StepRecord
 
-__all__ = ["Display", "PlainDisplay", "Progress", "duration", "open_display", "training_line"]
+__all__ = [
+    "Display",
+    "PlainDisplay",
+    "Progress",
+    "SilentDisplay",
+    "duration",
+    "training_line",
+]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, beside the numbers of its last step.
+    """Progress of a run and means over the steps since the last training line.
 
     Attributes:
-        train_iters: Steps of the whole run.
-        seconds_left: Estimate for the rest of the run.
-        skipped_iterations: Steps since the last line that overflowed and updated nothing.
-        nan_iterations: Steps since the last line whose loss was not finite.
-        mean_loss: Mean loss over the other steps since the last line; None where there are none.
-        mean_step_ms: Mean step time over the same steps.
-        mean_tokens_per_second: Their mean speed.
-        mean_mfu: Their mean model-FLOPs utilisation, None where the peak is unknown.
-        ends_line: Whether a training line is due.
+        train_iters: Number of steps of the whole run.
+        seconds_left: Estimate of the time for the rest of the run.
+        skipped_iterations: Number of skipped steps since the last line.
+        nan_iterations: Number of steps since the last line with a loss that is not finite.
+        mean_loss: Mean loss of the other steps since the last line; None if there are none.
+        mean_step_ms: Mean step time since the last line, in milliseconds.
+        mean_tokens_per_second: Mean speed since the last line.
+        mean_mfu: Mean model-FLOPs utilisation since the last line; None if the peak is unknown.
+        ends_line: True if a training line is due.
     """
 
     train_iters: int
@@ -43,23 +50,23 @@ class Progress:
 
 
 class Display(Protocol):
-    """How a run is shown."""
+    """The display of a run."""
 
     def say(self, text: str) -> None:
-        """Show a line of prose."""
+        """Show a line of text."""
 
     def step(self, row: StepRecord, progress: Progress) -> None:
-        """Show a step."""
+        """Show a step; see `StepRecord` and `Progress`."""
 
     def validation(self, step: int, loss: float, perplexity: float) -> None:
         """Show a validation."""
 
     def close(self) -> None:
-        """End the display; lines shown before stay."""
+        """Close the display; the lines remain."""
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people write it: `1:02:03`, `2:05`, `0:09`."""
+    """Return a time in seconds as hours, minutes and seconds: `1:02:03`, `2:05`, `0:09`."""
     whole = max(0, round(seconds))
     hours, minutes = whole // 3600, whole // 60 % 60
     clock = f"{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
@@ -67,10 +74,10 @@ def duration(seconds: float) -> str:
 
 
 def training_line(row: StepRecord, progress: Progress) -> str:
-    """Return Megatron's log line, with tokens/s, MFU and the time left at its end.
+    """Return Megatron's log line, followed by tokens/s, MFU and the time left.
 
-    As there, the loss is left out where all steps since the last line were skipped, and the norm
-    where the last one was.
+    As in Megatron, the loss is left out if all steps since the last line were skipped, and the
+    gradient norm if the last step was.
     """
     parts = [
         f" iteration {row.step:8d}/{progress.train_iters:8d}",
@@ -96,7 +103,7 @@ def training_line(row: StepRecord, progress: Progress) -> str:
 
 
 class PlainDisplay:
-    """Lines, for files and logs."""
+    """Lines on stderr, for files and logs."""
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -115,24 +122,11 @@ class PlainDisplay:
         )
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""
 
 
-class _NoDisplay(PlainDisplay):
+class SilentDisplay(PlainDisplay):
+    """A display that shows nothing."""
+
     def say(self, text: str) -> None:
-        pass
-
-
-def open_display(kind: str) -> Display:
-    """Return the display that `--progress` names; `auto` is live on a terminal.
-
-    Args:
-        kind: "auto", "live", "plain" or "none".
-    """
-    if kind == "none":
-        return _NoDisplay()
-    if kind == "plain" or (kind == "auto" and not sys.stderr.isatty()):
-        return PlainDisplay()
-    from lmcore.train.report.live_display import LiveDisplay
-
-    return LiveDisplay()
+        """Show nothing."""

@@ -29,7 +29,7 @@ _CURVE_WIDTH = 48
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return *values* as a curve of block characters, averaged into at most *width* of them."""
+    """Return *values* as a curve of at most *width* block characters, each a mean of values."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -52,10 +52,14 @@ class _AboveLive(logging.Handler):
 
 
 class LiveDisplay:
-    """Redrawn in place; lines of prose and log records scroll by above it."""
+    """A view that is redrawn in place; other lines and log records scroll by above it."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """Take over the terminal's last lines with the first step."""
+        """Show nothing before the first step.
+
+        Args:
+            console: Console to draw on; None for stderr.
+        """
         self.console = console or Console(stderr=True)
         self.losses: deque[float] = deque(maxlen=4096)
         self.validations: list[tuple[int, float, float]] = []
@@ -68,7 +72,7 @@ class LiveDisplay:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, row: StepRecord, progress: Progress) -> None:
-        """Take in a step; the view is redrawn a few times a second."""
+        """Show a step; the view is redrawn a few times a second."""
         if row.loss is not None:
             self.losses.append(row.loss)
         self._last = (row, progress)
@@ -80,11 +84,11 @@ class LiveDisplay:
             self._redirect_logging()
 
     def validation(self, step: int, loss: float, perplexity: float) -> None:
-        """Take in a validation."""
+        """Show a validation."""
         self.validations.append((step, loss, perplexity))
 
     def close(self) -> None:
-        """Leave the last view standing."""
+        """Stop redrawing; the last view remains."""
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -1,4 +1,4 @@
-"""The numbers of a run: one row per step, in `metrics.jsonl` and TensorBoard."""
+"""Step records in `metrics.jsonl` and in TensorBoard events: one row for each step."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _FLUSH_SECONDS = 30.0
 
 
 class MetricsFile:
-    """Appends rows to `metrics.jsonl`; each is on disk (in the page cache) at once."""
+    """Appends rows to `metrics.jsonl`; each row is in the page cache at once."""
 
     def __init__(self, path: Path, *, after_step: int = 0) -> None:
-        """Open the file; rows of steps beyond *after_step* are dropped, as they come again.
+        """Open the file, and drop the rows of steps after *after_step*, which will be taken again.
 
         Raises:
             RunError: The file cannot be written.
@@ -91,15 +91,20 @@ def _drop_later(path: Path, after_step: int) -> None:
 
 
 class TensorBoard:
-    """Writes rows as TensorBoard scalars; the library is loaded with the first one.
+    """Writes rows as TensorBoard scalars; the library is loaded with the first row.
 
-    A file system that refuses ends the events, with a warning, and not the run: `metrics.jsonl`
-    has the same numbers.  Events are written by this thread, because a writer's own thread would
-    die of a full disk unheard and let the run wait for it.
+    If writing fails, a warning is logged and the run continues without events: `metrics.jsonl` has
+    the same numbers.  Events are written on the calling thread, because the library's own thread
+    would end silently on a full disk, and the run would wait for it.
     """
 
     def __init__(self, directory: Path, settings: LoggingSection) -> None:
-        """Remember where to write."""
+        """Open nothing yet.
+
+        Args:
+            directory: Folder of the event files.
+            settings: Interval and queue size.
+        """
         self.directory = directory
         self.interval = settings.tensorboard_log_interval
         self.queue_size = settings.tensorboard_queue_size
@@ -109,7 +114,7 @@ class TensorBoard:
         self._flushed_at = 0.0
 
     def write(self, row: StepRecord) -> None:
-        """Write the scalars of a step, on every interval and with every validation."""
+        """Write the scalars of a step, at the interval and with every validation."""
         if self._ended or (row.step % self.interval and row.valid_loss is None):
             return
         try:
@@ -126,7 +131,7 @@ class TensorBoard:
             self._give_up(cause)
 
     def close(self) -> None:
-        """Write what is held."""
+        """Write the events that are still queued."""
         if self._writer is None:
             return
         try:
@@ -140,7 +145,7 @@ class TensorBoard:
         from tensorboardX.proto.event_pb2 import Event
 
         self.directory.mkdir(parents=True, exist_ok=True)
-        # Process and step part the runs that start within one second.
+        # Process and step distinguish runs that start within one second.
         name = f"events.out.tfevents.{int(time.time())}.{platform.node()}.{os.getpid()}.{step}"
         writer = RecordWriter(str(self.directory / name))
         version = Event(wall_time=time.time(), file_version="brain.Event:2")
@@ -151,7 +156,7 @@ class TensorBoard:
         self._ended = True
         logger.warning("no more TensorBoard events: %s: %s", self.directory, cause.strerror)
         if self._writer is not None:
-            with contextlib.suppress(OSError):  # fails again over what is held, and lets go of it
+            with contextlib.suppress(OSError):  # fails again with the queued events, and drops them
                 self._writer.close()
         self._writer = None
 

@@ -1,4 +1,4 @@
-"""What a profile comes to, in a few lines: the time of each part of a step, and of the top ops."""
+"""Summary of a profile in a few lines: time of each part of a step, and of the top ops."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["range_lines", "top_ops"]
 
 _TOP = 10
 _LONGEST = 48
-"""Characters of a name; a kernel's may have hundreds."""
+"""Maximum length of a name; kernel names may have hundreds of characters."""
 _STEP = "ProfilerStep"
 _MS = 1e3
-"""Microseconds, which torch counts in."""
+"""Microseconds in a millisecond; torch counts in microseconds."""
 
 
 def range_lines(averages: Iterable[Any], steps: int) -> list[str]:
-    """Return milliseconds a step of each named part, on the host and, where known, on the device.
+    """Return lines with the time of each named part, on the host and, if known, on the device.
 
     Args:
-        averages: What `key_averages` of torch's profiler returned.
-        steps: How many were recorded.
+        averages: Averages from `key_averages` of torch's profiler.
+        steps: Number of recorded steps.
     """
     host = {one.key: one.cpu_time_total for one in averages if _on_host(one)}
     device = {
@@ -40,11 +40,11 @@ def range_lines(averages: Iterable[Any], steps: int) -> list[str]:
 
 
 def top_ops(averages: Iterable[Any], count: int = _TOP) -> list[str]:
-    """Return a table of what took most time by itself: of the device's kernels, else the host's.
+    """Return a table of the kernels, or without kernels of the host ops, with most own time.
 
     Args:
         averages: See `range_lines`.
-        count: Rows.
+        count: Number of rows.
     """
     device = [one for one in averages if not _on_host(one) and not one.is_user_annotation]
     if device:

@@ -27,14 +27,14 @@ __all__ = ["Profile", "activities_of"]
 logger = logging.getLogger(__name__)
 
 _WARM_UP = 1
-"""Steps before the profile in which the profiler runs already: it is slow at first."""
+"""Number of steps before the profile with the profiler running: it is slow at first."""
 
 
 def activities_of(device_type: str) -> list[Any]:
-    """Return what torch's profiler can record here: the host, and the device where torch can.
+    """Return the activities that torch's profiler can record: host and, if supported, device.
 
     Args:
-        device_type: The run's; one that torch has no word of its own for is PrivateUse1.
+        device_type: Device type of the run; types without an activity of their own are PrivateUse1.
     """
     from torch.profiler import ProfilerActivity, supported_activities
 
@@ -44,7 +44,7 @@ def activities_of(device_type: str) -> list[Any]:
 
 
 class Profile:
-    """The profile of a run; a context manager that writes what there is when the run ends."""
+    """The profile of a run; a context manager that writes an unfinished profile at its exit."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Profile:
         """Record nothing yet.
 
         Args:
-            asked: Which steps, which processes, and what of them.
-            directory: Where the trace is to be; made when it is written.
-            device_type: torch's name of the device.
-            rank: This process.
+            asked: The `profile` section: steps, ranks, and details.
+            directory: Folder of the trace; created when the trace is written.
+            device_type: torch's name of the device type.
+            rank: Rank of this process.
             say: Shows a line.
         """
         self.asked, self.directory, self._say = asked, directory, say
@@ -80,16 +80,16 @@ class Profile:
         return record_function(name)
 
     def at(self, done: int, *, ends: bool = False) -> None:
-        """Begin, go on or end.
+        """Start, continue or end the profile; to be called between steps.
 
         Args:
-            done: Steps of the run that have been taken, and saved where they are.
-            ends: Whether no other step follows.
+            done: Number of steps done.
+            ends: True if no other step follows.
         """
         if self._profiler is not None:
             self._done = done
             if ends and done < self._first:
-                return  # nothing but the warm-up
+                return  # only the warm-up was recorded
             self._profiler.step()
             if done >= self.asked.profile_step_end:
                 self._end()
@@ -123,7 +123,7 @@ class Profile:
             profile_memory=self.asked.profile_memory,
             record_shapes=self.asked.profile_shapes,
             with_stack=self.asked.profile_stacks,
-            acc_events=True,  # there is one cycle; without it torch 2.11 warns of those before it
+            acc_events=True,  # the default warns in torch 2.11, although there is one cycle only
         )
         self._profiler.start()
 
@@ -162,7 +162,7 @@ class Profile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Write what was recorded of a profile that has not come to its end."""
+        """Write the recorded part of an unfinished profile."""
         if self._profiler is None:
             if self._waiting and kind is None:
                 logger.warning(

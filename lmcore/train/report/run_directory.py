@@ -1,4 +1,4 @@
-"""The directory of a run: what is in it, and the rules for writing there.
+"""The directory of a run: its files, written complete or not at all.
 
 config.yaml  environment.json  kernels.json  metrics.jsonl  summary.json
 tokenizer/   tensorboard/      checkpoints/iter_XXXXXXX/    data/ (named text only)
@@ -23,7 +23,11 @@ __all__ = ["RunDirectory"]
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of one run."""
+    """The paths of one run.
+
+    Attributes:
+        path: The directory.
+    """
 
     path: Path
 
@@ -32,9 +36,9 @@ class RunDirectory:
         """Make the directory of a run.
 
         Args:
-            save: What `--save` says; None makes `runs/<date>-<name>`.
+            save: Value of `--save`; None for `runs/<date>-<name>`.
             name: Name of the run.
-            load: What `--load` says: a run may go on in its own directory.
+            load: Value of `--load`: a run may continue in its own directory.
 
         Raises:
             ConfigError: Another run's checkpoints are there.
@@ -60,39 +64,39 @@ class RunDirectory:
         return run
 
     def remove_if_empty(self) -> None:
-        """Remove the directory again where nothing was written into it."""
+        """Remove the directory if nothing was written into it."""
         with contextlib.suppress(OSError):
             if list(self.path.iterdir()) == [self.checkpoints]:
                 self.checkpoints.rmdir()
                 self.path.rmdir()
 
     def has_checkpoints(self) -> bool:
-        """Return whether something was saved there."""
+        """Return True if the directory has a checkpoint."""
         return self.checkpoints.is_dir() and any(self.checkpoints.glob("iter_*"))
 
     @property
     def checkpoints(self) -> Path:
-        """Where `iter_XXXXXXX` directories are."""
+        """Folder of the checkpoints, `iter_XXXXXXX`."""
         return self.path / "checkpoints"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object per step."""
+        """Path of the step records, one JSON object for each step."""
         return self.path / "metrics.jsonl"
 
     @property
     def tokenizer(self) -> Path:
-        """Copies of the tokenizer's files."""
+        """Folder of the tokenizer's files."""
         return self.path / "tokenizer"
 
     @property
     def profile(self) -> Path:
-        """Traces of `--profile`."""
+        """Folder of the traces of `--profile`."""
         return self.path / "profile"
 
     @property
     def data(self) -> Path:
-        """The text of `--corpus`, prepared."""
+        """Folder of the prepared text of `--corpus`."""
         return self.path / "data"
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Text from the model at the end of a run, so that one sees what it has learnt."""
+"""Sample text from the trained model at the end of a run."""
 
 from __future__ import annotations
 
@@ -16,33 +16,57 @@ from lmcore.model.protocol import CausalLM, Model
 if TYPE_CHECKING:
     from lmcore.config.data_source import Part
     from lmcore.config.plan import RunPlan
-    from lmcore.data.tokenizer import Tokenizer
     from lmcore.runtime.runtime import Runtime
-    from lmcore.train.datasets import Corpus
+    from lmcore.train.datasets import RunDatasets
+    from lmcore.train.engine import Engine
 
-__all__ = ["Sample", "take_sample", "whole_model"]
+__all__ = ["Sample", "generate_sample", "take_sample", "whole_model"]
 
 logger = logging.getLogger(__name__)
 
 _PROMPT_SHARE = 8
 _TEMPERATURE = 0.8
 _LARGEST_BYTES = 2 * 2**30
-"""Of weights that one process loads for a sample."""
+"""Largest size of the weights that one process loads for a sample."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt and what the model made of it."""
+    """A prompt and the text that the model continues it with."""
 
     prompt: str
     text: str
 
 
-def whole_model(checkpoint: Path, runtime: Runtime) -> Model | None:
-    """Return the model of a run whose processes have divided it, from a checkpoint just saved.
+def take_sample(
+    engine: Engine,
+    datasets: RunDatasets,
+    plan: RunPlan,
+    runtime: Runtime,
+    checkpoint: Path | None,
+) -> Sample | None:
+    """Return text from the trained model; None if no text is wanted or possible.
 
-    None, and a line that says so, where it is too large to be held beside this process's part.
+    A model that is divided is loaded whole from its last checkpoint, unless it is too large.
+
+    Args:
+        engine: The engine after training.
+        datasets: Datasets of the run, for prompt and tokenizer.
+        plan: The run.
+        runtime: Device and random numbers.
+        checkpoint: The last checkpoint of the run; None without one.
     """
+    if not engine.divided:
+        with engine.state.weights_for_use():
+            return generate_sample(engine.state.model, datasets, plan, runtime)
+    if plan.config.training.sample_tokens == 0 or checkpoint is None:
+        return None
+    model = whole_model(checkpoint, runtime)
+    return generate_sample(model, datasets, plan, runtime) if model else None
+
+
+def whole_model(checkpoint: Path, runtime: Runtime) -> Model | None:
+    """Return the model of a checkpoint; None if it is too large to be loaded by one process."""
     manifest = read_manifest(checkpoint)
     size = weight_bytes(manifest)
     if size > _LARGEST_BYTES:
@@ -56,16 +80,21 @@ def whole_model(checkpoint: Path, runtime: Runtime) -> Model | None:
     return load_weights(checkpoint, manifest, runtime, verify=False)
 
 
-def take_sample(
-    model: Model, corpus: Corpus, plan: RunPlan, runtime: Runtime, tokenizer: Tokenizer
+def generate_sample(
+    model: Model, datasets: RunDatasets, plan: RunPlan, runtime: Runtime
 ) -> Sample | None:
-    """Return a sample; None with `--sample-tokens 0`, or if model or tokenizer make no text.
+    """Return text; None with `--sample-tokens 0`, or if model or tokenizer make no text.
 
-    The prompt is `--sample-prompt`, or the first tokens of a document that training did not see
-    (of the first training document, where a run has no validation documents).  The random numbers
-    of training are afterwards what they were before.
+    The prompt is `--sample-prompt`, or the first tokens of a validation document (of a training
+    document if the run has none).  The random state of training is restored afterwards.
+
+    Args:
+        model: The model.
+        datasets: Datasets of the run, for prompt and tokenizer.
+        plan: The run.
+        runtime: Device and random numbers.
     """
-    training = plan.config.training
+    training, tokenizer = plan.config.training, datasets.tokenizer
     if training.sample_tokens == 0 or not tokenizer.encodes_any_text:
         return None
     if not isinstance(model, CausalLM) or not model.causal:
@@ -74,11 +103,11 @@ def take_sample(
     if training.sample_prompt is not None:
         prompt = tokenizer.encode(training.sample_prompt)[-max(1, room - 1) :]
     else:
-        prompt = _opening(corpus, tokenizer, max(1, room // _PROMPT_SHARE))
+        prompt = _opening(datasets, max(1, room // _PROMPT_SHARE))
     if not prompt or len(prompt) >= room:
         return None
     with runtime.rng.preserved():
-        (made,) = generate(
+        (continuation,) = generate(
             model,
             [prompt],
             num_tokens=min(training.sample_tokens, room - len(prompt)),
@@ -88,12 +117,12 @@ def take_sample(
             vocab_size=plan.vocab_size,
             precision_context=runtime.precision.context,
         )
-    return Sample(tokenizer.decode(prompt), tokenizer.decode(made.tokens))
+    return Sample(tokenizer.decode(prompt), tokenizer.decode(continuation.tokens))
 
 
-def _opening(corpus: Corpus, tokenizer: Tokenizer, length: int) -> list[int]:
-    part: Part = "valid" if corpus.valid is not None else "train"
-    source = corpus.sources[part][0]
+def _opening(datasets: RunDatasets, length: int) -> list[int]:
+    part: Part = "valid" if datasets.valid is not None else "train"
+    source = datasets.sources[part][0]
     first = int(source.indexed.document_indices[source.documents[0]])
     tokens = [int(token) for token in source.indexed.get(first)[:length]]
-    return [token for token in tokens if token != tokenizer.eod]
+    return [token for token in tokens if token != datasets.tokenizer.eod]

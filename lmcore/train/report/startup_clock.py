@@ -1,4 +1,4 @@
-"""How long each part of a run's start took, so that a slow start has a name."""
+"""Clock of the start-up phases of a run, to find the cause of a slow start."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ __all__ = ["PhaseClock"]
 
 
 class PhaseClock:
-    """Seconds of consecutive phases, the first one since the process was started."""
+    """Times of consecutive phases, from the start of the process.
+
+    Attributes:
+        seconds: Time of each phase in seconds, by name.
+    """
 
     def __init__(self) -> None:
-        """Begin at the start of the process."""
+        """Start with the first phase, which began with the process."""
         age = time.time() - psutil.Process().create_time()
         self._last = time.perf_counter() - max(age, 0.0)
         self.seconds: dict[str, float] = {}
 
     def mark(self, phase: str) -> None:
-        """End the phase that ran until now, and call it *phase*."""
+        """End the current phase under the name *phase*, and start the next."""
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now

@@ -1,7 +1,7 @@
-"""A run's state from checkpoints, of any layout, and what must agree for a run to go on.
+"""`restore`: the initial weights of a run, or its state from a checkpoint of any layout.
 
-A run that continues is the same run or an error: the model's shape, the schedule and the order of
-the data are compared with those of the checkpoint before any tensor is read.
+A run that resumes is the same run or an error: the model's shape, the schedule and the order of the
+data are compared with the checkpoint's before any tensor is read.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ __all__ = ["draws_alike", "restore"]
 logger = logging.getLogger(__name__)
 
 _ROW_FOR_EACH_TOKEN = (".token_embedding.weight", ".output_embedding.weight")
-"""How the names of tensors end that have a row for each token."""
+"""Suffixes of the names of tensors with a row for each token."""
 
 _NOT_IN_THE_WEIGHTS = ("init_method_std", "attention_dropout", "hidden_dropout")
-"""Parts of a model's shape that a run may change when it goes on."""
+"""Fields of a model's shape that a resumed run may change."""
 
 _TURNING = ("rotary_base", "rope_scaling_factor")
-"""What fine-tuning may change besides, where positions are rotary: a longer context wants it."""
+"""Fields of a rotary model that fine-tuning may change, too: a longer context needs it."""
 
 _SCHEDULE_OPTIONS = {
     "style": "lr_decay_style",
@@ -62,7 +62,7 @@ _SCHEDULE_OPTIONS = {
     "decay_samples": "lr_decay_samples",
     "cooldown_fraction": "lr_cooldown_fraction",
 }
-"""What the user calls the numbers of a schedule."""
+"""Option names of the fields of a learning-rate schedule."""
 
 
 def restore(
@@ -73,30 +73,34 @@ def restore(
     order: str,
     planner: WritePlanner | None = None,
 ) -> Path | None:
-    """Bring *state* to where the checkpoint of `--load` left it; return that checkpoint.
+    """Load *state* from the checkpoint of `--load` and return it; without one, draw the weights.
 
-    All processes must call it; each reads what it holds, whatever layout the checkpoint is of.
+    All processes must call it; each reads the parts that it holds, whatever the layout of the
+    checkpoint is.
 
     Args:
-        state: A fresh state.
-        plan: Says from where, and what of it.
-        runtime: Gets the random states.
-        order: `data_order` of this run's training samples.
-        planner: The processes of the run; None: this is the only one.
+        state: State without initial weights.
+        plan: The run; `plan.resume` is the checkpoint.
+        runtime: Device, whose random states are set, and processes.
+        order: Fingerprint of the order of this run's training samples.
+        planner: Write planner of the run, with its channels; None in a run of one process.
 
     Raises:
-        CheckpointError: None is there, or it is damaged or of another shape.
-        ConfigError: The run would not be the same one.
-        OtherRankError: So it is for another process.
-        RunError: The processes see different checkpoints.
+        CheckpointError: The checkpoint is damaged, or its model has another shape.
+        ConfigError: The run would not be the checkpoint's run.
+        OtherRankError: Another rank cannot load its part.
+        RunError: The ranks see different checkpoints.
     """
     asked = plan.config.checkpoint
+    seed = plan.config.training.seed
     if asked.load is None:
+        state.parallel.initialize(seed)
         return None
     resume = plan.resume
     _check_same(resume, runtime)
     if resume is None:
         logger.warning("no checkpoint in `%s`: starting from initial weights", asked.load)
+        state.parallel.initialize(seed)
         return None
     channel = (planner or WritePlanner()).loads
     checkpoint, manifest = resume.checkpoint, resume.manifest
@@ -109,7 +113,7 @@ def restore(
     load = _Load(checkpoint, state, rows, channel)
     if rows:
         _tell_padding(manifest, plan)
-        state.parallel.initialize(plan.config.training.seed)
+        state.parallel.initialize(seed)
     if asked.finetune:
         with state.weights_for_use():
             load.into(state.tensors(optimizer=False))
@@ -128,7 +132,7 @@ def restore(
 
 
 def _check_same(resume: ResumePoint | None, runtime: Runtime) -> None:
-    """Stop unless all processes see the same checkpoint."""
+    """Raise an error unless all ranks see the same checkpoint."""
     if runtime.processes is None:
         return
     seen = "none"
@@ -147,7 +151,7 @@ def _check_same(resume: ResumePoint | None, runtime: Runtime) -> None:
 
 @dataclass(frozen=True)
 class _Load:
-    """Reads from one checkpoint what a process holds."""
+    """Reads the tensors of this rank from one checkpoint."""
 
     checkpoint: Path
     state: TrainState
@@ -155,7 +159,7 @@ class _Load:
     channel: Channel
 
     def into(self, tensors: Mapping[str, Tensor], more: Mapping[str, Tensor] | None = None) -> None:
-        """Fill tensors of the state, and *more*, which are whole."""
+        """Fill the tensors of the state, and the tensors of *more*, which are not divided."""
         load_checkpoint(
             self.checkpoint,
             {**tensors, **(more or {})},
@@ -168,7 +172,7 @@ class _Load:
 def _load(
     state: TrainState, plan: RunPlan, runtime: Runtime, manifest: Manifest, load: _Load
 ) -> None:
-    """Load weights, optimizer and random states, as far as *plan* asks for them."""
+    """Load weights, and the optimizer and random states that *plan* asks for."""
     asked = plan.config.checkpoint
     tensors = state.tensors(optimizer=asked.load_optim)
     states: dict[str, Tensor] = {}
@@ -182,16 +186,16 @@ def _load(
     elif asked.load_rng:
         seed_everything(plan.config.training.seed, runtime, plan.layout, step=manifest.iteration)
         logger.info(
-            "random numbers are drawn anew from seed and step: the checkpoint has those of %s",
+            "random states are seeded from seed and step: the checkpoint's layout is %s",
             _saved_layout(manifest).words,
         )
 
 
 def draws_alike(manifest: Manifest, layout: ParallelLayout) -> bool:
-    """Return whether every process goes on with random numbers of the checkpoint.
+    """Return True if every rank continues with the random states of the checkpoint.
 
-    That is so where it does what the process of its rank did there; how weights and optimizer
-    state are sharded does not matter.
+    Each rank must have the role that the same rank had in the saved run; the sharding of weights
+    and optimizer state does not matter.
     """
     as_saved, now = (
         dataclasses.replace(one, zero_stage=0, replicas=1)
@@ -201,7 +205,7 @@ def draws_alike(manifest: Manifest, layout: ParallelLayout) -> bool:
 
 
 def _saved_layout(manifest: Manifest) -> ParallelLayout:
-    """Return the layout of the run that saved; without a record it divided the samples alone."""
+    """Return the layout of the saved run; without a record it is data-parallel."""
     saved = manifest.meta.get("layout")
     if isinstance(saved, Mapping):
         known = {one.name for one in dataclasses.fields(ParallelLayout)}
@@ -211,9 +215,9 @@ def _saved_layout(manifest: Manifest) -> ParallelLayout:
 
 
 def _differing_rows(manifest: Manifest, plan: RunPlan) -> dict[str, int]:
-    """Return the tensors with a row for each token, and how many rows tokens have.
+    """Return the number of token rows of each tensor whose vocabulary padding differs.
 
-    Empty where the vocabulary is padded to the same size, or is another one.
+    Empty if the padded sizes are equal, or if the vocabularies differ.
     """
     derived = part_of(manifest.meta, "config", "derived")
     saved = manifest.model_shape.get("padded_vocab_size")
@@ -227,7 +231,7 @@ def _differing_rows(manifest: Manifest, plan: RunPlan) -> dict[str, int]:
 def _comparable_shape(
     state: TrainState, saved: Mapping[str, Any], *, finetune: bool
 ) -> dict[str, Any]:
-    """Return the model's shape with the checkpoint's values of what the run may change."""
+    """Return the model's shape, with the checkpoint's values of fields that the run may change."""
     shape = state.parallel.shape
     now, free = shape.to_dict(), list(_NOT_IN_THE_WEIGHTS)
     if not shape.learned_positions:
@@ -242,7 +246,7 @@ def _comparable_shape(
 
 def _tell_padding(manifest: Manifest, plan: RunPlan) -> None:
     saved, now = manifest.model_shape["padded_vocab_size"], plan.padded_vocab_size
-    what = "those that are new begin anew" if now > int(saved or 0) else "the rest is left out"
+    what = "new rows get initial values" if now > int(saved or 0) else "the other rows are dropped"
     logger.info(
         "the vocabulary of %d tokens is padded to %d rows, in the checkpoint to %s: %s%s",
         plan.vocab_size,
@@ -254,7 +258,7 @@ def _tell_padding(manifest: Manifest, plan: RunPlan) -> None:
 
 
 def _same_padding(manifest: Manifest, plan: RunPlan) -> str:
-    """Return what would keep the checkpoint's padding, if anything would."""
+    """Return the flag that keeps the checkpoint's padding; empty if there is none."""
     saved, tensor = manifest.model_shape.get("padded_vocab_size"), plan.layout.tensor
     if not isinstance(saved, int) or saved < plan.vocab_size or saved % tensor:
         return ""
@@ -273,14 +277,14 @@ def _check_model(manifest: Manifest, shape: Mapping[str, Any], plan: RunPlan) ->
 
 
 def _check_optimizer(manifest: Manifest, plan: RunPlan) -> None:
-    """Refuse another optimizer's state: it has other moments, or the same of another meaning."""
+    """Refuse the state of another optimizer, whose moments have another meaning."""
     settings = part_of(manifest.meta, "config", "config", "optimizer")
     saved, now = settings.get("optimizer"), plan.config.optimizer.optimizer
     if saved in {None, now}:
         return
     raise ConfigError(
-        f"the checkpoint was written with `--optimizer {saved}`, this run has `{now}`",
-        why="the state of one optimizer means nothing to another",
+        f"the checkpoint was written with `--optimizer {saved}`, this run uses `{now}`",
+        why="one optimizer cannot use the state of another",
         hint=f"use `--optimizer {saved}`, or `--no-load-optim` to go on with a new `{now}`",
     )
 

@@ -1,4 +1,4 @@
-"""What the checkpoint of `--load` says of the run's data, before the data is opened."""
+"""Record of the data in the checkpoint of `--load`, read before the data is opened."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["SavedData", "saved_data"]
 
 @dataclass(frozen=True)
 class SavedData:
-    """A checkpoint's data.
+    """The data of the run that wrote a checkpoint.
 
     Attributes:
         order: Fingerprint of the order of the training samples.
-        consumed_samples: Samples that the run had consumed.
-        record: Its sources; None for a cyclic order, and in checkpoints of older versions.
+        consumed_samples: Number of samples that the run had consumed.
+        record: Record of the sources; None for a cyclic order and in old checkpoints.
     """
 
     order: str
@@ -31,7 +31,7 @@ class SavedData:
 
 
 def saved_data(plan: RunPlan) -> SavedData | None:
-    """Return what the checkpoint that the run goes on from says of its data.
+    """Return the data record of the checkpoint that the run resumes.
 
     None if the run starts from initial weights, with `--finetune`, and with
     `--override-data-order`.

@@ -1,6 +1,6 @@
-"""What a manifest says of the run that saved it, checked before another run goes on from it.
+"""Check of a manifest's `meta` before a run resumes from it.
 
-Whoever writes a checkpoint writes its manifest: of `meta` any part may be missing or anything else.
+A checkpoint may come from any program: any part of `meta` may be missing or have another type.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _COUNTERS = ("iteration", "consumed_samples", "consumed_tokens")
 
 
 def check_saved_run(checkpoint: Path, manifest: Manifest) -> None:
-    """Refuse a checkpoint that does not say what a run needs to go on.
+    """Refuse a checkpoint whose manifest lacks the state of a run.
 
     Args:
-        checkpoint: For the message.
-        manifest: Its manifest.
+        checkpoint: Directory of the checkpoint.
+        manifest: Manifest of the checkpoint.
 
     Raises:
-        CheckpointError: Names each part that is missing or wrong.
+        CheckpointError: Parts are missing or wrong; the message names them.
     """
     wrong = [*_problems(manifest.meta)]
     if wrong:
@@ -44,7 +44,7 @@ def check_saved_run(checkpoint: Path, manifest: Manifest) -> None:
 
 
 def part_of(meta: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """Return the mapping in *meta* that one name after the other leads to; empty where none is."""
+    """Return the nested mapping in *meta* under *names*; empty if there is none."""
     found: Any = meta
     for name in names:
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -52,7 +52,7 @@ def part_of(meta: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 
 
 def _problems(meta: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the paths of what is missing or wrong."""
+    """Yield the paths of missing or wrong values."""
     counters = part_of(meta, "counters")
     for name in dict.fromkeys((*_COUNTERS, *counters)):
         if not _is_number(counters.get(name), whole=True):

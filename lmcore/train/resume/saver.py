@@ -1,6 +1,6 @@
-"""Writes a run's checkpoints: at once, or in a thread while training goes on (`--async-save`).
+"""`Saver`: writes a run's checkpoints, at once or in a thread while training continues.
 
-Either way a checkpoint is complete or absent, and no two are written at the same time.
+A checkpoint is complete or absent, and no two are written at the same time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from lmcore.checkpoint import warm_up
 from lmcore.checkpoint.layout import iteration_path
 
 if TYPE_CHECKING:
@@ -25,35 +26,44 @@ WRITER_NAME = "lmcore-checkpoint-writer"
 
 
 class Saver:
-    """A context manager; leaving it waits for the checkpoint that is being written."""
+    """Context manager that waits at its exit for the checkpoint that is being written."""
 
     def __init__(self, take: Callable[[], Snapshot], *, background: bool) -> None:
-        """Write what *take* returns.
+        """Write nothing yet.
 
         Args:
-            take: Brings the run's state to the host; called on the training thread, never while
+            take: Returns a snapshot of the run's state; called on the training thread, never while
                 an earlier snapshot is being written.
-            background: Whether to write in a thread.
+            background: True to write in a thread (`--async-save`).
         """
         self.take = take
         self.background = background
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self) -> Path:
-        """Save the state of this moment and return the directory that the checkpoint has, or gets.
+    def warm_up(self) -> None:
+        """Import in the background what the first save needs, which takes about a second.
 
-        Waits for an earlier one first; all processes of a run must call it.
+        To be called after the first step, which may import the same modules to compile.
+        """
+        # Not a daemon: if the run ends at once, Python would end the thread within torch's C++,
+        # which aborts the process.
+        threading.Thread(target=warm_up, name="lmcore-import", daemon=False).start()
+
+    def save(self) -> Path:
+        """Save the current state and return the directory of the checkpoint.
+
+        All processes must call it.  Waits for an earlier checkpoint first.
 
         Raises:
-            CheckpointError: This one, or the earlier one, could not be written.
-            OtherRankError: So it is for another process.
+            CheckpointError: This checkpoint, or the earlier one, could not be written.
+            OtherRankError: Another rank could not write its part.
         """
         self.wait()
         snapshot = self.take()
         if not self.background:
             return snapshot.write()
-        # Whoever interrupts the run twice is not made to wait: an unfinished one is then absent.
+        # A daemon: a second interrupt ends the run at once, without the unfinished checkpoint.
         self._thread = threading.Thread(
             target=self._write, args=(snapshot,), name=WRITER_NAME, daemon=True
         )
@@ -61,10 +71,10 @@ class Saver:
         return iteration_path(snapshot.directory, snapshot.iteration)
 
     def check(self) -> None:
-        """Raise what kept the last checkpoint from being written; does not wait.
+        """Raise the error of the last checkpoint, if it failed; do not wait for it.
 
         Raises:
-            CheckpointError: It could not be written.
+            CheckpointError: The last checkpoint could not be written.
         """
         error, self._error = self._error, None
         if error is not None:
@@ -74,7 +84,7 @@ class Saver:
         """Wait for the checkpoint that is being written.
 
         Raises:
-            CheckpointError: It could not be written.
+            CheckpointError: The checkpoint could not be written.
         """
         if self._thread is not None:
             self._thread.join()
@@ -97,7 +107,7 @@ class Saver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait, unless the user interrupts; an error of the run itself matters more than ours."""
+        """Wait, unless the user interrupts; an error of the run takes precedence over its own."""
         if kind is None:
             self.wait()
         elif not issubclass(kind, KeyboardInterrupt):

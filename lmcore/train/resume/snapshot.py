@@ -1,4 +1,4 @@
-"""A run's state to checkpoints: one moment of it, which its processes write together."""
+"""Snapshots: the state of a run at one step, on the host, to be written by all ranks together."""
 
 from __future__ import annotations
 
@@ -18,37 +18,27 @@ if TYPE_CHECKING:
 
     from lmcore.checkpoint import WritePlan
     from lmcore.config.plan import RunPlan
-    from lmcore.data.blend.cyclic_sampler import OrderedSamples
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.runtime.process.channel import Channel
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
 
-__all__ = ["Snapshot", "data_order", "take_snapshot"]
-
-
-def data_order(dataset: OrderedSamples) -> str:
-    """Return a fingerprint of the order in which a dataset gives its samples.
-
-    It is equal for two data sets whose samples are the same in the same order, however many of
-    them a run is to use; no sample is read for it.
-    """
-    return dataset.order
+__all__ = ["Snapshot", "take_snapshot"]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One moment of a run, on the host and ready to be written.
+    """The state of a run at one step, on the host.
 
     Attributes:
-        directory: Where checkpoints are.
-        iteration: Steps done.
-        tensors: What this process writes of weights, optimizer and random states.
-        meta: What is no tensor.
-        model_shape: The model's numbers.
-        keep_last: Checkpoints that stay.
-        write_plan: Write plan of this rank.
-        channel: Connects the processes that write.
+        directory: Folder of the checkpoints.
+        iteration: Number of steps done.
+        tensors: Chunks of weights, optimizer and random states that this rank writes, by key.
+        meta: State that is not in tensors, for the manifest.
+        model_shape: Shape of the model, for the manifest.
+        keep_last: Number of checkpoints to keep; None to keep all.
+        write_plan: Chunks that this rank writes.
+        channel: Channel between the ranks for this save.
     """
 
     directory: Path
@@ -64,8 +54,8 @@ class Snapshot:
         """Write the checkpoint and return its directory; all processes must call it.
 
         Raises:
-            CheckpointError: It could not be written; earlier checkpoints are as they were.
-            OtherRankError: So it is for another process.
+            CheckpointError: The checkpoint could not be written; earlier ones are unchanged.
+            OtherRankError: Another rank could not write its part.
         """
         return save_checkpoint(
             self.directory,
@@ -90,25 +80,24 @@ def take_snapshot(
     data: Mapping[str, Any] | None = None,
     planner: WritePlanner | None = None,
 ) -> Snapshot:
-    """Bring *state* to the host as the run's stager does it; all processes must call it.
+    """Copy the part of *state* that this rank writes to the host; all processes must call it.
 
-    The weights are those that the model holds: take and write it within `state.weights_for_use`,
-    as the stager may hand out the live ones.
-    Only what this process is to write comes to the host.
+    Take and write a snapshot within `state.weights_for_use`: the run's stager may return the live
+    tensors.
 
     Args:
-        state: What is saved.
-        plan: Says what of it.
-        runtime: This process.
-        tokenizer: Of the data.
-        directory: Where checkpoints are.
-        order: `data_order` of the training samples.
-        data: Where the run stands in its data.
-        planner: The processes of the run; None: this is the only one.
+        state: State of the run.
+        plan: The run; its `checkpoint` section selects optimizer and random states.
+        runtime: Stager and random states.
+        tokenizer: Tokenizer of the data.
+        directory: Folder of the checkpoints.
+        order: Fingerprint of the training samples' order.
+        data: Record of the data sources, from `RunDatasets.record`.
+        planner: Write planner of the run, with its channels; None in a run of one process.
 
     Raises:
         NonFiniteError: A weight is NaN or infinite.
-        PluginError: The stager did not do its work.
+        PluginError: The stager returned wrong tensors.
     """
     asked = plan.config.checkpoint
     check_weights(state)

@@ -36,7 +36,7 @@ from lmcore.runtime.launch.worker_protocol import end_with_launcher
 from lmcore.runtime.policies import start_policies
 from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
-from lmcore.train.engine import open_engine
+from lmcore.train.engine import build_engine
 from lmcore.train.state import TrainState, seed_everything
 
 VOCABULARY = 120
@@ -118,8 +118,9 @@ def masks_of(plan: RunPlan) -> DocumentMasks | None:
 def run(plan: RunPlan, runtime: Runtime, *, twice: bool = False) -> dict[str, Any]:
     """Train and return the results that the tests compare."""
     seed_everything(plan.config.training.seed, runtime, plan.layout)
-    with runtime.ops.bind_all(), open_engine(plan, runtime) as engine:
+    with build_engine(plan, runtime) as engine:
         state = engine.state
+        state.parallel.initialize(plan.config.training.seed)
         if twice:
             call_twice(state.model)
         engine.begin()

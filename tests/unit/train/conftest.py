@@ -24,7 +24,7 @@ from lmcore.parallel.parallel_model import parallelize
 from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
-from lmcore.train.datasets import Corpus, open_corpus
+from lmcore.train.datasets import RunDatasets, build_datasets
 from lmcore.train.resume.resume_point import find_resume_point
 from lmcore.train.state import TrainState, seed_everything
 
@@ -103,9 +103,9 @@ def make_state(runtime: Runtime) -> Callable[[RunPlan], TrainState]:
 
 
 @pytest.fixture
-def make_corpus(tokenizer: Any, tmp_path: Path) -> Callable[[RunPlan], Corpus]:
+def make_datasets(tokenizer: Any, tmp_path: Path) -> Callable[[RunPlan], RunDatasets]:
     """Opens the data of a plan."""
-    return lambda plan: open_corpus(plan, tokenizer, tmp_path)
+    return lambda plan: build_datasets(plan, tokenizer, tmp_path)
 
 
 @pytest.fixture

@@ -23,8 +23,11 @@ from lmcore.parallel.parallel_model import parallelize
 from lmcore.train.async_scalars import ScalarCopier
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.exit_conditions import ExitConditions
-from lmcore.train.loop import Reporter, train
-from lmcore.train.report.metrics import MetricsFile
+from lmcore.train.loop import train
+from lmcore.train.report.display import SilentDisplay
+from lmcore.train.report.run_directory import RunDirectory
+from lmcore.train.report.run_report import RunReport
+from lmcore.train.report.startup_clock import PhaseClock
 from lmcore.train.state import TrainState, seed_everything
 from lmcore.train.step import TrainStep
 from lmcore.train.step_queue import StepQueue
@@ -95,7 +98,7 @@ def late_runtime(runtime: Any) -> Any:
 
 
 @pytest.fixture
-def run_steps(make_plan: Any, make_corpus: Any) -> Any:
+def run_steps(make_plan: Any, make_datasets: Any) -> Any:
     """Takes steps one by one, each by a function of step, state and batches."""
 
     def run(flags: str, runtime: Any, take: Any, count: int = 4, change: Any = None) -> Any:
@@ -109,7 +112,7 @@ def run_steps(make_plan: Any, make_corpus: Any) -> Any:
         if change is not None:
             change(state)
         micro = plan.config.training.micro_batch_size
-        with BatchLoader(make_corpus(plan).train, micro_batch_size=micro) as batches:
+        with BatchLoader(make_datasets(plan).train, micro_batch_size=micro) as batches:
             return state, [take(step, batches) for _ in range(count)]
 
     return run
@@ -202,7 +205,7 @@ def test_not_finite(run_steps: Any, late_runtime: Any) -> None:
     assert state.iteration == 3
     with pytest.raises(NonFiniteError, match="the loss is nan at step 2, samples 8 to 15") as one:
         late[1].result()
-    assert "micro-batch 2 of 4 is the first such" in str(one.value.why)
+    assert "micro-batch 2 of 4 is the first" in str(one.value.why)
     assert "`--no-async-metrics`" in str(one.value.hint)
     assert (state.iteration, state.consumed_samples) == (1, 8)
 
@@ -241,11 +244,11 @@ class Recorder(TrainStep):
 
 
 @pytest.fixture
-def run_loop(make_plan: Any, make_state: Any, make_corpus: Any, tmp_path: Path) -> Any:
-    """Runs the whole loop; returns outcome, rows, saved steps and waits before each step."""
+def run_loop(make_plan: Any, make_state: Any, make_datasets: Any, tmp_path: Path) -> Any:
+    """Runs the whole loop; returns report, rows, saved steps and waits before each step."""
 
     def run(flags: str, runtime: Any, name: str, change: Any = None) -> Any:
-        plan = make_plan(flags)
+        plan = make_plan(f"{flags} --no-tensorboard")
         state, saved = make_state(plan), []
         if change is not None:
             change(state)
@@ -254,27 +257,18 @@ def run_loop(make_plan: Any, make_state: Any, make_corpus: Any, tmp_path: Path) 
             saved.append((state.iteration, Event.waits))
             return Path(f"iter_{state.iteration:07d}")
 
-        display = SimpleNamespace(
-            say=lambda text: None, step=lambda *_: None, validation=lambda *_: None
-        )
         step = Recorder(state, plan, runtime)
         step.asked, first = [], Event.waits
-        with (
-            MetricsFile(tmp_path / name) as metrics,
-            ExitConditions(plan.config.training) as exits,
-        ):
-            outcome = train(
-                state,
-                step,
-                make_corpus(plan),
-                plan,
-                runtime,
-                reporter=Reporter(plan, runtime, display, metrics, None),  # type: ignore[arg-type]
-                exits=exits,
-                saver=SimpleNamespace(save=save, check=lambda: None),  # type: ignore[arg-type]
-            )
-        rows = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
-        return outcome, rows, [(at, n - first) for at, n in saved], [n - first for n in step.asked]
+        (tmp_path / name).mkdir()
+        plugins: Any = None
+        directory = RunDirectory(tmp_path / name)
+        report = RunReport(plan, runtime, plugins, directory, SilentDisplay(), PhaseClock())
+        with report.recording(after_step=0), ExitConditions(plan.config.training) as exits:
+            engine: Any = SimpleNamespace(state=state, step=step)
+            saver: Any = SimpleNamespace(save=save, check=lambda: None, warm_up=lambda: None)
+            train(engine, make_datasets(plan), plan, runtime, report, saver, exits)
+        rows = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+        return report, rows, [(at, n - first) for at, n in saved], [n - first for n in step.asked]
 
     return run
 
@@ -286,14 +280,14 @@ def test_rows_are_the_same(run_loop: Any, runtime: Any, late_runtime: Any) -> No
     the end all are.
     """
     flags = "--train-iters 8 --eval-interval 3 --eval-iters 1 --split 80,20,0 --save-interval 5"
-    plain_outcome, plain, plain_saved, _ = run_loop(flags, runtime, "plain")
-    outcome, late, saved, asked = run_loop(flags, late_runtime, "late")
+    plain_report, plain, plain_saved, _ = run_loop(flags, runtime, "plain")
+    report, late, saved, asked = run_loop(flags, late_runtime, "late")
     times = {"step_time_ms", "data_wait_ms", "tokens_per_second", "mfu"}
     assert [{k: v for k, v in row.items() if k not in times} for row in late] == [
         {k: v for k, v in row.items() if k not in times} for row in plain
     ]
     assert all(row["step_time_ms"] > 0 for row in late)
-    assert outcome.validation == plain_outcome.validation
+    assert report.validation == plain_report.validation
     assert [at for at, _ in saved] == [at for at, _ in plain_saved] == [5, 8]
     # Step 1 is waited for; 2 is not when 3 begins, but 3 is validated; 5 is saved; 6 validated.
     assert asked == [0, 1, 1, 3, 3, 5, 6, 6]
@@ -302,8 +296,8 @@ def test_rows_are_the_same(run_loop: Any, runtime: Any, late_runtime: Any) -> No
 
 def test_an_exit_waits_for_all(run_loop: Any, late_runtime: Any) -> None:
     """A run that ends early reports the step that it ended with."""
-    outcome, rows, saved, _ = run_loop("--exit-interval 3", late_runtime, "late")
-    assert outcome.reason == "step 3 is a multiple of --exit-interval 3"
+    report, rows, saved, _ = run_loop("--exit-interval 3", late_runtime, "late")
+    assert report.reason == "step 3 is a multiple of --exit-interval 3"
     assert ([row["step"] for row in rows], saved) == ([1, 2, 3], [(3, 3)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from typing import Any
@@ -10,14 +11,26 @@ import pytest
 
 from lmcore.config.section import TrainingSection
 from lmcore.train.exit_conditions import ExitConditions
+from lmcore.train.schedule import Due
+
+NOTHING = Due(log=False, validate=False, save=False, exit=False, last=False)
 
 
 def test_interval() -> None:
-    """The run ends at each multiple of `--exit-interval`, and says so."""
+    """The run ends where `--exit-interval` is due, and says so."""
     exits = ExitConditions(TrainingSection(exit_interval=5))
-    assert [step for step in range(1, 12) if exits.reason(step)] == [5, 10]
-    assert exits.reason(10) == "step 10 is a multiple of --exit-interval 5"
-    assert ExitConditions(TrainingSection()).reason(5) is None
+    due = dataclasses.replace(NOTHING, exit=True)
+    assert exits.reason(10, due) == "step 10 is a multiple of --exit-interval 5"
+    assert exits.reason(9, NOTHING) is None
+
+
+def test_the_last_step() -> None:
+    """After the last step the run is complete, unless a signal came."""
+    exits = ExitConditions(TrainingSection(exit_interval=5, exit_duration_in_mins=1.0))
+    exits.set_requests((0.0, 0.0, 1.0))
+    assert exits.reason(10, dataclasses.replace(NOTHING, exit=True, last=True)) is None
+    exits.set_requests((1.0, 0.0, 1.0))
+    assert exits.reason(10, dataclasses.replace(NOTHING, last=True)) == "received SIGTERM"
 
 
 def test_duration() -> None:
@@ -25,19 +38,19 @@ def test_duration() -> None:
     now = [100.0]
     exits = ExitConditions(TrainingSection(exit_duration_in_mins=1.5), clock=lambda: now[0])
     now[0] = 189.9
-    assert exits.reason(1) is None
+    assert exits.reason(1, NOTHING) is None
     now[0] = 190.0
-    assert exits.reason(2) == "1.5 minutes have passed (--exit-duration-in-mins)"
+    assert exits.reason(2, NOTHING) == "1.5 minutes have passed (--exit-duration-in-mins)"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_first_signal_asks(number: signal.Signals) -> None:
     """The first SIGTERM or SIGINT only asks the run to end."""
     with ExitConditions(TrainingSection()) as exits:
-        assert not exits.told_to_stop
+        assert not exits.signalled
         os.kill(os.getpid(), number)
-        assert exits.told_to_stop
-        assert exits.reason(3) == f"received {number.name}"
+        assert exits.signalled
+        assert exits.reason(3, NOTHING) == f"received {number.name}"
 
 
 @pytest.fixture
@@ -59,7 +72,7 @@ def test_a_signal_passed_on_twice_is_one() -> None:
     with ExitConditions(TrainingSection()) as exits:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
-        assert exits.reason(3) == "received SIGINT"
+        assert exits.reason(3, NOTHING) == "received SIGINT"
 
 
 def test_all_processes_end_for_one() -> None:
@@ -67,10 +80,10 @@ def test_all_processes_end_for_one() -> None:
     exits = ExitConditions(TrainingSection(exit_duration_in_mins=1.0))
     exits.set_requests((1.0, 0.0, 0.0))
     assert exits.ending
-    assert exits.reason(2) == "received SIGTERM"
+    assert exits.reason(2, NOTHING) == "received SIGTERM"
     exits.set_requests((0.0, 0.0, 1.0))
     assert not exits.ending
-    assert exits.reason(2) == "1 minutes have passed (--exit-duration-in-mins)"
+    assert exits.reason(2, NOTHING) == "1 minutes have passed (--exit-duration-in-mins)"
 
 
 def test_a_process_alone_waits_for_the_others() -> None:
@@ -78,8 +91,8 @@ def test_a_process_alone_waits_for_the_others() -> None:
     with ExitConditions(TrainingSection()) as exits:
         exits.set_requests((0.0, 0.0, 0.0))
         os.kill(os.getpid(), signal.SIGTERM)
-        assert exits.told_to_stop
-        assert exits.reason(3) is None
+        assert exits.signalled
+        assert exits.reason(3, NOTHING) is None
         assert exits.requests() == (1.0, 0.0, 0.0)
 
 

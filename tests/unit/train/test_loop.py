@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,10 @@ import pytest
 
 from lmcore.errors import RunError
 from lmcore.train.exit_conditions import ExitConditions
-from lmcore.train.loop import Reporter, failure_status, train
-from lmcore.train.report.metrics import MetricsFile
+from lmcore.train.loop import train
+from lmcore.train.report.run_directory import RunDirectory
+from lmcore.train.report.run_report import RunReport, failure_status
+from lmcore.train.report.startup_clock import PhaseClock
 from lmcore.train.step import TrainStep
 from lmcore.train.step_record import PendingStep, StepRecord
 
@@ -45,10 +48,27 @@ def counted(state: Any, samples: int, loss: float = 1.0) -> StepRecord:
 
 
 @pytest.fixture
+def make_report(runtime: Any, tmp_path: Path) -> Callable[..., RunReport]:
+    """Makes the report of a plan, with files in the test's folder."""
+
+    def make(plan: Any, display: Any, runtime: Any = runtime) -> RunReport:
+        plugins: Any = None  # their hooks are called by `RunReport.training` alone
+        directory = RunDirectory(tmp_path)
+        return RunReport(plan, runtime, plugins, directory, display, PhaseClock())
+
+    return make
+
+
+@pytest.fixture
 def run_loop(
-    make_plan: Any, make_state: Any, make_corpus: Any, runtime: Any, tmp_path: Path
+    make_plan: Any,
+    make_state: Any,
+    make_datasets: Any,
+    make_report: Any,
+    runtime: Any,
+    tmp_path: Path,
 ) -> Any:
-    """Runs the loop with these flags; returns outcome, rows, saved steps and display."""
+    """Runs the loop with these flags; returns report, rows, saved steps and display."""
 
     def run(
         flags: str,
@@ -58,7 +78,7 @@ def run_loop(
         after_first_step: Any = lambda _: None,
         check: Any = lambda: None,
     ) -> Any:
-        plan = make_plan(flags)
+        plan = make_plan(f"{flags} --no-tensorboard")
         state, display, saved = make_state(plan), Watcher(), []
         if before is not None:
             before(state)
@@ -67,9 +87,12 @@ def run_loop(
             saved.append(state.iteration)
             return Path(f"iter_{state.iteration:07d}")
 
-        saver = SimpleNamespace(save=save, check=check)
-        path = tmp_path / "metrics.jsonl"
-        with MetricsFile(path) as metrics, ExitConditions(plan.config.training) as exits:
+        saver: Any = SimpleNamespace(
+            save=save, check=check, warm_up=lambda: after_first_step(state)
+        )
+        report = make_report(plan, display)
+        report.directory.metrics.unlink(missing_ok=True)
+        with report.recording(after_step=0), ExitConditions(plan.config.training) as exits:
             step = step_type(state, plan, runtime)
             if during is not None:
                 inner = step
@@ -79,33 +102,24 @@ def run_loop(
                     during(state, exits)
                     return pending
 
-            outcome = train(
-                state,
-                step,
-                make_corpus(plan),
-                plan,
-                runtime,
-                reporter=Reporter(plan, runtime, display, metrics, None),  # type: ignore[arg-type]
-                exits=exits,
-                saver=saver,  # type: ignore[arg-type]
-                after_first_step=lambda: after_first_step(state),
-            )
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        return outcome, rows, saved, display
+            engine: Any = SimpleNamespace(state=state, step=step)
+            train(engine, make_datasets(plan), plan, runtime, report, saver, exits)
+        rows = [json.loads(line) for line in report.directory.metrics.read_text().splitlines()]
+        return report, rows, saved, display
 
     return run
 
 
 def test_plain_run(run_loop: Any) -> None:
     """Every step leaves a row; the last one is followed by a save."""
-    outcome, rows, saved, display = run_loop("--train-iters 6")
-    assert outcome.reason is None
+    report, rows, saved, display = run_loop("--train-iters 6")
+    assert report.reason is None
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row["consumed_samples"] for row in rows] == [4, 8, 12, 16, 20, 24]
     assert [row["consumed_tokens"] for row in rows] == [64 * i for i in range(1, 7)]
     assert saved == [6]
-    assert outcome.checkpoint == Path("iter_0000006")
-    assert len(display.steps) == len(outcome.step_ms) == 6
+    assert report.checkpoint == Path("iter_0000006")
+    assert len(display.steps) == 6
     for row in rows:
         assert row["tokens_per_second"] == pytest.approx(64 / row["step_time_ms"] * 1e3)
         assert 0 <= row["data_wait_ms"] <= row["step_time_ms"]
@@ -120,11 +134,11 @@ def test_saves(run_loop: Any, interval: int, wanted: list[int]) -> None:
 def test_validations(run_loop: Any) -> None:
     """It validates at every interval and after the last step; the row of the step has the loss."""
     flags = "--train-iters 7 --eval-interval 3 --eval-iters 1 --split 80,20,0"
-    outcome, rows, _, display = run_loop(flags)
+    report, rows, _, display = run_loop(flags)
     assert [row["step"] for row in rows if "valid_loss" in row] == [3, 6, 7]
     assert [step for step, _ in display.validations] == [3, 6, 7]
-    assert outcome.validation[0] == 7
-    assert outcome.validation[1].loss == rows[-1]["valid_loss"]
+    assert report.validation[0] == 7
+    assert report.validation[1].loss == rows[-1]["valid_loss"]
 
 
 def test_validations_see_new_samples(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +149,7 @@ def test_validations_see_new_samples(run_loop: Any, monkeypatch: pytest.MonkeyPa
         seen.append(kwargs["first_sample"])
         assert kwargs["first_sample"] + 8 <= plan.valid_samples
 
-    monkeypatch.setattr("lmcore.train.loop.validate", validate)
+    monkeypatch.setattr("lmcore.train.validation.validate", validate)
     run_loop("--train-iters 7 --eval-interval 3 --eval-iters 2 --split 80,20,0")
     run_loop("--train-iters 6 --eval-interval 3 --eval-iters 2 --split 80,20,0")
     assert seen == [0, 8, 16, 0, 8]
@@ -143,17 +157,17 @@ def test_validations_see_new_samples(run_loop: Any, monkeypatch: pytest.MonkeyPa
 
 def test_exit_interval(run_loop: Any) -> None:
     """An early exit saves, says why, and validates only where it is due."""
-    outcome, rows, saved, _ = run_loop("--train-iters 9 --exit-interval 4 --save-interval 4")
-    assert outcome.reason == "step 4 is a multiple of --exit-interval 4"
+    report, rows, saved, _ = run_loop("--train-iters 9 --exit-interval 4 --save-interval 4")
+    assert report.reason == "step 4 is a multiple of --exit-interval 4"
     assert (len(rows), saved) == (4, [4])
 
 
 def test_exit_at_the_last_step(run_loop: Any) -> None:
     """A run that is over anyway has completed, whatever `--exit-interval` says."""
-    outcome, rows, saved, _ = run_loop("--train-iters 4 --exit-interval 2 --save-interval 9")
-    assert (outcome.reason is None, len(rows), saved) == (False, 2, [2])
-    outcome, rows, saved, _ = run_loop("--train-iters 4 --exit-interval 4")
-    assert (outcome.reason, len(rows), saved) == (None, 4, [4])
+    report, rows, saved, _ = run_loop("--train-iters 4 --exit-interval 2 --save-interval 9")
+    assert (report.reason is None, len(rows), saved) == (False, 2, [2])
+    report, rows, saved, _ = run_loop("--train-iters 4 --exit-interval 4")
+    assert (report.reason, len(rows), saved) == (None, 4, [4])
 
 
 def test_signal(run_loop: Any) -> None:
@@ -164,8 +178,8 @@ def test_signal(run_loop: Any) -> None:
             exits.received = signal.SIGTERM
 
     flags = "--train-iters 9 --eval-interval 3 --eval-iters 1 --split 80,20,0"
-    outcome, rows, saved, display = run_loop(flags, during=signal_at_3)
-    assert outcome.reason == "received SIGTERM"
+    report, rows, saved, display = run_loop(flags, during=signal_at_3)
+    assert report.reason == "received SIGTERM"
     assert (len(rows), saved, display.validations) == (3, [3], [])
 
 
@@ -187,13 +201,13 @@ def test_signal_during_validation(run_loop: Any, monkeypatch: pytest.MonkeyPatch
         return real(*args, **kwargs)
 
     monkeypatch.setattr(validation, "mean_loss", mean_loss)
-    outcome, rows, saved, _ = run_loop(flags, during=keep)
-    assert (outcome.reason, len(rows), saved, len(calls)) == ("received SIGINT", 3, [3], 1)
+    report, rows, saved, _ = run_loop(flags, during=keep)
+    assert (report.reason, len(rows), saved, len(calls)) == ("received SIGINT", 3, [3], 1)
     assert "valid_loss" not in rows[-1]
 
 
 @pytest.mark.parametrize("consumed", [0, 12])
-def test_samples_in_order(run_loop: Any, make_plan: Any, make_corpus: Any, consumed: int) -> None:
+def test_samples_in_order(run_loop: Any, make_plan: Any, make_datasets: Any, consumed: int) -> None:
     """The first step gets the samples after those consumed; none is left out or repeated."""
     seen: list[Any] = []
 
@@ -206,7 +220,7 @@ def test_samples_in_order(run_loop: Any, make_plan: Any, make_corpus: Any, consu
         state.consumed_samples = consumed
 
     run_loop("--train-iters 5 --exit-interval 2", step_type=Recorder, before=at)
-    samples = make_corpus(make_plan("--train-iters 5")).train
+    samples = make_datasets(make_plan("--train-iters 5")).train
     wanted = [samples[i][:-1].tolist() for i in range(consumed, consumed + 8)]
     assert seen == wanted
 
@@ -217,8 +231,8 @@ def test_nothing_to_do(run_loop: Any) -> None:
     def at_the_end(state: Any) -> None:
         state.iteration, state.consumed_samples = 8, 32
 
-    outcome, rows, saved, _ = run_loop("--train-iters 8", before=at_the_end)
-    assert (rows, saved, outcome.row, outcome.checkpoint) == ([], [], None, None)
+    report, rows, saved, _ = run_loop("--train-iters 8", before=at_the_end)
+    assert (rows, saved, report.record, report.checkpoint) == ([], [], None, None)
 
 
 def test_failure_saves_nothing(run_loop: Any) -> None:
@@ -314,10 +328,9 @@ def test_growing_batches(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None
     clock = SimpleNamespace(perf_counter=lambda: next(ticks))
     monkeypatch.setattr("lmcore.train.step_queue.time", clock)
     flags = "--train-samples 48 --rampup-batch-size 4 4 16 --global-batch-size 12 --log-interval 3"
-    outcome, rows, _, display = run_loop(flags, step_type=Growing)
+    _, rows, _, display = run_loop(flags, step_type=Growing)
     assert [row["global_batch_size"] for row in rows] == list(sizes)
     assert [row["tokens_per_second"] for row in rows] == pytest.approx([40 * 16] * 5)
-    assert outcome.tokens_per_second == [row["tokens_per_second"] for row in rows]
     # 40 samples at 40 a second, whatever the size of the steps; 8 do not fill another
     left = [(40 - row.consumed_samples) / 40 for row, _ in display.steps]
     assert [p.seconds_left for _, p in display.steps] == pytest.approx(left)
@@ -325,19 +338,18 @@ def test_growing_batches(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert display.steps[2][1].mean_step_ms == pytest.approx(16 / 40 / 3 * 1e3)
 
 
-def test_mfu(make_plan: Any, runtime: Any, tmp_path: Path, make_state: Any) -> None:
+def test_mfu(make_plan: Any, runtime: Any, make_state: Any, make_report: Any) -> None:
     """MFU is the model's FLOPs over the peak in the same time; without a peak there is none."""
-    plan = make_plan("")
-    with MetricsFile(tmp_path / "m.jsonl") as metrics:
-        for peak, wanted in ((lambda dtype: 1e9, plan.flops_per_step / 0.5 / 1e9), (None, None)):
-            missing = dict(runtime.device.missing) | ({} if peak else {"peak_flops": "unknown"})
-            device = dataclasses.replace(runtime.device, peak_flops=peak, missing=missing)
-            one = dataclasses.replace(runtime, device=device)
-            reporter = Reporter(plan, one, Watcher(), metrics, None)  # type: ignore[arg-type]
-            record = counted(make_state(plan), plan.global_batch_size)
-            record.step_time_ms = 500.0
-            reporter.report(record, None)
-            assert record.mfu == wanted
+    plan = make_plan("--no-tensorboard")
+    for peak, wanted in ((lambda dtype: 1e9, plan.flops_per_step / 0.5 / 1e9), (None, None)):
+        missing = dict(runtime.device.missing) | ({} if peak else {"peak_flops": "unknown"})
+        device = dataclasses.replace(runtime.device, peak_flops=peak, missing=missing)
+        report = make_report(plan, Watcher(), dataclasses.replace(runtime, device=device))
+        record = counted(make_state(plan), plan.global_batch_size)
+        record.step_time_ms = 500.0
+        with report.recording(after_step=0):
+            report.step(record)
+        assert record.mfu == wanted
 
 
 def test_failure_status() -> None:

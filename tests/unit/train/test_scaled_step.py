@@ -15,7 +15,7 @@ from lmcore.train.step import TrainStep
 
 
 @pytest.fixture
-def steps(make_plan: Any, make_state: Any, make_corpus: Any, runtime: Any) -> Any:
+def steps(make_plan: Any, make_state: Any, make_datasets: Any, runtime: Any) -> Any:
     """Takes steps with a loss scale; those of *bad* (from 1) get infinite gradients."""
 
     def take(
@@ -32,7 +32,7 @@ def steps(make_plan: Any, make_state: Any, make_corpus: Any, runtime: Any) -> An
         if change is not None:
             change(state)
         micro = plan.config.training.micro_batch_size
-        with BatchLoader(make_corpus(plan).train, micro_batch_size=micro) as batches:
+        with BatchLoader(make_datasets(plan).train, micro_batch_size=micro) as batches:
             return state, [step(batches).result() for _ in range(count)]
 
     return take

@@ -23,7 +23,7 @@ def loader(plan: Any, corpus: Any, state: Any) -> BatchLoader:
 
 
 @pytest.fixture
-def one_step(make_plan: Any, make_corpus: Any, make_state: Any, runtime: Any) -> Any:
+def one_step(make_plan: Any, make_datasets: Any, make_state: Any, runtime: Any) -> Any:
     """Takes so many steps with these flags; returns state, results and the gradients left."""
 
     def take(flags: str, steps: int = 1, change: Any = None) -> Any:
@@ -32,7 +32,7 @@ def one_step(make_plan: Any, make_corpus: Any, make_state: Any, runtime: Any) ->
         if change is not None:
             change(state)
         step = TrainStep(state, plan, runtime)
-        with loader(plan, make_corpus(plan), state) as batches:
+        with loader(plan, make_datasets(plan), state) as batches:
             results = [step(batches).result() for _ in range(steps)]
         grads = {n: p.grad.clone() for n, p in state.model.named_parameters()}
         return state, results, grads
@@ -64,27 +64,27 @@ def test_accumulation(one_step: Any, micro: int) -> None:
 
 @pytest.mark.parametrize("micro", [4, 2, 1])
 def test_accumulation_sees_the_same_samples(
-    make_plan: Any, make_corpus: Any, make_state: Any, micro: int
+    make_plan: Any, make_datasets: Any, make_state: Any, micro: int
 ) -> None:
     """The micro-batches of a step, put together, are the whole batch in the same order."""
 
     def first_steps(size: int) -> torch.Tensor:
         plan = make_plan(f"--global-batch-size 8 --micro-batch-size {size}")
-        with loader(plan, make_corpus(plan), make_state(plan)) as batches:
+        with loader(plan, make_datasets(plan), make_state(plan)) as batches:
             return torch.cat([next(batches).tokens_BS for _ in range(24 // size)])
 
     assert torch.equal(first_steps(micro), first_steps(8))
 
 
 def test_loss_and_gradients_against_autograd(
-    make_plan: Any, make_corpus: Any, make_state: Any, one_step: Any
+    make_plan: Any, make_datasets: Any, make_state: Any, one_step: Any
 ) -> None:
     """The step's loss and gradients are those of a plain mean over all tokens of the batch."""
     flags = "--global-batch-size 8 --micro-batch-size 2 --clip-grad 0"
     _, (result,), grads = one_step(flags)
     plan = make_plan(flags)
     state = make_state(plan)
-    with loader(plan, make_corpus(plan), state) as batches:
+    with loader(plan, make_datasets(plan), state) as batches:
         parts = [next(batches) for _ in range(4)]
     tokens = torch.cat([one.tokens_BS for one in parts])
     targets = torch.cat([one.targets_BS for one in parts])
@@ -98,11 +98,11 @@ def test_loss_and_gradients_against_autograd(
     assert result.grad_norm == pytest.approx(norm, rel=1e-5)
 
 
-def test_uncounted_tokens(make_plan: Any, make_corpus: Any, make_state: Any) -> None:
+def test_uncounted_tokens(make_plan: Any, make_datasets: Any, make_state: Any) -> None:
     """The loss is the mean over counted tokens; a batch without any has a loss of zero."""
     plan = make_plan("")
     state = make_state(plan)
-    with loader(plan, make_corpus(plan), state) as batches:
+    with loader(plan, make_datasets(plan), state) as batches:
         batch = next(batches)
     device = torch.device("cpu")
     mask = torch.zeros_like(batch.loss_mask_BS)

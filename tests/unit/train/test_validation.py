@@ -16,10 +16,10 @@ FLAGS = "--eval-iters 2 --eval-interval 4 --global-batch-size 8 --split 80,20,0"
 
 
 @pytest.fixture
-def parts(make_plan: Any, make_state: Any, make_corpus: Any) -> Any:
+def parts(make_plan: Any, make_state: Any, make_datasets: Any) -> Any:
     """Plan, state with dropout, and corpus."""
     plan = make_plan(f"{FLAGS} --hidden-dropout 0.5 --attention-dropout 0.5")
-    return plan, make_state(plan), make_corpus(plan)
+    return plan, make_state(plan), make_datasets(plan)
 
 
 def plain_mean(state: Any, samples: list[Any]) -> float:

@@ -37,11 +37,11 @@ from lmcore.plugin.selection import chosen_plugin
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.policies import start_policies
 from lmcore.runtime.runtime import Runtime
-from lmcore.train.datasets import open_corpus
+from lmcore.train.datasets import build_datasets
 from lmcore.train.resume.restore import restore
 from lmcore.train.resume.resume_point import find_resume_point
 from lmcore.train.resume.saver import Saver
-from lmcore.train.resume.snapshot import Snapshot, data_order, take_snapshot
+from lmcore.train.resume.snapshot import Snapshot, take_snapshot
 from lmcore.train.state import TrainState, random_states, seed_everything
 from lmcore.train.step import TrainStep
 
@@ -174,8 +174,8 @@ class TinyRuns:
 
     def _trained(self, plan: RunPlan, runtime: Runtime, steps: int) -> Trained:
         where = Path(plan.config.checkpoint.save or self.folder / "unused")
-        corpus = open_corpus(plan, self.tokenizer, where)
-        order = data_order(corpus.train)
+        datasets = build_datasets(plan, self.tokenizer, where)
+        order = datasets.order
         seed_everything(plan.config.training.seed, runtime, plan.layout)
         with runtime.ops.bind_all():
             parallel = parallelize(
@@ -201,7 +201,7 @@ class TinyRuns:
         with (
             Saver(snapshot, background=plan.config.checkpoint.async_save) as saver,
             BatchLoader(
-                corpus.train,
+                datasets.train,
                 micro_batch_size=plan.config.training.micro_batch_size,
                 consumed_samples=state.consumed_samples,
                 data_parallel_rank=parallel.mesh.data_rank,

@@ -171,8 +171,8 @@ def test_the_message_tells_all(trained: Any, device_of: Any, tmp_path: Path) -> 
     assert error.what == "`chip:0` ran out of memory after step 2"
     lines = (error.why or "").split("\n  ")
     assert lines[0].startswith("`Chip 9` has 80 GiB: 70 GiB are in use")
-    assert lines[0].endswith("at most 72 GiB were in use; 16 KiB more were asked for")
-    assert lines[1].startswith("activations and all else: 70 GiB, by difference")
+    assert lines[0].endswith("at most 72 GiB were in use; 16 KiB more were requested")
+    assert lines[1].startswith("activations and the rest: 70 GiB, by difference")
     assert "single tensors of a micro-batch of 4 x 16 tokens" in (error.why or "")
     assert "the size of the feed-forward channels" in (error.why or "")
     assert lines[-1] == f"torch says: {ASKED.splitlines()[0]}"
@@ -244,7 +244,7 @@ def test_the_hosts_memory_is_told_apart(make_plan: Any, device_of: Any, trained:
 
 
 def test_the_places_are_told_from_the_stack(
-    make_plan: Any, make_state: Any, make_corpus: Any, runtime: Any, monkeypatch: Any
+    make_plan: Any, make_state: Any, make_datasets: Any, runtime: Any, monkeypatch: Any
 ) -> None:
     """Forward, backward and update of a step, and the building of the model."""
     plan = make_plan("")
@@ -258,7 +258,7 @@ def test_the_places_are_told_from_the_stack(
         with monkeypatch.context() as patch:
             patch.setattr(where, name, refuse)
             with (
-                BatchLoader(make_corpus(plan).train, micro_batch_size=4) as batches,
+                BatchLoader(make_datasets(plan).train, micro_batch_size=4) as batches,
                 pytest.raises(OutOfMemoryError) as caught,
                 out_of_memory_explained(plan, runtime, state),
             ):
@@ -280,7 +280,7 @@ def test_a_model_that_does_not_fit_is_said(trained: Any, device_of: Any) -> None
     here = device_of(small)
     here.device.type = here.device.torch_device = "cpu"  # where the tensors are
     error = explained(torch.OutOfMemoryError(), plan, here, state)
-    assert "what stays from step to step takes" in (error.why or "")
+    assert "weights, gradients and optimizer state need" in (error.why or "")
     assert "--micro-batch-size" not in (error.hint or "")
     assert "--optimizer adam8bit" in (error.hint or "")
     building = explained(torch.OutOfMemoryError(), plan, device_of(small))
@@ -305,10 +305,10 @@ def test_others_and_holes_are_told(make_plan: Any, device_of: Any, monkeypatch: 
     plan = make_plan("")
     holes = MemoryStats(40 * GIB, 40 * GIB, 60 * GIB, 80 * GIB)
     lines = remedies(plan, device_of(), use_of(stats=holes, others=10 * GIB))
-    assert lines[0].startswith("other processes have 10 GiB")
-    assert lines[1].startswith("20 GiB are kept in pieces")
+    assert lines[0].startswith("other processes use 10 GiB")
+    assert lines[1].startswith("20 GiB are reserved in fragments")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    assert "pieces" not in "\n".join(remedies(plan, device_of(), use_of(stats=holes)))
+    assert "fragments" not in "\n".join(remedies(plan, device_of(), use_of(stats=holes)))
 
 
 @pytest.mark.parametrize(

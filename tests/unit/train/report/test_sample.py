@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,27 +10,29 @@ import torch
 
 from lmcore.data.tokenizer import build_tokenizer
 from lmcore.model.gpt import GPT
-from lmcore.train.report.sample import take_sample
+from lmcore.train.report.sample import generate_sample
 
 
 @pytest.fixture
-def sample(make_plan: Any, make_state: Any, make_corpus: Any, runtime: Any, tokenizer: Any) -> Any:
+def sample(
+    make_plan: Any, make_state: Any, make_datasets: Any, runtime: Any, tokenizer: Any
+) -> Any:
     """Takes a sample from an untrained model."""
 
     def take(flags: str, prompt: str | None = None, kind: Any = tokenizer) -> Any:
         argv = flags.split() + ([] if prompt is None else ["--sample-prompt", prompt])
         plan = make_plan(" ".join(argv))
-        corpus = make_corpus(plan)
-        return take_sample(make_state(plan).model, corpus, plan, runtime, kind), corpus
+        datasets = dataclasses.replace(make_datasets(plan), tokenizer=kind)
+        return generate_sample(make_state(plan).model, datasets, plan, runtime), datasets
 
     return take
 
 
 def test_prompt_from_validation(sample: Any, tokenizer: Any) -> None:
     """By default the prompt opens a document that training does not see."""
-    found, corpus = sample("--sample-tokens 5 --split 80,20,0 --eval-iters 1 --eval-interval 4")
-    first = corpus.documents["valid"][0]
-    document = corpus.indexed.get(int(corpus.indexed.document_indices[first]))
+    found, datasets = sample("--sample-tokens 5 --split 80,20,0 --eval-iters 1 --eval-interval 4")
+    first = datasets.documents["valid"][0]
+    document = datasets.indexed.get(int(datasets.indexed.document_indices[first]))
     assert found.prompt == tokenizer.decode(document[:2].tolist())  # an eighth of 16 positions
     assert found.text
 

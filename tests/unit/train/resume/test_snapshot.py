@@ -20,7 +20,7 @@ from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.resume import restore as restoring
 from lmcore.train.resume import resume_point
 from lmcore.train.resume.restore import draws_alike, restore
-from lmcore.train.resume.snapshot import data_order, take_snapshot
+from lmcore.train.resume.snapshot import take_snapshot
 from lmcore.train.state import TrainState
 from lmcore.train.step import TrainStep
 
@@ -29,18 +29,23 @@ BASE = "--lr 1e-2 --lr-decay-iters 20 --hidden-dropout 0.1"
 
 @pytest.fixture
 def trained(
-    make_plan: Any, make_state: Any, make_corpus: Any, runtime: Any, tokenizer: Any, tmp_path: Path
+    make_plan: Any,
+    make_state: Any,
+    make_datasets: Any,
+    runtime: Any,
+    tokenizer: Any,
+    tmp_path: Path,
 ) -> Any:
     """A run of three steps, saved with these flags added: state, order and directory."""
 
     def make(flags: str = "") -> tuple[TrainState, str, Path]:
         plan = make_plan(f"{BASE} {flags}")
-        state, corpus = make_state(plan), make_corpus(plan)
+        state, corpus = make_state(plan), make_datasets(plan)
         step = TrainStep(state, plan, runtime)
         with BatchLoader(corpus.train, micro_batch_size=4) as batches:
             for _ in range(3):
                 step(batches).result()
-        order = data_order(corpus.train)
+        order = corpus.order
         folder = tmp_path / "run/checkpoints"
         take_snapshot(state, plan, runtime, tokenizer, directory=folder, order=order).write()
         return state, order, tmp_path / "run"
@@ -167,11 +172,11 @@ def test_changed_order(trained: Any, resume: Any) -> None:
     assert resume(folder, order)[0].iteration == 3
 
 
-def test_orders(make_plan: Any, make_corpus: Any) -> None:
+def test_orders(make_plan: Any, make_datasets: Any) -> None:
     """The fingerprint changes with seed, length, split and sample length, and with nothing else."""
 
     def of(flags: str) -> str:
-        return data_order(make_corpus(make_plan(flags)).train)
+        return make_datasets(make_plan(flags)).order
 
     same = of("")
     assert of("--lr 1 --micro-batch-size 2 --global-batch-size 4") == same
@@ -438,7 +443,7 @@ def test_random_numbers_of_another_layout(
     with caplog.at_level(logging.INFO):
         resume(folder, order)
     anew = torch.rand(5)
-    assert "the checkpoint has those of tensor 2 x data 2" in caplog.text
+    assert "the checkpoint's layout is tensor 2 x data 2" in caplog.text
     resume(folder, order)
     assert torch.equal(torch.rand(5), anew)
     resume(folder, order, "--no-load-rng")

@@ -1,0 +1,87 @@
+"""The lines that a run shows before its first step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmcore.config.model_math import num_query_groups
+from lmcore.model.shape import ModelShape
+from lmcore.parallel.pipeline_split import stages_in_words
+from lmcore.train.compilation import compiles_blocks
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.config.section.model import ModelSection
+    from lmcore.runtime.runtime import Runtime
+    from lmcore.train.datasets import RunDatasets
+
+__all__ = ["announcement"]
+
+
+def announcement(
+    plan: RunPlan,
+    runtime: Runtime,
+    datasets: RunDatasets,
+    *,
+    directory: Path,
+    checkpoint: Path | None,
+    step: int,
+) -> Iterator[str]:
+    """Yield the lines that describe device, layout, model, data and length of a run.
+
+    Args:
+        plan: The run.
+        runtime: Device and policies.
+        datasets: Datasets of the run.
+        directory: The run directory.
+        checkpoint: The checkpoint that was loaded; None if the weights are initial.
+        step: Number of steps that the run has behind it.
+    """
+    yield from _hardware(plan, runtime)
+    model = plan.config.model
+    yield (
+        f"model     {ModelShape.from_plan(plan).family}, {plan.parameter_count:,} parameters: "
+        f"{model.num_layers} layers, hidden {model.hidden_size}, {_heads(model)}, vocabulary "
+        f"{plan.vocab_size} padded to {plan.padded_vocab_size}"
+    )
+    yield (
+        f"data      {datasets.title}: {datasets.token_count:,} tokens, {datasets.tokenizer.name}, "
+        f"{datasets.document_count:,} documents"
+    )
+    sizes = plan.batch_sizes
+    growing = f"{sizes.start} to " if sizes.ramp_samples else ""
+    start = f" from step {step} of {checkpoint}" if checkpoint else ""
+    if checkpoint and plan.config.checkpoint.finetune:
+        start = f", from the weights of {checkpoint}"
+    yield (
+        f"training  {plan.train_iters} steps of {growing}{sizes.final} x "
+        f"{model.seq_length} tokens{start}"
+    )
+    yield f"writing   {directory}{os.sep}"
+
+
+def _hardware(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
+    device, processes = runtime.device, runtime.processes
+    many = f", {plan.world_size} processes over {processes.backend.name}" if processes else ""
+    yield f"device    {device.name} ({device.type}){many}"
+    if processes:
+        yield f"layout    {plan.layout.words}"
+    if plan.layout.pipeline > 1:
+        yield f"stages    {stages_in_words(plan.config.model.num_layers, plan.layout)}"
+    yield f"precision {runtime.precision.words}"
+    if runtime.recompute.name != "none":
+        yield f"recompute {runtime.recompute.name}: {runtime.recompute.summary}"
+    if compiles_blocks(plan, device):
+        asked = plan.config.training.compile
+        why = "" if asked else ", as it pays on this device (`--no-compile`: it is not)"
+        yield f"compile   each block{why}"
+    if plan.config.training.step_graph:
+        yield "graph     forward and backward of a micro-batch, recorded once and played again"
+
+
+def _heads(model: ModelSection) -> str:
+    grouped = f" in {num_query_groups(model)} groups" if model.group_query_attention else ""
+    return f"{model.num_attention_heads} heads{grouped}"

@@ -1,0 +1,413 @@
+"""`RunReport`: everything that only observes a run, from its start to its summary.
+
+It owns the run directory, the display, `metrics.jsonl`, TensorBoard events, the profile and the
+plugins' run hooks.  Rank 0 writes files and shows lines; the other ranks profile and call hooks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.data.tokenizer.saved import save_tokenizer
+from lmcore.errors import LmcoreError, RunError
+from lmcore.plugin import run_end, run_start
+from lmcore.train.compilation import compiles_blocks
+from lmcore.train.report.announcement import announcement
+from lmcore.train.report.display import Display, PlainDisplay, Progress, SilentDisplay, duration
+from lmcore.train.report.metrics import MetricsFile, TensorBoard
+from lmcore.train.report.profiler import Profile
+from lmcore.train.report.run_directory import RunDirectory
+from lmcore.train.report.sample import Sample, take_sample
+from lmcore.train.report.startup_clock import PhaseClock
+from lmcore.train.schedule import Schedule
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.plugin import PluginSet
+    from lmcore.runtime.runtime import Runtime
+    from lmcore.train.datasets import RunDatasets
+    from lmcore.train.engine import Engine
+    from lmcore.train.state import TrainState
+    from lmcore.train.step_record import StepRecord
+    from lmcore.train.validation import Validation
+
+__all__ = ["RunReport", "RunResult", "failure_status", "open_display", "open_report"]
+
+logger = logging.getLogger(__name__)
+
+_SPEED_WINDOW = 50
+"""Number of steps in the estimate of the remaining time."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run.
+
+    Attributes:
+        directory: The run directory.
+        status: "completed", or the reason for an early end.
+        summary: Content of `summary.json`.
+        sample: Text from the trained model, if one was asked for.
+    """
+
+    directory: Path
+    status: str
+    summary: dict[str, Any]
+    sample: Sample | None
+
+
+@contextlib.contextmanager
+def open_report(
+    plan: RunPlan, runtime: Runtime, plugins: PluginSet, clock: PhaseClock
+) -> Iterator[RunReport]:
+    """Create the run directory and the display of a run; all processes must call it.
+
+    A directory without content is removed again at the end.
+
+    Args:
+        plan: The run.
+        runtime: This process, connected with the others.
+        plugins: Plugins whose hooks are called at start and end of training.
+        clock: Clock of the start-up phases.
+
+    Raises:
+        ConfigError: `--save` names another run's directory.
+        RunError: The directory cannot be created.
+    """
+    with contextlib.ExitStack() as stack:
+        directory = _run_directory(plan, runtime)
+        if runtime.rank.rank == 0:
+            stack.callback(directory.remove_if_empty)
+        display = open_display(plan.config.logging.progress if runtime.rank.rank == 0 else "none")
+        stack.callback(display.close)
+        yield RunReport(plan, runtime, plugins, directory, display, clock)
+
+
+def _run_directory(plan: RunPlan, runtime: Runtime) -> RunDirectory:
+    """Create the run directory on rank 0; return it on all ranks."""
+    settings, processes = plan.config.checkpoint, runtime.processes
+    directory = None
+    if runtime.rank.rank == 0:
+        load = None if settings.finetune else settings.load
+        directory = RunDirectory.create(settings.save, plan.config.logging.name, load=load)
+    if processes is None:
+        assert directory is not None  # the only process is rank 0
+        return directory
+    path = str(directory.path) if directory else None
+    return RunDirectory(Path(processes.rendezvous.gather(path, "the run directory")[0]))
+
+
+def open_display(kind: str) -> Display:
+    """Return the display that `--progress` names; "auto" is live on a terminal.
+
+    Args:
+        kind: "auto", "live", "plain" or "none".
+    """
+    if kind == "none":
+        return SilentDisplay()
+    if kind == "plain" or (kind == "auto" and not sys.stderr.isatty()):
+        return PlainDisplay()
+    from lmcore.train.report.live_display import LiveDisplay
+
+    return LiveDisplay()
+
+
+class RunReport:
+    """The report of a run.
+
+    Attributes:
+        directory: The run directory.
+        display: Display for the user.
+        clock: Clock of the start-up phases.
+        profile: Profile of the run; disabled without `--profile`.
+        is_main_rank: True on rank 0, which writes the files.
+        reason: Reason for an end before the last step; None without one.
+        checkpoint: The last checkpoint that was saved; None before the first.
+        test: Evaluation of the test set; None without one.
+        record: Record of the last step; None before the first.
+        validation: Step and result of the last validation; None before the first.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        runtime: Runtime,
+        plugins: PluginSet,
+        directory: RunDirectory,
+        display: Display,
+        clock: PhaseClock,
+    ) -> None:
+        """Report nothing yet.
+
+        Args:
+            plan: The run.
+            runtime: Device, precision and rank.
+            plugins: Plugins whose hooks are called at start and end of training.
+            directory: The run directory.
+            display: Display for the user.
+            clock: Clock of the start-up phases.
+        """
+        self.plan, self.runtime, self.plugins = plan, runtime, plugins
+        self.directory, self.display, self.clock = directory, display, clock
+        self.profile = Profile(
+            plan.config.profile,
+            directory.profile,
+            device_type=runtime.device.type,
+            rank=runtime.rank.rank,
+            say=display.say,
+        )
+        self.is_main_rank = runtime.rank.rank == 0
+        self.reason: str | None = None
+        self.checkpoint: Path | None = None
+        self.test: Validation | None = None
+        self.record: StepRecord | None = None
+        self.validation: tuple[int, Validation] | None = None
+        self._began = time.monotonic()
+        self._schedule = Schedule(plan)
+        self._metrics: MetricsFile | None = None
+        self._tensorboard: TensorBoard | None = None
+        self._peak: float | None = None
+        self._step_ms: list[float] = []
+        self._tokens_per_second: list[float] = []
+        self._since_line: list[StepRecord] = []
+        self._recent_ms_per_sample: list[float] = []
+
+    @property
+    def status(self) -> str:
+        """Status of a run without failure: "completed", or the reason for an early end."""
+        return self.reason or "completed"
+
+    @contextlib.contextmanager
+    def training(
+        self, engine: Engine, datasets: RunDatasets, checkpoint: Path | None
+    ) -> Iterator[None]:
+        """Report the start of training, each step, and how training ends, failures included.
+
+        Args:
+            engine: The engine, ready for its first step.
+            datasets: Datasets of the run.
+            checkpoint: The checkpoint that was loaded; None if the weights are initial.
+        """
+        plan, state, rank = self.plan, engine.state, self.runtime.rank
+        if self.is_main_rank:
+            self._write_description(engine, datasets)
+        self._announce(datasets, checkpoint, state)
+        facts = {
+            "directory": str(self.directory.path),
+            "rank": rank.rank,
+            "world_size": rank.world_size,
+            "plan": plan.to_dict(),
+        }
+        run_start(self.plugins, self.runtime.selection, facts)
+        self.clock.mark("model")
+        status = "failed"
+        try:
+            with self.recording(after_step=state.iteration):
+                yield
+            status = self.status
+        except BaseException as error:
+            status = failure_status(error)
+            self._write_failure(state, status)
+            raise
+        finally:
+            self.display.close()
+            ending = {"status": status, "iteration": state.iteration}
+            run_end(self.plugins, self.runtime.selection, facts | ending)
+
+    def _write_description(self, engine: Engine, datasets: RunDatasets) -> None:
+        """Write the files that are known before the first step."""
+        directory = self.directory
+        directory.write_text("config.yaml", self.plan.to_yaml())
+        directory.write_json("environment.json", self.runtime.environment())
+        directory.write_json("kernels.json", self.runtime.ops.to_dict())
+        for name, content in engine.records.items():
+            directory.write_json(name, content)
+        # The tokenizer of a run that failed before its first checkpoint is replaced.
+        replace = not directory.has_checkpoints()
+        save_tokenizer(datasets.tokenizer, directory.tokenizer, replace=replace)
+
+    def _announce(self, datasets: RunDatasets, checkpoint: Path | None, state: TrainState) -> None:
+        plan = self.plan
+        for line in announcement(
+            plan,
+            self.runtime,
+            datasets,
+            directory=self.directory.path,
+            checkpoint=checkpoint,
+            step=state.iteration,
+        ):
+            self.display.say(line)
+        if state.iteration >= plan.train_iters and self.is_main_rank:
+            logger.warning(
+                "nothing is left to train: the checkpoint is of step %d, the run ends at step %d",
+                state.iteration,
+                plan.train_iters,
+            )
+
+    @contextlib.contextmanager
+    def recording(self, *, after_step: int) -> Iterator[None]:
+        """Open metrics file, TensorBoard events and profile within the context.
+
+        Args:
+            after_step: Number of steps done; rows of later steps are removed from the file.
+        """
+        settings, device = self.plan.config.logging, self.runtime.device
+        with contextlib.ExitStack() as stack:
+            if self.is_main_rank:
+                if settings.tensorboard:
+                    folder = Path(settings.tensorboard_dir or self.directory.path / "tensorboard")
+                    self._tensorboard = TensorBoard(folder, settings)
+                    stack.callback(self._tensorboard.close)
+                path = self.directory.metrics
+                self._metrics = stack.enter_context(MetricsFile(path, after_step=after_step))
+                # On rank 0 only: the peak may have to be measured.
+                if device.peak_flops:
+                    peak = device.peak_flops(self.runtime.precision.compute)
+                    self._peak = peak * self.plan.world_size if peak else None
+            stack.enter_context(self.profile)
+            yield
+
+    def first_step(self) -> None:
+        """Report that the first step, which compiles, is done."""
+        self.clock.mark("first_step")
+        if compiles_blocks(self.plan, self.runtime.device):
+            took = self.clock.seconds["first_step"]
+            self.display.say(f"compile   the first step took {took:.1f} s, compiling included")
+
+    def step(self, record: StepRecord, validation: Validation | None = None) -> None:
+        """Complete the record of a step by speed and validation; write and show it.
+
+        Args:
+            record: Record of the step, with its times.
+            validation: Validation after the step; None without one.
+        """
+        samples, seconds = record.global_batch_size, record.step_time_ms / 1e3
+        record.tokens_per_second = samples * self.plan.config.model.seq_length / seconds
+        record.mfu = self._mfu(samples, seconds)
+        if validation is not None:
+            record.valid_loss, record.valid_perplexity = validation.loss, validation.perplexity
+            self.validation = (record.step, validation)
+        self.record = record
+        self._step_ms.append(record.step_time_ms)
+        self._tokens_per_second.append(record.tokens_per_second)
+        if self._metrics is not None:
+            self._metrics.write(record)
+        if self._tensorboard is not None:
+            self._tensorboard.write(record)
+        self._show(record)
+        if validation is not None:
+            self.display.validation(record.step, validation.loss, validation.perplexity)
+
+    def _show(self, record: StepRecord) -> None:
+        per_sample = record.step_time_ms / record.global_batch_size
+        self._recent_ms_per_sample = [
+            *self._recent_ms_per_sample[-_SPEED_WINDOW + 1 :],
+            per_sample,
+        ]
+        self._since_line.append(record)
+        progress = self._progress(record)
+        self.display.step(record, progress)
+        if progress.ends_line:
+            self._since_line.clear()
+
+    def _progress(self, record: StepRecord) -> Progress:
+        plan, records, recent = self.plan, self._since_line, self._recent_ms_per_sample
+        seconds = sum(each.step_time_ms for each in records) / 1e3
+        samples = sum(each.global_batch_size for each in records)
+        losses = [each.loss for each in records if each.loss is not None and not each.skipped]
+        typical_ms = sorted(recent)[len(recent) // 2]
+        steps_left = plan.train_iters - record.step
+        samples_left = plan.batch_sizes.samples(steps_left, record.consumed_samples)
+        return Progress(
+            train_iters=plan.train_iters,
+            seconds_left=samples_left * typical_ms / 1e3,
+            skipped_iterations=sum(each.skipped for each in records),
+            nan_iterations=sum(each.loss is None for each in records),
+            mean_loss=sum(losses) / len(losses) if losses else None,
+            mean_step_ms=seconds / len(records) * 1e3,
+            mean_tokens_per_second=samples * plan.config.model.seq_length / seconds,
+            mean_mfu=self._mfu(samples, seconds),
+            ends_line=self._schedule.due(record.step).log,
+        )
+
+    def _mfu(self, samples: int, seconds: float) -> float | None:
+        return self.plan.flops_per_sample * samples / seconds / self._peak if self._peak else None
+
+    def tested(self, step: int, test: Validation | None) -> None:
+        """Show the evaluation of the test set after *step*, if there was one."""
+        self.test = test
+        if test is not None:
+            self.display.say(
+                f" test at iteration {step} | lm loss value: {test.loss:.6E} | "
+                f"lm loss PPL: {test.perplexity:.6E} |"
+            )
+
+    def _write_failure(self, state: TrainState, status: str) -> None:
+        if not self.is_main_rank:
+            return
+        try:
+            self.directory.write_json("summary.json", {"status": status, **state.counters()})
+        except RunError as error:  # the failure itself matters more
+            logger.warning("%s", error)
+
+    def finish(self, engine: Engine, datasets: RunDatasets, loaded: Path | None) -> RunResult:
+        """Write the summary and, after a complete run, the sample text; return the result.
+
+        Args:
+            engine: The engine after training.
+            datasets: Datasets of the run.
+            loaded: The checkpoint that was loaded; None if the weights were initial.
+        """
+        summary, sample = self._summary(engine.state), None
+        if self.is_main_rank:
+            self.directory.write_json("summary.json", summary)
+            if self.reason is None:  # a user who ends a run early wants it to end
+                checkpoint = self.checkpoint or loaded
+                sample = take_sample(engine, datasets, self.plan, self.runtime, checkpoint)
+            if sample is not None:
+                summary["sample"] = {"prompt": sample.prompt, "text": sample.text}
+                self.directory.write_json("summary.json", summary)
+        return RunResult(self.directory.path, self.status, summary, sample)
+
+    def _summary(self, state: TrainState) -> dict[str, Any]:
+        memory, seconds = self.runtime.device.memory_stats, time.monotonic() - self._began
+        step, validation = self.validation or (None, None)
+        return {
+            "status": self.status,
+            **state.counters(),
+            "train_iters": self.plan.train_iters,
+            "loss": self.record.loss if self.record else None,
+            "valid_loss": validation.loss if validation else None,
+            "valid_step": step,
+            "valid_perplexity": validation.perplexity if validation else None,
+            "test_loss": self.test.loss if self.test else None,
+            "test_perplexity": self.test.perplexity if self.test else None,
+            "parameter_count": self.plan.parameter_count,
+            "median_step_ms": statistics.median(self._step_ms) if self._step_ms else None,
+            "median_tokens_per_second": statistics.median(self._tokens_per_second)
+            if self._tokens_per_second
+            else None,
+            "startup_seconds": self.clock.seconds,
+            "seconds": seconds,
+            "duration": duration(seconds),
+            "peak_memory_bytes": memory().peak_allocated if memory else None,
+            "checkpoint": str(self.checkpoint) if self.checkpoint else None,
+            "sample": None,
+        }
+
+
+def failure_status(error: BaseException) -> str:
+    """Return the status in `summary.json` of a run that ended with *error*."""
+    if isinstance(error, LmcoreError):
+        return f"failed: {error.what}"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return f"failed: {type(error).__name__}: {error}"

@@ -1,0 +1,63 @@
+"""`Schedule`: the work that is due after a step, by the intervals of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+
+__all__ = ["Due", "Schedule"]
+
+
+@dataclass(frozen=True)
+class Due:
+    """Work that is due after a step, as far as the number of the step decides it.
+
+    Attributes:
+        log: True if a training line is due (`--log-interval`).
+        validate: True if a validation is due (`--eval-interval`, and after the last step).
+        save: True if a checkpoint is due (`--save-interval`).
+        exit: True if the run exits after this step (`--exit-interval`).
+        last: True if the step is the last one: the run is complete, and the test set is evaluated.
+    """
+
+    log: bool
+    validate: bool
+    save: bool
+    exit: bool
+    last: bool
+
+    @property
+    def needs_records(self) -> bool:
+        """True if the step's numbers must be read before the work that is due."""
+        return self.validate or self.save or self.last
+
+
+class Schedule:
+    """The intervals of a run."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        """Read the intervals of *plan*; a run without validation samples never validates."""
+        config = plan.config
+        self.train_iters = plan.train_iters
+        self.log_interval = config.logging.log_interval
+        self.eval_interval = config.training.eval_interval if plan.valid_samples else 0
+        self.save_interval = config.checkpoint.save_interval
+        self.exit_interval = config.training.exit_interval
+
+    def due(self, step: int) -> Due:
+        """Return the work that is due after *step*, counted from 1."""
+        last = step >= self.train_iters
+        return Due(
+            log=_divides(self.log_interval, step),
+            validate=_divides(self.eval_interval, step) or (last and bool(self.eval_interval)),
+            save=_divides(self.save_interval, step),
+            exit=_divides(self.exit_interval, step),
+            last=last,
+        )
+
+
+def _divides(interval: int | None, step: int) -> bool:
+    return interval is not None and interval > 0 and step % interval == 0
