@@ -76,13 +76,13 @@ def run(argv: list[str]) -> int:
 
 
 def _corpora(argv: list[str]) -> int:
-    wanted = parse_section(CorporaSection, argv, command="lmcore data corpora")
+    section = parse_section(CorporaSection, argv, command="lmcore data corpora")
     from lmcore.cli.selection import find_plugins
     from lmcore.data.prepare.named_text import named_texts
 
     texts = named_texts(find_plugins(argv, probe=False))
     rows = [_corpus_row(text) for text in texts.values()]
-    if wanted.json:
+    if section.json:
         print(json.dumps(rows, indent=2))
         return 0
     lines: list[str] = []

@@ -128,69 +128,69 @@ class CleanSection(TokenizerSection, InputSection):
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data clean` and return the exit status."""
-    wanted = parse_section(
+    section = parse_section(
         CleanSection, argv, command="lmcore data clean", positionals=("steps",), epilog=_EPILOG
     )
     from lmcore.data.clean.run import CleanProgress, clean
 
-    request = _request(wanted, _tokenizer(wanted, argv))
+    request = _request(section, _tokenizer(section, argv))
     with ProgressLine(CleanProgress.line) as line, clean_termination():
-        report = clean(request, line, log_interval=1 if line.live else wanted.log_interval)
-    text = json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report)
-    print(text, file=sys.stderr if wanted.output == "-" else sys.stdout)
+        report = clean(request, line, log_interval=1 if line.live else section.log_interval)
+    text = json.dumps(report.to_json(), indent=2) if section.json else _summary(report)
+    print(text, file=sys.stderr if section.output == "-" else sys.stdout)
     return 0
 
 
-def _request(wanted: CleanSection, tokenizer: Tokenizer | None) -> CleanRequest:
+def _request(section: CleanSection, tokenizer: Tokenizer | None) -> CleanRequest:
     from lmcore.data.clean.chain import CleanRequest
     from lmcore.data.clean.minhash import MinHash
     from lmcore.data.clean.ngram import NgramSettings
 
-    on_error: Literal["stop", "skip"] = "skip" if wanted.on_error == "skip" else "stop"
+    on_error: Literal["stop", "skip"] = "skip" if section.on_error == "skip" else "stop"
     return CleanRequest(
-        steps=wanted.steps,
-        inputs=wanted.input,
-        output=wanted.output,
-        dropped=wanted.dropped,
-        key=wanted.key,
-        url_key=wanted.url_key,
-        url_rules=wanted.url_rules,
-        languages=wanted.languages,
-        min_tokens=wanted.min_tokens,
-        min_characters=wanted.min_characters,
+        steps=section.steps,
+        inputs=section.input,
+        output=section.output,
+        dropped=section.dropped,
+        key=section.key,
+        url_key=section.url_key,
+        url_rules=section.url_rules,
+        languages=section.languages,
+        min_tokens=section.min_tokens,
+        min_characters=section.min_characters,
         tokenizer=tokenizer,
-        similarity=wanted.similarity,
+        similarity=section.similarity,
         minhash=MinHash(
-            seed=wanted.seed, hashes=wanted.hashes, bands=wanted.bands, shingle=wanted.shingle
+            seed=section.seed, hashes=section.hashes, bands=section.bands, shingle=section.shingle
         ),
-        tasks=wanted.tasks,
-        task_keys=wanted.task_keys,
+        tasks=section.tasks,
+        task_keys=section.task_keys,
         ngram=NgramSettings(
-            longest=wanted.ngram,
-            shortest=wanted.ngram_min,
-            cut=wanted.ngram_cut,
-            shortest_piece=wanted.ngram_piece,
-            most_pieces=wanted.ngram_pieces,
+            longest=section.ngram,
+            shortest=section.ngram_min,
+            cut=section.ngram_cut,
+            shortest_piece=section.ngram_piece,
+            most_pieces=section.ngram_pieces,
         ),
-        seed=wanted.seed,
-        workers=wanted.workers,
+        seed=section.seed,
+        workers=section.workers,
         on_error=on_error,
-        scratch=wanted.scratch,
-        input_format=wanted.input_format,
-        reading=input_options(wanted),
+        scratch=section.scratch,
+        input_format=section.input_format,
+        reading=input_options(section),
     )
 
 
-def _tokenizer(wanted: CleanSection, argv: list[str]) -> Tokenizer | None:
-    settings = TokenizerSettings.without_model(wanted)
-    if wanted.tokenizer_type is None:
+def _tokenizer(section: CleanSection, argv: list[str]) -> Tokenizer | None:
+    settings = TokenizerSettings.without_model(section)
+    if section.tokenizer_type is None:
         if given := settings.given():
             raise ConfigError(
                 f"`{next(iter(given.values()))}` needs `--tokenizer-type`",
                 why="a tokenizer's options need its type",
             )
         return None
-    if wanted.min_characters is not None:
+    if section.min_characters is not None:
         raise ConfigError(
             "`--tokenizer-type` and `--min-characters` exclude each other",
             why="the length is counted either in tokens or in characters",

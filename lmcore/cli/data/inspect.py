@@ -59,7 +59,7 @@ class InspectSection(TokenizerSection):
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data inspect` and return the exit status."""
-    wanted = parse_section(
+    section = parse_section(
         InspectSection,
         argv,
         command="lmcore data inspect",
@@ -69,22 +69,22 @@ def run(argv: list[str]) -> int:
     from lmcore.config.data_source import without_ending
     from lmcore.data.tools.inspect import inspect, read_documents
 
-    prefix = without_ending(wanted.prefix)
-    given = _given_tokenizer(wanted, argv, prefix)
-    eod = given.eod if wanted.eod is None and given is not None else wanted.eod
+    prefix = without_ending(section.prefix)
+    given = _given_tokenizer(section, argv, prefix)
+    eod = given.eod if section.eod is None and given is not None else section.eod
     vocab_size = None if given is None else given.vocab_size
-    report = inspect(prefix, scan=wanted.scan, eod=eod, vocab_size=vocab_size, top=wanted.top)
+    report = inspect(prefix, scan=section.scan, eod=eod, vocab_size=vocab_size, top=section.top)
     documents: list[DecodedDocument] = []
     tokenizer, problem = given, None
-    if wanted.document:
+    if section.document:
         tokenizer = given or _recorded_tokenizer(argv, prefix)
-        documents = read_documents(prefix, wanted.document, tokenizer)
+        documents = read_documents(prefix, section.document, tokenizer)
     elif report.scan is not None and given is None:
         try:  # only to show the text of frequent tokens
             tokenizer = _recorded_tokenizer(argv, prefix)
         except LmcoreError as error:
             problem = error.what
-    if wanted.json:
+    if section.json:
         shown = [asdict(document) for document in documents]
         print(json.dumps({**report.to_json(), "shown": shown}, indent=2))
     else:
@@ -94,9 +94,9 @@ def run(argv: list[str]) -> int:
     return 1 if report.problems else 0
 
 
-def _given_tokenizer(wanted: InspectSection, argv: list[str], prefix: str) -> Tokenizer | None:
+def _given_tokenizer(section: InspectSection, argv: list[str], prefix: str) -> Tokenizer | None:
     """Return the tokenizer of the options; its type may come from the metadata."""
-    settings = TokenizerSettings.of(wanted)
+    settings = TokenizerSettings.of(section)
     if settings == TokenizerSettings():
         return None
     from lmcore.data.indexed.metadata import read_metadata

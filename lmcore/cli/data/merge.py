@@ -46,27 +46,27 @@ def run(argv: list[str]) -> int:
     """Run `lmcore data merge` and return the exit status."""
     from lmcore.config.foreign.megatron import merge_flags
 
-    wanted = parse_section(
+    section = parse_section(
         MergeSection,
         argv,
         command="lmcore data merge",
         foreign=merge_flags(),
         epilog=_EPILOG,
     )
-    if bool(wanted.datasets) == (wanted.input is not None):
+    if bool(section.datasets) == (section.input is not None):
         raise ConfigError(
             "`--datasets` and `--input` exclude each other"
-            if wanted.datasets
+            if section.datasets
             else "`--datasets` or `--input` is required",
             hint="give the data sets with `--datasets`, or their directory with `--input`",
         )
     from lmcore.config.data_source import without_ending
     from lmcore.data.tools.merge import chosen_datasets, merge
 
-    prefixes = chosen_datasets(wanted.datasets, wanted.input)
+    prefixes = chosen_datasets(section.datasets, section.input)
     with clean_termination():
-        report = merge(prefixes, without_ending(wanted.output_prefix))
-    print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report))
+        report = merge(prefixes, without_ending(section.output_prefix))
+    print(json.dumps(report.to_json(), indent=2) if section.json else _summary(report))
     return 0
 
 

@@ -7,8 +7,8 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from lmcore.cli.data.input_options import input_options, sentence_options
 from lmcore.cli.data.prepare_section import PrepareSection
@@ -21,12 +21,13 @@ from lmcore.errors import ConfigError, LmcoreError, counted
 
 if TYPE_CHECKING:
     from lmcore.data.gpt2_preload import BpePreload
-    from lmcore.data.input.options import InputOptions
     from lmcore.data.prepare.run import PrepareProgress, PrepareReport, PrepareRequest
-    from lmcore.data.prepare.sentence import SentenceSplitter
+    from lmcore.data.prepare.sentence.splitter import SentenceSplitter
     from lmcore.data.tokenizer import Tokenizer
 
 __all__ = ["run"]
+
+_T = TypeVar("_T")
 
 _EPILOG = """\
 Writes PREFIX_KEY_document.bin and .idx for each key; give `lmcore train --data-path` that name.
@@ -43,71 +44,99 @@ def run(argv: list[str]) -> int:
 
     # No linear algebra is done here, and its threads spin while they wait for some.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    wanted = parse_section(
+    section = parse_section(
         PrepareSection,
         argv,
         command="lmcore data prepare",
         foreign=prepare_flags(),
         epilog=_EPILOG,
     )
-    preload = _preload(wanted)
+    preload = _preload(section)
     from lmcore.data.prepare.run import PrepareProgress, join, prepare
 
     gc.freeze()  # what is loaded stays: it is not looked through again, not at the end either
     line = ProgressLine(PrepareProgress.bar)
-    request = _request(wanted, argv, preload, live=line.live)
-    if wanted.join_partitions:
+    request = _request(section, argv, preload, live=line.live)
+    if section.join_partitions:
         with clean_termination():
             report = join(request)
     else:
         with line, clean_termination():
             report = prepare(request, line if line.live else _PlainProgress())
-    print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report, request))
+    print(json.dumps(report.to_json(), indent=2) if section.json else _summary(report, request))
     return 0
 
 
-def _preload(wanted: PrepareSection) -> BpePreload | None:
+def _preload(section: PrepareSection) -> BpePreload | None:
     """Start reading the files of GPT-2's tokenizer, before slow imports."""
-    if wanted.tokenizer_type != "GPT2BPETokenizer" or not (wanted.vocab_file and wanted.merge_file):
+    if section.tokenizer_type != "GPT2BPETokenizer" or not (
+        section.vocab_file and section.merge_file
+    ):
         return None
     from lmcore.data.gpt2_preload import BpePreload
 
-    return BpePreload(wanted.vocab_file, wanted.merge_file)
+    return BpePreload(section.vocab_file, section.merge_file)
 
 
 def _request(
-    wanted: PrepareSection, argv: list[str], preload: BpePreload | None, *, live: bool
+    section: PrepareSection, argv: list[str], preload: BpePreload | None, *, live: bool
 ) -> PrepareRequest:
     """Return the request; raise all its problems at once."""
-    from lmcore.data.prepare.run import request_problems
+    from lmcore.data.input.options import InputOptions
+    from lmcore.data.prepare.run import PrepareRequest, request_problems
     from lmcore.data.tokenizer import ByteTokenizer
 
-    problems: list[LmcoreError] = _problems_of_shares(wanted)
-    reading, splitter = _input_of(wanted, problems)
-    tokenizer: Tokenizer = ByteTokenizer()  # placeholder for finding other problems
-    built = True
-    try:
-        tokenizer = _tokenizer(wanted, argv, preload)
-    except LmcoreError as error:
-        problems.append(error)
-        built = False
-    request = replace(
-        _with_tokenizer(wanted, tokenizer, live=live),
-        reading=reading,
+    problems = _partition_problems(section)
+    reading = _attempt(lambda: input_options(section), problems)
+    splitter = _attempt(lambda: _splitter(section), problems)
+    tokenizer = _attempt(lambda: _tokenizer(section, argv, preload), problems)
+    request = PrepareRequest(
+        inputs=section.input,
+        output_prefix=section.output_prefix,
+        tokenizer=tokenizer or ByteTokenizer(),  # a placeholder, to find further problems
+        json_keys=section.json_keys,
+        append_eod=section.append_eod and tokenizer is not None,
+        workers=section.workers,
+        on_error=cast("Literal['stop', 'skip']", section.on_error),
+        log_interval=1 if live else section.log_interval,
+        input_format=section.input_format,
+        dataset_impl=section.dataset_impl,
+        resume=section.resume,
+        shard_bytes=section.shard_mib << 20,
+        partitions=section.partitions,
+        partition=section.partition,
+        reading=reading or InputOptions(),
         splitter=splitter,
     )
     if problems:
-        known = request if built else replace(request, append_eod=False)
-        problems += request_problems(known)
+        problems += request_problems(request)
         raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
     return request
 
 
-def _tokenizer(wanted: PrepareSection, argv: list[str], preload: BpePreload | None) -> Tokenizer:
+def _attempt(build: Callable[[], _T], problems: list[LmcoreError]) -> _T | None:
+    """Return the result of *build*; add its error to *problems* and return None if it fails."""
+    try:
+        return build()
+    except LmcoreError as error:
+        problems.append(error)
+        return None
+
+
+def _splitter(section: PrepareSection) -> SentenceSplitter | None:
+    options = sentence_options(section)
+    if options is None:
+        return None
+    from lmcore.data.prepare.sentence.splitter import build_splitter
+
+    return build_splitter(options)
+
+
+def _tokenizer(section: PrepareSection, argv: list[str], preload: BpePreload | None) -> Tokenizer:
     from lmcore.data.tokenizer import tokenizer_from
 
-    settings = TokenizerSettings.without_model(wanted)
-    if wanted.tokenizer_type in BUILT_IN_TYPES and not wanted.plugin_off:
+    settings = TokenizerSettings.without_model(section)
+    if section.tokenizer_type in BUILT_IN_TYPES and not section.plugin_off:
         # Without loading plugins, which takes 0.1 s.
         return tokenizer_from(settings, preload=preload)
     from lmcore.cli.selection import find_plugins
@@ -116,61 +145,18 @@ def _tokenizer(wanted: PrepareSection, argv: list[str], preload: BpePreload | No
     return tokenizer_from(settings, extra=registered_types(find_plugins(argv, probe=False)))
 
 
-def _input_of(
-    wanted: PrepareSection, problems: list[LmcoreError]
-) -> tuple[InputOptions, SentenceSplitter | None]:
-    """Return input options and sentence splitter; add what is wrong to *problems*."""
-    from lmcore.data.input.options import InputOptions
-
-    reading, splitter = InputOptions(), None
-    try:
-        reading = input_options(wanted)
-    except LmcoreError as error:
-        problems.append(error)
-    try:
-        sentences = sentence_options(wanted)
-        if sentences is not None:
-            from lmcore.data.prepare.sentence import build_splitter
-
-            splitter = build_splitter(sentences)
-    except LmcoreError as error:
-        problems.append(error)
-    return reading, splitter
-
-
-def _problems_of_shares(wanted: PrepareSection) -> list[LmcoreError]:
-    if wanted.join_partitions and wanted.partition is not None:
+def _partition_problems(section: PrepareSection) -> list[LmcoreError]:
+    if section.join_partitions and section.partition is not None:
         return [ConfigError("`--join-partitions` and `--partition` exclude each other")]
-    if wanted.partitions > 1 and wanted.partition is None and not wanted.join_partitions:
+    if section.partitions > 1 and section.partition is None and not section.join_partitions:
         return [
             ConfigError(
-                f"`--partitions {wanted.partitions}` needs `--partition` or `--join-partitions`",
+                f"`--partitions {section.partitions}` needs `--partition` or `--join-partitions`",
                 hint="each host prepares one partition (`--partition 0`, `--partition 1` ...), "
                 "then one of them joins all; on a single host use `--workers` instead",
             )
         ]
     return []
-
-
-def _with_tokenizer(wanted: PrepareSection, tokenizer: Tokenizer, *, live: bool) -> PrepareRequest:
-    from lmcore.data.prepare.run import PrepareRequest
-
-    return PrepareRequest(
-        inputs=wanted.input,
-        output_prefix=wanted.output_prefix,
-        tokenizer=tokenizer,
-        json_keys=wanted.json_keys,
-        append_eod=wanted.append_eod,
-        workers=wanted.workers,
-        on_error=cast("Literal['stop', 'skip']", wanted.on_error),
-        log_interval=1 if live else wanted.log_interval,
-        input_format=wanted.input_format,
-        dataset_impl=wanted.dataset_impl,
-        resume=wanted.resume,
-        shard_bytes=wanted.shard_mib << 20,
-        partitions=wanted.partitions,
-        partition=wanted.partition,
-    )
 
 
 class _PlainProgress:

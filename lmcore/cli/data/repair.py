@@ -49,7 +49,7 @@ class RepairSection:
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data repair` and return the exit status."""
-    wanted = parse_section(
+    section = parse_section(
         RepairSection,
         argv,
         command="lmcore data repair",
@@ -59,16 +59,16 @@ def run(argv: list[str]) -> int:
     from lmcore.data.tools.repair import RepairRequest, repair
 
     request = RepairRequest(
-        wanted.prefix,
-        output_prefix=wanted.output_prefix,
-        hyphens=wanted.hyphens,
-        rebuild=wanted.rebuild,
-        eod=wanted.eod,
-        dtype=wanted.dtype,
+        section.prefix,
+        output_prefix=section.output_prefix,
+        hyphens=section.hyphens,
+        rebuild=section.rebuild,
+        eod=section.eod,
+        dtype=section.dtype,
     )
     with clean_termination():
         report = repair(request)
-    print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report))
+    print(json.dumps(report.to_json(), indent=2) if section.json else _summary(report))
     return 0
 
 

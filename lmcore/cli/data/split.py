@@ -62,12 +62,12 @@ class SplitSection:
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data split` and return the exit status."""
-    wanted = parse_section(SplitSection, argv, command="lmcore data split", epilog=_EPILOG)
-    given = {name: getattr(wanted, name) for name in (*_INDEXED, *_LINES)}
+    section = parse_section(SplitSection, argv, command="lmcore data split", epilog=_EPILOG)
+    given = {name: getattr(section, name) for name in (*_INDEXED, *_LINES)}
     lines = _kind(given) == _LINES
     with clean_termination():
-        report = _split_lines(wanted) if lines else _split_indexed(wanted)
-    if wanted.json:
+        report = _split_lines(section) if lines else _split_indexed(section)
+    if section.json:
         print(json.dumps(report.to_json(), indent=2))
     return 0
 
@@ -103,14 +103,14 @@ def _flag(name: str) -> str:
     return f"`--{name.replace('_', '-')}`"
 
 
-def _split_lines(wanted: SplitSection) -> JsonSplitReport:
+def _split_lines(section: SplitSection) -> JsonSplitReport:
     from lmcore.data.tools.split_json import split_json
 
-    assert wanted.output_dir is not None
+    assert section.output_dir is not None
     report = split_json(
-        wanted.input_files, wanted.output_dir, shares=wanted.test_percent, seed=wanted.seed
+        section.input_files, section.output_dir, shares=section.test_percent, seed=section.seed
     )
-    if not wanted.json:
+    if not section.json:
         lines, files = counted(report.lines, "line"), counted(len(report.files), "file")
         print(f"{lines} of {files} in {report.seconds:.1f} s")
         for part in report.parts:
@@ -118,16 +118,16 @@ def _split_lines(wanted: SplitSection) -> JsonSplitReport:
     return report
 
 
-def _split_indexed(wanted: SplitSection) -> IndexedSplitReport:
+def _split_indexed(section: SplitSection) -> IndexedSplitReport:
     from lmcore.config.data_source import without_ending
     from lmcore.data.tools.merge import chosen_datasets
     from lmcore.data.tools.split_indexed import split_indexed
 
-    assert wanted.output_prefix is not None
-    assert wanted.samples is not None
-    prefixes = chosen_datasets(wanted.datasets, wanted.input)
-    report = split_indexed(prefixes, without_ending(wanted.output_prefix), samples=wanted.samples)
-    if not wanted.json:
+    assert section.output_prefix is not None
+    assert section.samples is not None
+    prefixes = chosen_datasets(section.datasets, section.input)
+    report = split_indexed(prefixes, without_ending(section.output_prefix), samples=section.samples)
+    if not section.json:
         documents = counted(report.documents, "document")
         print(f"{documents} of {counted(report.datasets, 'data set')} in {report.seconds:.1f} s")
         for file in report.files:

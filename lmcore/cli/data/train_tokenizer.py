@@ -88,33 +88,33 @@ class TrainTokenizerSection:
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data train-tokenizer` and return the exit status."""
-    wanted = parse_section(
+    section = parse_section(
         TrainTokenizerSection, argv, command="lmcore data train-tokenizer", epilog=_EPILOG
     )
     from lmcore.data.tokenizer_training.text_sample import ReadProgress
     from lmcore.data.tokenizer_training.train import TrainingRequest, train_tokenizer
     from lmcore.data.tokenizer_training.trainers import Recipe
 
-    on_error: Literal["stop", "skip"] = "skip" if wanted.on_error == "skip" else "stop"
+    on_error: Literal["stop", "skip"] = "skip" if section.on_error == "skip" else "stop"
     request = TrainingRequest(
-        inputs=wanted.input,
-        output_dir=wanted.output_dir,
-        tokenizer_type=wanted.tokenizer_type,
+        inputs=section.input,
+        output_dir=section.output_dir,
+        tokenizer_type=section.tokenizer_type,
         recipe=Recipe(
-            wanted.vocab_size,
-            wanted.special_tokens,
-            wanted.min_frequency,
-            wanted.model_type,
-            wanted.character_coverage,
+            section.vocab_size,
+            section.special_tokens,
+            section.min_frequency,
+            section.model_type,
+            section.character_coverage,
         ),
-        json_keys=wanted.json_keys,
-        sample_bytes=None if wanted.sample_mib is None else wanted.sample_mib << 20,
+        json_keys=section.json_keys,
+        sample_bytes=None if section.sample_mib is None else section.sample_mib << 20,
         on_error=on_error,
-        input_format=wanted.input_format,
+        input_format=section.input_format,
     )
     with ProgressLine(ReadProgress.line, log_seconds=10) as line, clean_termination():
         report = train_tokenizer(request, reading=line, training=_print_start)
-    print(json.dumps(report.to_json(), indent=2) if wanted.json else _summary(report, wanted))
+    print(json.dumps(report.to_json(), indent=2) if section.json else _summary(report, section))
     return 0
 
 
@@ -125,15 +125,15 @@ def _print_start(sample: TextSample) -> None:
     print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
-def _summary(report: TrainingReport, wanted: TrainTokenizerSection) -> str:
+def _summary(report: TrainingReport, section: TrainTokenizerSection) -> str:
     flags = " ".join(
         f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
         for name, value in report.tokenizer.items()
         if name != "type"
     )
-    lines = [f"{report.tokenizer['type']} of {report.vocab_size:,} tokens in {wanted.output_dir}"]
-    if report.vocab_size < wanted.vocab_size:
-        lines.append(f"  fewer than the {wanted.vocab_size:,} requested: the text has no more")
+    lines = [f"{report.tokenizer['type']} of {report.vocab_size:,} tokens in {section.output_dir}"]
+    if report.vocab_size < section.vocab_size:
+        lines.append(f"  fewer than the {section.vocab_size:,} requested: the text has no more")
     read = f"read {counted(report.documents, 'document')}, {size_text(report.bytes)} of text"
     trained = f"trained on {size_text(report.trained_bytes)} in {report.train_seconds:.1f} s"
     lines += [
@@ -144,18 +144,18 @@ def _summary(report: TrainingReport, wanted: TrainTokenizerSection) -> str:
         lines.append(f"skipped documents: {counts_text(report.skipped)}")
     kind = f"--tokenizer-type {report.tokenizer['type']}"
     return "\n".join(
-        [*lines, "", f"next: lmcore data prepare {_read_again(wanted, report)} {kind} {flags}"]
+        [*lines, "", f"next: lmcore data prepare {_read_again(section, report)} {kind} {flags}"]
     )
 
 
-def _read_again(wanted: TrainTokenizerSection, report: TrainingReport) -> str:
+def _read_again(section: TrainTokenizerSection, report: TrainingReport) -> str:
     """Return the options of `lmcore data prepare` for the same input."""
-    words = ["--input", *wanted.input]
-    if wanted.input_format != "auto":
-        words += ["--input-format", wanted.input_format]
-    if wanted.json_keys != ("text",):
-        words += ["--json-keys", *wanted.json_keys]
-    words += ["--output-prefix", Path(wanted.output_dir).absolute().name]
+    words = ["--input", *section.input]
+    if section.input_format != "auto":
+        words += ["--input-format", section.input_format]
+    if section.json_keys != ("text",):
+        words += ["--json-keys", *section.json_keys]
+    words += ["--output-prefix", Path(section.output_dir).absolute().name]
     if report.eod is not None:
         words.append("--append-eod")
     return shlex.join(words)

@@ -56,57 +56,57 @@ class WeightsSection:
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data weights` and return the exit status."""
-    wanted = parse_section(WeightsSection, argv, command="lmcore data weights", epilog=_EPILOG)
-    _check(wanted)
+    section = parse_section(WeightsSection, argv, command="lmcore data weights", epilog=_EPILOG)
+    _check(section)
     from lmcore.data.blend.file_list import format_data_file_list
     from lmcore.data.blend.weights import Move, format_token_counts, read_epochs, rebase, weigh
 
-    epochs = None if wanted.epochs is None else read_epochs(wanted.epochs)
-    pairs = zip(wanted.rebase[::2], wanted.rebase[1::2], strict=True)
-    counts = rebase(_counts(wanted), [Move(old, new) for old, new in pairs])
+    epochs = None if section.epochs is None else read_epochs(section.epochs)
+    pairs = zip(section.rebase[::2], section.rebase[1::2], strict=True)
+    counts = rebase(_counts(section), [Move(old, new) for old, new in pairs])
     files = weigh(counts, epochs)
     listed = format_data_file_list(files)
-    if wanted.metadata_output is not None:
-        _write(wanted.metadata_output, format_token_counts(counts))
-    if wanted.output is not None:
-        _write(wanted.output, listed)
+    if section.metadata_output is not None:
+        _write(section.metadata_output, format_token_counts(counts))
+    if section.output is not None:
+        _write(section.output, listed)
         corpora = len({file.corpus for file in files})
         tokens = sum(dataset.total_num_tokens for dataset in counts)
         print(
-            f"{wanted.output}: {counted(len(files), 'data set')} of "
+            f"{section.output}: {counted(len(files), 'data set')} of "
             f"{corpora:,} {'corpus' if corpora == 1 else 'corpora'}, {counted(tokens, 'token')}",
             file=sys.stderr,
         )
-    if wanted.json:
+    if section.json:
         print(json.dumps([asdict(file) for file in files], indent=2))
-    elif wanted.output is None:
+    elif section.output is None:
         print(listed, end="")
     return 0
 
 
-def _check(wanted: WeightsSection) -> None:
-    given = bool(wanted.datasets or wanted.input)
-    if given == (wanted.metadata is not None):
+def _check(section: WeightsSection) -> None:
+    given = bool(section.datasets or section.input)
+    if given == (section.metadata is not None):
         raise ConfigError(
             "`--metadata` excludes `--datasets` and `--input`"
             if given
             else "`--datasets`, `--input` or `--metadata` is required"
         )
-    if len(wanted.rebase) % 2:
+    if len(section.rebase) % 2:
         raise ConfigError(
-            f"`--rebase` has {len(wanted.rebase)} directories",
+            f"`--rebase` has {len(section.rebase)} directories",
             why="they must be pairs of an old and a new one",
         )
 
 
-def _counts(wanted: WeightsSection) -> list[DatasetTokens]:
+def _counts(section: WeightsSection) -> list[DatasetTokens]:
     from lmcore.data.blend.weights import count_tokens, read_token_counts
     from lmcore.data.tools.merge import find_datasets
 
-    if wanted.metadata is not None:
-        return read_token_counts(wanted.metadata)
-    found = [prefix for directory in wanted.input for prefix in find_datasets(directory)]
-    return count_tokens([*wanted.datasets, *found])
+    if section.metadata is not None:
+        return read_token_counts(section.metadata)
+    found = [prefix for directory in section.input for prefix in find_datasets(directory)]
+    return count_tokens([*section.datasets, *found])
 
 
 def _write(path: str, text: str) -> None:

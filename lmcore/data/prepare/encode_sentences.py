@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.prepare.encode_types import KeyTokens
-from lmcore.data.prepare.sentence.base import SentenceSplitter
+from lmcore.data.prepare.sentence.splitter import SentenceSplitter
 from lmcore.data.tokenizer import Tokenizer
 
 __all__ = ["encode_sentences"]

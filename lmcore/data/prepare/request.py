@@ -15,7 +15,7 @@ from lmcore.data.tokenizer.native import EncodesBlocks
 from lmcore.errors import ConfigError, LmcoreError
 
 if TYPE_CHECKING:
-    from lmcore.data.prepare.sentence.base import SentenceSplitter
+    from lmcore.data.prepare.sentence.splitter import SentenceSplitter
 
 __all__ = [
     "KeyReport",

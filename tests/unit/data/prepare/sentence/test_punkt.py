@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nltk.tokenize import punkt
 
-from lmcore.data.prepare.sentence import SentenceOptions, build_splitter
+from lmcore.data.prepare.sentence.splitter import SentenceOptions, build_splitter
 from lmcore.errors import ConfigError, DataError, MissingPackageError
 
 _WORDS = """

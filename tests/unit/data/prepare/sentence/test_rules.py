@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.data.prepare.sentence import SentenceOptions, build_splitter
+from lmcore.data.prepare.sentence.splitter import SentenceOptions, build_splitter
 from lmcore.errors import ConfigError, MissingPackageError
 
 

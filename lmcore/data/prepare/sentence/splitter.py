@@ -1,15 +1,44 @@
-"""Building a sentence splitter; its module is imported on demand."""
+"""Interface, options and construction of sentence splitters; their modules are loaded on demand."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from lmcore.data.prepare.sentence.base import SentenceOptions, SentenceSplitter
 from lmcore.errors import ConfigError, suggestion
 
-__all__ = ["SPLITTERS", "build_splitter"]
+__all__ = ["SPLITTERS", "SentenceOptions", "SentenceSplitter", "build_splitter"]
 
 SPLITTERS = ("punkt", "sentencex", "lines")
+
+
+class SentenceSplitter(Protocol):
+    """Sentence splitter; can be pickled, and is thread-safe."""
+
+    def split(self, text: str) -> Sequence[str]:
+        """Return the sentences of *text*, in order; sentences without tokens are dropped later."""
+
+    def describe(self) -> dict[str, str]:
+        """Return the settings; splitters with equal settings give equal sentences."""
+
+
+@dataclass(frozen=True)
+class SentenceOptions:
+    """Options of a sentence splitter.
+
+    Attributes:
+        splitter: one of `SPLITTERS`.
+        lang: language, by NLTK's name (`english`) or ISO 639 code (`en`).
+        keep_newlines: keep the white space after a sentence as part of it.
+        punkt_model: directory of Punkt's tables; None: in NLTK's data.
+    """
+
+    splitter: str = "punkt"
+    lang: str = "english"
+    keep_newlines: bool = False
+    punkt_model: str | None = None
 
 
 def build_splitter(options: SentenceOptions) -> SentenceSplitter:
