@@ -1,7 +1,7 @@
-"""AdamW that keeps its moments in 8 bits: a quarter of their memory.
+"""AdamW with moments of 8 bits, a quarter of their memory.
 
-Not torchao's: its step is compiled for every shape of parameter, seconds each, or takes twice the
-time of this one; and importing it imports the compiler.  The tests compare with it.
+torchao's class is not used: its step is compiled for every parameter shape, seconds each, or takes
+twice the time of this one; and its import loads the compiler.  The tests compare with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lmcore.optim.quantized_moment import Grid, QuantizedMoment
 __all__ = ["AdamW8bit"]
 
 _LEAST_NUMBERS = 4096
-"""Smaller parameters, of which few numbers would share a scale, keep float32."""
+"""Number of elements below which a parameter keeps float32, as few would share a scale."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class AdamW8bit(Optimizer):
         betas: tuple[float, float],
         epsilon: float,
     ) -> None:
-        """Allocate codes and scales; the arguments are those of `AdamW`."""
+        """Allocate codes and scales; for the arguments see `AdamW`."""
         super().__init__(groups)
         self.update = update
         self.beta1, self.beta2 = betas
@@ -93,7 +93,7 @@ class AdamW8bit(Optimizer):
         return _Entry(parameter, decay, step, (moments[0], moments[1]))
 
     def _grid(self, device: torch.device, *, signed: bool) -> Grid:
-        """Return the grid of a device, made once for all parameters."""
+        """Return the grid of a device, created once for all parameters."""
         if (device, signed) not in self._grids:
             self._grids[device, signed] = Grid(signed=signed, device=device)
         return self._grids[device, signed]

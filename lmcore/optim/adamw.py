@@ -25,8 +25,8 @@ class AdamW(Optimizer):
         """Allocate both moments.
 
         Args:
-            groups: What to train, from `parameter_groups`.
-            update: The bound `adamw` op.
+            groups: Parameters to train, from `parameter_groups`.
+            update: Bound `adamw` op.
             betas: Decay of the first and second moment.
             epsilon: Added to the root of the second moment.
         """

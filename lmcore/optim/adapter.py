@@ -208,7 +208,7 @@ class TorchOptimizer(Optimizer):
         parameters: Sequence[nn.Parameter],
         rows: slice | None = None,
     ) -> None:
-        """Take steps with random gradients; *rows* of those of the small parameters."""
+        """Take steps with random gradients; *rows* selects rows of the small parameters'."""
         generator = torch.Generator().manual_seed(1)
         train = getattr(made, "train", None)
         if callable(train):

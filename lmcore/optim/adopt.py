@@ -1,4 +1,4 @@
-"""ADOPT: Adam with the second moment of the step before, which converges for any beta2.
+"""ADOPT: Adam with the second moment of the previous step, which converges for any beta2.
 
 Source: Taniguchi et al., "ADOPT: Modified Adam Can Converge with Any beta2 with the Optimal Rate"
 (2024), algorithm 2 with the clipping of its authors' implementation.
@@ -14,9 +14,9 @@ __all__ = ["ADOPT"]
 
 
 class ADOPT(Optimizer):
-    """m = lerp(m, clip(g / max(sqrt(v), eps), t^0.25)); weight -= lr * m; then v takes g^2 in.
+    """m = lerp(m, clip(g / max(sqrt(v), eps), t^0.25)); weight -= lr * m; v = lerp(v, g^2).
 
-    The first step changes no weight: it gives v its first value.  Decay is decoupled.
+    The first step changes no weight: it initializes v.  Weight decay is decoupled.
     """
 
     def __init__(
@@ -25,9 +25,9 @@ class ADOPT(Optimizer):
         """Allocate both moments.
 
         Args:
-            groups: What to train.
+            groups: Parameters to train, from `parameter_groups`.
             betas: Decay of the first and second moment.
-            epsilon: Least value of the root of the second moment.
+            epsilon: Smallest value of the root of the second moment.
         """
         super().__init__(groups)
         self.beta1, self.beta2 = betas

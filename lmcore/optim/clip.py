@@ -17,10 +17,10 @@ def clip_by_norm(
     """Divide *gradients* in place by the loss scale, and so that their norm is at most *limit*.
 
     Args:
-        gradients: All gradients of the model, each *loss_scale* times what it stands for.
-        norm: Their Euclidean norm without that factor, finite.
+        gradients: All gradients of the model, multiplied by *loss_scale*.
+        norm: Euclidean norm of the gradients without that factor, finite.
         limit: Largest norm; 0 does not clip.
-        loss_scale: What the loss was multiplied by.
+        loss_scale: Factor of the loss.
     """
     factor = min(limit / (norm + _MARGIN), 1.0) if limit > 0 else 1.0
     if factor != loss_scale:
@@ -29,12 +29,12 @@ def clip_by_norm(
 
 @torch.no_grad()
 def clip_by_norm_on_device(gradients: list[Tensor], norm: Tensor, limit: float) -> None:
-    """Do the same without a loss scale, by a norm that nobody waits for.
+    """Clip without a loss scale and without synchronizing with the device.
 
     Args:
         gradients: All gradients of the model, on one device.
-        norm: Their Euclidean norm, a number on that device; where it is a float64 the factor is
-            that of `clip_by_norm`, rounded to float32 as there.
+        norm: Euclidean norm of the gradients, a scalar on that device; in float64 the factor is
+            the one of `clip_by_norm`, rounded to float32 as there.
         limit: Largest norm; 0 does not clip.
     """
     if limit > 0 and gradients:

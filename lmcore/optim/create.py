@@ -1,6 +1,6 @@
-"""The optimizer that a run's settings ask for.
+"""Creation of the optimizer of a run.
 
-Each class is imported where it is made: a run with one optimizer does not pay for the others.
+Each class is imported when it is created: a run with one optimizer does not import the others.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def create_optimizer(
     bind: Bind,
     sum_over_shards: SumOverShards | None = None,
 ) -> Optimizer:
-    """Return the optimizer of a run, its state at zero.
+    """Return the optimizer of a run, with initial state.
 
     Args:
-        settings: Which one, and its numbers.
-        named_parameters: What to train, whole or this process's parts; see
-            `lmcore.config.optimizers` for what an optimizer can do with parts.
-        bind: Returns the kernel of an op by the op's name.
-        sum_over_shards: Adds numbers over the processes that hold parts of a parameter; None:
-            every parameter is whole.
+        settings: Name and options of the optimizer.
+        named_parameters: Names and parameters to train, whole or shards of this process; see
+            `lmcore.config.optimizers` for the optimizers that can update shards.
+        bind: Function that returns the kernel of an op by the op's name.
+        sum_over_shards: Sum of numbers over the processes that hold shards of a parameter; None
+            if every parameter is whole.
     """
     named: Named = tuple(named_parameters)
     if settings.optimizer == "lamb":

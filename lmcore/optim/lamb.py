@@ -1,4 +1,4 @@
-"""LAMB: Adam's update of each parameter, scaled to that parameter's own size.
+"""LAMB: Adam's update of each parameter, scaled to the norm of the parameter.
 
 Source: You et al., "Large Batch Optimization for Deep Learning" (2020), algorithm 2.
 """
@@ -16,9 +16,9 @@ __all__ = ["LAMB"]
 class LAMB(Optimizer):
     """weight -= lr * |weight| / |u| * u, where u = Adam's direction + decay * weight.
 
-    The ratio is 1 where either norm is 0, and for parameters without decay (biases, gains), as
-    the usual fused kernels have it.  Norms are those of whole parameters: where a process
-    holds parts of them, `sum_over_shards` adds the squares.
+    The ratio is 1 if either norm is 0, and for parameters without decay (biases, gains), as in the
+    usual fused kernels.  Norms are of whole parameters: if a process holds shards,
+    `sum_over_shards` adds the squares.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class LAMB(Optimizer):
         """Allocate both moments.
 
         Args:
-            groups: What to train.
+            groups: Parameters to train, from `parameter_groups`.
             betas: Decay of the first and second moment.
             epsilon: Added to the root of the second moment, after bias correction.
-            sum_over_shards: Adds over the processes that hold parts; None: parameters are whole.
+            sum_over_shards: Sum over the processes that hold shards; None: parameters are whole.
         """
         super().__init__(groups)
         self.beta1, self.beta2 = betas
@@ -65,7 +65,7 @@ class LAMB(Optimizer):
             torch._foreach_add_(group.parameters, changes_of, alpha=-lr)
 
     def _updates(self, place: int) -> list[Tensor]:
-        """Return Adam's directions of a group, with the decay."""
+        """Return Adam's updates of a group, with the decay."""
         group, first, second = self.groups[place], self._first[place], self._second[place]
         count = raise_counts(self._steps[place])
         gradients = group.gradients()
@@ -82,7 +82,7 @@ class LAMB(Optimizer):
         return list(updates)
 
     def _norms(self, names: list[str], parts: list[Tensor]) -> Tensor:
-        """Return the norms of the whole tensors of which *parts* are here."""
+        """Return the norms of the whole tensors, from the *parts* of this process."""
         squares = torch.stack([one.float().square().sum() for one in parts] or [torch.zeros(())])
         squares = squares[: len(parts)]
         if self.sum_over_shards is not None:

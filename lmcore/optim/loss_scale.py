@@ -1,8 +1,10 @@
-"""The factor that keeps small float16 gradients from vanishing, and how it follows overflows.
+"""Loss scale: factor of the loss that keeps small float16 gradients from underflow.
 
-Gradients of a loss that is multiplied by the scale are larger by the same factor; the step divides
-them by it again.  Where some of them leave the range of float16 the step is skipped and the scale
-is told.  Dynamics of the Megatron family's gradient scaler; after Micikevicius et al. (2018).
+Gradients are larger by the same factor, and the step divides them by it again.  If some of them
+overflow float16 the step is skipped and the scale is updated.
+
+Source: Micikevicius et al., "Mixed Precision Training" (2018); dynamics of the Megatron family's
+gradient scaler.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "loss_scale_of"]
 
 _MOST_SKIPPED = 50
-"""Steps in a row that a fixed scale may skip; a dynamic one goes from 2^32 to 1 in fewer."""
+"""Consecutive steps that a fixed scale may skip; a dynamic scale falls from 2^32 to 1 in fewer."""
 
 
 class LossScale(Protocol):
-    """What the loss is multiplied by."""
+    """Factor of the loss."""
 
     @property
     def value(self) -> float:
@@ -33,34 +35,34 @@ class LossScale(Protocol):
 
     @property
     def limit(self) -> str:
-        """Why a step cannot be skipped any more; empty where none ever is."""
+        """Reason why no further step can be skipped; empty if steps are never skipped."""
 
     def update(self, *, overflow: bool) -> bool:
-        """Hear how a step ended; return False where it overflowed and no scale helps.
+        """Update the scale after a step; return False after an overflow that no scale avoids.
 
         Args:
-            overflow: Whether its loss or gradients were not finite, in any process.
+            overflow: True if the loss or gradients were not finite on any rank.
         """
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where *state* was taken.
+        """Restore a state from a checkpoint.
 
         Raises:
-            CheckpointError: It cannot be one.
+            CheckpointError: The state is invalid.
         """
 
 
 @dataclass
 class FixedLossScale:
-    """A scale that stays; 1 in precisions that need none.
+    """A fixed scale; 1 in precisions without loss scaling.
 
     Attributes:
         value: The scale.
-        patience: Overflows in a row that are skipped; the next one cannot be.
-        skipped: Overflows in a row so far.
+        patience: Number of consecutive overflows that are skipped.
+        skipped: Number of consecutive overflows so far.
     """
 
     value: float = 1.0
@@ -69,40 +71,40 @@ class FixedLossScale:
 
     @property
     def limit(self) -> str:
-        """Why a step cannot be skipped any more; empty where none ever is."""
+        """Reason why no further step can be skipped; empty if steps are never skipped."""
         if not self.patience:
             return ""
         return f"the {self.patience} steps before were skipped at `--loss-scale {self.value:g}`"
 
     def update(self, *, overflow: bool) -> bool:
-        """Count overflows in a row."""
+        """Count consecutive overflows."""
         self.skipped = self.skipped + 1 if overflow else 0
         return self.skipped <= self.patience
 
     def state(self) -> dict[str, Any]:
-        """Return the overflows in a row; the scale itself is the run's own."""
+        """Return the number of consecutive overflows; the scale is an option of the run."""
         return {"skipped": self.skipped} if self.patience else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the count, where a fixed scale left one."""
+        """Restore the count of a fixed scale, if there is one."""
         if self.patience and "skipped" in state:
             self.skipped = _count(state, "skipped")
 
 
 @dataclass
 class DynamicLossScale:
-    """Doubled after *window* steps without an overflow, halved by overflows.
+    """A scale that is doubled after *window* steps without an overflow, and halved by overflows.
 
-    Of the overflows since the scale grew last the first *hysteresis* - 1 leave it as it is, and
-    every further one halves it: at a hysteresis of 2 three in a row leave 2^32, 2^31, 2^30.
+    The first *hysteresis* - 1 overflows since the scale was last doubled leave it unchanged, each
+    further one halves it: at a hysteresis of 2 three overflows give 2^32, 2^31, 2^30.
 
     Attributes:
-        value: The scale of the next step.
-        minimum: It is never less.
-        window: Steps without an overflow after which it grows.
-        hysteresis: Overflows from one growth on until the first halving.
-        good_steps: Steps since the last overflow or growth.
-        tolerance: Overflows left of the hysteresis; 0 or less: the next one halves.
+        value: Scale of the next step.
+        minimum: Smallest scale.
+        window: Number of steps without an overflow after which the scale is doubled.
+        hysteresis: Number of overflows after a doubling until the first halving.
+        good_steps: Number of steps since the last overflow or doubling.
+        tolerance: Overflows left until a halving; at 0 or less the next one halves.
     """
 
     value: float = 2.0**32
@@ -117,11 +119,11 @@ class DynamicLossScale:
 
     @property
     def limit(self) -> str:
-        """Why a step cannot be skipped any more."""
+        """Reason why no further step can be skipped."""
         return f"the loss scale is at its lowest, {self.minimum:g} (`--min-loss-scale`)"
 
     def update(self, *, overflow: bool) -> bool:
-        """Grow or shrink; return False where an overflow finds the scale at its lowest."""
+        """Double or halve the scale; return False after an overflow at the smallest scale."""
         if not overflow:
             self.good_steps += 1
             if self.good_steps == self.window:
@@ -141,24 +143,24 @@ class DynamicLossScale:
         return {"value": self.value, "good_steps": self.good_steps, "tolerance": self.tolerance}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take scale and counts from a checkpoint of a run that had them; else begin anew."""
+        """Restore scale and counts, if the checkpoint has them."""
         if "value" not in state:
             return
         value = state["value"]
         if not isinstance(value, (int, float)) or not 0.0 < value < math.inf:
             raise _damaged("value", value)
-        # A window or hysteresis that is shorter now counts from its own end.
+        # Counts are limited to a window and hysteresis that are shorter now.
         self.value = max(float(value), self.minimum)
         self.good_steps = min(_count(state, "good_steps"), self.window - 1)
         self.tolerance = min(_count(state, "tolerance", negative=True), self.hysteresis)
 
 
 def loss_scale_of(asked: AcceleratorSection, precision: PrecisionPolicy) -> LossScale:
-    """Return the scale that a run begins with.
+    """Return the initial loss scale of a run.
 
     Args:
-        asked: Its options.
-        precision: Says whether gradients need one.
+        asked: Options of the run.
+        precision: Precision policy of the run.
     """
     if not precision.loss_scaling:
         return FixedLossScale()

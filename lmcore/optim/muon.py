@@ -1,8 +1,8 @@
 """Muon for the layers' matrices, by torch's own class; AdamW for embeddings and vectors.
 
 Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); the size
-of an update as in Liu et al., "Muon is Scalable for LLM Training" (2025), so that one learning
-rate and one decay, those of AdamW, serve both halves.
+of an update as in Liu et al., "Muon is Scalable for LLM Training" (2025), so that learning rate and
+weight decay of AdamW suit both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Muon"]
 class Muon(Optimizer):
     """weight -= lr * 0.2 * sqrt(max(rows, columns)) * orthogonal(momentum), decay decoupled.
 
-    The matrix that joins queries, keys and values is taken as one.
+    The joint matrix of queries, keys and values is orthogonalized as one.
     """
 
     def __init__(
@@ -36,16 +36,17 @@ class Muon(Optimizer):
         betas: tuple[float, float],
         epsilon: float,
     ) -> None:
-        """Make both halves.
+        """Create torch's Muon for the matrices and AdamW for the other parameters.
 
         Args:
-            named_parameters: What to train.
-            update: The bound `adamw` op.
-            weight_decay: Of matrices and embeddings.
-            momentum: Of the gradients that are orthogonalized.
-            nesterov: Whether the gradient is added to the momentum once more.
-            num_iterations: Newton-Schulz iterations, in bfloat16.
-            betas, epsilon: Of AdamW.
+            named_parameters: Names and parameters to train.
+            update: Bound `adamw` op.
+            weight_decay: Weight decay of matrices and embeddings.
+            momentum: Momentum of the gradients that are orthogonalized.
+            nesterov: True for Nesterov momentum.
+            num_iterations: Number of Newton-Schulz iterations, in bfloat16.
+            betas: Decay of AdamW's first and second moment.
+            epsilon: Epsilon of AdamW.
         """
         matrices, others = split_matrices(named_parameters, weight_decay)
         super().__init__((*matrices, *others))
@@ -79,5 +80,5 @@ class Muon(Optimizer):
         self.others.step(lr)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the live state of both halves by name."""
+        """Return the live state of both optimizers by name."""
         return super().state_tensors() | self.others.state_tensors()

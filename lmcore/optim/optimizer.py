@@ -1,8 +1,8 @@
-"""`Optimizer`: what every optimizer of a run offers to step, checkpoint and sharding.
+"""`Optimizer`: interface of every optimizer of a run for steps, checkpoints and sharding.
 
-Classes of our own rather than torch's base class: constructing one of torch's imports its compiler
-(a second of a start), and the state here is a flat mapping of named tensors that exist from the
-beginning, as a checkpoint wants it.
+It does not derive from torch's base class, whose constructor imports torch's compiler (a second of
+a start), and its state is a flat mapping of named tensors that exist from the beginning, as a
+checkpoint needs them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ __all__ = [
 ]
 
 SumOverShards = Callable[[Sequence[str], Tensor], Tensor]
-"""Given the names of parameters and one number for each, computed from the part that is here,
-returns the sums over all processes that hold other parts of the same parameter.  All processes call
-it equally often, those that hold nothing too; their names may differ."""
+"""A function that takes names of parameters and a number for each, computed from the local shard.
+
+It returns the sums over all processes that hold shards of the same parameter.  All processes call
+it equally often, also without parameters; their names may differ."""
 
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that share a weight decay."""
+    """Parameters with the same weight decay."""
 
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
@@ -50,8 +51,8 @@ def parameter_groups(
     """Return two groups: matrices with decay; biases, gains and other vectors without.
 
     Args:
-        parameters: Names and parameters, those to be trained.
-        weight_decay: Decay of the first group.
+        parameters: Names and parameters to train.
+        weight_decay: Weight decay of the first group.
     """
     decayed: list[tuple[str, nn.Parameter]] = []
     plain: list[tuple[str, nn.Parameter]] = []
@@ -67,10 +68,10 @@ def parameter_groups(
 def split_matrices(
     parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float
 ) -> tuple[tuple[ParameterGroup, ...], tuple[ParameterGroup, ...]]:
-    """Return the groups of the layers' matrices, and those of all else.
+    """Return the groups of the layers' matrices, and the groups of all other parameters.
 
-    A matrix multiplies hidden states; an embedding, of any part of the model, looks up its rows
-    one by one and belongs with the vectors.
+    A matrix multiplies hidden states; the rows of an embedding are looked up one by one, so that it
+    is grouped with the vectors.
     """
     matrices: list[tuple[str, nn.Parameter]] = []
     others: list[tuple[str, nn.Parameter]] = []
@@ -81,17 +82,17 @@ def split_matrices(
 
 
 class Optimizer(ABC):
-    """The interface; a subclass says in its own words what it computes.
+    """Interface of an optimizer.
 
-    Its state is created by the constructor, so that it can be loaded, and every step depends on
-    weights, gradients and that state alone: a run goes on bit for bit.  A state tensor of a
-    parameter's shape is sharded as the parameter is; one without dimensions is a count or a sum
-    that all parts of the parameter share.  Which optimizers bear that `lmcore.config.optimizers`
-    says.
+    The state is created by the constructor, so that it can be loaded, and every step depends on
+    weights, gradients and that state alone: a run that resumes is bitwise the unbroken one.  A
+    state tensor of a parameter's shape is sharded as the parameter; a scalar is a count or a sum
+    that all shards of the parameter share.  `lmcore.config.optimizers` has the optimizers that can
+    update shards.
     """
 
     def __init__(self, groups: tuple[ParameterGroup, ...]) -> None:
-        """Keep what to train, from `parameter_groups`."""
+        """Keep the parameters to train, from `parameter_groups`."""
         self.groups = groups
         self._state: dict[str, dict[str, Tensor]] = {}
 
@@ -107,16 +108,16 @@ class Optimizer(ABC):
             for name, tensor in tensors.items()
         }
 
-    def eval_mode(self) -> None:  # noqa: B027 - nothing to do is a way to do it
-        """Let the parameters hold the weights to use: to validate, to sample, to save and load.
+    def eval_mode(self) -> None:  # noqa: B027 - optional
+        """Set the parameters to the evaluation weights: to validate, sample, save and load.
 
-        Most optimizers train the weights that they give, and do nothing here.
+        Most optimizers train the evaluation weights, and do nothing here.
         """
 
-    def train_mode(self) -> None:  # noqa: B027 - the same
-        """Let the parameters hold the weights to train again, to the bit those of before.
+    def train_mode(self) -> None:  # noqa: B027 - optional
+        """Set the parameters to the training weights again, bitwise as before.
 
-        Weights and state that were loaded since `eval_mode` are taken over.
+        Weights and state that were loaded since `eval_mode` are used from here on.
         """
 
     @property
@@ -137,13 +138,13 @@ class Optimizer(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no estimate of the Hessian")
 
     def _moments(self, kind: str) -> list[list[Tensor]]:
-        """Create a kind of state of the parameters' shapes, zeros; return it by group."""
+        """Create a kind of state of the parameters' shapes, zero; return it by group."""
         return self._create(
             kind, lambda one: torch.zeros_like(one, memory_format=torch.preserve_format)
         )
 
     def _scalars(self, kind: str, dtype: torch.dtype = torch.float32) -> list[list[Tensor]]:
-        """Create a kind of state of one number a parameter, zero; on the host, to be read there."""
+        """Create a kind of state of one number a parameter, zero, on the host."""
         return self._create(kind, lambda one: torch.zeros((), dtype=dtype, device="cpu"))
 
     def _create(self, kind: str, make: Callable[[nn.Parameter], Tensor]) -> list[list[Tensor]]:

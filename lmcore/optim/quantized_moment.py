@@ -1,7 +1,9 @@
-"""A moment of Adam in 8 bits a number: blocks of 256, each with a scale, on a dynamic grid.
+"""Moment of Adam with 8 bits a number: blocks of 256, each with a scale, on a dynamic grid.
 
-Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (2022).  The grid is fine
-near zero and coarse near one, since a moment's numbers lie orders of magnitude apart.
+The grid is fine near zero and coarse near one, since the numbers of a moment differ by orders of
+magnitude.
+
+Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (2022).
 """
 
 from __future__ import annotations
@@ -13,20 +15,20 @@ from torch.nn import functional
 __all__ = ["BLOCK", "Grid", "QuantizedMoment", "dynamic_grid"]
 
 BLOCK = 256
-"""Numbers that share a scale."""
+"""Number of elements that share a scale."""
 
 _DECADES = 7
 _LEAST_SCALE = 1e-12
 
 
 def dynamic_grid(*, signed: bool) -> Tensor:
-    """Return the 256 values between -1 (or 0) and 1 that a code stands for, in float32, ascending.
+    """Return the values of the 256 codes, between -1 (or 0) and 1, in float32, ascending.
 
     Each power of ten from 1e-7 up has twice the values of the one below, at the middles of equal
     intervals; 0 and 1 are added.
 
     Args:
-        signed: Whether half of the values are negative.
+        signed: True if half of the values are negative.
     """
     values = [0.0, 1.0]
     for decade in range(_DECADES):
@@ -40,15 +42,20 @@ def dynamic_grid(*, signed: bool) -> Tensor:
 
 
 class Grid:
-    """The values that codes stand for, on a device; shared by all moments of a kind.
+    """Values of the codes on a device, shared by all moments of a kind.
 
-    The upper 16 bits of a float32 say which two values are the nearest: a table has the lower one,
-    and one comparison with the middle between them decides.  A binary search for each number takes
+    The upper 16 bits of a float32 determine the two nearest values: a table has the lower one, and
+    a comparison with the middle between them decides.  A binary search for each number takes
     fifteen times as long on a CPU.
     """
 
     def __init__(self, *, signed: bool, device: torch.device) -> None:
-        """Make the tables on *device*; *signed*: whether numbers may be negative."""
+        """Create the tables.
+
+        Args:
+            signed: True if numbers may be negative.
+            device: Device of the tables.
+        """
         grid = dynamic_grid(signed=signed)
         self.values = grid.to(device)
         self.zero = int(torch.searchsorted(grid, 0.0))
@@ -61,7 +68,7 @@ class Grid:
         self._middles = torch.cat([middles, torch.tensor([torch.inf])]).to(device)
 
     def nearest(self, numbers: Tensor) -> Tensor:
-        """Return codes, int32; a number in the middle between two values goes to the upper."""
+        """Return the codes of *numbers*, int32; halfway between two values the upper one."""
         flat = numbers.flatten()
         lower = self._lower.index_select(0, (flat.view(torch.int32) >> 16) & 0xFFFF)
         codes = lower + (flat >= self._middles.index_select(0, lower))
@@ -69,14 +76,14 @@ class Grid:
 
 
 class QuantizedMoment:
-    """The codes and scales of one parameter's moment."""
+    """Codes and scales of a parameter's moment."""
 
     def __init__(self, shape: torch.Size, grid: Grid) -> None:
-        """Begin at zero, on the grid's device.
+        """Create a moment of zeros on the grid's device.
 
         Args:
-            shape: The parameter's.
-            grid: What the codes stand for.
+            shape: Shape of the parameter.
+            grid: Values of the codes.
         """
         self.shape, self.grid = shape, grid
         blocks, device = -(-shape.numel() // BLOCK), grid.values.device
@@ -90,7 +97,7 @@ class QuantizedMoment:
         return values.flatten()[: self.shape.numel()].view(self.shape)
 
     def write(self, moment: Tensor) -> None:
-        """Keep *moment*: each block by its largest magnitude and the nearest values of the grid."""
+        """Quantize *moment*: each block by its largest magnitude and the nearest grid values."""
         flat = moment.float().flatten()
         padding = self.codes.numel() - flat.numel()
         blocks = functional.pad(flat, (0, padding)).view(-1, BLOCK)

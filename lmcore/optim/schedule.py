@@ -1,4 +1,4 @@
-"""The learning rate as a function of the samples consumed, as Megatron counts it.
+"""Learning-rate schedule: the rate as a function of the samples consumed, as in Megatron.
 
 Source: reference formulas of the Megatron family; cosine after Loshchilov and Hutter (2017).
 """
@@ -37,7 +37,7 @@ class LearningRateSchedule:
 
     @classmethod
     def from_plan(cls, plan: RunPlan) -> LearningRateSchedule:
-        """Return the schedule that a resolved plan asks for."""
+        """Return the schedule of a plan."""
         optimizer = plan.config.optimizer
         return cls(
             style=optimizer.lr_decay_style,

@@ -1,8 +1,10 @@
-"""Schedule-free AdamW: no decay of the learning rate; the weights to use are an average.
+"""Schedule-free AdamW: no decay of the learning rate; the evaluation weights are an average.
+
+The authors' package keeps y alone and computes x from it, so that a validation or a save changes
+the last bits of a run; here x is kept, too.
 
 Source: Defazio et al., "The Road Less Scheduled" (2024), with the weighting of the average by the
-learning rate that its authors' package has.  That package keeps y alone and moves between x and y
-by arithmetic, so that a validation or a save changes the run's last bits; here x is kept too.
+learning rate of its authors' package.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ __all__ = ["ScheduleFreeAdamW"]
 
 
 class ScheduleFreeAdamW(Optimizer):
-    """Three sequences: z, where the steps go; x, the average of z; y between, that is trained.
+    """Three sequences: z takes the steps; x is the average of z; y is between them, for gradients.
 
     z -= lr * (g / (sqrt(v) + eps) + decay * y), x = lerp(x, z, c), y = lerp(z, x, beta1), where c
-    is the share in the sum of squared rates so far.  Parameters hold y in training and x after
+    is the step's share of the sum of squared rates.  Parameters are y in training and x after
     `eval_mode`.
     """
 
@@ -29,7 +31,7 @@ class ScheduleFreeAdamW(Optimizer):
         """Allocate z, x and the second moment.
 
         Args:
-            groups: What to train.
+            groups: Parameters to train, from `parameter_groups`.
             betas: Share of x in y, and decay of the second moment.
             epsilon: Added to the root of the second moment, after bias correction.
         """
@@ -48,7 +50,7 @@ class ScheduleFreeAdamW(Optimizer):
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
-        assert self.training, "the weights are those to use: call `train_mode` first"
+        assert self.training, "these are the evaluation weights: call `train_mode` first"
         for place, group in enumerate(self.groups):
             second, z, x = self._second[place], self._z[place], self._x[place]
             count = raise_counts(self._steps[place])
@@ -70,16 +72,16 @@ class ScheduleFreeAdamW(Optimizer):
             self._to_y(place)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the live state by name; x is in the parameters, which hold it after `eval_mode`.
+        """Return the live state by name, without x: the parameters are x after `eval_mode`.
 
-        Saved with parameters that hold y it would be another run's.
+        The state does not go with parameters that are y.
         """
-        assert not self.training, "the weights are those of training: call `eval_mode` first"
+        assert not self.training, "these are the training weights: call `eval_mode` first"
         return super().state_tensors()
 
     @torch.no_grad()
     def eval_mode(self) -> None:
-        """Let the parameters hold x."""
+        """Set the parameters to x."""
         if self.training:
             for group, x, steps in zip(self.groups, self._x, self._steps, strict=True):
                 if int(steps[0]):
@@ -88,7 +90,7 @@ class ScheduleFreeAdamW(Optimizer):
 
     @torch.no_grad()
     def train_mode(self) -> None:
-        """Let the parameters hold y again; x is what they hold now, which may have been loaded."""
+        """Set the parameters to y again; their present values, which may be loaded, become x."""
         if not self.training:
             for place, (group, steps) in enumerate(zip(self.groups, self._steps, strict=True)):
                 if int(steps[0]):
@@ -97,13 +99,13 @@ class ScheduleFreeAdamW(Optimizer):
         self.training = True
 
     def _to_y(self, place: int) -> None:
-        """Give the parameters y: of the same x and z always the same bits."""
+        """Set the parameters to y, which x and z determine bitwise."""
         parameters = self.groups[place].parameters
         torch._foreach_copy_(parameters, self._z[place])
         torch._foreach_lerp_(parameters, self._x[place], self.beta1)
 
     def _share(self, place: int, lr: float) -> float:
-        """Return the new z's share in the average, and count it."""
+        """Return the share of the new z in the average, and count it."""
         highest = max(lr, float(self._highest[place][0]))
         total = float(self._sums[place][0]) + highest**2
         for kept, value in ((self._highest[place], highest), (self._sums[place], total)):

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum, as torch and Megatron count it."""
+"""Stochastic gradient descent with momentum, as in torch and Megatron."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SGD(Optimizer):
     """
 
     def __init__(self, groups: tuple[ParameterGroup, ...], *, momentum: float) -> None:
-        """Allocate the momentum, of which there is none where *momentum* is 0."""
+        """Allocate the momentum buffers, unless *momentum* is 0."""
         super().__init__(groups)
         self.momentum = momentum
         self._buffers = self._moments("momentum_buffer") if momentum else None

@@ -2,9 +2,9 @@
 
 Source: Gupta et al., "Shampoo: Preconditioned Stochastic Tensor Optimization" (2018), in the form
 of Shi et al., "A Distributed Data-Parallel PyTorch Implementation of the Distributed Shampoo
-Optimizer" (2023): blocks of bounded size, averages instead of sums, Adam's step size.  The
-libraries of the package index keep one preconditioner for each whole dimension, without grafting,
-or make their state at the first step, where it is too late to load it.
+Optimizer" (2023): blocks of bounded size, averages instead of sums, Adam's step size.  Packages
+with Shampoo keep one preconditioner for each whole dimension, without grafting, or create their
+state at the first step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEAST_NORM = 1e-16
 def inverse_root(matrix: Tensor, epsilon: float) -> Tensor:
     """Return (matrix + epsilon)^(-1/4) of a symmetric positive semidefinite *matrix*.
 
-    Eigenvalues below zero, which rounding makes, are lifted to epsilon with all others.
+    Negative eigenvalues, which are due to rounding, are raised to epsilon with all others.
     """
     values, vectors = torch.linalg.eigh(matrix)
     lifted = values - values.min().clamp(max=0.0) + epsilon
@@ -36,7 +36,7 @@ def inverse_root(matrix: Tensor, epsilon: float) -> Tensor:
 
 @dataclass(frozen=True)
 class _Block:
-    """The statistics of a block of a matrix, and their inverse fourth roots."""
+    """Statistics of a block of a matrix, and their inverse fourth roots."""
 
     rows: slice
     columns: slice
@@ -68,14 +68,14 @@ class Shampoo(Optimizer):
         """Allocate moments and statistics.
 
         Args:
-            named_parameters: What to train.
-            update: The bound `adamw` op.
-            weight_decay: Of matrices and embeddings.
+            named_parameters: Names and parameters to train.
+            update: Bound `adamw` op.
+            weight_decay: Weight decay of matrices and embeddings.
             betas: Decay of the momentum, and of the statistics and Adam's second moment.
-            epsilon: Adam's.
-            root_epsilon: Added to the statistics before their root.
-            block_size: Largest side of a block that has statistics of its own.
-            frequency: Steps from one computation of the roots to the next.
+            epsilon: Epsilon of Adam.
+            root_epsilon: Number added to the statistics before their root.
+            block_size: Largest side of a block with its own statistics.
+            frequency: Number of steps from one computation of the roots to the next.
         """
         matrices, others = split_matrices(named_parameters, weight_decay)
         super().__init__(matrices)
@@ -120,7 +120,7 @@ class Shampoo(Optimizer):
         self.others.step(lr)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the live state of matrices and of all else by name."""
+        """Return the live state of matrices and of other parameters by name."""
         found = super().state_tensors()
         for name, tensor in self.others.state_tensors().items():
             assert name not in found, "a parameter is in both halves"
@@ -144,7 +144,7 @@ class Shampoo(Optimizer):
         ]
 
     def _count_in(self, block: _Block, gradient: Tensor, count: int) -> None:
-        """Average the block's statistics with those of *gradient*; compute roots if it is time."""
+        """Update the block's statistics with *gradient*; compute the roots if they are due."""
         block.left.lerp_(gradient @ gradient.T, 1 - self.beta2)
         block.right.lerp_(gradient.T @ gradient, 1 - self.beta2)
         if count % self.frequency == 0:
@@ -153,7 +153,7 @@ class Shampoo(Optimizer):
             block.right_root.copy_(inverse_root(block.right / scale, self.root_epsilon))
 
     def _precondition(self, block: _Block, momentum: Tensor, direction: Tensor, count: int) -> None:
-        """Turn the block's part of Adam's *direction*; its length stays."""
+        """Precondition the block of Adam's *direction*, keeping its norm."""
         if count < self.frequency:
             return
         part = direction[block.rows, block.columns]

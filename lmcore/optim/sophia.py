@@ -33,7 +33,7 @@ class Sophia(Optimizer):
         """Allocate momentum and Hessian diagonal.
 
         Args:
-            groups: What to train.
+            groups: Parameters to train, from `parameter_groups`.
             betas: Decay of the momentum and of the Hessian diagonal.
             rho: Factor of the Hessian diagonal; the smaller, the fewer entries are left unclipped.
             interval: Steps from one estimate to the next.

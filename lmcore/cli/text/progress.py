@@ -1,4 +1,4 @@
-"""The line on standard error that tells how far a command has come."""
+"""Progress line of a command on standard error."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _ProgressT = TypeVar("_ProgressT")
 
 
 class ProgressLine(Generic[_ProgressT]):
-    """Shows each progress that it is called with, unless the last one was shown just now.
+    """Writes progress to standard error, at most ten times a second.
 
-    On a terminal one line is written over, and cleared at the end of the `with` block; elsewhere
-    each is a line of a log.
+    A terminal has one line, which is overwritten and cleared at the end of the `with` block;
+    elsewhere each progress is a line of a log.
 
     Args:
-        text: Makes the line.
-        log_seconds: Least time between two lines of a log, and before the first.
+        text: Function that returns the line of a progress.
+        log_seconds: Smallest time between two lines of a log, and before the first, in seconds.
 
     Attributes:
-        live: Whether standard error is a terminal.
+        live: True if standard error is a terminal.
     """
 
     def __init__(self, text: Callable[[_ProgressT], str], *, log_seconds: float = 0) -> None:
@@ -35,7 +35,7 @@ class ProgressLine(Generic[_ProgressT]):
         self._shown = 0.0 if self.live else time.monotonic()
 
     def __call__(self, progress: _ProgressT) -> None:
-        """Show *progress*, if it is time to."""
+        """Show *progress*, unless the last one was shown just before."""
         now = time.monotonic()
         if now - self._shown < self._seconds:
             return
@@ -53,5 +53,5 @@ class ProgressLine(Generic[_ProgressT]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self.live:  # what follows starts on a clean line
+        if self.live:  # later output starts on a clean line
             print("\x1b[K", end="", file=sys.stderr, flush=True)

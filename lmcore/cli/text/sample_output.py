@@ -1,4 +1,4 @@
-"""Where generated samples go: a terminal as they grow, plain text, JSON lines, or a file."""
+"""Outputs of generated samples: a terminal as they grow, plain text, JSON lines, or a file."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _VISIBLE = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt, its continuation and how that came about.
+    """A prompt and its continuation.
 
     Attributes:
-        prompt: Text before.
-        text: Text after.
-        tokens: Ids of the continuation.
-        num_prompt_tokens: How many ids came before.
-        finished: Whether the document ended by itself.
-        seed: Gives the same sample again, alone.
+        prompt: Text of the prompt.
+        text: Text of the continuation.
+        tokens: Token ids of the continuation.
+        num_prompt_tokens: Number of tokens of the prompt.
+        finished: True if the model ended the document.
+        seed: Seed that reproduces the sample by itself.
     """
 
     prompt: str
@@ -53,18 +53,18 @@ class Sample:
 
 
 class Output(Protocol):
-    """A place for samples; `begin` and `piece` come before `end` only where `streams`."""
+    """Output of samples; `begin` and `piece` are called before `end` if `streams` is True."""
 
     streams: bool
 
     def begin(self, prompt: str) -> None:
-        """Take the prompt of a sample that is about to grow."""
+        """Begin a sample with its prompt."""
 
     def piece(self, text: str) -> None:
-        """Take some text of the growing sample."""
+        """Add text to the sample."""
 
     def end(self, sample: Sample) -> None:
-        """Take the whole sample."""
+        """End the sample, which is given whole."""
 
 
 class _Whole:

@@ -1,4 +1,4 @@
-"""Text for people: lines wrapped so that commands can be copied, sizes of files."""
+"""Text for terminals: wrapped lines from which commands can be copied, sizes of files."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Mapping
 
 __all__ = ["counts_text", "output_width", "size_text", "speed_text", "wrapped"]
 
-_PLAIN_WIDTH = 120  # columns where the output is no terminal
+_PLAIN_WIDTH = 120  # columns if the output is not a terminal
 _NARROWEST = 40
 _GLUE = "\N{NO-BREAK SPACE}"
 
 
 def output_width() -> int:
-    """Return the columns that a line of standard output should have."""
+    """Return the number of columns of standard output."""
     return max(_NARROWEST, shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns)
 
 
 def size_text(count: float) -> str:
-    """Return a number of bytes in the unit that suits it."""
+    """Return a number of bytes in a readable unit."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
@@ -29,25 +29,25 @@ def size_text(count: float) -> str:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Return how many there were of each kind."""
+    """Return the count of each kind, separated by commas."""
     return ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
 
 
 def speed_text(documents: int, megabytes_per_second: float, seconds: float) -> str:
-    """Return how much was read each second."""
+    """Return documents and megabytes a second."""
     return f"{documents / max(seconds, 1e-9):,.0f} documents/s, {megabytes_per_second:.1f} MB/s"
 
 
 def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> str:
-    """Return *text* in lines of *width*, each line of it wrapped by itself.
+    """Return *text* with each of its lines wrapped by itself.
 
-    What stands in backticks is not broken: a terminal breaks it without changing it.
+    Text in backticks is not broken: a terminal breaks it without changing it.
 
     Args:
-        text: What to wrap.
-        width: Columns of a line.
-        first: What the first line begins with.
-        rest: What the others begin with.
+        text: Text to wrap.
+        width: Number of columns.
+        first: Beginning of the first line.
+        rest: Beginning of the other lines.
     """
     lines: list[str] = []
     for number, line in enumerate(text.splitlines()):
