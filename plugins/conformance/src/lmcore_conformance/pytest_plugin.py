@@ -194,7 +194,7 @@ def _check_of(item: pytest.Item) -> Check | None:
 
 @pytest.fixture(scope="session")
 def conformance(pytestconfig: pytest.Config) -> Conformance:
-    """The plugin under test and the runner of its checks."""
+    """Return the plugin under test and the runner of its checks."""
     state = pytestconfig.stash.get(_STATE, None)
     if state is None:
         pytest.fail("name the plugin under test: `--accelerator NAME`", pytrace=False)

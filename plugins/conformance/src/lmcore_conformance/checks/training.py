@@ -156,7 +156,7 @@ def resume(bench: Bench) -> str:
     seconds=120,
 )
 def async_save(bench: Bench) -> str:
-    """The same, with steps between the copy and its end."""
+    """Check the same with steps between the start of the copy and its end."""
     return _resumed(bench, "--async-save")
 
 
