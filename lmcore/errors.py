@@ -1,8 +1,8 @@
-"""The errors that lmcore shows to people: what went wrong, why, and what to do about it.
+"""Errors with a message for the user: what is wrong, why, and what to do about it.
 
-Bottom layer: imported from everywhere, imports nothing of lmcore.  `lmcore.cli.main` is the one
-boundary at which an `LmcoreError` becomes a message without a traceback; everything else that
-escapes is a bug and keeps its traceback.
+This is the bottom layer, which imports nothing of lmcore.  `lmcore.cli.main` prints an
+`LmcoreError` as a message without a traceback; every other exception is a bug and keeps its
+traceback.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
 
 
 class LmcoreError(Exception):
-    """A failure that the person at the keyboard can mend.
+    """A failure that the user can fix.
 
     Args:
-        what: One line, lower case, literals in backticks: what is wrong.
-        why: The reason, or what was found; may span lines.
-        hint: What to do next.
+        what: Statement of the problem: one line, lower case, literals in backticks.
+        why: Reason, or the values found; may have several lines.
+        hint: Next step for the user.
     """
 
     exit_status = 1
@@ -57,7 +57,7 @@ class LmcoreError(Exception):
 
 
 class ConfigError(LmcoreError):
-    """A wrong option, file or combination of them; every problem found is reported at once."""
+    """A wrong option, file or combination; every problem found is reported at once."""
 
     exit_status = 2
 
@@ -74,7 +74,7 @@ class ConfigError(LmcoreError):
 
     @classmethod
     def collect(cls, problems: Sequence[LmcoreError]) -> ConfigError:
-        """Return one error that renders all of *problems*, the first one first."""
+        """Return one error that renders all of *problems*, in order."""
         first, *rest = problems
         return cls(first.what, why=first.why, hint=first.hint, others=rest)
 
@@ -84,7 +84,7 @@ class ConfigError(LmcoreError):
 
 
 class DataError(LmcoreError):
-    """A corpus, tokenizer file or indexed dataset that cannot be used as it is."""
+    """A text, tokenizer file or indexed data set that cannot be used."""
 
 
 class CheckpointError(LmcoreError):
@@ -92,25 +92,25 @@ class CheckpointError(LmcoreError):
 
 
 class PluginError(LmcoreError):
-    """A plugin that cannot be loaded, or that broke its contract."""
+    """A plugin that cannot be loaded, or that violates its contract."""
 
 
 class DeviceError(LmcoreError):
-    """No device, the wrong device, or one that is there and unusable."""
+    """No device, the wrong device, or a device that cannot be used."""
 
     exit_status = 2
 
 
 class RunError(LmcoreError):
-    """A training run that had to stop."""
+    """A training run that cannot continue."""
 
 
 class OtherRankError(RunError):
-    """This process stops because another one of its run did; the cause is told there."""
+    """A process that stops because another process of the run failed and reports the cause."""
 
 
 class MissingPackageError(LmcoreError):
-    """An optional package that the request needs; the hint is the command that installs it."""
+    """An optional package that is not installed; the hint is the command that installs it."""
 
     exit_status = 2
 
@@ -123,12 +123,12 @@ class MissingPackageError(LmcoreError):
 
 
 def counted(count: int, word: str) -> str:
-    """Return a number with what it counts, in the singular for one: `1 file`, `1,000 files`."""
+    """Return a number and its noun, in the singular for one: `1 file`, `1,000 files`."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the one of *choices* that *name* most likely meant, or None."""
+    """Return the choice that is most similar to *name*; None if none is."""
     matches = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
     return matches[0] if matches else None
 

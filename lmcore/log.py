@@ -1,7 +1,7 @@
-"""Logging set-up for the command line: prose on stderr, one format, rank 0 only below WARNING.
+"""Logging of the command line: text on stderr in one format, below WARNING from rank 0 only.
 
-Modules use `logging.getLogger(__name__)` and never configure anything; `lmcore.cli.main` calls
-`configure` once.  Metrics are not log lines: they go to `metrics.jsonl` and the training line.
+Modules use `logging.getLogger(__name__)` and never configure logging; `lmcore.cli.main` calls
+`configure`.  Metrics are not logged: they go to `metrics.jsonl` and the progress line.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class _Formatter(logging.Formatter):
 
 
 def configure(*, level: int = logging.INFO, rank: int = 0, world_size: int = 1) -> None:
-    """Send records of the `lmcore` loggers to stderr; idempotent.
+    """Send records of the `lmcore` loggers to stderr; may be called again.
 
     Args:
-        level: Lowest level shown, on rank 0.
-        rank: This process; other ranks than 0 show warnings and errors only.
-        world_size: Processes in the run; above 1, lines carry their rank.
+        level: Lowest level shown on rank 0.
+        rank: Rank of this process; ranks other than 0 show only warnings and errors.
+        world_size: Number of processes; with several, each line begins with the rank.
     """
     root = logging.getLogger("lmcore")
     for handler in list(root.handlers):
@@ -54,7 +54,7 @@ def configure(*, level: int = logging.INFO, rank: int = 0, world_size: int = 1) 
 
 
 def warn_once(logger: logging.Logger, message: str, *args: object) -> None:
-    """Log a warning the first time this logger is given this message with these arguments."""
+    """Log a warning once for each logger, message and arguments."""
     key = (logger.name, message % args if args else message)
     if key not in _warned:
         _warned.add(key)

@@ -48,7 +48,7 @@ def _show(argv: list[str]) -> int:
     rest = [word for word in argv if word != "--json"]
     loaded = load_config(rest, plugins=plugin_sections(find_plugins(rest, probe=False)))
     print(_as_json(loaded) if len(rest) < len(argv) else _as_text(loaded))
-    # The number of devices, and with it the default of `nproc_per_node`, is known in a run alone.
+    # Without `--nproc-per-node` the number of processes is not known before a run.
     problems = problems_of(loaded, world_size=loaded.config.parallel.nproc_per_node)
     if problems:
         raise ConfigError.collect(problems)
@@ -82,5 +82,5 @@ def _as_text(loaded: LoadedConfig) -> str:
         given, source = loaded.given(one.name), loaded.provenance[one.name]
         text = f"{'*' if given else ' '} {one.key:<{names}}  {value:<{values}}  {source}"
         lines.append(f"{bold}{text}{plain}" if given else text)
-    lines += ["", "* differs in source from the defaults; `null` is derived when the run starts"]
+    lines += ["", "* is set by flag, file or preset; `null` is derived when the run starts"]
     return "\n".join(lines)

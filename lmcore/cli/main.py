@@ -1,7 +1,7 @@
-"""The console entry `lmcore`: choose a command, run it, and turn errors into messages.
+"""Entry point of the command `lmcore`: it runs the chosen command and prints its errors.
 
-This is the one boundary where an expected error (`LmcoreError`) becomes text without a traceback;
-everything else is a bug and keeps its traceback.
+An expected error (`LmcoreError`) becomes a message here, without a traceback; every other exception
+is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "model": {
         "train": (
             "lmcore.cli.train",
-            "Train a GPT; without arguments, a small one on a bundled text.",
+            "Train a GPT or Llama model; without arguments a small GPT on a bundled text.",
         ),
         "generate": ("lmcore.cli.generate", "Continue a text with a trained model."),
     },
@@ -44,15 +44,16 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 """Module and summary of every command, under the title that the help groups it by."""
 
 _LOCAL_RANK = re.compile(r"--local[-_]rank=\d+", re.ASCII)
-"""What DeepSpeed's launcher puts before everything; the rank is read from the environment."""
+"""First argument from DeepSpeed's launcher, ignored: the rank is read from the environment."""
 _TERMINATED_BY_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
 _INTERRUPTED = 130  # 128 + SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line *argv* and return the exit status.
+    """Run the command line *argv*; return its exit status.
 
-    0 success, 1 a run failed, 2 usage or configuration, 130 interrupted.
+    Returns:
+        0: success, 1: a failed run, 2: wrong usage or configuration, 130: interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -60,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_is_gone():
-            raise  # another pipe than stdout: a failure, not the end of `| head`
-        # Without this the interpreter complains again while it exits.
+            raise  # another pipe than stdout is a failure, unlike the end of `| head`
+        # Otherwise the interpreter reports the error again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _TERMINATED_BY_PIPE
     except KeyboardInterrupt:
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_launched() -> bool:
-    """Return whether `lmcore` started this process as one of several, and shows its errors."""
+    """Return True if lmcore's launcher started this process, which then reports its errors."""
     from lmcore.runtime.launch.worker_protocol import LAUNCHED
 
     return bool(os.environ.get(LAUNCHED))
@@ -113,12 +114,12 @@ def _start(arguments: list[str]) -> int:
             raise
         sys.stderr.write(error.render() + "\n")
         return error.exit_status
-    except SystemExit as exit_:  # help was printed, or a plugin's command ended so
+    except SystemExit as exit_:  # from printed help, or from a plugin's command
         return _exit_status(exit_.code)
 
 
 def _exit_status(code: object) -> int:
-    """Return what the interpreter makes of a `SystemExit`: any other object is a message."""
+    """Return the exit status of a `SystemExit`; a code that is no number is a message."""
     if code is None or isinstance(code, int):
         return code or 0
     sys.stderr.write(f"{code}\n")
@@ -167,7 +168,7 @@ def _help() -> str:
 
 
 def _plugin_groups() -> Mapping[str, Mapping[str, str]]:
-    """Return what plugins add to the help; a wrong `LMCORE_PLUGINS` does not spoil the rest."""
+    """Return the commands of plugins for the help; none if `LMCORE_PLUGINS` is wrong."""
     from lmcore import log
     from lmcore.cli.plugin.commands import help_groups
     from lmcore.errors import LmcoreError

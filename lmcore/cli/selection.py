@@ -1,7 +1,7 @@
-"""Find the plugins, choose the device, and prepare the environment for it.
+"""Plugin discovery, choice of the device, and the environment that it needs.
 
-The order in every command that needs a device: `find_plugins` (they bring options, so they come
-before the configuration), the configuration, `choose_device`.
+Every command that needs a device calls `find_plugins` first, because plugins add options; then it
+reads its configuration and calls `choose_device`.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ logger = logging.getLogger(__name__)
 
 
 def find_plugins(argv: Sequence[str], *, probe: bool = True) -> PluginSet:
-    """Return the installed plugins, without those that `--plugin-off` of *argv* names.
+    """Return the installed plugins that `--plugin-off` does not turn off.
 
-    The rest of *argv* is read later: what it may hold depends on the plugins.
+    Other arguments are parsed later, because their options depend on the plugins.
 
     Args:
-        argv: The arguments after the command's name.
-        probe: Whether to ask for devices.
+        argv: Arguments after the name of the command.
+        probe: True to probe for devices.
 
     Raises:
-        ConfigError: A plugin that is not installed is to be left out.
+        ConfigError: `--plugin-off` names a plugin that is not installed.
     """
     own = {one.name: one for one in options_of(AcceleratorSection) if one.name == "plugin_off"}
     return discover(off=parse_flags(argv, own).values.get("plugin_off", ()), probe=probe)
 
 
 def choose_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> Selection:
-    """Return the choice; the environment is ready for torch's import then.
+    """Choose the device and prepare the environment, so that torch can be imported.
 
     Args:
-        plugins: What `find_plugins` found.
-        requested: What `--device` says.
-        rank: This process's place.
+        plugins: The plugins, from `find_plugins`.
+        requested: Value of `--device`; None if it was not given.
+        rank: Rank of this process.
 
     Raises:
         DeviceError: See `select_device`.
@@ -62,23 +62,22 @@ def choose_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> 
 
 
 def select_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> Selection:
-    """Return the choice; nothing is changed for it yet.
-
-    In a worker whose launcher has chosen, that choice is verified and kept.
+    """Choose the device; a worker verifies and keeps its launcher's choice.
 
     Args:
-        plugins: What `find_plugins` found.
-        requested: What `--device` says.
-        rank: This process's place.
+        plugins: The plugins, from `find_plugins`.
+        requested: Value of `--device`; None if it was not given.
+        rank: Rank of this process.
 
     Raises:
-        DeviceError: No device, not the one asked for, or another one than the launcher's.
+        DeviceError: There is no device, not the requested device, or another device than the
+            launcher's.
     """
     handed_down = os.environ.get(HANDED_DOWN)
     if handed_down:
         selection = Selection.from_json(handed_down)
-        _same_wish(selection, requested)
-        if rank.world_size == 1:  # several verify it together, when they have found each other
+        _check_request(selection, requested)
+        if rank.world_size == 1:  # several processes verify it together after their rendezvous
             verify(selection, plugins)
     else:
         selection = select(plugins, requested=requested)
@@ -90,22 +89,22 @@ def select_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> 
 
 
 def prepare_environment(plugins: PluginSet, selection: Selection, rank: RankInfo) -> None:
-    """Set what the plugins want set for this process, before torch is imported.
+    """Set the environment variables that plugins ask for, before torch is imported.
 
     Raises:
-        PluginError: They contradict each other.
+        PluginError: Plugins contradict each other.
     """
-    _tell_of_crashes()
+    _enable_crash_stacks()
     os.environ.update(launch_env(plugins, selection, rank.to_dict(), os.environ))
 
 
-def _tell_of_crashes() -> None:
-    """Have a crash in native code, from here on, leave Python's stack on standard error."""
+def _enable_crash_stacks() -> None:
+    """Print Python's stack on standard error if native code crashes."""
     with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
-        faulthandler.enable()  # not where standard error is no file
+        faulthandler.enable()  # fails if standard error is no file
 
 
-def _same_wish(selection: Selection, requested: str | None) -> None:
+def _check_request(selection: Selection, requested: str | None) -> None:
     if requested not in {None, selection.plugin, selection.probe.device_type}:
         raise DeviceError(
             f"`--device {requested}`: the launcher of this process chose `{selection.plugin}`",

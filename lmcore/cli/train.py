@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "run"]
 
-SUMMARY = "Train a GPT; without arguments, a small one on a bundled text."
+SUMMARY = "Train a GPT or Llama model; without arguments a small GPT on a bundled text."
 
 
 def run(argv: list[str]) -> int:

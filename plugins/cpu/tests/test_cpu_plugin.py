@@ -159,15 +159,20 @@ def test_compiling_without_a_compiler_is_a_problem(monkeypatch):
     assert "g++" in problem.hint
 
 
-def test_too_many_threads_are_warned_about(monkeypatch, caplog):
-    """Workers that share fewer cores than they have threads are slow, and rank 0 says so."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+@pytest.mark.parametrize(
+    "workers, threads, fix", [(2, 2, "--num-threads 1"), (64, 1, "--nproc-per-node 2")]
+)
+def test_too_many_threads_are_warned_about(monkeypatch, caplog, workers, threads, fix):
+    """Rank 0 warns about more threads than cores, with a fix that changes something."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(workers))
     monkeypatch.setattr(host, "cpu_count", lambda: 2)
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     with caplog.at_level(logging.WARNING):
         plugin.lmcore_run_start({"rank": 1})
         assert not caplog.text
         plugin.lmcore_run_start({"rank": 0})
     assert "share 2 cores" in caplog.text
+    assert f"use `{fix}`" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -140,12 +140,15 @@ def lmcore_run_start(run: Mapping[str, Any]) -> None:
     """Warn if this host's workers have more threads than it has cores."""
     import torch
 
+    from lmcore.errors import counted
     from lmcore_cpu.host import cpu_count
 
     workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     threads, cores = torch.get_num_threads(), cpu_count()
     if run["rank"] == 0 and workers * threads > cores:
+        fitting = max(1, cores // workers)
+        fix = f"--num-threads {fitting}" if threads > fitting else f"--nproc-per-node {cores}"
         logger.warning(
-            "%d processes with %d threads each share %d cores; set `--num-threads %d`",
-            *(workers, threads, cores, max(1, cores // workers)),
+            "%d processes with %s each share %d cores; use `%s`",
+            *(workers, counted(threads, "thread"), cores, fix),
         )
