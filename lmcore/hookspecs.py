@@ -10,7 +10,7 @@ Order in a run: info, probe, options, tokenizers, corpora (launcher) -> launch e
 (launcher, per worker) -> device, problems, policies, kernels, backends (each worker) -> run start,
 run end (each worker).  There are no hooks in a step: what runs there was bound before.
 
-Each docstring says who calls the hook, when, on which ranks, and what it returns.
+Each docstring has the hook's caller, the time of the call, the ranks and the result.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def lmcore_plugin_info() -> PluginInfo:  # type: ignore[empty-body]
-    """Say who the plugin is and which versions it works with.
+    """Return the plugin's name and the versions that it works with.
 
-    Called by: discovery, for every plugin; it is the one hook that every plugin needs.
+    Called by: discovery, for every plugin; the one hook that every plugin needs.
     When: first, right after import.
     Ranks: the launcher and every worker.
     Return: a `PluginInfo`; a plugin whose ranges exclude this lmcore or torch is refused with
@@ -57,14 +57,15 @@ def lmcore_plugin_info() -> PluginInfo:  # type: ignore[empty-body]
 
 @hookspec
 def lmcore_probe(env: Mapping[str, str]) -> Probe:  # type: ignore[empty-body]
-    """Say whether the plugin's device is here and fit, without initialising it.
+    """Look for the plugin's device without initialising it.
 
     Called by: discovery, for every plugin, in a process of its own that ends afterwards.
     When: before a device is chosen, and in a worker before it accepts the choice; `env` is the
     process environment.
     Ranks: the launcher and every worker.
-    Return: a `Probe`.  Do not import torch: read the driver's files, libraries or package
-    metadata.  Hardware that is there with software that cannot use it is BROKEN, with the fix.
+    Return: a `Probe`; its `count` is the number of processes that a run starts by default.  Do not
+    import torch: read the driver's files, libraries or package metadata.  Hardware without working
+    software is BROKEN, with the fix.
     """
 
 
@@ -76,7 +77,7 @@ def lmcore_add_options(registry: OptionRegistry) -> None:
     When: before the command line and files are read.
     Ranks: the launcher and every worker.
     Return: nothing; the section is a frozen dataclass of `lmcore.config.option` fields, whose
-    values stand in `config.plugins[NAME]` afterwards, NAME being the plugin's.  Field `depth` of
+    values are `config.plugins[NAME]` afterwards, NAME being the plugin's.  Field `depth` of
     plugin `mine` is the flag `--mine-depth`.
     """
 
@@ -118,14 +119,14 @@ def lmcore_add_tokenizers(registry: TokenizerRegistry) -> None:
 
 @hookspec
 def lmcore_launch_env(probe: Probe, rank_info: Mapping[str, Any]) -> Mapping[str, str]:  # type: ignore[empty-body]
-    """Say which environment variables a worker needs before torch is imported.
+    """Return the environment variables that a worker needs before torch is imported.
 
-    Called by: whatever starts a worker, for the chosen plugin and those without a device.
+    Called by: the launcher of workers, for the chosen plugin and those without a device.
     When: after the choice, once for each worker; `rank_info` has rank, local_rank, world_size
     and local_world_size.
     Ranks: the launcher, for every worker.
-    Return: a mapping; variables the user has set already stay as they are, and the run says so.
-    Two plugins that want different values of one variable stop the run.
+    Return: a mapping; variables that the user has set keep their values, and the log says so.
+    Different values of one variable from two plugins stop the run.
     """
 
 
@@ -142,7 +143,7 @@ def lmcore_create_device(probe: Probe, config: Config) -> Device:  # type: ignor
 
 @hookspec
 def lmcore_validate_config(device: Device, config: Config) -> Sequence[Problem]:  # type: ignore[empty-body]
-    """Name what of the configuration the device cannot do.
+    """Return the settings of the configuration that the device cannot run.
 
     Called by: the runtime, for the chosen plugin and those without a device.
     When: before the model is built; the configuration is read-only.
@@ -153,7 +154,7 @@ def lmcore_validate_config(device: Device, config: Config) -> Sequence[Problem]:
 
 @hookspec
 def lmcore_comm_backends(device: Device) -> Sequence[CommBackend]:  # type: ignore[empty-body]
-    """Say how processes on this device type exchange tensors.
+    """Offer communication backends for processes on this device type.
 
     Called by: the runtime of several processes, for the chosen plugin and those without a device.
     When: at process-group creation.
@@ -182,8 +183,7 @@ def lmcore_precision_policies(device: Device) -> Sequence[PrecisionPolicy]:  # t
     When: before the model is built.
     Ranks: every worker.
     Return: a sequence of `PrecisionPolicy`; the one with the highest priority is the default.  A
-    device whose plugin lacks the hook gets `standard_precision_policies`: those that go with
-    `Device.dtypes`, `fp32` by default.
+    device whose plugin lacks the hook gets `standard_precision_policies`, limited to its dtypes.
     """
 
 
@@ -212,10 +212,10 @@ def lmcore_checkpoint_stagers(device: Device) -> Sequence[CheckpointStager]:  # 
 
 @hookspec
 def lmcore_run_start(run: Mapping[str, Any]) -> None:
-    """Hear that a run begins.
+    """Do something when a run begins.
 
     Called by: the training loop's owner, for the chosen plugin and those without a device.
-    When: after device and model are there; `run` has directory, rank, world_size and plan, the
+    When: after device and model are built; `run` has directory, rank, world_size and plan, the
     resolved configuration as a mapping.
     Ranks: every worker.
     Return: nothing.  Raising stops the run if the plugin is the chosen one.
@@ -224,7 +224,7 @@ def lmcore_run_start(run: Mapping[str, Any]) -> None:
 
 @hookspec
 def lmcore_run_end(run: Mapping[str, Any]) -> None:
-    """Hear that a run ended; `run` also has `status` and `iteration`.
+    """Do something when a run has ended; `run` also has `status` and `iteration`.
 
     Called by: the training loop's owner, for the chosen plugin and those without a device.
     When: after the last step, also when the run failed.

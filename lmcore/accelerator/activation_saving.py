@@ -1,4 +1,4 @@
-"""What a forward pass keeps for its backward: computed again, or moved to the host meanwhile.
+"""Activations that a forward pass keeps for backward: computed again, or moved to the host.
 
 Both work through autograd's hooks on saved tensors.  torch's own checkpoint function does too, but
 it restores random numbers only on the device types that it knows by itself, knows no precision

@@ -1,4 +1,4 @@
-"""`CommBackend`: a way for processes to exchange tensors, as a plugin offers it."""
+"""`CommBackend`: a communication backend of torch.distributed, as a plugin offers it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class CommBackend:
     """A communication backend of torch.distributed for one device type.
 
     Attributes:
-        name: What `torch.distributed.init_process_group` calls it.
-        device_type: Device type of the tensors it carries.
-        priority: The highest that is available is used.
-        available: Returns None, or the reason why it cannot be used here.
-        register: Makes the backend known to torch (called once per process, before the process
-            group is created), or None where torch knows it already.
-        supports_average: Whether reductions can average; otherwise the core sums and divides.
-        needs_device_id: Whether the device is passed to process-group creation.
-        facts: Versions, JSON values only.
+        name: name that `torch.distributed.init_process_group` takes.
+        device_type: device type of the tensors that it sends.
+        priority: the available backend of the highest priority is used.
+        available: returns None, or the reason why the backend cannot be used here.
+        register: registers the backend with torch, once per process, before the process group is
+            created; None if torch has it.
+        supports_average: True if reductions can average; otherwise the core sums and divides.
+        needs_device_id: True if the device is passed to the creation of the process group.
+        facts: versions, JSON values only.
     """
 
     name: str

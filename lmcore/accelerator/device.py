@@ -43,7 +43,7 @@ class Device:
     Attributes:
         type: torch's device type.
         index: Ordinal on this host; 0 for the CPU.
-        name: What the vendor calls it, for people.
+        name: the vendor's name of the device, for messages.
         dtypes: Names of the dtypes that matrix products compute in ("float32", "bfloat16").
         synchronize: Wait until all work queued on the device is done.
         set_current: Make this device the process's current one.

@@ -1,4 +1,4 @@
-"""What plugins do with the errors of a device, by the words of their messages; torch-free."""
+"""Classification of a device's errors by their messages, for plugins; torch-free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def hint_by_words(message: str, hints: Iterable[tuple[str, str]]) -> str:
     """Return what to do about an error: the hint of the first pattern that its message has.
 
     Args:
-        message: Of the error.
+        message: message of the error.
         hints: Regular expressions, whatever the case, each with its hint.
     """
     for pattern, hint in hints:

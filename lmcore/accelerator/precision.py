@@ -26,23 +26,23 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class PrecisionPolicy:
-    """How numbers are held during training; dtypes are torch's names ("bfloat16").
+    """Dtypes of the numbers in training; dtypes are torch's names ("bfloat16").
 
     What is stated here is proved by `verify` at the start of every run and by `verify_model` on
     the built model, whatever `context` and `prepare` do.
 
     Attributes:
-        name: What `--precision` calls it.
+        name: value of `--precision`.
         compute: Dtype of the factors of matrix products.
         keep: Dtype of parameters and optimizer state.
         reduce: Dtype in which gradients are summed.
         context: Returns the context in which a forward pass runs.
         prepare: Called once with the built model, to exchange modules or change parameters in
             place; names, shapes and values of the parameters stay.  None: nothing to do.
-        check: Raises where something that only the policy knows of is not in force; None: nothing.
-        output: Dtype that products come out in, where it is not `compute` (scaled 8-bit formats).
-        loss_scaling: Whether gradients need a dynamic loss scale.
-        summary: How it is done, for people: "autocast".
+        check: raises if something specific to the policy is not in force; None: nothing.
+        output: dtype of the results of products, if it is not `compute` (scaled 8-bit formats).
+        loss_scaling: True if gradients need a dynamic loss scale.
+        summary: the method, for messages: "autocast".
         priority: The device's highest is the default.
         available: Returns None, or the reason why it cannot be used here.
     """
@@ -62,12 +62,12 @@ class PrecisionPolicy:
 
     @property
     def activations(self) -> str:
-        """Dtype that products come out in."""
+        """Dtype of the results of products."""
         return self.output or self.compute
 
     @property
     def words(self) -> str:
-        """What it does, for people."""
+        """The policy in words, for messages."""
         how = f" ({self.summary})" if self.summary else ""
         if {self.compute, self.keep, self.reduce, self.activations} == {self.compute}:
             return f"{self.name}: everything in {self.compute}{how}"
@@ -94,7 +94,7 @@ class PrecisionPolicy:
     def verify(self, device: Device) -> None:
         """Prove on a small layer that it is in force in forward and backward, and computes right.
 
-        The random numbers are afterwards what they were before.
+        The states of the random number generators are restored.
 
         Raises:
             DeviceError: Products, weights or gradients have another dtype, or wrong numbers.
@@ -178,9 +178,9 @@ def autocast_policy(
 
     Args:
         device: The device that runs it.
-        name: What `--precision` calls it, such as "bf16".
+        name: value of `--precision`, such as "bf16".
         compute: torch's name of the dtype, such as "bfloat16".
-        loss_scaling: Whether gradients would underflow without a loss scale.
+        loss_scaling: True if gradients would underflow without a loss scale.
         priority: The device's highest is the default.
     """
 
@@ -268,7 +268,7 @@ def _not_in_force(policy: PrecisionPolicy, device: Device, why: str) -> DeviceEr
     return DeviceError(
         f"precision `{policy.name}` is not in force on device `{device.type}`",
         why=why,
-        hint=f"use {other}, or mend the device's support for {policy.compute}",
+        hint=f"use {other}, or fix the device's support for {policy.compute}",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a plugin says of itself and of the hardware, before any device is initialised.
+"""Records of a plugin and its hardware, made before any device is initialised.
 
 Torch-free: these records travel through the launcher.
 """
@@ -20,7 +20,7 @@ hook or argument the second."""
 
 @dataclass(frozen=True)
 class PluginInfo:
-    """Who a plugin is and what it needs.
+    """Identity and requirements of a plugin.
 
     Attributes:
         name: Short name, unique among the installed plugins: "cpu".
@@ -38,7 +38,7 @@ class PluginInfo:
 
 
 class ProbeState(StrEnum):
-    """Whether a plugin's device can be used here."""
+    """State of a plugin's device on this machine."""
 
     PRESENT = "present"
     ABSENT = "absent"
@@ -47,17 +47,18 @@ class ProbeState(StrEnum):
 
 @dataclass(frozen=True)
 class Probe:
-    """What a plugin found, without initialising a device.
+    """Result of looking for a device without initialising it.
 
     Attributes:
         device_type: torch's device type, "cpu".
-        state: PRESENT: usable; ABSENT: no such hardware; BROKEN: the hardware is there and its
-            software is not fit.
-        count: Devices of this type that this process may use.
-        priority: Who wins among present devices; the CPU has 0, accelerators 100 unless they
-            have a reason.
-        evidence: What was looked at and found, a line each.
-        fix: The command or step that mends BROKEN (or brings an ABSENT device's software).
+        state: PRESENT: usable; ABSENT: no such hardware; BROKEN: the hardware exists and its
+            software does not work.
+        count: number of devices of this type that this process may use; a run starts as many
+            processes by default.
+        priority: the present device of the highest priority is used; the CPU has 0, accelerators
+            100 unless they have a reason.
+        evidence: findings, one line each, such as the files looked for.
+        fix: the command or step that fixes BROKEN (or installs an ABSENT device's software).
         facts: Machine-readable details (names, sizes), JSON values only; `driver`, `runtime` and
             `torch_build` are versions, which `lmcore plugins` and `lmcore doctor` show.
     """
@@ -76,7 +77,7 @@ class Probe:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Probe:
-        """Return the record that `to_dict` gave, after a way through JSON."""
+        """Return the record from the JSON values of `to_dict`."""
         read = {"state": ProbeState(values["state"]), "evidence": tuple(values["evidence"])}
         return cls(**(dict(values) | read))
 
@@ -102,7 +103,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a device cannot run a configuration; the parts of an `LmcoreError`."""
+    """A reason why a device cannot run a configuration; the parts of an `LmcoreError`."""
 
     what: str
     why: str | None = None

@@ -32,19 +32,19 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class RecomputePolicy:
-    """How parts of a model run in training when activations are scarce.
+    """Method of running parts of a model that saves activation memory.
 
     A runner is called as ``run(call, *tensors, remember=remember)`` and returns what
     ``call(*tensors)`` returns.  One that calls it again in backward asks ``again = remember()``
-    before the first call and makes the second one within ``again()``: random numbers and precision
-    are then those of the first.
+    before the first call and makes the second one within ``again()``, with the random numbers and
+    precision of the first.
 
     Attributes:
-        name: What `--recompute` calls it.
-        summary: What is kept and what is computed again, for help and docs.
+        name: value of `--recompute`.
+        summary: the tensors that are kept and computed again, for help and docs.
         block: Runs a group of whole layers; None: they are called.
         attention: Runs the attention op of a layer; None: it is called.
-        available: Returns None, or the reason why it cannot be used here.
+        available: returns None, or the reason why the policy cannot be used here.
     """
 
     name: str
@@ -75,12 +75,12 @@ class RecomputePolicy:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which layers a policy for whole layers applies to, as Megatron's flags say it.
+    """The layers that a policy for whole layers applies to, in the terms of Megatron's flags.
 
     Attributes:
         method: "uniform": all layers, in groups of `num_layers` that are kept and computed again
             together; "block": the first `num_layers` layers, each by itself.
-        num_layers: See there.
+        num_layers: number of layers of a group (uniform), or in all (block).
     """
 
     method: str = "uniform"
@@ -155,7 +155,7 @@ def full_offload_policy(device: Device) -> RecomputePolicy:
 
 
 def standard_recompute_policies(device: Device) -> list[RecomputePolicy]:
-    """Return the core's policies; those that the device cannot run say why."""
+    """Return the core's policies; one that the device cannot run has the reason."""
     return [
         none_policy(),
         selective_policy(),

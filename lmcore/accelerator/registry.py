@@ -1,7 +1,7 @@
-"""What plugins are given to register options, commands, corpora and tokenizers.
+"""Registries through which plugins add options, commands, corpora and tokenizers.
 
-A registry belongs to one plugin for the time of one hook call, and checks at once what it is
-given, so that a traceback points into the plugin.  `lmcore.plugin.registrations` makes the
+A registry belongs to one plugin for the time of one hook call, and checks each registration at
+once, so that a traceback points into the plugin.  `lmcore.plugin.registrations` makes the
 registries and reads them afterwards; a plugin only calls `add`.
 """
 
@@ -47,7 +47,7 @@ class PluginCommand:
     """A command that a plugin adds.
 
     Attributes:
-        name: One word, or two of which the first one is the command's group.
+        name: one word, or the command's group and a word.
         load: "package.module:function".
         summary: One line for the help.
     """
@@ -67,20 +67,20 @@ class PluginCorpus:
 
 
 class _Registry(Generic[T]):
-    """What one plugin has registered so far.
+    """The registrations of one plugin.
 
     Attributes:
-        found: What was registered, by name.
+        found: the registrations by name.
     """
 
     kind = ""
 
     def __init__(self, plugin: str, taken: Mapping[str, str] = _NOBODY) -> None:
-        """Begin empty.
+        """Create an empty registry.
 
         Args:
-            plugin: The plugin as messages call it.
-            taken: Names that are in use, each with its owner as messages call it.
+            plugin: label of the plugin in messages.
+            taken: names in use, each with the label of its owner.
         """
         self._plugin = plugin
         self._taken = taken
@@ -116,17 +116,17 @@ class _Registry(Generic[T]):
 
 
 class OptionRegistry(_Registry[type]):
-    """What the hook `lmcore_add_options` is given."""
+    """Registry of the hook `lmcore_add_options`."""
 
     kind = "section"
 
     def __init__(self, plugin: str, name: str, taken: Mapping[str, str] = _NOBODY) -> None:
-        """Begin empty.
+        """Create an empty registry.
 
         Args:
-            plugin: The plugin as messages call it.
+            plugin: label of the plugin in messages.
             name: The plugin's name, which its flags begin with.
-            taken: Flags that are in use, each with its owner as messages call it.
+            taken: flags in use, each with the label of its owner.
         """
         super().__init__(plugin, taken)
         self._name = name
@@ -163,7 +163,7 @@ class OptionRegistry(_Registry[type]):
 
 
 class CommandRegistry(_Registry[PluginCommand]):
-    """What the hook `lmcore_add_commands` is given."""
+    """Registry of the hook `lmcore_add_commands`."""
 
     kind = "command"
 
@@ -171,7 +171,7 @@ class CommandRegistry(_Registry[PluginCommand]):
         """Register a command.
 
         Args:
-            name: What follows `lmcore` on the command line: a word of small letters, digits and
+            name: the words after `lmcore` on the command line: a word of small letters, digits and
                 dashes, or two such words, `GROUP NAME`.  The group is a word that is no command, or
                 the core's `plugin`; several plugins may add to one group.
             load: "package.module:function", loaded when the command is used; the function takes
@@ -204,7 +204,7 @@ class CommandRegistry(_Registry[PluginCommand]):
 
 
 class CorpusRegistry(_Registry[PluginCorpus]):
-    """What the hook `lmcore_add_corpora` is given."""
+    """Registry of the hook `lmcore_add_corpora`."""
 
     kind = "corpus"
 
@@ -212,7 +212,7 @@ class CorpusRegistry(_Registry[PluginCorpus]):
         """Register a text to train on; it is opened only when it is used.
 
         Args:
-            name: What `--corpus` calls it: letters, digits, dashes, dots and underscores, or
+            name: value of `--corpus`: letters, digits, dashes, dots and underscores, or
                 several such names with slashes between them, such as `c4/en`.
             path: A UTF-8 text file that the plugin's distribution brings; an absolute path, such
                 as `Path(__file__).parent / "corpus.txt"`.
@@ -236,7 +236,7 @@ class CorpusRegistry(_Registry[PluginCorpus]):
 
 
 class TokenizerRegistry(_Registry["TokenizerFactory"]):
-    """What the hook `lmcore_add_tokenizers` is given."""
+    """Registry of the hook `lmcore_add_tokenizers`."""
 
     kind = "tokenizer type"
 
@@ -244,7 +244,7 @@ class TokenizerRegistry(_Registry["TokenizerFactory"]):
         """Register a tokenizer type.
 
         Args:
-            name: What `--tokenizer-type` calls it.
+            name: value of `--tokenizer-type`.
             factory: Called with `vocab_file`, `merge_file` and `vocab_size` by name, as the command
                 line has them; returns a `lmcore.accelerator.tokenizer.Tokenizer`.
 

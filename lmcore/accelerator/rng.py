@@ -56,7 +56,7 @@ class RngTracker:
     """
 
     def __init__(self, device: _Device) -> None:
-        """Begin without streams."""
+        """Create a tracker without streams."""
         self.device = device
         self._current: str | None = None
         self._states: dict[str | None, Tensor] = {}

@@ -26,12 +26,12 @@ class CheckpointStager:
     """A way to bring tensors to host memory.
 
     Attributes:
-        name: What records and messages call it.
+        name: name in records and messages.
         stage: Returns the tensors by the same names, with the same values, on the host; called on
             the training thread, and never while an earlier result is still being written.
         priority: The highest that is available is used.
         available: Returns None, or the reason why it cannot be used here.
-        copies: Whether what `stage` returns stays as it is when training goes on; False where the
+        copies: True if the result of `stage` does not change when training goes on; False if the
             live tensors themselves may be returned.
     """
 

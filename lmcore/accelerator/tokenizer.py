@@ -1,4 +1,4 @@
-"""What every tokenizer offers to data preparation, training metadata and generation.
+"""`Tokenizer`: the interface for data preparation, training metadata and generation.
 
 A plugin's tokenizer derives from `Tokenizer`; its factory is registered by the hook
 `lmcore_add_tokenizers`.
@@ -29,7 +29,7 @@ class Tokenizer(ABC):
         name: The type, as given to `--tokenizer-type`.
         vocab_size: Number of real ids, before the model pads the vocabulary.
         eod: Id that ends a document, or None where the vocabulary has none.
-        encodes_any_text: Whether `encode` takes every text without lone surrogates; where not,
+        encodes_any_text: True if `encode` takes every text without lone surrogates; if not,
             data preparation tries each document by itself, so that it can name the bad one.
     """
 
@@ -74,7 +74,7 @@ class Tokenizer(ABC):
 
 
 class TokenizerFactory(Protocol):
-    """What a plugin registers: builds a tokenizer from the command line's options."""
+    """Function that a plugin registers: builds a tokenizer from the command line's options."""
 
     def __call__(
         self, *, vocab_file: str | None, merge_file: str | None, vocab_size: int | None

@@ -1,4 +1,4 @@
-"""Which torch is installed, without importing it: what a probe compares its hardware with."""
+"""Version and build of the installed torch, read without importing it, for probes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def torch_build(toolkit: str, version_file: Path | None = None) -> TorchBuild:
 
     Args:
         toolkit: The name in torch's `version.py` that holds the toolkit's version.
-        version_file: That file; default: the installed distribution's.
+        version_file: path of torch's `version.py`; default: the installed distribution's.
     """
     import importlib.metadata  # 25 ms, which only probes spend
 

@@ -56,9 +56,9 @@ def defaults(device_type: str, index: int, *, brought: Collection[str] = ()) -> 
     has not, it stays out; of what a device may lack, `missing` names the attribute looked for.
 
     Args:
-        device_type: See there.
-        index: Ordinal on this host.
-        brought: What the plugin brings; torch's graph, which is tried, is not made for nothing.
+        device_type: torch's device type.
+        index: ordinal on this host.
+        brought: attributes that the plugin brings; torch's graph is not tried if it is among them.
 
     Raises:
         DeviceError: torch does not know the type.
@@ -106,7 +106,7 @@ def require_complete(device_type: str, values: Collection[str]) -> None:
             raise PluginError(
                 f"device `{device_type}` has no `{function}`",
                 why=f"torch's module of `{device_type}` has no `{attribute}`",
-                hint=f"pass `{function}=` to `Device.from_torch`, or mend torch's module",
+                hint=f"pass `{function}=` to `Device.from_torch`, or add it to torch's module",
             )
 
 
@@ -157,7 +157,8 @@ _FUNCTIONS: dict[str, tuple[str, Any]] = {
         lambda module, device: lambda state: module.set_rng_state(state, device),
     ),
 }
-"""What every device has: by `Device`'s attribute, that of torch's module, and the function."""
+"""Functions that every device has: by `Device`'s attribute, the name in torch's module, and how to
+wrap it."""
 
 
 def _name(module: Any, index: int, device_type: str) -> str:

@@ -184,7 +184,7 @@ def _check_attributes(wanted: ExplainSection, spec: OpSpec) -> None:
 
 
 def _open(
-    requested: str | None, argv: Sequence[str], wishes: Mapping[str, Any]
+    requested: str | None, argv: Sequence[str], options: Mapping[str, Any]
 ) -> tuple[Device, PrecisionPolicy, OpTable]:
     """Return the device, its default precision and the op table, as a run would have them."""
     from lmcore.cli.selection import choose_device, find_plugins
@@ -196,7 +196,7 @@ def _open(
     selection = choose_device(plugins, requested, RankInfo())
     device = create_device(plugins, selection, Config())
     precision = choose_precision(precision_policies(plugins, selection, device), None)
-    return device, precision, build_op_table(plugins, selection, device, **wishes)
+    return device, precision, build_op_table(plugins, selection, device, **options)
 
 
 def _device_as_dict(device: Device) -> dict[str, Any]:
@@ -347,6 +347,6 @@ def _why_chosen(resolution: Resolution, *, usable: bool) -> str:
         return "would be chosen, and cannot be used"
     return {
         "preference": "chosen: preferred by --ops",
-        "priority": "chosen: the highest priority of those that do the case",
+        "priority": "chosen: the highest priority of the kernels that do the case",
         "tie": "chosen: of equal priority with another that does the case, and goes first",
     }.get(resolution.source, "chosen: no kernel does the case")

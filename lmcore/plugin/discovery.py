@@ -1,10 +1,9 @@
-"""Find the installed plugins, load each one in isolation, and ask what it is and what it sees.
+"""Discovery of plugins: find the installed ones, load each one in isolation, call info and probe.
 
 We load the entry points ourselves: pluggy's loader lets one bad plugin take all others down and
 silently drops the second of two with one name.  A copy of this process goes first
 (`lmcore.plugin.isolation.fork_trial`), so that a crash in native code or a hanging driver is a
-plugin's state like any other.  Loads no torch, and refuses to believe a plugin: everything it
-returns is checked.
+plugin's state like any other.  Loads no torch, and checks everything that a plugin returns.
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ def discover(
 ) -> PluginSet:
     """Return a record of every installed plugin: loaded, checked and probed, or why not.
 
-    No plugin can make this fail; each one's exceptions end in its own record.
+    No plugin can make this fail; its exceptions end in its own record.
 
     Args:
         env: The process environment, handed to the probes.
-        entry_points: Those to load; default: the installed ones.
+        entry_points: entry points to load; default: the installed ones.
         off: Names of plugins to leave out, as `--plugin-off` gives them.
-        probe: Whether to ask for devices; what only lists commands and options does without.
+        probe: True to look for devices; commands that only list commands and options do without.
 
     Raises:
         ConfigError: `LMCORE_PLUGINS`, `LMCORE_PLUGIN_OFF` or *off* names a plugin that is not
@@ -80,7 +79,7 @@ def discover(
             reason = _taken(point.name, [point, *namesakes])
             records[point] = _record(point, PluginState.FAILED, reason)
     wanted = [point for point in points if point not in records]
-    probes = _first_in_a_copy(wanted, env, probe=probe)
+    probes = _try_in_copy(wanted, env, probe=probe)
     for point in wanted:
         gone = probes.get(point.name)
         records[point] = gone if isinstance(gone, PluginRecord) else _load(point)
@@ -120,14 +119,14 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-class _Unheard:
-    """A registry that takes everything and keeps nothing."""
+class _NullRegistry:
+    """Registry that takes everything and keeps nothing."""
 
     def add(self, *_: Any, **__: Any) -> None:
         """Take what a plugin adds."""
 
 
-def _first_in_a_copy(
+def _try_in_copy(
     points: Sequence[importlib.metadata.EntryPoint], env: Mapping[str, str], *, probe: bool
 ) -> dict[str, PluginRecord | Mapping[str, Any]]:
     """Load and probe plugins where a crash harms nobody; the CPU's, which comes with us, not.
@@ -147,12 +146,12 @@ def _first_in_a_copy(
                 return {}
             for hook in filter(record.implements, _REGISTERING):
                 at(f"`{hook}`")
-                with suppress(Exception, SystemExit):  # told where it is called in earnest
-                    record.call(hook, registry=_Unheard())
+                with suppress(Exception, SystemExit):  # reported when it is called in this process
+                    record.call(hook, registry=_NullRegistry())
             if not probe:
                 return {}
             at("`lmcore_probe`")
-            return _probe_in_words(record, env)
+            return _probe_as_json(record, env)
 
         return load_and_probe
 
@@ -335,27 +334,27 @@ def _without_namesakes(records: Sequence[PluginRecord]) -> list[PluginRecord]:
 def _probed(
     record: PluginRecord,
     env: Mapping[str, str],
-    told: PluginRecord | Mapping[str, Any] | None,
+    tried: PluginRecord | Mapping[str, Any] | None,
 ) -> PluginRecord:
     """Return a usable plugin's record with its probe; a plugin that brings no device has none.
 
     Args:
         record: A plugin.
         env: The process environment.
-        told: What its probe gave in a copy of this process, if it was asked there.
+        tried: result of its probe in a copy of this process, if it ran there.
     """
     if record.state is not PluginState.USABLE or not record.implements("lmcore_probe"):
         return record
-    if not isinstance(told, Mapping) or not told:
-        told = _probe_in_words(record, env)
-    if "probe" in told:
-        return dataclasses.replace(record, probe=Probe.from_dict(told["probe"]))
-    failed = {"reason": told["reason"], "traceback": told["traceback"]}
+    if not isinstance(tried, Mapping) or not tried:
+        tried = _probe_as_json(record, env)
+    if "probe" in tried:
+        return dataclasses.replace(record, probe=Probe.from_dict(tried["probe"]))
+    failed = {"reason": tried["reason"], "traceback": tried["traceback"]}
     return dataclasses.replace(record, state=PluginState.FAILED, **failed)
 
 
-def _probe_in_words(record: PluginRecord, env: Mapping[str, str]) -> dict[str, Any]:
-    """Ask a usable plugin for its device; return the probe, or the failure, as JSON values."""
+def _probe_as_json(record: PluginRecord, env: Mapping[str, str]) -> dict[str, Any]:
+    """Call a usable plugin's probe; return the result, or the failure, as JSON values."""
     if not record.implements("lmcore_probe"):
         return {}
     try:

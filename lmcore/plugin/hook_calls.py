@@ -1,8 +1,7 @@
-"""The hooks of the chosen plugin as typed functions; what a plugin returns is checked here.
+"""Typed functions for the hooks of a run's plugins; the results are checked here.
 
 The chosen plugin's failure is the run's failure.  A plugin that brings no device and only adds to
-others' (kernels, policies) is left out with a warning when it fails, so that one bad extension
-takes nobody down.
+others' (kernels, policies) is left out with a warning when it fails.
 """
 
 from __future__ import annotations
@@ -71,10 +70,10 @@ def launch_env(
     says so.
 
     Args:
-        plugins: What `discover` found.
-        selection: The decision.
+        plugins: result of `discover`.
+        selection: the choice of the device.
         rank_info: rank, local_rank, world_size and local_world_size.
-        env: The environment that the worker inherits.
+        env: the environment that the worker inherits.
 
     Raises:
         PluginError: The chosen plugin failed, or two plugins want different values of a variable
@@ -82,7 +81,7 @@ def launch_env(
     """
     hook = "lmcore_launch_env"
     wanted: dict[str, tuple[str, PluginRecord]] = {}
-    for record in _hearers(plugins, selection, hook):
+    for record in _implementers(plugins, selection, hook):
         try:
             own = _launch_env_of(record, selection, rank_info)
         except LmcoreError as error:
@@ -144,7 +143,7 @@ def create_device(plugins: PluginSet, selection: Selection, config: Config) -> D
 
 
 def _add_evidence(error: LmcoreError, selection: Selection) -> None:
-    """Say what was there a moment ago: a device can vanish between its probe and its creation."""
+    """Add the probe's result to an error: a device can vanish between probe and creation."""
     found = "; ".join(selection.probe.evidence) or "it gave no evidence"
     seen = f"its probe had said {selection.probe.state}: {found}"
     error.why = f"{error.why}\n{seen}" if error.why else seen
@@ -218,8 +217,8 @@ def doctor_checks(record: PluginRecord) -> tuple[Check, ...]:
 
 
 def run_start(plugins: PluginSet, selection: Selection, run: Mapping[str, Any]) -> None:
-    """Tell the plugins that a run begins."""
-    for record in _hearers(plugins, selection, "lmcore_run_start"):
+    """Call `lmcore_run_start` of the run's plugins."""
+    for record in _implementers(plugins, selection, "lmcore_run_start"):
         try:
             record.call("lmcore_run_start", run=dict(run))
         except LmcoreError as error:
@@ -227,8 +226,8 @@ def run_start(plugins: PluginSet, selection: Selection, run: Mapping[str, Any]) 
 
 
 def run_end(plugins: PluginSet, selection: Selection, run: Mapping[str, Any]) -> None:
-    """Tell the plugins that a run ended; a failure here is logged and spoils no finished run."""
-    for record in _hearers(plugins, selection, "lmcore_run_end"):
+    """Call `lmcore_run_end` of the run's plugins; a failure is logged and does not fail the run."""
+    for record in _implementers(plugins, selection, "lmcore_run_end"):
         try:
             record.call("lmcore_run_end", run=dict(run))
         except LmcoreError as error:
@@ -247,12 +246,12 @@ def build_op_table(
     """Return the op table of this process.
 
     Args:
-        plugins: What `discover` found.
-        selection: The decision.
-        device: The device that the kernels run on.
-        preferences: From `--ops`.
-        strict: From `--strict-ops`: a reference may not be bound.
-        deterministic: From `--deterministic`: only kernels that claim to be so.
+        plugins: result of `discover`.
+        selection: the choice of the device.
+        device: device that the kernels run on.
+        preferences: value of `--ops`.
+        strict: value of `--strict-ops`: True if a reference may not be bound.
+        deterministic: value of `--deterministic`: True to bind only kernels that claim it.
     """
     table = OpTable(
         OP_SPECS,
@@ -275,11 +274,11 @@ def choose_comm_backend(backends: Iterable[CommBackend], wanted: str | None = No
     """Return the available backend of the highest priority.
 
     Args:
-        backends: Those of the device.
-        wanted: From `--distributed-backend`: only the one of this name.
+        backends: backends of the device.
+        wanted: name given by `--distributed-backend`; only this one is used.
 
     Raises:
-        DeviceError: None is available, or the one that is wanted is not; with the reason of each.
+        DeviceError: None is available, or the wanted one is not; with the reason of each.
     """
     ranked = sorted(backends, key=lambda one: -one.priority)
     reasons = []
@@ -311,7 +310,7 @@ def _no_such_backend(
     )
 
 
-def _hearers(plugins: PluginSet, selection: Selection, hook: str) -> list[PluginRecord]:
+def _implementers(plugins: PluginSet, selection: Selection, hook: str) -> list[PluginRecord]:
     return [one for one in plugins.participants(selection.plugin) if one.implements(hook)]
 
 
@@ -337,7 +336,7 @@ def _collect_named(
         if twice:
             error = PluginError(
                 f"plugin {record.label} offers `{twice[0]}` from `{hook}`, which is there already",
-                why="a name stands for one thing, whoever offers it",
+                why="names are unique over all plugins of a run",
                 hint=f"update or remove `{record.distribution}`",
             )
             _skip_or_raise(record, selection, hook, error)

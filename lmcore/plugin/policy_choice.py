@@ -1,4 +1,4 @@
-"""Which of the policies on offer a run uses: the one that the user names, or the device's first."""
+"""Choice of a run's policies on offer: the one that the user names, or the device's default."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def choose_stager(stagers: Iterable[CheckpointStager], *, copies: bool) -> Check
     """Return the available stager of the highest priority; the core's own copies to the host.
 
     Args:
-        stagers: What the plugins offer.
-        copies: Whether training goes on while the staged tensors are written.
+        stagers: stagers that the plugins offer.
+        copies: True if training goes on while the staged tensors are written.
 
     Raises:
         PluginError: Two have the highest priority.
@@ -92,13 +92,13 @@ def _highest(offered: Sequence[Ranked], kind: str, hint: str) -> Ranked:
 
 
 def _reasons(offered: Sequence[PrecisionPolicy | RecomputePolicy | CheckpointStager]) -> str:
-    """Return a line for each reason, with the names that it keeps from being used."""
+    """Return a line for each reason, with the names of the policies that it applies to."""
     names: dict[str, list[str]] = {}
     for one in offered:
         reason = _unavailable(one)
         if reason is not None:
             names.setdefault(reason, []).append(f"`{one.name}`")
-    return "\n".join(f"{', '.join(those)}: {reason}" for reason, those in names.items())
+    return "\n".join(f"{', '.join(affected)}: {reason}" for reason, affected in names.items())
 
 
 def _unavailable(one: PrecisionPolicy | RecomputePolicy | CheckpointStager) -> str | None:

@@ -1,6 +1,6 @@
-"""What is known of each installed plugin, and the one way to call its hooks.
+"""Records of the installed plugins, and the one way to call their hooks.
 
-A record is made by `lmcore.plugin.discovery`; a plugin that could not be used keeps its record,
+`lmcore.plugin.discovery` makes the records; a plugin that could not be used keeps its record,
 with the reason and the traceback, so that `lmcore plugins` can show it.
 """
 
@@ -23,7 +23,7 @@ CPU = "cpu"
 
 
 class PluginState(StrEnum):
-    """Whether a plugin takes part."""
+    """State of a plugin: only a usable one takes part."""
 
     USABLE = "usable"
     REFUSED = "refused"
@@ -54,16 +54,16 @@ class PluginRecord:
     """One entry point of the group `lmcore.plugins`, after it was looked at.
 
     Attributes:
-        name: The plugin's name; the entry point's where the plugin could not say.
-        entry_point: Name of the entry point, as `LMCORE_PLUGINS` lists it.
-        distribution: The package that brings it, as pip knows it.
-        version: That package's version.
-        state: Whether it takes part.
-        reason: Why it does not; empty for a usable one.
-        traceback: What Python printed where it failed.
-        info, probe: What the plugin said; None where it did not get so far, and `probe` for a
+        name: the plugin's name; the entry point's if the plugin could not be loaded.
+        entry_point: name of the entry point, as `LMCORE_PLUGINS` lists it.
+        distribution: the package that brings it, by pip's name.
+        version: version of that package.
+        state: usable, or the kind of reason why it is not.
+        reason: reason why it is not usable; empty for a usable one.
+        traceback: Python's traceback if it failed.
+        info, probe: results of these hooks; None if it did not get so far, and `probe` None for a
             plugin that brings no device.
-        hooks: The plugin alone under pluggy, so that one call reaches one plugin.
+        hooks: pluggy's manager of this plugin alone, so that one call reaches one plugin.
     """
 
     name: str
@@ -84,16 +84,16 @@ class PluginRecord:
 
     @property
     def troubled(self) -> bool:
-        """Whether the plugin is installed, wanted and out of service."""
+        """True if the plugin is installed and wanted, and cannot be used."""
         return self.state in (PluginState.FAILED, PluginState.REFUSED)
 
     @property
     def might_bring_device(self) -> bool:
-        """Whether a device may stand behind the plugin; where it cannot be known, True."""
+        """True if the plugin may bring a device, also if that is not known."""
         return self.hooks is None or self.implements("lmcore_probe")
 
     def implements(self, hook: str) -> bool:
-        """Say whether the plugin has this hook."""
+        """Return True if the plugin has this hook."""
         return self.hooks is not None and bool(getattr(self.hooks.hook, hook).get_hookimpls())
 
     def call(self, hook: str, **arguments: Any) -> Any:
@@ -131,20 +131,20 @@ class PluginSet:
 
     @property
     def usable(self) -> tuple[PluginRecord, ...]:
-        """Those that take part."""
+        """The plugins that take part."""
         return tuple(one for one in self.records if one.state is PluginState.USABLE)
 
     @property
     def troubled(self) -> tuple[PluginRecord, ...]:
-        """Those that should take part and cannot."""
+        """The plugins that should take part and cannot."""
         return tuple(one for one in self.records if one.troubled)
 
     def without(self, names: Collection[str], source: str = "--plugin-off") -> PluginSet:
         """Return the set with some plugins switched off.
 
         Args:
-            names: Of the plugins, or of their entry points.
-            source: The flag or variable that gave the names, for messages.
+            names: names of plugins, or of their entry points.
+            source: the flag or variable that gave the names, for messages.
 
         Raises:
             ConfigError: One of them is not installed, or is the CPU's.
@@ -171,7 +171,7 @@ class PluginSet:
         )
 
     def participants(self, plugin: str) -> Sequence[PluginRecord]:
-        """Return the chosen plugin, then those that bring no device and so serve every one."""
+        """Return the chosen plugin, then the plugins that bring no device and serve every one."""
         chosen = self.usable_record(plugin)
         extensions = [one for one in self.usable if one.probe is None and one is not chosen]
         return [chosen, *extensions]

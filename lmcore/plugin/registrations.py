@@ -1,8 +1,8 @@
-"""What the plugins add to the command line: options, commands, corpora and tokenizer types.
+"""The plugins' additions to the command line: options, commands, corpora and tokenizer types.
 
-Every usable plugin is asked alone.  One that fails adds nothing, not even what it registered
-before it failed, and is warned about; whoever then asks for something of its gets its failure as
-the reason.
+The hook of every usable plugin is called alone.  A plugin that fails adds nothing, not even what it
+registered before it failed, and a warning says so; an error about a name that it might have added
+has the failure as its reason.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _CORE = "lmcore"
 
 @dataclass(frozen=True)
 class Registrations(Mapping[str, T], Generic[T]):
-    """What the plugins registered under one hook, by name.
+    """The plugins' registrations under one hook, by name.
 
     Attributes:
-        found: Each registration.
-        plugins: The plugin of each.
-        failures: Why a plugin added nothing, by plugin name: it failed now, or before.
+        found: the registrations.
+        plugins: plugin of each registration.
+        failures: reason why a plugin added nothing, by plugin name: it failed now, or before.
     """
 
     found: Mapping[str, T] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class _Registry(Protocol[T]):
 
 
 def plugin_sections(plugins: PluginSet) -> PluginSections:
-    """Return the settings that the usable plugins add; those of the others with the reason."""
+    """Return the settings that the usable plugins add, and the reasons why others add none."""
     flags = _core_flags()
     asked: list[tuple[PluginRecord, OptionRegistry]] = []
 
@@ -110,7 +110,7 @@ def plugin_commands(
     """Return the commands that the usable plugins add.
 
     Args:
-        plugins: What `discover` found; the plugins need not have been probed.
+        plugins: result of `discover`; the plugins need not have been probed.
         core_commands: Names that cannot be taken, each with its owner for messages.
     """
     return _collect(
@@ -126,7 +126,7 @@ def plugin_corpora(
     """Return the texts that the usable plugins bring.
 
     Args:
-        plugins: What `discover` found.
+        plugins: result of `discover`.
         core_corpora: Names that cannot be taken, each with its owner for messages.
     """
     return _collect(
@@ -142,7 +142,7 @@ def registered_types(
     """Return the tokenizer types of the usable plugins; what a factory makes is checked.
 
     Args:
-        plugins: What `discover` found.
+        plugins: result of `discover`.
         core_types: Names that cannot be taken, each with its owner for messages.
     """
     found = _collect(
@@ -193,12 +193,12 @@ def _collect(
     hook: str,
     new_registry: Callable[[PluginRecord, Mapping[str, str]], _Registry[T]],
 ) -> Registrations[T]:
-    """Ask every usable plugin by itself; a failing one adds nothing and is warned about.
+    """Call the hook of every usable plugin; a failing one adds nothing and is warned about.
 
     Args:
-        plugins: What `discover` found.
-        hook: The hook, which takes a registry.
-        new_registry: From a plugin and the names that others have taken.
+        plugins: result of `discover`.
+        hook: name of a hook that takes a registry.
+        new_registry: makes a registry from a plugin and the names that others have taken.
     """
     found: dict[str, T] = {}
     owners: dict[str, PluginRecord] = {}

@@ -1,4 +1,4 @@
-"""Decide which plugin's device a run uses: once, in the launcher, by rules that never surprise.
+"""Choice of the plugin whose device a run uses: once, in the launcher, by fixed rules.
 
 In order: what the user names wins; hardware that is there and unusable stops the run; the present
 accelerator of the highest priority; the CPU only where every other plugin says ABSENT.  A plugin
@@ -42,8 +42,8 @@ class Selection:
     Attributes:
         plugin: Name of the chosen plugin.
         distribution, version: The package that brings it.
-        probe: What it said of the device.
-        reason: Why it was chosen, one line.
+        probe: result of its probe.
+        reason: reason for the choice, one line.
         notice: One line for the user where the decision might not be what was expected.
         warnings: Plugins that are installed and out of service, a line each.
     """
@@ -88,8 +88,8 @@ def select(
     """Choose the plugin whose device the run uses.
 
     Args:
-        plugins: What `discover` found.
-        requested: What `--device` names: a device type, or a plugin.
+        plugins: result of `discover`.
+        requested: value of `--device`: a device type, or a plugin's name.
         env: The process environment; `LMCORE_DEVICE` counts where `--device` is not given.
 
     Raises:
@@ -145,7 +145,7 @@ def _detected(plugins: PluginSet) -> Selection:
         raise DeviceError(
             f"plugin `{names}` is installed and cannot say whether its device is here",
             why="\n".join(_trouble(one) for one in silent),
-            hint=f"mend or uninstall it; to go on without it: {_ways_out(plugins)}",
+            hint=f"fix or uninstall it; to go on without it: {_ways_out(plugins)}",
         )
     return _last_resort(plugins, probed, accelerators)
 
@@ -294,7 +294,7 @@ def verify(selection: Selection, plugins: PluginSet) -> None:
 
     Args:
         selection: The launcher's decision.
-        plugins: What `discover` found in this process.
+        plugins: result of `discover` in this process.
 
     Raises:
         DeviceError: This process sees another plugin, another version, or no usable device.

@@ -1,4 +1,4 @@
-"""What a kernel may ask of a case: the attributes, each declared once, and the names of dtypes.
+"""Attributes of a case, each declared once, and the names of dtypes.
 
 A field below is an attribute that `OpSpec.attributes` may name.  The model gives every one of its
 op's when it binds, `lmcore ops explain` has a flag for each, and docs/reference/ops.md a row.
@@ -68,7 +68,7 @@ def attribute_options() -> dict[str, Option]:
 def op_context(
     spec: OpSpec, device_type: str, dtype: str, attributes: Mapping[str, Any]
 ) -> OpContext:
-    """Return the case of an op: of *attributes* those that it has and that have a value."""
+    """Return the case of an op, with the *attributes* that it declares and that have a value."""
     values = {name: attributes.get(name) for name in spec.attributes}
     given = {name: value for name, value in values.items() if value is not None}
     return OpContext(device_type, dtype, given)
@@ -78,7 +78,7 @@ def dtype_name(text: str, further: Iterable[str] = ()) -> str:
     """Return torch's name of a dtype: "bfloat16" for "bf16" or "torch.bfloat16".
 
     Args:
-        text: As a user writes it.
+        text: value on the command line.
         further: Names that are known beside the four of every op's tolerances.
 
     Raises:

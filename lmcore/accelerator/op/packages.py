@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 FACT = "kernel_packages"
-"""Under which `Device.facts` holds what `describe` returns."""
+"""Key of `Device.facts` for the result of `describe`."""
 
 _TORCH_MARK = re.compile(r"torch(\d+)\.(\d+)")
 
@@ -52,13 +52,14 @@ class PackageKind:
     """A kernel package that a plugin can use.
 
     Attributes:
-        name: What its authors call it.
-        distributions: Names under which it is installed.
-        marks: Modules by which it is known, without an import; each may be `package.part`.
-        compiled: Modules that fail to import where the package was built for another torch.
-        install: How to build it for the torch that is there; empty where nobody builds it for that.
-        named: Whether it is there only under one of its names: another package has its modules too.
-        misfit: Returns what else in the metadata contradicts the torch that is there.
+        name: the authors' name of the package.
+        distributions: names of its distributions.
+        marks: modules that identify it without an import; each may be `package.part`.
+        compiled: modules that fail to import if the package was built for another torch.
+        install: command that builds it for the installed torch; empty if it cannot be built.
+        named: True if it has to be installed under one of its names, because another package has
+            the same modules.
+        misfit: returns another contradiction between the metadata and the installed torch.
     """
 
     name: str
@@ -90,8 +91,8 @@ class Package:
     """A kernel package that is installed.
 
     Attributes:
-        version: As its metadata gives it; empty where there is none.
-        problem: Why it cannot be used, in words; None where nothing speaks against it.
+        version: version in its metadata; empty if there is none.
+        problem: reason why it cannot be used; None if its metadata shows none.
     """
 
     version: str = ""
@@ -104,11 +105,11 @@ Packages = Mapping[str, Package]
 
 @dataclass(frozen=True)
 class UsablePackages:
-    """The installed packages of a device's plugin, asked whether their kernels can be used.
+    """Installed kernel packages of a device's plugin, with the reasons why some cannot be used.
 
     Attributes:
-        packages: Those that are installed.
-        import_problem: Says of a package why its compiled parts cannot be loaded.
+        packages: installed packages by name.
+        import_problem: returns the reason why a package's compiled parts cannot be loaded.
     """
 
     packages: Packages
@@ -119,15 +120,15 @@ class UsablePackages:
         """Return why a package's kernels cannot be used here; None if they can.
 
         Args:
-            name: Of the package.
-            load: Whether its compiled parts are tried by importing them, once, where nothing else
-                speaks against it; for a worker.
+            name: name of the package.
+            load: True to import the compiled parts, once, if the metadata shows no problem; for a
+                worker.
         """
         if name not in self.packages:
             return f"needs `{name}`, not installed"
-        told = self.packages[name].problem
-        if told is not None or not load:
-            return told
+        problem = self.packages[name].problem
+        if problem is not None or not load:
+            return problem
         if name not in self._imports:
             self._imports[name] = self.import_problem(name)
         return self._imports[name]
@@ -141,11 +142,11 @@ def describe(packages: Packages) -> dict[str, dict[str, str | None]]:
 
 
 def packages_in_facts(device: Device) -> dict[str, Package] | None:
-    """Return the packages that a device's facts tell of; None without that fact."""
-    told: Mapping[str, Mapping[str, Any]] | None = device.facts.get(FACT)
-    if told is None:
+    """Return the packages in a device's facts; None without that fact."""
+    fact: Mapping[str, Mapping[str, Any]] | None = device.facts.get(FACT)
+    if fact is None:
         return None
-    return {name: Package(one["version"], one["problem"]) for name, one in told.items()}
+    return {name: Package(one["version"], one["problem"]) for name, one in fact.items()}
 
 
 def strict_problems(
@@ -157,18 +158,18 @@ def strict_problems(
     """
     if not config.accelerator.strict_ops:
         return []
-    told = (
+    problems = (
         (kinds[name], one.problem or kinds[name].import_problem()) for name, one in packages.items()
     )
-    return [_refused(kind, why) for kind, why in told if why is not None]
+    return [_refused(kind, why) for kind, why in problems if why is not None]
 
 
 def _refused(kind: PackageKind, why: str) -> Problem:
-    mend = f"mend it (`{kind.install}`), " if kind.install else ""
+    rebuild = f"rebuild it (`{kind.install}`), " if kind.install else ""
     return Problem(
         f"`--strict-ops`: the kernel package `{kind.name}` cannot be used",
         why=why,
-        hint=f"{mend}remove it (`pip uninstall {kind.distributions[0]}`), "
+        hint=f"{rebuild}remove it (`pip uninstall {kind.distributions[0]}`), "
         "or leave `--strict-ops` out and go on without its kernels",
     )
 
@@ -185,7 +186,7 @@ def package_of(kind: PackageKind, torch: TorchBuild) -> Package | None:
 
 
 def module_is_there(module: str) -> bool:
-    """Say whether a module can be found; the package around it is looked into, not imported."""
+    """Return True if a module can be found; its package is searched, not imported."""
     top, _, part = module.partition(".")
     try:
         spec = importlib.util.find_spec(top)

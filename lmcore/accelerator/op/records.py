@@ -51,10 +51,10 @@ class OpSpec:
         name: "layer_norm".
         reference: Target of the function that is the op's semantics, default and oracle.
         schema: The call, with shapes, in one line.
-        summary: What it computes.
+        summary: the computation, in one line.
         tolerances: Allowed difference by dtype name.
         gradients: Arguments to which gradients flow; a kernel need not give any other one.
-        attributes: What a kernel may ask of a case: names of `OpAttributes`.
+        attributes: names of `OpAttributes` that a case of the op has.
     """
 
     name: str
@@ -67,7 +67,7 @@ class OpSpec:
 
     @property
     def has_backward(self) -> bool:
-        """Whether gradients flow through it."""
+        """True if gradients flow through the op."""
         return bool(self.gradients)
 
 
@@ -78,8 +78,8 @@ class OpContext:
     Attributes:
         device_type: torch's device type.
         dtype: Name of the dtype that the op's inputs have.
-        attributes: Values by name, of those that the op's spec declares.  A case made by
-            `lmcore ops explain` has those that were given: ask with `.get` where you can.
+        attributes: values of the attributes that the op's spec declares, by name.  A case of
+            `lmcore ops explain` has only the given ones: read them with `.get` if you can.
     """
 
     device_type: str
@@ -89,7 +89,7 @@ class OpContext:
 
 @dataclass(frozen=True)
 class Reject:
-    """Why a kernel does not do a case, in words for a person."""
+    """The reason why a kernel does not do a case, for messages."""
 
     reason: str
 
@@ -102,11 +102,12 @@ class OpImpl:
         op: Name of the op.
         id: Unique among the op's kernels: "sdpa".
         load: Target of the callable, with the reference's signature.
-        priority: The highest that supports the case is chosen.  Of equal ones, that of the
-            device's own plugin; then by the plugin's name, and by id.  The reference comes last.
+        priority: the kernel of the highest priority that supports the case is chosen.  Of equal
+            ones the device's own plugin goes first, then the plugin's name and the id decide.
+            The reference comes last.
         requires: Packages that must be importable.
-        supports: Says None for a case it does, a `Reject` otherwise; None supports every case.
-            Also asked where another kernel goes first, so that every one can be explained.
+        supports: returns None for a case that the kernel does, else a `Reject`; None supports every
+            case.  Also called if another kernel goes first, so that the choice can be explained.
         traits: Claims that a user may insist on: "deterministic", "fused".
         plugin: Name of the plugin; filled in by the core.
     """
@@ -123,12 +124,12 @@ class OpImpl:
 
 @dataclass(frozen=True)
 class Resolution:
-    """What one bind decided.
+    """The decision of one bind.
 
     Attributes:
         op: Name of the op.
         chosen: Id of the kernel, "reference" for the core's own.
-        plugin: Plugin that brought it, "lmcore" for the core.
+        plugin: plugin that offers it, "lmcore" for the core.
         source: "preference" (the user's), "priority", "tie" (another kernel that does the case
             has the same priority; its reason says what decided) or "reference".
         rejected: Ids with the reason each was not chosen, in the order of their rank.
@@ -157,7 +158,7 @@ class Resolution:
 
 
 Preference = Mapping[str, tuple[str, ...]]
-"""For an op's name, the ids that the user would rather have, best first."""
+"""Ids that the user prefers, best first, by the op's name."""
 
 
 def parse_preferences(entries: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -200,7 +201,7 @@ def load_target(target: str) -> Callable[..., Any]:
 
 
 def missing_packages(impl: OpImpl) -> list[str]:
-    """Return those of a kernel's `requires` that are not installed; imports none of them."""
+    """Return the packages of `requires` that are not installed; imports none of them."""
     return [name for name in impl.requires if not _is_installed(name)]
 
 
@@ -212,7 +213,7 @@ def _is_installed(package: str) -> bool:
 
 
 def impl_problem(impl: OpImpl) -> str | None:
-    """Return which field of a kernel's record is of a wrong kind, in words; None if none is."""
+    """Return the problem of the first field of a wrong type in a kernel's record, or None."""
     fields = {
         "op": (_is_word(impl.op), "a name"),
         "id": (_is_word(impl.id) and "=" not in impl.id and "," not in impl.id, "a word"),

@@ -1,7 +1,7 @@
 """The meaning of every op, in plain torch: the default where no kernel is better, and the oracle.
 
 Written for clarity and for any dtype; a reduction is computed in at least float32.  Shapes are
-those of `lmcore.accelerator.op.spec`.
+the ones in `lmcore.accelerator.op.spec`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def attention(
     Args:
         q_BNSD: Queries.
         k_BKSD, v_BKSD: Keys and values; each serves N / K query heads.
-        causal: Whether later keys are hidden.
+        causal: True if later keys are hidden.
         dropout: Probability that an attention weight is dropped.
         mask: Boolean, broadcastable to [B, N, S, T]; True hides.
     """

@@ -1,4 +1,4 @@
-"""Rules of which cases a kernel does: what plugins make `OpImpl.supports` of; torch-free.
+"""Rules for the cases that a kernel does, from which plugins build `OpImpl.supports`; torch-free.
 
 A rule takes the case and returns None or the reason against it; what it asks of the device, the
 function that made it was given.  They are asked in order, and the first reason is the answer: cheap
@@ -85,9 +85,9 @@ def package(usable: UsablePackages, name: str, *, load: bool = True) -> Rule:
     """Return the rule that a package is installed and fits the torch that is there.
 
     Args:
-        usable: What is installed.
-        name: Of the package.
-        load: Whether it is imported to find out, where its metadata says nothing against it.
+        usable: the installed packages.
+        name: name of the package.
+        load: True to import it if its metadata shows no problem.
     """
 
     def rule(context: OpContext) -> str | None:  # noqa: ARG001 - the same for every case

@@ -1,4 +1,4 @@
-"""Whether a kernel can be called as its op is called: with the arguments of the reference.
+"""Comparison of a kernel's signature with that of the op's reference.
 
 The parameters before `*` in a reference are passed by position, those after it by name.  Used when
 a kernel is bound and by `lmcore plugin check`; loads no torch.
@@ -19,7 +19,7 @@ _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def readable_signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of *function*; None for compiled code that does not tell."""
+    """Return the signature of *function*; None for compiled code without one."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
@@ -32,7 +32,7 @@ def signature_problem(function: Callable[..., Any], reference: Callable[..., Any
     A parameter that is passed by position may have a name of its own, but not the name of another
     one: that is a kernel with its arguments in another order.  A parameter with a default in the
     reference has the same default in the kernel.  Of compiled code without a signature nothing can
-    be said, and the answer is None; `readable_signature` tells such functions apart.
+    be said, and the result is None; `readable_signature` identifies such functions.
     """
     found = readable_signature(function)
     if found is None:
@@ -61,7 +61,7 @@ def _positional_problems(
     for place, (mine, theirs) in enumerate(zip(first, wanted, strict=False)):
         stem = _stem(mine.name)
         if stem != stems[place] and stem in stems:
-            yield f"its `{mine.name}` stands where the op passes `{theirs.name}`"
+            yield f"its `{mine.name}` is in the place of the op's `{theirs.name}`"
         yield from _default_problem(mine, theirs)
 
 
@@ -95,7 +95,7 @@ def _default_problem(mine: Parameter, theirs: Parameter) -> Iterator[str]:
 
 
 def _is_scalar(value: object) -> bool:
-    """Say whether `==` on the value is a plain yes or no, as it is not on a tensor."""
+    """Return True if `==` on the value gives a bool, which it does not on a tensor."""
     return value is None or isinstance(value, bool | int | float | str)
 
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class OpTable:
-    """The ops of one process: the core's specs, the plugins' kernels, the user's wishes."""
+    """The ops of one process: the core's specs, the plugins' kernels, the user's preferences."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class OpTable:
         """Check the kernels against the specs.
 
         Args:
-            specs: The core's ops.
-            impls: Kernels on offer.
-            preferences: Ids the user would rather have, by op.
-            strict: Fail where the reference would be bound.
-            traits: Traits that every bound kernel must claim.
-            device_plugin: The plugin that brings the device.  Its kernels go first among those of
-                equal priority, and its failure to load one is the run's; another plugin's kernel
-                that cannot be loaded is passed over.
+            specs: the core's ops.
+            impls: kernels on offer.
+            preferences: ids that the user prefers, by op.
+            strict: True to fail if the reference would be bound.
+            traits: traits that every bound kernel must claim.
+            device_plugin: name of the plugin that brings the device.  Its kernels go first among
+                kernels of equal priority, and a failure to load one stops the run; another plugin's
+                kernel that cannot be loaded is passed over.
 
         Raises:
             PluginError: A kernel is malformed, names an unknown op, or its id is taken.
@@ -116,7 +116,7 @@ class OpTable:
             )
 
     def prefer(self, preferences: Preference) -> None:
-        """Set the ids the user would rather have, by op.
+        """Set the ids that the user prefers, by op.
 
         Raises:
             ConfigError: One of them names an unknown op or kernel.
@@ -145,7 +145,7 @@ class OpTable:
         return sorted(by_rank, key=lambda impl: place.get(impl.id, len(place)))
 
     def resolve(self, op: str, context: OpContext) -> Resolution:
-        """Say which kernel *op* gets in *context*, and why not the others; loads nothing."""
+        """Return the choice of a kernel for *op* in *context*, with all reasons; loads nothing."""
         unknown = context.attributes.keys() - set(self.specs[op].attributes)
         assert not unknown, f"op `{op}` declares no attribute {sorted(unknown)}"
         wanted = self.preferences.get(op, ())
@@ -245,7 +245,7 @@ class OpTable:
 
     @contextmanager
     def bind_all(self) -> Iterator[None]:
-        """Have `--strict-ops` wait until all is bound, and then name every op at once.
+        """Delay the errors of `--strict-ops` until all is bound, to name every op at once.
 
         Raises:
             ConfigError: At the end, where a reference was bound and `strict` forbids it.
@@ -274,7 +274,7 @@ class OpTable:
                     raise PluginError(
                         f"kernel `{resolution.chosen}` of op `{op}` cannot be used",
                         why=f"plugin `{resolution.plugin}`: {why}",
-                        hint="mend the plugin, or go on without the kernel: "
+                        hint="update the plugin, or go on without the kernel: "
                         f"`--ops {op}={REFERENCE}`",
                     ) from error
                 reason = " ".join(f"cannot be used: {why}".split())
@@ -342,7 +342,7 @@ class OpTable:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: the wishes, the fingerprint, and every resolution."""
+        """Return JSON values: the preferences, the fingerprint, and every resolution."""
         return {
             "fingerprint": self.fingerprint(),
             "strict": self.strict,

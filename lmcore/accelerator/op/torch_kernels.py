@@ -1,6 +1,6 @@
 """Kernels in torch's own fused functions, for every device that torch has them for.
 
-A plugin offers those that win on its device: `load="lmcore.accelerator.op.torch_kernels:adamw"`.
+A plugin offers the faster ones: `load="lmcore.accelerator.op.torch_kernels:adamw"`.
 
 The dtype of a result is that of the op's input, whatever autocast makes of torch's function.
 
@@ -147,7 +147,7 @@ def rotary_embedding(x_BNSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
 
 
 def bias_gelu(x_BSF: Tensor, bias_F: Tensor) -> Tensor:
-    """GELU of x + bias, tanh form, in x's dtype."""
+    """Return GELU of x + bias, tanh form, in x's dtype."""
     return functional.gelu(x_BSF + bias_F.to(x_BSF.dtype), approximate="tanh")
 
 

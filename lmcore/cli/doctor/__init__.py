@@ -25,7 +25,7 @@ __all__ = ["SUMMARY", "run"]
 SUMMARY = "Check this installation and name the fixes."
 
 Group = tuple[str, list[Check]]
-"""Whose checks these are, and the checks."""
+"""Title of a group, and its checks."""
 
 
 @dataclass(frozen=True)

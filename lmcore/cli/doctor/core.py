@@ -1,4 +1,4 @@
-"""What `lmcore doctor` checks of lmcore itself: packages, native code, disk, and the choice."""
+"""Checks of lmcore itself by `lmcore doctor`: packages, native code, disk, and the choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `lmcore doctor` checks of each plugin: its state, versions, own checks and a smoke test.
+"""Checks of each plugin by `lmcore doctor`: its state, versions, own checks and a smoke test.
 
 Whatever runs the plugin's code or touches a device does so in processes of their own with a time
 limit, so that a crash in native code or a hanging driver is a line of the report and not its end.
@@ -118,7 +118,7 @@ def _all_reduce(record: PluginRecord, plugins: PluginSet, timeout: float) -> Che
 
 
 def _worst(found: Sequence[Check], outcomes: Sequence[Outcome]) -> Check:
-    """Return one check for all ranks: rank 0's, or the one that tells most of a failure."""
+    """Return one check for all ranks: rank 0's, or the one with the most on a failure."""
 
     def weight(rank: int) -> tuple[bool, bool, bool]:
         failed = found[rank].status is CheckStatus.FAILED
@@ -171,8 +171,8 @@ def _free_port() -> int:
         return port
 
 
-def _read(told: Iterable[Mapping[str, Any]]) -> list[Check]:
-    return [Check(**{**one, "status": CheckStatus(one["status"])}) for one in told]
+def _read(values: Iterable[Mapping[str, Any]]) -> list[Check]:
+    return [Check(**{**one, "status": CheckStatus(one["status"])}) for one in values]
 
 
 def _failure(name: str, error: LmcoreError) -> Check:

@@ -1,4 +1,4 @@
-"""What `lmcore doctor` lets every present device do, whatever plugin brings it.
+"""Smoke test of every present device by `lmcore doctor`, the same for all plugins.
 
 These functions run in processes of their own, see `lmcore.plugin.isolation.subprocess_call`: each
 check is announced before it begins, so that a crash is the crash of that check.  They use the
@@ -69,7 +69,7 @@ def device_checks() -> Iterator[Told]:
 
 
 def _told(name: str, check: Callable[[], Check]) -> Iterator[Told]:
-    """Announce a check, then tell how it ended; one that raises has failed."""
+    """Yield the beginning of a check, then its result; one that raises has failed."""
     yield {"begins": name}
     try:
         found = check()

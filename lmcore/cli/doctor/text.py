@@ -36,7 +36,7 @@ class ReportText:
         self.console.print(Text(f"\n{title}" if self.checks else title, style="bold"))
         self.checks += checks
         names = max([_NAME_WIDTH, *(len(check.name) for check in checks)])
-        told: set[str] = set()
+        shown_fixes: set[str] = set()
         for check in checks:
             margin = " " * (_STATUS_WIDTH + names + 2)
             status = f"  {check.status}".ljust(_STATUS_WIDTH)
@@ -46,8 +46,8 @@ class ReportText:
             line.append(found.removeprefix(margin), style="default not bold not dim")
             self.console.print(line)
             if check.fix and check.status is not CheckStatus.OK:
-                fix = "fix: as above" if check.fix in told else f"fix: {check.fix}"
-                told.add(check.fix)
+                fix = "fix: as above" if check.fix in shown_fixes else f"fix: {check.fix}"
+                shown_fixes.add(check.fix)
                 text = wrapped(fix, self.width, first=margin, rest=f"{margin}     ")
                 self.console.print(Text(text, style="yellow"))
 
@@ -56,5 +56,5 @@ class ReportText:
         counts = {
             status: sum(check.status is status for check in self.checks) for status in CheckStatus
         }
-        told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        self.console.print(f"\n{len(self.checks)} checks: {told}")
+        totals = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        self.console.print(f"\n{len(self.checks)} checks: {totals}")

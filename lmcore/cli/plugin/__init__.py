@@ -1,1 +1,1 @@
-"""Commands about plugins: `lmcore plugins`, and those that plugins add."""
+"""Commands about plugins: `lmcore plugins`, and the commands that plugins add."""

@@ -17,7 +17,7 @@ RESERVED = ("help", "lmcore", "version")
 
 
 def find_commands(core: Sequence[str]) -> Registrations[PluginCommand]:
-    """Return the commands that the installed plugins add to those of the core."""
+    """Return the commands that the installed plugins add to the core's."""
     return plugin_commands(discover(probe=False), dict.fromkeys([*core, *RESERVED], "lmcore"))
 
 
@@ -30,7 +30,7 @@ def commands_of_group(
 
 
 def help_groups(core: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-    """Return summaries by command, by a title for each plugin, without those of core groups."""
+    """Return summaries by command, by a title for each plugin, without the core's groups."""
     commands = find_commands(core)
     shown = [name for name in commands if name.partition(" ")[0] not in core]
     return {

@@ -156,13 +156,13 @@ def _print_text(
             console.print(Text(textwrap.indent(record.traceback.rstrip(), "    "), style="dim"))
     packages = _not_installed(plugins)
     if packages:
-        told = ", ".join(f"`{device}` (`{package}`)" for device, package in packages.items())
-        console.print(Text(f"\n{wrapped(f'not installed: {told}', width)}", style="dim"))
+        listed = ", ".join(f"`{device}` (`{package}`)" for device, package in packages.items())
+        console.print(Text(f"\n{wrapped(f'not installed: {listed}', width)}", style="dim"))
     if selection:
         count = selection.probe.count
         many = f", {count} devices" if count > 1 else ""
-        told = f"A run uses `{selection.probe.device_type}`{many}: {selection.reason}."
-        console.print(Text(f"\n{wrapped(told, width)}"))
+        decision = f"A run uses `{selection.probe.device_type}`{many}: {selection.reason}."
+        console.print(Text(f"\n{wrapped(decision, width)}"))
     if refusal:
         console.print("\nA run cannot start without a choice of yours:", style="bold red")
         console.print(refusal.render(), markup=False)
@@ -197,7 +197,7 @@ def _details(
     if record.probe and record.probe.fix:
         yield f"fix: {record.probe.fix}", "yellow"
     elif record.troubled:
-        yield f"fix: mend, update or uninstall `{record.distribution}`", "yellow"
+        yield f"fix: repair, update or uninstall `{record.distribution}`", "yellow"
     if verbose and record.probe:
         for key, value in record.probe.facts.items():
             yield f"{key}: {json.dumps(value)}", "dim"

@@ -1,4 +1,4 @@
-"""Versions around a plugin, in words: what it wants, and what stands below it."""
+"""Versions around a plugin, for messages: its requirements, and the versions of its software."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ def wanted_versions(record: PluginRecord) -> str:
 def installed_versions(record: PluginRecord) -> str:
     """Return driver, runtime and torch build as the probe found them; empty where it says none."""
     facts = record.probe.facts if record.probe else {}
-    return ", ".join(f"{told} {facts[name]}" for name, told in _FACTS.items() if facts.get(name))
+    return ", ".join(f"{label} {facts[name]}" for name, label in _FACTS.items() if facts.get(name))

@@ -1,9 +1,9 @@
-"""Let a copy of this process go first where a plugin's code may crash in native code or hang.
+"""Trial of plugins in a copy of this process, because their code may crash in native code or hang.
 
-The copy (`fork`) imports and probes the plugins one after the other and tells how it went.  Where
-it is killed, or does not come back in time, the plugin that it was at is at fault; another copy
-goes on with those after it.  So no plugin takes a command down, and whatever its probe does to a
-process (a driver's library loaded, a context made) ends with the copy.
+The copy (`fork`) imports and probes the plugins one after the other and reports each result.  If it
+is killed or does not answer in time, the plugin at that point is at fault, and another copy goes on
+with the plugins after it.  So no plugin takes a command down, and the effects of its probe on a
+process (a driver's library loaded, a context created) end with the copy.
 
 A fork takes a few milliseconds; a fresh interpreter for each plugin would take a second.  On a
 system without `fork` nothing is tried, and the plugin's own exceptions are all that is caught.
@@ -27,18 +27,19 @@ from lmcore.child_process import crash_location, ending, fork_child, last_line, 
 __all__ = ["Trial", "can_try", "try_each"]
 
 Attempt = Callable[[Callable[[str], None]], Mapping[str, Any]]
-"""Does the plugin's part in the copy: is told how to name what it is at, returns JSON values."""
+"""Function that runs a plugin's code in the copy: takes a function that names the current phase,
+returns JSON values."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How one plugin fared.
+    """Result of one plugin's trial.
 
     Attributes:
-        answer: What the attempt returned; empty where it did not come to its end.
-        fault: How the copy ended in the middle of it; empty where it did not.
-        phase: What it was at, as the attempt named it.
-        log: The end of what it wrote to standard error, with Python's stack where it crashed.
+        answer: result of the attempt; empty if it did not finish.
+        fault: the way in which the copy ended meanwhile; empty if it did not.
+        phase: the last phase that the attempt named.
+        log: end of its standard error, with Python's stack if it crashed.
     """
 
     answer: Mapping[str, Any] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class Trial:
 
 
 def can_try() -> bool:
-    """Say whether this system can make a copy of the process."""
+    """Return True if this system can fork."""
     return hasattr(os, "fork")
 
 
@@ -56,8 +57,8 @@ def try_each(attempts: Mapping[str, Attempt], *, seconds: float) -> dict[str, Tr
     """Make each attempt in a copy of this process.
 
     Args:
-        attempts: By name, in the order in which they are made.
-        seconds: For each attempt; the copy is killed after that.
+        attempts: attempts by name, in their order.
+        seconds: time limit of each attempt; the copy is killed after it.
     """
     found: dict[str, Trial] = {}
     rest = list(attempts)
@@ -104,11 +105,11 @@ def _listen(
             return found, names[len(found)], phase, False
         *lines, text = (text + chunk).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            if "phase" in told:
-                phase = told["phase"]
+            message = json.loads(line)
+            if "phase" in message:
+                phase = message["phase"]
             else:
-                found[names[len(found)]] = Trial(answer=told["answer"])
+                found[names[len(found)]] = Trial(answer=message["answer"])
                 phase, deadline = "start", time.monotonic() + seconds
     return found, "", "", False
 

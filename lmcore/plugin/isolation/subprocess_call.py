@@ -1,13 +1,13 @@
 """Call a function in a process of its own, with a time limit.
 
-What plugins and drivers do may crash in native code or hang.  Called here, that becomes an
-`Outcome` that says how it ended, and the caller goes on.
+Code of plugins and drivers may crash in native code or hang.  Called here, that becomes an
+`Outcome` with the reason, and the caller goes on.
 
     outcome = call_isolated("package.module:function", "argument", timeout=60.0)
     outcome.value if outcome.complete else outcome.fault
 
-Arguments and results are JSON values.  A function that yields gives a value at a time; those that
-it gave before a crash are kept.  Torch-free.
+Arguments and results are JSON values.  The values that a function yields before a crash
+are kept.  Torch-free.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended.
+    """Result of a call.
 
     Attributes:
-        values: What the function returned or, one by one, yielded.
-        fault: How the process ended otherwise than it should, in one line; empty when all is well.
-        log: The end of what it wrote to standard error.
-        seconds: How long it took.
+        values: the values that the function yielded, or the one that it returned.
+        fault: the unexpected end of the process, in one line; empty if there was none.
+        log: end of its standard error.
+        seconds: duration.
     """
 
     values: tuple[Any, ...]
@@ -75,12 +75,12 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        """Whether the function came to its end, and its process too."""
+        """True if the function and its process ended as they should."""
         return not self.fault
 
     @property
     def value(self) -> Any:
-        """What a function that does not yield returned; None where it did not get so far."""
+        """The result of a function that does not yield; None if it did not finish."""
         return self.values[-1] if self.values else None
 
 
@@ -148,7 +148,7 @@ class _Child:
             )
 
     def has_ended(self) -> bool:
-        """Say whether the process has ended; its children end with it."""
+        """Return True if the process has ended; its children end with it."""
         if self.process.returncode is not None:
             return True
         # Not reaped before its group is killed, so that the group's number is still its own.
@@ -222,7 +222,7 @@ def answer(target: str, arguments: str, answers: str, timeout: str) -> int:
     import faulthandler
 
     faulthandler.enable()
-    # Before it is killed it tells where it hangs: early enough for one that was slow to start.
+    # Before it is killed it writes its stack: early enough for one that was slow to start.
     faulthandler.dump_traceback_later(max(0.5 * float(timeout), float(timeout) - 5.0))
     with open(answers, "a", encoding="utf-8", buffering=1) as file:  # noqa: PTH123 - kept open
         try:

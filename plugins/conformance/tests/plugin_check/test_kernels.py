@@ -62,7 +62,7 @@ def test_a_kernel_that_can_be_bound_is_one_good_line():
         ({"load": "kernels_on_trial:gone"}, "has no attribute 'gone'"),
         ({"load": "kernels_on_trial:number"}, "is not callable"),
         ({"load": "kernels_on_trial:too_short"}, "it takes 2 arguments by position"),
-        ({"load": "kernels_on_trial:swapped"}, "its `weight_H` stands where"),
+        ({"load": "kernels_on_trial:swapped"}, "its `weight_H` is in the place of"),
         ({"supports": lambda case: "no"}, "`supports` returned 'no', neither None nor a `Reject`"),
         ({"supports": lambda case: Reject("")}, "neither None nor a `Reject` with a reason"),
         ({"supports": lambda case: 1 // 0}, "`supports` raised ZeroDivisionError"),

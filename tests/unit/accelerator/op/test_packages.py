@@ -215,9 +215,9 @@ def test_strict_ops_refuses_a_misfit(install: str, *, strict: bool) -> None:
     old, broken = found
     assert old.what == "`--strict-ops`: the kernel package `old` cannot be used"
     assert old.why == "is for torch 2.8"
-    mend = "mend it (`make it`), " if install else ""
+    rebuild = "rebuild it (`make it`), " if install else ""
     assert old.hint == (
-        f"{mend}remove it (`pip uninstall old`), or leave `--strict-ops` out and go on without its "
-        "kernels"
+        f"{rebuild}remove it (`pip uninstall old`), or leave `--strict-ops` out and go on without "
+        "its kernels"
     )
     assert "no_such_module" in str(broken.why)

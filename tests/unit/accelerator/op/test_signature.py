@@ -70,8 +70,8 @@ def taken_twice(q, causal, *, dropout=0.0, mask=None): ...
         (
             swapped,
             (
-                "its `k_BKSD` stands where the op passes `q_BNSD`; "
-                "its `q_BNSD` stands where the op passes `k_BKSD`"
+                "its `k_BKSD` is in the place of the op's `q_BNSD`; "
+                "its `q_BNSD` is in the place of the op's `k_BKSD`"
             ),
         ),
         (name_missing, "it does not take `causal` by name, as the op passes it"),
