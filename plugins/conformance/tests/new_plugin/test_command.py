@@ -193,10 +193,10 @@ def test_a_folder_without_permission_is_an_error_in_words(new, folder):
 def test_a_refusal_of_the_system_is_an_error_in_words(new, folder, monkeypatch):
     """No permission, as the system says it."""
 
-    def refuse(**_):
+    def refuse(_):
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr(plugin_template.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(plugin_template, "atomic_directory", refuse)
     status, _, err = new("chip")
     assert status == 2
     assert "cannot write `lmcore-chip`" in err

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import lmcore
 from lmcore.accelerator.probe import API_VERSION
+from lmcore.durable import atomic_directory
 from lmcore.errors import ConfigError
 
 __all__ = ["LICENCES", "MARK", "NewPlugin", "render", "write"]
@@ -107,27 +106,13 @@ def write(files: Mapping[str, str], directory: Path) -> None:
     if os.path.lexists(directory):
         raise _exists(directory)
     try:
-        made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+        with atomic_directory(directory.absolute()) as folder:
+            for name, text in files.items():
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
     except OSError as cause:
         raise _cannot_write(directory, cause) from cause
-    try:
-        _fill(made, files)
-        # Of what came into being there meanwhile, this replaces nothing but an empty folder.
-        made.rename(directory)
-    except OSError as cause:
-        shutil.rmtree(made, ignore_errors=True)
-        raise _cannot_write(directory, cause) from cause
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
-
-
-def _fill(folder: Path, files: Mapping[str, str]) -> None:
-    folder.chmod(0o777 & ~_umask())  # it was made for this user alone
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
 
 
 def _layers(plugin: NewPlugin) -> Sequence[str]:
@@ -204,13 +189,6 @@ def _toml(text: str) -> str:
 
 def _filled(text: str, words: Mapping[str, str]) -> str:
     return _WORD.sub(lambda found: words[found[1]], text)
-
-
-def _umask() -> int:
-    """Return the process's mask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _exists(directory: Path) -> ConfigError:
