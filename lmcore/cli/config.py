@@ -57,10 +57,10 @@ def _show(argv: list[str]) -> int:
 
 def _as_json(loaded: LoadedConfig) -> str:
     sections: dict[str, dict[str, Any]] = {}
-    for one in loaded.options.values():
-        source = loaded.provenance[one.name]
-        sections.setdefault(one.section, {})[one.key] = {
-            "value": loaded.value(one.name),
+    for option in loaded.options.values():
+        source = loaded.provenance[option.name]
+        sections.setdefault(option.section, {})[option.key] = {
+            "value": loaded.value(option.name),
             "source": source.kind,
             "detail": source.detail,
         }
@@ -69,18 +69,20 @@ def _as_json(loaded: LoadedConfig) -> str:
 
 
 def _as_text(loaded: LoadedConfig) -> str:
-    rows = [(one, written_value(loaded.value(one.name))) for one in loaded.options.values()]
-    names = max(len(one.key) for one, _ in rows)
+    rows = [
+        (option, written_value(loaded.value(option.name))) for option in loaded.options.values()
+    ]
+    names = max(len(option.key) for option, _ in rows)
     values = min(max(len(value) for _, value in rows), 40)
     bold, plain = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
     lines: list[str] = []
     last = None
-    for one, value in rows:
-        if one.section != last:
-            lines += ([""] if lines else []) + [f"{one.section}:"]
-            last = one.section
-        given, source = loaded.given(one.name), loaded.provenance[one.name]
-        text = f"{'*' if given else ' '} {one.key:<{names}}  {value:<{values}}  {source}"
+    for option, value in rows:
+        if option.section != last:
+            lines += ([""] if lines else []) + [f"{option.section}:"]
+            last = option.section
+        given, source = loaded.given(option.name), loaded.provenance[option.name]
+        text = f"{'*' if given else ' '} {option.key:<{names}}  {value:<{values}}  {source}"
         lines.append(f"{bold}{text}{plain}" if given else text)
     lines += ["", "* is set by flag, file or preset; `null` is derived when the run starts"]
     return "\n".join(lines)

@@ -46,7 +46,7 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("lr_decay_iters", "lr_decay_samples"),
     ("lr_warmup_fraction", "lr_warmup_iters", "lr_warmup_samples"),
 )
-"""Groups of options of which at most one may be set."""
+"""Groups of options that exclude each other."""
 
 _BYTE_PAIR = "GPT2BPETokenizer"  # the only type that takes both files; Megatron's type for GPT
 

@@ -26,7 +26,7 @@ class OptimizerFacts:
     """Facts about one optimizer.
 
     Attributes:
-        sharding: How it can update shards of parameters.
+        sharding: Update of a shard of a parameter that it supports.
         options: Options that it reads, besides learning rate, weight decay and clipping.
         needs_whole: Why it needs whole parameters; empty if it does not.
         samples_labels: True if it samples labels from the model's predictions, for which a

@@ -43,7 +43,7 @@ class RunPlan:
     Attributes:
         config: All settings, with derived defaults filled in.
         provenance: Origin of each setting; kind "derived" for defaults that `resolve` fills in.
-        preset: Name of the preset, if one was given.
+        preset: Name of the preset; None if none was given.
         sources: Data sources, with the data sets of file lists and the metadata of each.
         tokenizer: Identity of the tokenizer.
         resume: The checkpoint to continue from; None if the run starts from initial weights.
@@ -129,8 +129,8 @@ class RunPlan:
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting and derived count by name, which must be equal on all ranks."""
-        names = {one.name: one for options in self._sections().values() for one in options}
-        return {name: self.config.value(one) for name, one in names.items()} | self.derived
+        names = {option.name: option for options in self._sections().values() for option in options}
+        return {name: self.config.value(option) for name, option in names.items()} | self.derived
 
     @property
     def fingerprint(self) -> str:
@@ -164,8 +164,8 @@ class RunPlan:
             owner = options[0].plugin
             lines += ["", f"{section}:" + (f"  # settings of the plugin {owner}" if owner else "")]
             rows = [
-                (f"  {one.key}: {written_value(self.config.value(one))}", one.name)
-                for one in options
+                (f"  {option.key}: {written_value(self.config.value(option))}", option.name)
+                for option in options
             ]
             width = min(max(len(text) for text, _ in rows), 48)
             lines += [
@@ -181,8 +181,8 @@ class RunPlan:
         options = list(run_options().values())
         for plugin, section in self.config.plugins.items():
             options += plugin_options(plugin, type(section))
-        for one in options:
-            found.setdefault(one.section, []).append(one)
+        for option in options:
+            found.setdefault(option.section, []).append(option)
         return found
 
 

@@ -47,7 +47,7 @@ class ValidConfig:
 
     Attributes:
         loaded: The settings and their provenance.
-        layout: How the processes divide the model and the samples.
+        layout: Parallel layout of the processes.
     """
 
     loaded: LoadedConfig

@@ -50,6 +50,7 @@ def loads_torch(code: str, *arguments: str) -> bool:
         "lmcore.durable",
         "lmcore.plugin",
         "lmcore.train.datasets",  # what the launcher of a run decides by
+        "lmcore.train.resume.resume_point",
     ],
 )
 def test_module_loads_no_torch(name: str) -> None:

@@ -10,7 +10,7 @@ from lmcore.errors import ConfigError, LmcoreError
 __all__ = ["Problems", "Rule", "exclude_each_other"]
 
 Problems = Iterator[LmcoreError]
-"""What a rule yields: a problem for each violation, nothing if the settings are right."""
+"""Problems of a rule: one for each violation, none if the settings are right."""
 
 Rule = Callable[[LoadedConfig], Problems]
 """A rule that needs nothing but the settings."""

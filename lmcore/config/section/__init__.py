@@ -64,18 +64,18 @@ class Config:
     profile: ProfileSection = field(default_factory=ProfileSection)
     plugins: PluginSettings = field(default_factory=PluginSettings)
 
-    def value(self, one: Option) -> Any:
+    def value(self, option: Option) -> Any:
         """Return the value of an option."""
-        section = self.plugins[one.plugin] if one.plugin else getattr(self, one.section)
-        return getattr(section, one.key)
+        section = self.plugins[option.plugin] if option.plugin else getattr(self, option.section)
+        return getattr(section, option.key)
 
 
 def run_options() -> dict[str, Option]:
     """Return every option of the core by name; names are unique over all sections."""
     found: dict[str, Option] = {}
     for name, section in SECTIONS.items():
-        for one in options_of(section, name=name):
-            if one.name in found:
-                raise TypeError(f"option `{one.name}` is declared in two sections")
-            found[one.name] = one
+        for option in options_of(section, name=name):
+            if option.name in found:
+                raise TypeError(f"option `{option.name}` is declared in two sections")
+            found[option.name] = option
     return found
