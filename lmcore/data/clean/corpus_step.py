@@ -67,8 +67,7 @@ def keep_representatives(
     """Yield the representatives of the clusters, in order; count and report the other documents.
 
     All are reported before the first one is yielded: how far ahead the consumer reads depends on
-        the
-    number of workers.
+    the number of workers.
     """
     if context.report_dropped is not None:
         for first, block in documents.blocks():

@@ -26,8 +26,7 @@ class LineWriter:
     """Writer of lines to a temporary file beside *path*; call `finish`, then `commit` to rename it.
 
     Close it in any case: an uncommitted file is removed, and an older one stays.  The same lines
-        give
-    the same bytes.
+    give the same bytes.
 
     Args:
         path: path with suffix `.gz`, `.zst`, `.xz`, `.bz2`, or uncompressed; `-` is standard

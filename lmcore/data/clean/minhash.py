@@ -5,8 +5,7 @@ an equal band are a candidate pair: a pair of similarity 0.9 is found with a pro
 1 - (1 - 0.9**10)**10 = 98.6%, one of 0.5 with 1%.
 
 Source: Broder 1997, On the resemblance and containment of documents; Leskovec, Rajaraman and
-    Ullman,
-Mining of massive datasets, section 3.4, for the bands (LSH).
+Ullman, Mining of massive datasets, section 3.4, for the bands (LSH).
 """
 
 from __future__ import annotations

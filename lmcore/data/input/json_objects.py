@@ -1,8 +1,7 @@
 """Reader of JSON arrays of objects, and of objects over several lines.
 
 Objects are parsed incrementally: an incomplete one is tried again with twice as much text, up to
-    the
-size limit of a document, so that an array may be larger than memory.
+the size limit of a document, so that an array may be larger than memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Training text of a vocabulary: lines of any input, sampled if there are too many.
 
 Memory is bounded: when the kept lines exceed the limit, about half of them are dropped, and the
-    same
-fraction of the following ones.  A hash of the line number decides, so that the same input gives the
-same sample.
+same fraction of the following ones.  A hash of the line number decides, so that the same input
+gives the same sample.
 """
 
 from __future__ import annotations
