@@ -38,17 +38,18 @@ commands:
 
 `lmcore data COMMAND --help` explains a command."""
 
-_MODULES = {
-    "clean": "lmcore.cli.data.clean",
-    "inspect": "lmcore.cli.data.inspect",
-    "merge": "lmcore.cli.data.merge",
-    "prepare": "lmcore.cli.data.prepare",
-    "repair": "lmcore.cli.data.repair",
-    "split": "lmcore.cli.data.split",
-    "train-tokenizer": "lmcore.cli.data.train_tokenizer",
-    "weights": "lmcore.cli.data.weights",
-}
-"""Module of each command outside of this one."""
+_COMMANDS = (
+    "clean",
+    "corpora",
+    "inspect",
+    "merge",
+    "prepare",
+    "repair",
+    "split",
+    "train-tokenizer",
+    "weights",
+)
+"""Names of the commands; the module of each but `corpora` has its name."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +62,16 @@ class CorporaSection:
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data ...` and return the exit status."""
-    commands = {"corpora": _corpora, **dict.fromkeys(_MODULES)}
     if not argv or argv[0] in {"-h", "--help"}:
         print(_HELP)
         return 0
-    if argv[0] not in commands:
-        what = f"unknown command `lmcore data {argv[0]}`"
-        raise ConfigError(what, hint=suggestion(argv[0], commands))
-    command = commands[argv[0]]
-    if command is None:
-        command = importlib.import_module(_MODULES[argv[0]]).run
-    status: int = command(argv[1:])
+    name, *arguments = argv
+    if name not in _COMMANDS:
+        raise ConfigError(f"unknown command `lmcore data {name}`", hint=suggestion(name, _COMMANDS))
+    if name == "corpora":
+        return _corpora(arguments)
+    module = importlib.import_module(f"lmcore.cli.data.{name.replace('-', '_')}")
+    status: int = module.run(arguments)
     return status
 
 

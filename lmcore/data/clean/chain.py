@@ -17,7 +17,7 @@ from lmcore.data.clean.minhash import MinHash
 from lmcore.data.clean.near_duplicates import NearDuplicates
 from lmcore.data.clean.ngram import EvaluationNgrams, NgramSettings, NgramStep
 from lmcore.data.clean.shuffle import Shuffle
-from lmcore.data.clean.url import DEFAULT_RULES, UrlRules, UrlStep, read_rules
+from lmcore.data.clean.url import DEFAULT_RULES, UrlStep, read_rules
 from lmcore.data.input.options import InputOptions
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import ConfigError, suggestion
@@ -111,7 +111,7 @@ def plan_chain(request: CleanRequest) -> list[PlannedSegment]:
     segments: list[PlannedSegment] = []
     steps: list[tuple[int, DocumentStep]] = []
     for row, name in enumerate(request.steps):
-        step, corpus_step = STEPS[name].build(request)
+        step, corpus_step = STEPS[name](request)
         if step is not None:
             steps.append((row, step))
         if corpus_step is not None:
@@ -121,19 +121,6 @@ def plan_chain(request: CleanRequest) -> list[PlannedSegment]:
 
 
 Built = tuple[DocumentStep | None, CorpusStep | None]
-
-
-def _url(request: CleanRequest) -> Built:
-    rules: UrlRules = read_rules(request.url_rules)
-    return UrlStep(rules), ExactDuplicates("url")
-
-
-def _fix(_request: CleanRequest) -> Built:
-    return FixStep(), None
-
-
-def _language(request: CleanRequest) -> Built:
-    return LanguageStep(request.languages), None
 
 
 def _length(request: CleanRequest) -> Built:
@@ -146,14 +133,6 @@ def _length(request: CleanRequest) -> Built:
             hint="give the tokenizer of the training, or a bound such as `--min-characters 512`",
         )
     return TokensStep(request.min_tokens, request.tokenizer), None
-
-
-def _exact(_request: CleanRequest) -> Built:
-    return None, ExactDuplicates()
-
-
-def _near(request: CleanRequest) -> Built:
-    return None, NearDuplicates(request.minhash, request.similarity, request.key)
 
 
 def _ngram(request: CleanRequest) -> Built:
@@ -173,26 +152,14 @@ def _ngram(request: CleanRequest) -> Built:
     return NgramStep(ngrams), None
 
 
-def _shuffle(request: CleanRequest) -> Built:
-    return None, Shuffle(request.seed)
-
-
-@dataclass(frozen=True)
-class StepKind:
-    """Kind of step, by its name on the command line."""
-
-    summary: str
-    build: Callable[[CleanRequest], Built]
-
-
-STEPS: dict[str, StepKind] = {
-    "url": StepKind("drop malformed, unwanted and repeated URLs", _url),
-    "fix": StepKind("repair wrongly decoded text with ftfy", _fix),
-    "language": StepKind("keep the given languages", _language),
-    "length": StepKind("drop short documents", _length),
-    "exact": StepKind("keep the first of documents with the same text", _exact),
-    "near": StepKind("keep the first of near-duplicate documents", _near),
-    "ngram": StepKind("cut out passages of evaluation sets", _ngram),
-    "shuffle": StepKind("shuffle the documents", _shuffle),
+STEPS: dict[str, Callable[[CleanRequest], Built]] = {
+    "url": lambda r: (UrlStep(read_rules(r.url_rules)), ExactDuplicates("url")),
+    "fix": lambda _: (FixStep(), None),
+    "language": lambda r: (LanguageStep(r.languages), None),
+    "length": _length,
+    "exact": lambda _: (None, ExactDuplicates()),
+    "near": lambda r: (None, NearDuplicates(r.minhash, r.similarity, r.key)),
+    "ngram": _ngram,
+    "shuffle": lambda r: (None, Shuffle(r.seed)),
 }
-"""Steps by name, in the usual order."""
+"""Constructors of the steps by name, in the usual order."""

@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -61,16 +62,12 @@ class NearDuplicates:
     minhash: MinHash
     similarity: float
     key: str
+    has_own_row: ClassVar[bool] = True
 
     @property
     def key_maker(self) -> BandHashes:
         """See `CorpusStep`."""
         return BandHashes(self.minhash)
-
-    @property
-    def has_own_row(self) -> bool:
-        """See `CorpusStep`."""
-        return True
 
     def run(
         self, batches: Iterator[Processed], context: StepContext

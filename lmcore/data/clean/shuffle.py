@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -38,16 +39,8 @@ class Shuffle:
 
     seed: int
     held_bytes: int = _HELD_BYTES
-
-    @property
-    def key_maker(self) -> None:
-        """See `CorpusStep`."""
-        return
-
-    @property
-    def has_own_row(self) -> bool:
-        """See `CorpusStep`."""
-        return True
+    key_maker: ClassVar[None] = None
+    has_own_row: ClassVar[bool] = True
 
     def run(
         self, batches: Iterator[Processed], context: StepContext

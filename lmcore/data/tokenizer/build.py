@@ -28,10 +28,6 @@ _PATHS = ("vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path
 _PLUGIN = TypeOptions(takes=("vocab_file", "merge_file"))  # as in the plugin contract
 
 
-def _null(settings: TokenizerSettings) -> Tokenizer:
-    return NullTokenizer(settings.vocab_size or 0)
-
-
 def _wordpiece(settings: TokenizerSettings) -> Tokenizer:
     from lmcore.data.tokenizer.wordpiece import BertWordPieceTokenizer
 
@@ -70,7 +66,7 @@ _BUILD: Mapping[str, Callable[[TokenizerSettings], Tokenizer]] = MappingProxyTyp
         "HFTokenizer": _pretrained,
         "HuggingFaceTokenizer": _pretrained,
         "Llama2Tokenizer": _sentence_piece,
-        "NullTokenizer": _null,
+        "NullTokenizer": lambda settings: NullTokenizer(settings.vocab_size or 0),
         "PretrainedFromHF": _pretrained,
         "SentencePieceTokenizer": _sentence_piece,
     }

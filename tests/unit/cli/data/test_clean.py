@@ -113,11 +113,9 @@ def test_wrong_flags(corpus: Path, flags: list[str], message: str) -> None:
 
 
 def test_help_lists_the_steps() -> None:
-    """The help tells of every step, in the words of the table."""
+    """The help lists every step, in order."""
     listed = _EPILOG.partition("\n\n")[0].splitlines()[1:]
     assert [line.split()[0] for line in listed] == list(STEPS)
-    for line, kind in zip(listed, STEPS.values(), strict=True):
-        assert kind.summary.partition(" with ")[0] in line
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
