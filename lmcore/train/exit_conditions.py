@@ -46,14 +46,14 @@ class ExitConditions:
         self.clock = clock
         self.start = clock()
         self.received: signal.Signals | None = None
-        self._agreed: tuple[float, ...] = ()
+        self._sums: tuple[float, ...] = ()
         self._received_at = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         """Install the signal handlers."""
         for number in _SIGNALS:
-            self._before[number] = signal.signal(number, self._hear)
+            self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(
@@ -70,7 +70,7 @@ class ExitConditions:
             signal.signal(number, handler)
         self._before.clear()
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.received is None:
             self.received, self._received_at = signal.Signals(number), now
@@ -86,17 +86,17 @@ class ExitConditions:
     @property
     def ending(self) -> bool:
         """True if a signal ends the run, by the sums over all ranks of the last step."""
-        return any((self._agreed or self.requests())[: len(_SIGNALS)])
+        return any((self._sums or self.requests())[: len(_SIGNALS)])
 
     def requests(self) -> tuple[float, ...]:
         """Return this rank's requests to exit, 0 or 1: for each signal, and for the time limit."""
-        told = [float(self.received == number) for number in _SIGNALS]
+        signals = [float(self.received == number) for number in _SIGNALS]
         late = self.seconds is not None and self.clock() - self.start >= self.seconds
-        return (*told, float(late))
+        return (*signals, float(late))
 
     def set_requests(self, requests: tuple[float, ...]) -> None:
         """Replace this process's requests by their sums over all ranks."""
-        self._agreed = requests
+        self._sums = requests
 
     def reason(self, step: int, due: Due) -> str | None:
         """Return the reason for the run to exit after *step*; None to continue.
@@ -109,8 +109,8 @@ class ExitConditions:
         """
         if due.last and not self.ending:
             return None
-        *told, late = self._agreed or self.requests()
-        for number, wanted in zip(_SIGNALS, told, strict=True):
+        *signals, late = self._sums or self.requests()
+        for number, wanted in zip(_SIGNALS, signals, strict=True):
             if wanted:
                 return f"received {number.name}"
         if due.exit:

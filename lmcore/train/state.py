@@ -126,7 +126,7 @@ class TrainState:
         state of parameters that are not divided, are whole.
         """
         of_parameters = self.parallel.layouts
-        shapes = {name: tuple(one.shape) for name, one in self.parallel.named_parameters()}
+        shapes = {name: tuple(weight.shape) for name, weight in self.parallel.named_parameters()}
         found = {}
         for name, tensor in tensors.items():
             kind, _, rest = name.partition(".")

@@ -154,7 +154,11 @@ class DeepSpeedEngine:
         """
         root, asked = self.parallel.root, self.plan.config.optimizer
         parameters = dict(self.parallel.model.named_parameters())
-        exact = {name: one.detach() for name, one in parameters.items()} if self._half else {}
+        exact = (
+            {name: parameter.detach() for name, parameter in parameters.items()}
+            if self._half
+            else {}
+        )
         # Before weights are sharded: weight decay depends on their shapes.
         self._update = FlatUpdate(asked, parameters.items(), self._bind)
         if self.stage == 3:
@@ -175,8 +179,8 @@ class DeepSpeedEngine:
     def _shard(self, root: nn.Module) -> None:
         """Move the weights from the host to the device one by one, to each rank its shard."""
         if self._half is not None:
-            for one in root.parameters():
-                one.data = one.data.to(self._half)
+            for parameter in root.parameters():
+                parameter.data = parameter.data.to(self._half)
         self.package.zero.Init(module=root, config_dict_or_path=self.config, dtype=self._half)
         # The weight of the head may be the embedding's, and is used outside of that module.
         head = self.parallel.model.head_weight
@@ -236,7 +240,7 @@ class DeepSpeedEngine:
             with self.profiler_range("backward"):
                 engine.backward(loss * 1.0, scale_wrt_gas=False)
             losses.append(loss.detach())
-        yield from (float(one) for one in losses)
+        yield from (float(micro_loss) for micro_loss in losses)
 
     def _step(self, rate: float) -> float:
         """Clip and update; return the gradient norm, infinite if DeepSpeed skipped the update."""
@@ -262,7 +266,7 @@ class DeepSpeedEngine:
             found = {f"model.{name}": p.detach() for name, p in self.parallel.named_parameters()}
             if optimizer:
                 self._loaded = self._loaded or self._empty_state()
-                found |= {f"optimizer.{name}": one for name, one in self._loaded.items()}
+                found |= {f"optimizer.{name}": tensor for name, tensor in self._loaded.items()}
             return found
         return self._gathered(self._kinds if optimizer else [])
 
@@ -270,12 +274,12 @@ class DeepSpeedEngine:
         names = [name for name, _ in self.parallel.named_parameters()]
         assert self._shards is not None, "the engine has begun"
         found: dict[str, Tensor] = {}
-        wanted: list[tuple[str, str, StateKind | None]] = [("model", one, None) for one in names]
+        wanted: list[tuple[str, str, StateKind | None]] = [("model", name, None) for name in names]
         wanted += [("optimizer", name, kind) for kind in kinds for name in names]
         size, rank = self.runtime.rank.world_size, self.runtime.rank.rank
         for number, (part, name, kind) in enumerate(wanted):
-            one = self._shards.weight(name) if kind is None else self._shards.state(name, kind)
-            if kind is None and not bool(torch.isfinite(one).all()):
+            tensor = self._shards.weight(name) if kind is None else self._shards.state(name, kind)
+            if kind is None and not bool(torch.isfinite(tensor).all()):
                 raise NonFiniteError(
                     f"weights are not finite after step {self.state.iteration}: `{name}`",
                     why="the last update moved them too far; they are not saved",
@@ -283,7 +287,7 @@ class DeepSpeedEngine:
                 )
             if number % size == rank:
                 own = name if kind is None else _state_name(name, kind)
-                found[f"{part}.{own}"] = one.detach().to("cpu", copy=True)
+                found[f"{part}.{own}"] = tensor.detach().to("cpu", copy=True)
         return found
 
     def close(self) -> None:
@@ -296,10 +300,10 @@ class DeepSpeedEngine:
         """Return zeros for the optimizer's state on the host, to be loaded."""
         return {
             _state_name(name, kind): torch.zeros(
-                one.shape if kind.shaped else (), dtype=kind.dtype, device="cpu"
+                parameter.shape if kind.shaped else (), dtype=kind.dtype, device="cpu"
             )
             for kind in self._kinds
-            for name, one in self.parallel.named_parameters()
+            for name, parameter in self.parallel.named_parameters()
         }
 
     def _bind(self, op: str) -> Callable[..., None]:

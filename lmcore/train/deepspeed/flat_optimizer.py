@@ -47,7 +47,7 @@ class StateKind:
 def state_kinds(settings: OptimizerSection, bind: Bind) -> list[StateKind]:
     """Return the kinds of state of the run's optimizer."""
     row = _Row(settings, torch.zeros(2, device="cpu"), bind)
-    return [StateKind(name, one.dtype, one.ndim > 0) for name, one in row.state.items()]
+    return [StateKind(name, tensor.dtype, tensor.ndim > 0) for name, tensor in row.state.items()]
 
 
 class FlatUpdate(torch.optim.Optimizer):
@@ -70,7 +70,7 @@ class FlatUpdate(torch.optim.Optimizer):
         self._rows: dict[Tensor, _Row] = {}
         groups = parameter_groups(named_parameters, settings.weight_decay)
         super().__init__(
-            [{"params": list(one.parameters), "decay": one.weight_decay} for one in groups],
+            [{"params": list(group.parameters), "decay": group.weight_decay} for group in groups],
             {"lr": settings.lr},
         )
 
@@ -122,8 +122,8 @@ class _Row:
             settings, [(_ROW[1:], self._matrix)], bind=bind
         )
         self.state = {
-            name.removesuffix(_ROW): one.view(-1) if one.ndim else one
-            for name, one in self._optimizer.state_tensors().items()
+            name.removesuffix(_ROW): tensor.view(-1) if tensor.ndim else tensor
+            for name, tensor in self._optimizer.state_tensors().items()
         }
 
     def step(self, gradient: Tensor, lr: float) -> None:

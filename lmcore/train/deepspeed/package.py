@@ -125,8 +125,8 @@ def _reason(cause: Exception) -> str:
     if errors is None:
         return str(cause).strip() or type(cause).__name__
     rows = (
-        f"`{'.'.join(str(part) for part in one['loc'])}`: {one['msg']}".replace("``: ", "")
-        for one in errors()
+        f"`{'.'.join(str(part) for part in problem['loc'])}`: {problem['msg']}".replace("``: ", "")
+        for problem in errors()
     )
     return "; ".join(rows)
 

@@ -124,7 +124,9 @@ def measure(state: TrainState | None, device: Device, *, buckets: bool = False) 
     named = _parameters(state) if state is not None else []
     seen: set[tuple[torch.device, int]] = set()
     weights = _consumer("weights", named, device, seen)
-    trained = sum(one.nbytes for _, one in named if one.requires_grad and _on(one, device))
+    trained = sum(
+        tensor.nbytes for _, tensor in named if tensor.requires_grad and _on(tensor, device)
+    )
     gradients = _consumer("gradients", _gradients(state, named), device, seen)
     if buckets and gradients.size < trained:
         gradients = Consumer("gradients", trained)
@@ -145,7 +147,7 @@ def measure(state: TrainState | None, device: Device, *, buckets: bool = False) 
 
 def _parameters(state: TrainState) -> list[tuple[str, Tensor]]:
     """Return the weights of this rank; of sharded weights its own shards."""
-    return [(name, _local(one)) for name, one in state.parallel.named_parameters()]
+    return [(name, _local(parameter)) for name, parameter in state.parallel.named_parameters()]
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -159,12 +161,16 @@ def _gradients(
 ) -> list[tuple[str, Tensor]]:
     """Return the gradients of this rank's weights, finished or accumulating in a backward pass."""
     modules = state.model.named_parameters() if state is not None else []
-    return [(name, _local(one.grad)) for name, one in [*named, *modules] if one.grad is not None]
+    return [
+        (name, _local(parameter.grad))
+        for name, parameter in [*named, *modules]
+        if parameter.grad is not None
+    ]
 
 
 def _optimizer_tensors(state: TrainState) -> list[tuple[str, Tensor]]:
     """Return every tensor of the optimizer, including its parameters."""
-    return [("", one) for one in _tensors_in(state.optimizer, _DEPTH)]
+    return [("", tensor) for tensor in _tensors_in(state.optimizer, _DEPTH)]
 
 
 def _tensors_in(value: Any, depth: int) -> Iterator[Tensor]:
@@ -173,18 +179,18 @@ def _tensors_in(value: Any, depth: int) -> Iterator[Tensor]:
     elif depth == 0 or isinstance(value, str | bytes | int | float | torch.nn.Module):
         return
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors_in(one, depth - 1)
+        for item in value.values():
+            yield from _tensors_in(item, depth - 1)
     elif isinstance(value, list | tuple | set | frozenset):
-        for one in value:
-            yield from _tensors_in(one, depth - 1)
+        for item in value:
+            yield from _tensors_in(item, depth - 1)
     elif type(value).__module__.startswith("lmcore.optim"):
         inner = vars(value) if not dataclasses.is_dataclass(value) else _fields(value)
         yield from _tensors_in(inner, depth - 1)
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _on(tensor: Tensor, device: Device) -> bool:
@@ -249,4 +255,4 @@ def activations(plan: RunPlan, runtime: Runtime) -> list[Activation]:
     found = [
         Activation(name, sizes, math.prod(sizes) * width, of) for name, sizes, width, of in kinds
     ]
-    return sorted(found, key=lambda one: -one.size)
+    return sorted(found, key=lambda kind: -kind.size)

@@ -54,8 +54,8 @@ def _of_others(use: MemoryUse) -> Iterator[str]:
     if use.others is not None and use.others > _MUCH * use.stats.total:
         yield f"other processes use {in_units(use.others)}: end them, or choose another device"
     holes = use.stats.reserved - use.stats.allocated
-    told = "expandable_segments" in os.environ.get("PYTORCH_ALLOC_CONF", "")
-    if use.others is not None and holes > _MUCH * use.stats.total and not told:
+    expandable = "expandable_segments" in os.environ.get("PYTORCH_ALLOC_CONF", "")
+    if use.others is not None and holes > _MUCH * use.stats.total and not expandable:
         yield (
             f"{in_units(holes)} are reserved in fragments that are too small: "
             "`PYTORCH_ALLOC_CONF=expandable_segments:True`, if the device supports it"

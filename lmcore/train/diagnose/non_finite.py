@@ -92,7 +92,7 @@ def _culprit(
     """Return the number that is not finite, with its place, and the reason; see `non_finite`."""
     first = state.consumed_samples
     where = f"step {state.iteration + 1}, samples {first} to {first + samples - 1}"
-    own = [float(one) for one in losses]
+    own = [float(micro_loss) for micro_loss in losses]
     bad_losses = [index for index, loss in enumerate(own) if not math.isfinite(loss)]
     if bad_losses:
         why = f"micro-batch {bad_losses[0] + 1} of {len(own)} is the first with such a loss"

@@ -192,10 +192,10 @@ def _totals(runtime: Runtime, use: MemoryUse, cause: BaseException) -> Iterator[
 def _consumers(plan: RunPlan, use: MemoryUse, state: TrainState | None) -> Iterator[str]:
     """Yield the groups of tensors that take the memory, the largest first."""
     rows: list[tuple[int, str]] = []
-    for one in (use.weights, use.gradients, use.optimizer):
-        if one.size:
-            largest = f"; the largest is {one.largest}" if one.largest else ""
-            rows.append((one.size, f"{one.name}: {in_units(one.size)}{largest}"))
+    for consumer in (use.weights, use.gradients, use.optimizer):
+        if consumer.size:
+            largest = f"; the largest is {consumer.largest}" if consumer.largest else ""
+            rows.append((consumer.size, f"{consumer.name}: {in_units(consumer.size)}{largest}"))
     if use.rest:
         what = "activations and the rest"
         if plan.config.parallel.engine != "native":
@@ -228,13 +228,13 @@ def _single_ones(plan: RunPlan, kinds: list[Activation], asked: float | None) ->
     batch = plan.config.training.micro_batch_size
     length = plan.config.model.seq_length
     shown = ", ".join(
-        f"{one.name} {list(one.shape)} {one.dtype} {in_units(one.size)}" for one in kinds
+        f"{kind.name} {list(kind.shape)} {kind.dtype} {in_units(kind.size)}" for kind in kinds
     )
     yield f"single tensors of a micro-batch of {batch} x {length} tokens: {shown}"
-    for one in kinds if asked else []:
+    for kind in kinds if asked else []:
         for width, words in ((1.0, ""), (0.5, " in half the width"), (2.0, " in twice the width")):
-            if asked is not None and abs(asked - width * one.size) <= _CLOSE * width * one.size:
-                yield f"the request has the size of the {one.name}{words}"
+            if asked is not None and abs(asked - width * kind.size) <= _CLOSE * width * kind.size:
+                yield f"the request has the size of the {kind.name}{words}"
                 return
 
 

@@ -24,11 +24,11 @@ def range_lines(averages: Iterable[Any], steps: int) -> list[str]:
         averages: Averages from `key_averages` of torch's profiler.
         steps: Number of recorded steps.
     """
-    host = {one.key: one.cpu_time_total for one in averages if _on_host(one)}
+    host = {event.key: event.cpu_time_total for event in averages if _on_host(event)}
     device = {
-        one.key: one.device_time_total
-        for one in averages
-        if not _on_host(one) and one.is_user_annotation
+        event.key: event.device_time_total
+        for event in averages
+        if not _on_host(event) and event.is_user_annotation
     }
     lines = []
     for where, times in (("host", host), ("device", device)):
@@ -46,32 +46,32 @@ def top_ops(averages: Iterable[Any], count: int = _TOP) -> list[str]:
         averages: See `range_lines`.
         count: Number of rows.
     """
-    device = [one for one in averages if not _on_host(one) and not one.is_user_annotation]
+    device = [event for event in averages if not _on_host(event) and not event.is_user_annotation]
     if device:
-        times = [(one, one.self_device_time_total) for one in device]
+        times = [(event, event.self_device_time_total) for event in device]
     else:
-        times = [(one, one.self_cpu_time_total) for one in averages if _is_op(one)]
+        times = [(event, event.self_cpu_time_total) for event in averages if _is_op(event)]
     total = sum(time for _, time in times)
     if not total:
         return []
     times.sort(key=lambda pair: -pair[1])
     title = "kernel on the device" if device else "op on the host"
     lines = [f"          {title:{_LONGEST}} {'calls':>8} {'ms':>10} {'share':>6}"]
-    for one, time in times[:count]:
+    for event, time in times[:count]:
         lines.append(
-            f"          {_short(one.key):{_LONGEST}} {one.count:8d} {time / _MS:10.2f} "
+            f"          {_short(event.key):{_LONGEST}} {event.count:8d} {time / _MS:10.2f} "
             f"{time / total:6.1%}"
         )
     return lines
 
 
-def _on_host(one: Any) -> bool:
-    return bool(one.device_type.name == "CPU")
+def _on_host(event: Any) -> bool:
+    return bool(event.device_type.name == "CPU")
 
 
-def _is_op(one: Any) -> bool:
-    named = one.key in RANGES or one.key.startswith(_STEP)
-    return not named and not one.is_user_annotation
+def _is_op(event: Any) -> bool:
+    named = event.key in RANGES or event.key.startswith(_STEP)
+    return not named and not event.is_user_annotation
 
 
 def _short(name: str) -> str:

@@ -40,7 +40,7 @@ def activities_of(device_type: str) -> list[Any]:
 
     own = getattr(ProfilerActivity, device_type.upper(), ProfilerActivity.PrivateUse1)
     wanted = dict.fromkeys((ProfilerActivity.CPU, own))
-    return [one for one in wanted if one in supported_activities()]
+    return [activity for activity in wanted if activity in supported_activities()]
 
 
 class Profile:

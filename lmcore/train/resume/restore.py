@@ -198,8 +198,8 @@ def draws_alike(manifest: Manifest, layout: ParallelLayout) -> bool:
     and optimizer state does not matter.
     """
     as_saved, now = (
-        dataclasses.replace(one, zero_stage=0, replicas=1)
-        for one in (_saved_layout(manifest), layout)
+        dataclasses.replace(each, zero_stage=0, replicas=1)
+        for each in (_saved_layout(manifest), layout)
     )
     return as_saved == now
 
@@ -208,7 +208,7 @@ def _saved_layout(manifest: Manifest) -> ParallelLayout:
     """Return the layout of the saved run; without a record it is data-parallel."""
     saved = manifest.meta.get("layout")
     if isinstance(saved, Mapping):
-        known = {one.name for one in dataclasses.fields(ParallelLayout)}
+        known = {field.name for field in dataclasses.fields(ParallelLayout)}
         return ParallelLayout(**{name: saved[name] for name in known & saved.keys()})
     states = [name for name in manifest.tensors if name.endswith(".host")]
     return ParallelLayout(data=max(1, len(states)))

@@ -67,7 +67,7 @@ def _problems(meta: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _schedule(saved: Mapping[str, Any]) -> Iterator[str]:
-    known = {one.name: one for one in dataclasses.fields(LearningRateSchedule)}
+    known = {field.name: field for field in dataclasses.fields(LearningRateSchedule)}
     for name in dict.fromkeys((*known, *saved)):
         if name not in saved and known[name].default is not dataclasses.MISSING:
             continue
@@ -81,10 +81,10 @@ def _layout(saved: object) -> Iterator[str]:
     if not isinstance(saved, Mapping):
         yield "layout"
         return
-    for one in dataclasses.fields(ParallelLayout):
-        value = saved.get(one.name, one.default)
-        if type(value) is not type(one.default) or (type(value) is int and value < 0):
-            yield f"layout.{one.name}"
+    for field in dataclasses.fields(ParallelLayout):
+        value = saved.get(field.name, field.default)
+        if type(value) is not type(field.default) or (type(value) is int and value < 0):
+            yield f"layout.{field.name}"
 
 
 def _is_number(value: object, *, whole: bool = False) -> bool:
