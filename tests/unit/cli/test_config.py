@@ -1,4 +1,4 @@
-"""`lmcore config show`: every value with its source."""
+"""`lmcore config show`: every value with its source, and the problems of the settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmcore.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else is installed, the CPU's plugin is the only one."""
+    """Only the CPU's plugin is loaded, even if others are installed."""
     monkeypatch.setenv("LMCORE_PLUGINS", "")
 
 
@@ -41,7 +41,7 @@ def test_text(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_columns_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
-    """Sources stand below each other."""
+    """Sources are in one column."""
     run(["show"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.endswith("  default")]
     assert len(rows) > len(run_options())  # those of the CPU plugin, too

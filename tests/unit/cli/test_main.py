@@ -105,7 +105,7 @@ def test_expected_errors_are_messages(
 
 
 def test_bugs_keep_their_traceback(command: Callable[..., None]) -> None:
-    """What is not expected is not caught."""
+    """Unexpected exceptions are not caught."""
 
     def fail(argv: list[str]) -> int:
         raise ZeroDivisionError

@@ -39,7 +39,7 @@ def test_the_launcher_chooses_and_prepares_the_environment():
 
 
 def test_a_worker_keeps_its_launchers_choice():
-    """What was handed down is verified and used as it is, its reason included."""
+    """A selection from the launcher is verified and used unchanged, with its reason."""
     chosen = select(discover(env={"LMCORE_PLUGINS": ""}), requested="cpu", env={})
     os.environ[HANDED_DOWN] = chosen.to_json()
     os.environ["LMCORE_DEVICE"] = "nonsense"  # the launcher has decided; nobody asks again

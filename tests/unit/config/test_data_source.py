@@ -90,7 +90,7 @@ def test_weighted_split_paths():
     ],
 )
 def test_weighted_split_paths_that_cannot_be_read(text, part):
-    """What is wrong is named with the flag."""
+    """Problems name the flag."""
     with pytest.raises(ConfigError) as caught:
         parse_weighted_split_paths([text], "--valid-weighted-split-paths")
     assert part in caught.value.what

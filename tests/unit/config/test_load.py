@@ -44,7 +44,7 @@ def test_problems_of_the_settings_come_with_unsupported_flags() -> None:
 
 @pytest.mark.parametrize("wrong", ["--lrr 2", "--lr two", "missing.yaml"])
 def test_settings_that_cannot_be_read_are_not_checked(wrong: str) -> None:
-    """Where a setting kept its default by mistake, nothing is concluded from it."""
+    """Rules are not applied if a setting has its default because it could not be read."""
     with pytest.raises(ConfigError) as caught:
         validate(load_config([*wrong.split(), "--min-lr", "1"]))
     assert caught.value.others == ()

@@ -120,7 +120,7 @@ def test_defaults_are_valid() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What two sections have in common."""
+    """Options that two sections share."""
 
     file: str | None = option(None, "A file.")
     size: int = option(1, "A size.")
@@ -128,14 +128,14 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Building(Shared):
-    """A section with options of its own, of which one is told anew."""
+    """A section with its own options, one of which overrides an inherited option."""
 
     name: str = option(REQUIRED, "A name.")
     size: int = option(2, "Another size.")
 
 
 def test_own_options_come_before_shared_ones() -> None:
-    """What a section declares stands first, what it builds on follows; the nearest one counts."""
+    """A section's own options precede inherited ones, and override them."""
     found = options_of(Building)
     assert [one.name for one in found] == ["name", "size", "file"]
     assert found[1].default == 2

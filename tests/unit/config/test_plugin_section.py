@@ -27,7 +27,7 @@ from lmcore.errors import ConfigError
 
 @dataclass(frozen=True)
 class Drill:
-    """How the drill turns."""
+    """Settings of the drill."""
 
     depth: int = option(3, "Depth in metres.", minimum=1)
     wet: bool = option(True, "Cool by water.")
@@ -37,7 +37,7 @@ class Drill:
 
 @dataclass(frozen=True)
 class Well:
-    """How the well is dug."""
+    """Settings of the well."""
 
     depth: int = option(30, "Depth in metres.", minimum=1)
 
@@ -178,7 +178,7 @@ def test_a_file_of_a_plugin_that_is_off(write, caplog):
 
 
 def test_help_has_a_group_for_each_plugin():
-    """The title names the plugin, its section's summary stands beside it."""
+    """The title names the plugin, followed by the summary of its section."""
     text = render_run_help("lmcore train", "Train.", plugins=PLUGINS)
     assert "\nplugin drill: How the drill turns.\n  --drill-depth N " in text
     assert "--[no-]drill-wet" in text

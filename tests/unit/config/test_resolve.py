@@ -25,7 +25,7 @@ def plan_of(line: str, *, world_size: int = 1, vocab_size: int = 257) -> RunPlan
 
 
 def test_derived_defaults() -> None:
-    """What is not given follows from what is, and says how."""
+    """Missing settings are derived from others; their provenance is the formula."""
     plan = plan_of("--hidden-size 32 --seq-length 16 --micro-batch-size 2", world_size=3)
     assert plan.config.model.ffn_hidden_size == 128
     assert plan.config.model.max_position_embeddings == 16

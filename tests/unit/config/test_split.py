@@ -28,7 +28,7 @@ def test_shares(text: str, shares: tuple[float, float, float]) -> None:
     "text", ["", "a,b,c", "1,2,3,4", "-1,2,3", "0,1,1", "nan,1,1", "inf", "1;2"]
 )
 def test_refused(text: str) -> None:
-    """What is not a split is refused with an example of one."""
+    """A wrong split is refused with an example of a right one."""
     with pytest.raises(ConfigError, match="not a split") as caught:
         parse_split(text)
     assert "969,30,1" in (caught.value.hint or "")

@@ -1,4 +1,4 @@
-"""What can be wrong with a run's settings, rule by rule."""
+"""Rules for a run's settings, one by one."""
 
 from __future__ import annotations
 

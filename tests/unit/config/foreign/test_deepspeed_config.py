@@ -50,7 +50,7 @@ def test_it_is_made_from_the_plan() -> None:
 
 
 def test_the_default_shards_optimizer_state() -> None:
-    """Who says nothing of a stage gets the first."""
+    """The default ZeRO stage is 1."""
     assert zero_stage(plan_of("")) == 1
     assert config_of("")["zero_optimization"] == {"stage": 1}
 
@@ -86,7 +86,7 @@ def test_offload_moves_what_the_stage_shards() -> None:
 
 
 def test_the_rest_of_the_file_passes_through(tmp_path: Path) -> None:
-    """What is no setting here reaches DeepSpeed; what is, and what is idle, does not."""
+    """DeepSpeed gets the values that are not settings here; others and idle ones are removed."""
     content = {
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         "steps_per_print": 10,

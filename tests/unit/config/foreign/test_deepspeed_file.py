@@ -68,7 +68,7 @@ def problems(load: Load, content: Any, flags: str = "") -> list[str]:
     ],
 )
 def test_it_sets_options(load: Load, content: Any, option: str, value: Any) -> None:
-    """What the file says of a setting is that setting, with the file as its source."""
+    """A value of the file sets the option, with the file as its provenance."""
     loaded = load(content)
     assert loaded.value(option) == value
     assert str(loaded.provenance[option]).startswith("ds.json: ")
@@ -181,7 +181,7 @@ def test_the_runs_own_file_repeats_it(load: Load) -> None:
     ],
 )
 def test_bad_files_are_refused(load: Load, text: str, what: str) -> None:
-    """What is wrong with the file is said, once, whatever it holds."""
+    """Each problem of the file is reported once."""
     found = problems(load, text)
     assert len(found) == 1
     assert found[0].startswith(what.partition("`: `")[0])
@@ -195,7 +195,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "--deepspeed-config" in str(caught.value.hint)
 
 
-def test_unknown_keys_are_told(load: Load) -> None:
+def test_unknown_keys_are_reported(load: Load) -> None:
     """A key that nobody knows is a notice with the nearest one; idle sections say why."""
     content = {"gradient_cliping": 1.0, "steps_per_print": 5, "checkpoint": {}, "xyz": 1}
     meant = "did you mean `gradient_clipping`?"

@@ -1,4 +1,4 @@
-"""Megatron's flags: each is an option of ours or stands in exactly one table."""
+"""Megatron's flags: each is an option here or is in exactly one table."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_documented_flag_has_one_place(flag: str) -> None:
 
 
 def test_tables_are_disjoint() -> None:
-    """No flag stands in two tables, or is an option of ours as well."""
+    """No flag is in two tables, or in a table and an option here."""
     names = [*own_flags(), *RENAMED, *FIXED, *UNSUPPORTED]
     assert len(set(names)) == len(names)
     assert not [name for name in names if "_" in name]
@@ -51,7 +51,7 @@ def test_tables_are_disjoint() -> None:
 
 @pytest.mark.parametrize("flag", RENAMED)
 def test_renamed_flags_lead_to_an_option(flag: str) -> None:
-    """What a renamed flag becomes is a flag of today."""
+    """A renamed flag is translated to an option here."""
     assert RENAMED[flag].today.split()[0] in own_flags()
 
 

@@ -69,7 +69,7 @@ def test_null(tmp_path: Path, scalar: str) -> None:
     ],
 )
 def test_problems_name_the_line(tmp_path: Path, text: str | bytes, message: str) -> None:
-    """Whatever is wrong with a file is one problem, with its line where there is one."""
+    """Each problem of a file is reported once, with its line if there is one."""
     entries, problems = read(tmp_path, text)
     assert len(problems) == 1
     assert problems[0].startswith(message)

@@ -1,4 +1,4 @@
-"""What can be wrong with the sources of a run; all of it is reported at once."""
+"""Rules for the data sources of a run; all problems come at once."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_weights_and_data_sets_at_once() -> None:
 
 
 def test_missing_data_come_first() -> None:
-    """That nothing is left to validate on is told after what is wrong with the data."""
+    """Missing validation data is reported after problems of the data itself."""
     assert found("--train-data-path", "x")[0] == "`--train-data-path x`: no such data set"
     assert found("--data-path", "x", "--split", "1,0,0")[0] == "`--data-path x`: no such data set"
 

@@ -1,4 +1,4 @@
-"""What goes with `--engine deepspeed`, and what needs it."""
+"""Rules for `--engine deepspeed` and the options that need it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_accepted(line: str, world_size: int) -> None:
     ],
 )
 def test_refused(line: str, world_size: int, why: str) -> None:
-    """Whatever the host takes part in between forward and update is refused, by name."""
+    """Every option that involves the host in forward and backward is refused by name."""
     ((what, reason),) = problems(f"--step-graph {line}", world_size)
     assert what == f"`--step-graph` does not go with `{line}`"
     assert why in reason

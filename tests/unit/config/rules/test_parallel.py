@@ -1,4 +1,4 @@
-"""How a run's processes may divide the model, rule by rule."""
+"""Rules for the layout, one by one."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("world_size,line,what,hint", REFUSED)
 def test_refused(world_size: int, line: str, what: str, hint: str) -> None:
-    """What cannot be divided so is named, with the nearest that can."""
+    """The problem names the size that cannot be divided, with the nearest that can."""
     found = problems(line, world_size)
     assert len(found) == 1, found
     assert what in found[0][0]
@@ -250,7 +250,7 @@ def test_a_ramp_starts_with_enough_micro_batches() -> None:
 def test_all_are_told_at_once() -> None:
     """One run shows the problems of heads, sequence and layers together."""
     found = problems(f"{TP} 3 {CP} 3 {PP} 16 --ffn-hidden-size 96 {BATCH} 16", 144)
-    told = [what for what, _ in found]
-    assert any("`--num-attention-heads 8`" in what for what in told)
-    assert any("`--seq-length 64`" in what for what in told)
-    assert any("`--num-layers 8`" in what for what in told)
+    problems = [what for what, _ in found]
+    assert any("`--num-attention-heads 8`" in what for what in problems)
+    assert any("`--seq-length 64`" in what for what in problems)
+    assert any("`--num-layers 8`" in what for what in problems)
