@@ -247,10 +247,10 @@ def test_a_ramp_starts_with_enough_micro_batches() -> None:
     ]
 
 
-def test_all_are_told_at_once() -> None:
+def test_all_problems_at_once() -> None:
     """One run shows the problems of heads, sequence and layers together."""
     found = problems(f"{TP} 3 {CP} 3 {PP} 16 --ffn-hidden-size 96 {BATCH} 16", 144)
-    problems = [what for what, _ in found]
-    assert any("`--num-attention-heads 8`" in what for what in problems)
-    assert any("`--seq-length 64`" in what for what in problems)
-    assert any("`--num-layers 8`" in what for what in problems)
+    named = [what for what, _ in found]
+    assert any("`--num-attention-heads 8`" in what for what in named)
+    assert any("`--seq-length 64`" in what for what in named)
+    assert any("`--num-layers 8`" in what for what in named)
