@@ -26,34 +26,34 @@ def read(file: InputFile, options: InputOptions) -> Generator[LineBatch, None, N
         DataError: it cannot be read at all, or is Parquet or Arrow.
     """
     bound = options.max_document_bytes
-    begun = _Begun(bound)
+    partial = _PartialLine(bound)
     number = 1
     with open_input(file.path) as opened:
         for block in blocks(opened, min(options.batch_bytes, bound)):
-            if number == 1 and not begun.size:
+            if number == 1 and not partial.size:
                 _require_text(block, file.path)
             first, end = block.find(b"\n") + 1, block.rfind(b"\n") + 1
             if not end:
-                begun.add(block)
+                partial.add(block)
                 continue
-            if begun.is_long(first):
+            if partial.is_long(first):
                 long = too_long(bound).at(file.path, number)
                 yield LineBatch(file.path, number, b"", opened.position(), (long,))
                 if not options.skip:
                     return
                 number, lines = number + 1, block[first:end]
             else:
-                lines = begun.joined(block[:end])
-            begun.restart(block[end:])
+                lines = partial.joined(block[:end])
+            partial.restart(block[end:])
             if lines:
                 batch = LineBatch(file.path, number, lines, opened.position())
                 yield batch
                 number += batch.num_lines
-        if begun.size > bound:
+        if partial.size > bound:
             long = too_long(bound).at(file.path, number)
             yield LineBatch(file.path, number, b"", opened.position(), (long,))
-        elif begun.size:
-            yield LineBatch(file.path, number, begun.joined(b""), opened.position())
+        elif partial.size:
+            yield LineBatch(file.path, number, partial.joined(b""), opened.position())
 
 
 def _require_text(start: bytes, path: str) -> None:
@@ -69,7 +69,7 @@ def _require_text(start: bytes, path: str) -> None:
             )
 
 
-class _Begun:
+class _PartialLine:
     """Beginning of an incomplete line; only its size if it is too long."""
 
     def __init__(self, bound: int) -> None:

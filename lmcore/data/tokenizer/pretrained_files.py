@@ -136,7 +136,7 @@ def _object(path: Path, flag: str) -> dict[str, Any]:
     return values
 
 
-def _spelling(value: object, key: str, where: str) -> AddedSpelling:
+def _spelling(value: object, key: str, source: str) -> AddedSpelling:
     """Return a token given as its spelling or as an object with `content`."""
     if isinstance(value, str):
         value = {"content": value}
@@ -151,34 +151,34 @@ def _spelling(value: object, key: str, where: str) -> AddedSpelling:
             normalized=value.get("normalized") is True,
         )
     raise DataError(
-        f"`{where}`: `{key}` is not a token",
+        f"`{source}`: `{key}` is not a token",
         why="a token is a string, or an object with a string under `content`",
     )
 
 
-def _added(settings: dict[str, Any], where: str) -> tuple[AddedSpelling, ...]:
+def _added(settings: dict[str, Any], source: str) -> tuple[AddedSpelling, ...]:
     """Return the tokens with ids, in order of id, then the special tokens without."""
     numbered = settings.get("added_tokens_decoder", {})
     key = "added_tokens_decoder"
     if not isinstance(numbered, dict) or not all(i.isdecimal() and len(i) < 12 for i in numbered):
-        raise DataError(f"`{where}`: `{key}` is not an object of ids and tokens")
-    found = [_spelling(numbered[i], key, where) for i in sorted(numbered, key=int)]
+        raise DataError(f"`{source}`: `{key}` is not an object of ids and tokens")
+    found = [_spelling(numbered[i], key, source) for i in sorted(numbered, key=int)]
     roles = [f"{role}_token" for role in _ROLES]
-    found += [_spelling(settings[key], key, where) for key in roles if key in settings]
+    found += [_spelling(settings[key], key, source) for key in roles if key in settings]
     for key in ("additional_special_tokens", "extra_special_tokens"):
         more = settings.get(key, [])
         values = list(more.values()) if isinstance(more, dict) else more
         if not isinstance(values, list):
-            raise DataError(f"`{where}`: `{key}` is not a list of tokens")
-        found += [_spelling(value, key, where) for value in values]
+            raise DataError(f"`{source}`: `{key}` is not a list of tokens")
+        found += [_spelling(value, key, source) for value in values]
     first: dict[str, AddedSpelling] = {}
     for token in found:
         first.setdefault(token.content, token)
     return tuple(first.values())
 
 
-def _switch(settings: dict[str, Any], key: str, where: str) -> bool | None:
+def _switch(settings: dict[str, Any], key: str, source: str) -> bool | None:
     value = settings.get(key)
     if value is not None and not isinstance(value, bool):
-        raise DataError(f"`{where}`: `{key}` is neither true nor false")
+        raise DataError(f"`{source}`: `{key}` is neither true nor false")
     return value
