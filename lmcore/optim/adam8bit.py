@@ -55,22 +55,22 @@ class AdamW8bit(Optimizer):
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
-        for one in self._entries:
-            read = [m.read() if isinstance(m, QuantizedMoment) else m for m in one.moments]
-            assert one.parameter.grad is not None, "a parameter has no gradient"
+        for entry in self._entries:
+            read = [m.read() if isinstance(m, QuantizedMoment) else m for m in entry.moments]
+            assert entry.parameter.grad is not None, "a parameter has no gradient"
             self.update(
-                [one.parameter],
-                [one.parameter.grad],
+                [entry.parameter],
+                [entry.parameter.grad],
                 [read[0]],
                 [read[1]],
-                [one.step],
+                [entry.step],
                 lr=lr,
                 beta1=self.beta1,
                 beta2=self.beta2,
                 epsilon=self.epsilon,
-                weight_decay=one.decay,
+                weight_decay=entry.decay,
             )
-            for kept, moment in zip(one.moments, read, strict=True):
+            for kept, moment in zip(entry.moments, read, strict=True):
                 if isinstance(kept, QuantizedMoment):
                     kept.write(moment)
 

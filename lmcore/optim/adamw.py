@@ -38,7 +38,7 @@ class AdamW(Optimizer):
         self._second = self._moments("exp_avg_sq")
         # On the device, as kernels want them.
         self._steps = self._create(
-            "step", lambda one: torch.zeros((), dtype=torch.float32, device=one.device)
+            "step", lambda parameter: torch.zeros((), dtype=torch.float32, device=parameter.device)
         )
 
     @torch.no_grad()

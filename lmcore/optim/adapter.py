@@ -214,10 +214,12 @@ class TorchOptimizer(Optimizer):
         if callable(train):
             train()
         for _ in range(_TRIAL_STEPS):
-            shapes = [one.shape for one in parameters] if rows is None else _TRIAL_SHAPES
-            for one, shape in zip(parameters, shapes, strict=True):
+            shapes = (
+                [parameter.shape for parameter in parameters] if rows is None else _TRIAL_SHAPES
+            )
+            for parameter, shape in zip(parameters, shapes, strict=True):
                 gradient = torch.randn(shape, generator=generator)
-                one.grad = (gradient if rows is None else gradient[rows]).to(one)
+                parameter.grad = (gradient if rows is None else gradient[rows]).to(parameter)
             try:
                 with torch.random.fork_rng(devices=[]):
                     made.step()

@@ -34,7 +34,7 @@ def clip_by_norm_on_device(gradients: list[Tensor], norm: Tensor, limit: float) 
     Args:
         gradients: All gradients of the model, on one device.
         norm: Euclidean norm of the gradients, a scalar on that device; in float64 the factor is
-            the one of `clip_by_norm`, rounded to float32 as there.
+            equal to `clip_by_norm`'s, rounded to float32 as there.
         limit: Largest norm; 0 does not clip.
     """
     if limit > 0 and gradients:

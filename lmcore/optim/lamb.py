@@ -48,7 +48,7 @@ class LAMB(Optimizer):
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
-        updates = [self._updates(place) for place in range(len(self.groups))]
+        updates = [self._updates(index) for index in range(len(self.groups))]
         scaled = [
             (name, weight, update)
             for group, changes in zip(self.groups, updates, strict=True)
@@ -64,10 +64,10 @@ class LAMB(Optimizer):
         for group, changes_of in zip(self.groups, updates, strict=True):
             torch._foreach_add_(group.parameters, changes_of, alpha=-lr)
 
-    def _updates(self, place: int) -> list[Tensor]:
+    def _updates(self, index: int) -> list[Tensor]:
         """Return Adam's updates of a group, with the decay."""
-        group, first, second = self.groups[place], self._first[place], self._second[place]
-        count = raise_counts(self._steps[place])
+        group, first, second = self.groups[index], self._first[index], self._second[index]
+        count = raise_counts(self._steps[index])
         gradients = group.gradients()
         torch._foreach_lerp_(first, gradients, 1 - self.beta1)
         torch._foreach_mul_(second, self.beta2)
@@ -83,7 +83,7 @@ class LAMB(Optimizer):
 
     def _norms(self, names: list[str], parts: list[Tensor]) -> Tensor:
         """Return the norms of the whole tensors, from the *parts* of this process."""
-        squares = torch.stack([one.float().square().sum() for one in parts] or [torch.zeros(())])
+        squares = torch.stack([part.float().square().sum() for part in parts] or [torch.zeros(())])
         squares = squares[: len(parts)]
         if self.sum_over_shards is not None:
             squares = self.sum_over_shards(names, squares)

@@ -51,11 +51,11 @@ class Muon(Optimizer):
         matrices, others = split_matrices(named_parameters, weight_decay)
         super().__init__((*matrices, *others))
         self.others = AdamW(others, update, betas=betas, epsilon=epsilon)
-        self._matrices = [one for group in matrices for one in group.parameters]
+        self._matrices = [matrix for group in matrices for matrix in group.parameters]
         names = [name for group in matrices for name in group.names]
         buffers = [
-            torch.zeros_like(one, memory_format=torch.preserve_format).detach()
-            for one in self._matrices
+            torch.zeros_like(matrix, memory_format=torch.preserve_format).detach()
+            for matrix in self._matrices
         ]
         self._state["momentum_buffer"] = dict(zip(names, buffers, strict=True))
         self._muon = None

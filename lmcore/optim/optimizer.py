@@ -40,7 +40,7 @@ class ParameterGroup:
 
     def gradients(self) -> list[Tensor]:
         """Return the gradient of every parameter; all must have one."""
-        found = [one.grad for one in self.parameters if one.grad is not None]
+        found = [weight.grad for weight in self.parameters if weight.grad is not None]
         assert len(found) == len(self.parameters), "a parameter has no gradient"
         return found
 
@@ -140,15 +140,15 @@ class Optimizer(ABC):
     def _moments(self, kind: str) -> list[list[Tensor]]:
         """Create a kind of state of the parameters' shapes, zero; return it by group."""
         return self._create(
-            kind, lambda one: torch.zeros_like(one, memory_format=torch.preserve_format)
+            kind, lambda weight: torch.zeros_like(weight, memory_format=torch.preserve_format)
         )
 
     def _scalars(self, kind: str, dtype: torch.dtype = torch.float32) -> list[list[Tensor]]:
         """Create a kind of state of one number a parameter, zero, on the host."""
-        return self._create(kind, lambda one: torch.zeros((), dtype=dtype, device="cpu"))
+        return self._create(kind, lambda _: torch.zeros((), dtype=dtype, device="cpu"))
 
     def _create(self, kind: str, make: Callable[[nn.Parameter], Tensor]) -> list[list[Tensor]]:
-        made = [[make(one).detach() for one in group.parameters] for group in self.groups]
+        made = [[make(weight).detach() for weight in group.parameters] for group in self.groups]
         names = [name for group in self.groups for name in group.names]
         flat = [tensor for tensors in made for tensor in tensors]
         self._state[kind] = dict(zip(names, flat, strict=True))

@@ -45,19 +45,19 @@ class ScheduleFreeAdamW(Optimizer):
         # Doubles: sums of small numbers over a whole run.
         self._sums = self._scalars("weight_sum", torch.float64)
         self._highest = self._scalars("lr_max", torch.float64)
-        self._x = [[torch.zeros_like(one).detach() for one in g.parameters] for g in groups]
+        self._x = [[torch.zeros_like(weight).detach() for weight in g.parameters] for g in groups]
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
         assert self.training, "these are the evaluation weights: call `train_mode` first"
-        for place, group in enumerate(self.groups):
-            second, z, x = self._second[place], self._z[place], self._x[place]
-            count = raise_counts(self._steps[place])
+        for index, group in enumerate(self.groups):
+            second, z, x = self._second[index], self._z[index], self._x[index]
+            count = raise_counts(self._steps[index])
             if count == 1:
                 torch._foreach_copy_(z, group.parameters)
                 torch._foreach_copy_(x, group.parameters)
-            share = self._share(place, lr)
+            share = self._share(index, lr)
             gradients = group.gradients()
             torch._foreach_mul_(second, self.beta2)
             torch._foreach_addcmul_(second, gradients, gradients, value=1 - self.beta2)
@@ -69,7 +69,7 @@ class ScheduleFreeAdamW(Optimizer):
                 torch._foreach_add_(moves, group.parameters, alpha=group.weight_decay)
             torch._foreach_add_(z, moves, alpha=-lr)
             torch._foreach_lerp_(x, z, share)
-            self._to_y(place)
+            self._to_y(index)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the live state by name, without x: the parameters are x after `eval_mode`.
@@ -92,23 +92,23 @@ class ScheduleFreeAdamW(Optimizer):
     def train_mode(self) -> None:
         """Set the parameters to y again; their present values, which may be loaded, become x."""
         if not self.training:
-            for place, (group, steps) in enumerate(zip(self.groups, self._steps, strict=True)):
+            for index, (group, steps) in enumerate(zip(self.groups, self._steps, strict=True)):
                 if int(steps[0]):
-                    torch._foreach_copy_(self._x[place], group.parameters)
-                    self._to_y(place)
+                    torch._foreach_copy_(self._x[index], group.parameters)
+                    self._to_y(index)
         self.training = True
 
-    def _to_y(self, place: int) -> None:
+    def _to_y(self, index: int) -> None:
         """Set the parameters to y, which x and z determine bitwise."""
-        parameters = self.groups[place].parameters
-        torch._foreach_copy_(parameters, self._z[place])
-        torch._foreach_lerp_(parameters, self._x[place], self.beta1)
+        parameters = self.groups[index].parameters
+        torch._foreach_copy_(parameters, self._z[index])
+        torch._foreach_lerp_(parameters, self._x[index], self.beta1)
 
-    def _share(self, place: int, lr: float) -> float:
+    def _share(self, index: int, lr: float) -> float:
         """Return the share of the new z in the average, and count it."""
-        highest = max(lr, float(self._highest[place][0]))
-        total = float(self._sums[place][0]) + highest**2
-        for kept, value in ((self._highest[place], highest), (self._sums[place], total)):
-            for one in kept:
-                one.fill_(value)
+        highest = max(lr, float(self._highest[index][0]))
+        total = float(self._sums[index][0]) + highest**2
+        for kept, value in ((self._highest[index], highest), (self._sums[index], total)):
+            for number in kept:
+                number.fill_(value)
         return highest**2 / total if total else 0.0

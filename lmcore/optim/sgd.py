@@ -24,14 +24,14 @@ class SGD(Optimizer):
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
-        for place, group in enumerate(self.groups):
+        for index, group in enumerate(self.groups):
             changes = group.gradients()
             if group.weight_decay:
                 changes = list(
                     torch._foreach_add(changes, group.parameters, alpha=group.weight_decay)
                 )
             if self._buffers is not None:
-                buffers = self._buffers[place]
+                buffers = self._buffers[index]
                 torch._foreach_mul_(buffers, self.momentum)
                 torch._foreach_add_(buffers, changes)
                 changes = buffers

@@ -98,10 +98,10 @@ class Shampoo(Optimizer):
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
-        for place, blocks_of in enumerate(self._blocks):
-            group = self.groups[place]
-            first, second = self._first[place], self._second[place]
-            count = raise_counts(self._steps[place])
+        for index, blocks_of in enumerate(self._blocks):
+            group = self.groups[index]
+            first, second = self._first[index], self._second[index]
+            count = raise_counts(self._steps[index])
             gradients = group.gradients()
             torch._foreach_lerp_(first, gradients, 1 - self.beta1)
             torch._foreach_mul_(second, self.beta2)

@@ -148,12 +148,12 @@ class _Workers:
         self._kill()
 
     def _start(self, rank: int) -> _Worker:
-        place = RankInfo(rank, rank, self.size, self.size)
+        info = RankInfo(rank, rank, self.size, self.size)
         report_file = self.folder / f"{rank}.json"
         fd = self.server.fileno() if rank == 0 else None
         address = {"MASTER_ADDR": _HOST, "MASTER_PORT": str(self.server.getsockname()[1])}
         own = LaunchInfo(str(report_file), fd).to_env()
-        env = {**self.env, **place.to_env(), **address, **own}
+        env = {**self.env, **info.to_env(), **address, **own}
         if self.function is not None:
 
             def close() -> None:
