@@ -39,16 +39,16 @@ _INNER_SHARE = 0.8
 """Share of the time limit after which processes give each other up, to say so before they are
 stopped."""
 
-Told = dict[str, Any]
+StepValues = dict[str, Any]
 """A check as JSON, or the announcement of one: {"begins": name}."""
 
 
-def own_checks(plugin: str) -> list[Told]:
+def own_checks(plugin: str) -> list[StepValues]:
     """Return the checks of `lmcore_doctor` of one plugin."""
     return [dataclasses.asdict(one) for one in doctor_checks(discover().usable_record(plugin))]
 
 
-def device_checks() -> Iterator[Told]:
+def device_checks() -> Iterator[StepValues]:
     """Create the device that the launcher handed down, and check its products and generator."""
     made: list[Device] = []
 
@@ -60,15 +60,15 @@ def device_checks() -> Iterator[Told]:
         made.append(device)
         return Check(DEVICE, CheckStatus.OK, f"{device.name}: {', '.join(sorted(device.dtypes))}")
 
-    yield from _told(DEVICE, create)
+    yield from _step(DEVICE, create)
     for device in made:
         for dtype in sorted(device.dtypes):
             name = f"product {dtype}"
-            yield from _told(name, functools.partial(_product, device, name, dtype))
-        yield from _told("random state", functools.partial(_random_state, device))
+            yield from _step(name, functools.partial(_product, device, name, dtype))
+        yield from _step("random state", functools.partial(_random_state, device))
 
 
-def _told(name: str, check: Callable[[], Check]) -> Iterator[Told]:
+def _step(name: str, check: Callable[[], Check]) -> Iterator[StepValues]:
     """Yield the beginning of a check, then its result; one that raises has failed."""
     yield {"begins": name}
     try:
@@ -154,13 +154,13 @@ def _random_state(device: Device) -> Check:
     return Check(name, CheckStatus.OK, f"{state.numel()} bytes, saved and restored")
 
 
-def reduction(timeout: float) -> Iterator[Told]:
+def reduction(timeout: float) -> Iterator[StepValues]:
     """Reduce a tensor over all processes, as one of them.
 
     Args:
         timeout: Seconds until this process will be stopped.
     """
-    yield from _told(ALL_REDUCE, functools.partial(_reduce, _INNER_SHARE * timeout))
+    yield from _step(ALL_REDUCE, functools.partial(_reduce, _INNER_SHARE * timeout))
 
 
 def _reduce(timeout: float) -> Check:

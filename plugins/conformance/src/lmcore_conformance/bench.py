@@ -1,4 +1,4 @@
-"""What checks get: the plugin's device and offers, created once in the process of a group."""
+"""`Bench`: the plugin's device and offers for checks, created once in the process of a group."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Bench:
     """A process with the plugin's device, as a worker of a run has it.
 
     Attributes:
-        closed: What the plugin's author declares as not there.
-        flags: Those of the run that the process stands for.
+        closed: requirements that the plugin's author declares as missing.
+        flags: flags of the run that the process represents.
     """
 
     def __init__(self, closed: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
-        """Begin without a device."""
+        """Create a bench without a device."""
         self.closed = tuple(closed)
         self.flags = tuple(flags)
 
@@ -84,7 +84,7 @@ class Bench:
 
     @property
     def is_host(self) -> bool:
-        """Whether the device is the host itself."""
+        """True if the device is the host itself."""
         return self.device.type == "cpu"
 
     @cached_property

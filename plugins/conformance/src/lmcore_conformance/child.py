@@ -39,7 +39,7 @@ def run_group(
     Args:
         group: Decides what the process is set up with.
         ids: The checks, in order.
-        closed: What the author declares as not there.
+        closed: requirements that the author declares as missing.
         patience: Factor on the time limits of checks.
     """
     faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)

@@ -1,6 +1,6 @@
-"""What a plugin's author says that the device lacks: the file `conformance.toml`.
+"""Declaration of the abilities that a device lacks: the file `conformance.toml`.
 
-It lies in the plugin's package, beside the module of its hooks, so that whoever installs the plugin
+It lies in the plugin's package, beside the module of its hooks, so that every user of the plugin
 can run the suite; `--requirements FILE` names another one.
 
     suite = ">=1,<2"                    # versions of the suite that it was written for
@@ -38,7 +38,7 @@ _PARTS = ("suite", "closed", "depends")
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is closed, and what depends on the hardware, each with its reason.
+    """Abilities that are closed, or depend on the hardware, each with its reason.
 
     Attributes:
         source: The file; None: there is none, so that everything is open.
@@ -83,7 +83,7 @@ def read_declaration(path: Path | None, checks: Collection[Check]) -> Declaratio
 
     Args:
         path: The file.
-        checks: Those of the suite: an id of one can be closed as well.
+        checks: the suite's checks, whose ids can be closed as well.
 
     Raises:
         ConfigError: The file is missing, malformed, for another version of the suite, or closes

@@ -47,11 +47,11 @@ class Kernel:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether it claims to be; references count as such."""
+        """True if the kernel claims to be deterministic; references count as such."""
         return self.impl is None or "deterministic" in self.impl.traits
 
     def does(self, device_type: str, dtype: str, attributes: Mapping[str, Any]) -> bool:
-        """Say whether it does a case, be it inside compiled blocks only."""
+        """Return True if the kernel does a case, also if only inside compiled blocks."""
         if self.impl is None or self.impl.supports is None:
             return True
         return any(
@@ -76,7 +76,7 @@ def kernels_of(bench: Bench, op: str) -> list[Kernel]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call gave: the output, and the gradients of those arguments that have one."""
+    """Result of a call: the output, and the gradients of the arguments that have one."""
 
     out: Tensor
     grads: Mapping[int, Tensor]
@@ -158,9 +158,9 @@ def call(
     Args:
         function: The kernel.
         case: Its numbers.
-        dtype: Of its floating arguments.
+        dtype: dtype of its floating arguments.
         where: Device.
-        layout: How arguments and incoming gradient lie in memory.
+        layout: memory layout of arguments and incoming gradient.
         incoming: Dtype through which the incoming gradient is rounded; default: *dtype*.
     """
 

@@ -25,13 +25,13 @@ class Case:
 
     Attributes:
         op: The op.
-        label: What is special about it.
+        label: the case's peculiarity.
         kind: "value", "empty" or "nan".
         tensors: Floating arguments by position, float64; they are cast, and get gradients.
         others: Arguments that get none, by position (targets, masks, None, angles).
         kwargs: Arguments by name.
-        attributes: What `supports` may ask of it, beside dtype and device.
-        nan: Where a NaN stands, for the kind "nan".
+        attributes: attributes of the case for `supports`, beside dtype and device.
+        nan: index of a NaN, for the kind "nan".
     """
 
     op: str

@@ -34,9 +34,9 @@ class Conformance:
 
     Attributes:
         target: The plugin.
-        declaration: What it is said to lack.
+        declaration: abilities that it is declared to lack.
         checks: All of the suite.
-        levels: Those that are to be run.
+        levels: levels to run.
         runner: Runs the checks.
     """
 
@@ -53,7 +53,9 @@ class Conformance:
         result = self.runner.result(check.id)
         request.node.user_properties.append((_PROPERTY, json.dumps(result.to_dict())))
         if result.status is Status.FAILED:
-            pytest.fail(_told(check, result, self.runner.logs.get(check.id, "")), pytrace=False)
+            pytest.fail(
+                _failure_text(check, result, self.runner.logs.get(check.id, "")), pytrace=False
+            )
         if result.status is Status.GAP:
             pytest.skip(f"declared gap: {result.detail}")
         if result.status is Status.NOT_RUN:
@@ -248,7 +250,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _told(check: Check, result: Result, log: str) -> str:
+def _failure_text(check: Check, result: Result, log: str) -> str:
     lines = [f"{check.id}: {check.title}", *(f"  {line}" for line in result.findings)]
     if log:
         lines += ["", "what its process wrote last:", *log.splitlines()[-25:]]

@@ -37,7 +37,7 @@ class RankBench(Bench):
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return self.processes.rank.world_size
 
 
@@ -47,9 +47,9 @@ def run_group(
     """Join the others, make checks, and yield what becomes of them on this rank.
 
     Args:
-        group: Where it is for processes that miss each other, collectives fail after seconds.
+        group: group of checks; in the one about missing processes, collectives fail after seconds.
         ids: The checks, in order; the same on every rank.
-        closed: What the author declares as not there.
+        closed: requirements that the author declares as missing.
         patience: Factor on the time limits of checks.
     """
     faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)

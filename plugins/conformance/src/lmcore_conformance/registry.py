@@ -1,6 +1,6 @@
 """Every check of the suite: its level, what it holds a plugin to, and why a run needs that.
 
-The functions stand in `lmcore_conformance.checks`, each below a `check(...)` that registers it.
+The functions are in `lmcore_conformance.checks`, each below a `check(...)` that registers it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEVELS = MappingProxyType(
         "L5": "extras",
     }
 )
-"""What each level is about."""
+"""Subject of each level."""
 
 _MODULES = (
     "contract",
@@ -43,7 +43,7 @@ _MODULES = (
 
 
 class Failure(Exception):  # noqa: N818 - how a check ends, not what went wrong here
-    """What a check demands does not hold; one finding or several."""
+    """Failure of a check, with one finding or several."""
 
     def __init__(self, *findings: str) -> None:
         super().__init__("; ".join(findings))
@@ -65,8 +65,8 @@ class Check:
     Attributes:
         id: "device.memory-falls"; what a declaration and a report call it.
         level: "L1".
-        title: What holds, in a sentence.
-        reason: Why a run needs it.
+        title: the property that holds, in a sentence.
+        reason: the need of a run for it.
         group: Checks of a group share a process, in the order in which they are registered.
         requires: Requirements without which there is nothing to check.
         seconds: Time limit.

@@ -21,12 +21,13 @@ __all__ = ["LevelReport", "Report", "make_report", "render"]
 
 @dataclass(frozen=True)
 class LevelReport:
-    """How a level went.
+    """Result of a level.
 
     Attributes:
         level, name: "L1", "device".
-        checks: How many the suite has.
-        passed, failed, gaps, not_run: How many ended so; those that were not selected were not run.
+        checks: number of the suite's checks.
+        passed, failed, gaps, not_run: number of checks with this end; checks that were not selected
+            were not run.
         verdict: "reached" where every check that no requirement excuses has passed, none has
             failed and none was not run; "failed", "incomplete", "in part" or "not claimed" else.
     """
@@ -48,16 +49,16 @@ class LevelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run of the suite found.
+    """Result of a run of the suite.
 
     Attributes:
         plugin: Name, distribution, version.
-        versions: Of suite, contract, lmcore, torch and Python.
-        date: Of the run.
-        machine: What it ran on.
+        versions: versions of suite, contract, lmcore, torch and Python.
+        date: date of the run.
+        machine: description of the machine.
         levels: In order.
         checks: Every check, with its result.
-        gaps: What is declared, by requirement or check: the reason.
+        gaps: reason of each declared gap, by requirement or check.
     """
 
     plugin: Mapping[str, str]
@@ -122,7 +123,7 @@ def make_report(
 
     Args:
         target: The plugin.
-        declaration: What it is said to lack.
+        declaration: abilities that it is declared to lack.
         checks: All of the suite.
         results: By id; a check without one was not run.
     """

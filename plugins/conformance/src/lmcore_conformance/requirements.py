@@ -1,4 +1,4 @@
-"""What a device may lack and still be one: the requirements that a declaration opens or closes."""
+"""Requirements that a declaration can close: abilities that a device may lack."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Requirement:
     """Something that checks need of a device.
 
     Attributes:
-        summary: What it is.
-        offered: Whether the device's records offer it; None where only its checks can tell.
+        summary: the ability, in words.
+        offered: True if the device's records offer it; None if only its checks can show that.
         ability: The attribute of `Device` that it is, if it is one.
     """
 
@@ -28,7 +28,7 @@ class Requirement:
     ability: str = ""
 
     def why_missing(self, bench: Bench) -> str | None:
-        """Return why the device does not offer it; None where it does, or nobody can tell."""
+        """Return why the device does not offer it; None if it does, or if that is not known."""
         if self.offered is None or self.offered(bench):
             return None
         said = bench.device.missing.get(self.ability, "")

@@ -1,4 +1,4 @@
-"""How a check ended."""
+"""Status of a check."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one check.
+    """Result of one check.
 
     Attributes:
         id: The check's.
-        status: How it ended.
-        detail: What was found, or why it was not made, in one line.
-        findings: What is wrong, a line each.
-        seconds: How long it took.
+        status: status of the check.
+        detail: finding, or reason why the check was not made, in one line.
+        findings: mistakes, one line each.
+        seconds: duration.
     """
 
     id: str

@@ -38,11 +38,11 @@ class Runner:
         *,
         patience: float = 1.0,
     ) -> None:
-        """Begin without results.
+        """Create a runner without results.
 
         Args:
             target: The plugin.
-            declaration: What it is said to lack.
+            declaration: abilities that it is declared to lack.
             checks: All of the suite; only groups that are asked for are made.
             patience: Factor on the time limits, for a slow device.
         """
@@ -134,22 +134,22 @@ class Runner:
 
     def _take(self, pending: Sequence[Check], outcomes: Sequence[Outcome]) -> None:
         """Keep the results of one round; the check at which it broke off has failed."""
-        told = [_told(outcome) for outcome in outcomes]
+        messages = [_messages_of(outcome) for outcome in outcomes]
         many = len(outcomes) > 1
         for check in pending:
-            found = [one["ends"].get(check.id) for one in told]
+            found = [one["ends"].get(check.id) for one in messages]
             known = [one for one in found if one is not None]
             if len(known) == len(outcomes) or any(one.status is Status.FAILED for one in known):
                 self.results[check.id] = self._permitted(check, _joined(known, many=many))
                 if many and self.results[check.id].status is Status.FAILED:
                     return  # what the processes did afterwards says nothing
-            elif any(one["at"] == check.id for one in told):
-                detail = "; ".join(_faults(outcomes, told, check.id, many=many))
+            elif any(one["at"] == check.id for one in messages):
+                detail = "; ".join(_faults(outcomes, messages, check.id, many=many))
                 self._keep(check.id, outcomes)
                 self.results[check.id] = _failure(check.id, detail)
                 return
         if all(check.id not in self.results for check in pending):
-            faults = _faults(outcomes, told, None, many=many) or ["the process ended"]
+            faults = _faults(outcomes, messages, None, many=many) or ["the process ended"]
             for check in pending:
                 self._keep(check.id, outcomes)
                 detail = f"its process could not be set up: {'; '.join(faults)}"
@@ -175,7 +175,7 @@ class Runner:
         self.logs[name] = "\n".join(one.log.strip() for one in outcomes if one.fault)
 
 
-def _told(outcome: Outcome) -> dict[str, Any]:
+def _messages_of(outcome: Outcome) -> dict[str, Any]:
     """Return the results of a process by id, and the check at which it ended."""
     ends: dict[str, Result] = {}
     at = None
@@ -200,11 +200,15 @@ def _joined(results: Sequence[Result], *, many: bool) -> Result:
 
 
 def _faults(
-    outcomes: Sequence[Outcome], told: Sequence[Mapping[str, Any]], at: str | None, *, many: bool
+    outcomes: Sequence[Outcome],
+    messages: Sequence[Mapping[str, Any]],
+    at: str | None,
+    *,
+    many: bool,
 ) -> list[str]:
     """Return how the processes ended that ended otherwise than they should."""
     found = []
-    for rank, (outcome, one) in enumerate(zip(outcomes, told, strict=True)):
+    for rank, (outcome, one) in enumerate(zip(outcomes, messages, strict=True)):
         if outcome.fault and (at is None or one["at"] == at):
             found.append((f"rank {rank}: " if many else "") + _ending(outcome))
     return found

@@ -31,11 +31,11 @@ class Target:
 
     Attributes:
         name: The plugin's.
-        module: Of its hooks.
-        record: What discovery found.
+        module: module of its hooks.
+        record: its record from discovery.
         plugins: It and the CPU's plugin.
         selection: The decision for its device; None where only the contract can be tested.
-        obstacle: Why that is.
+        obstacle: reason for that.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Target:
 
     @property
     def device_count(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return self.selection.probe.count if self.selection else 0
 
     def environment(self, rank: RankInfo | None = None) -> dict[str, str]:
@@ -73,8 +73,8 @@ def find_target(named: str, *, contract_only: bool = False) -> Target:
     """Return the plugin that `--accelerator` names, by its name, entry point or device type.
 
     Args:
-        named: As the user wrote it.
-        contract_only: Whether a device that is not here will do, as for level 0.
+        named: value of `--accelerator`.
+        contract_only: True if an absent device suffices, as for level 0.
 
     Raises:
         ConfigError: There is no such plugin, or it brings no device.

@@ -75,13 +75,13 @@ def shape_flags(*, micro: int = 4, batch: int = 4) -> str:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run came to.
+    """Result of a run.
 
     Attributes:
-        losses, norms: Of each step; a norm is NaN where the step was skipped.
+        losses, norms: values of each step; a norm is NaN if the step was skipped.
         tensors: Weights, optimizer state and random states at the end, on the host.
-        kernels: What was bound, by op.
-        layouts: Which part of the whole each weight is, by its name among the tensors.
+        kernels: bound kernels by op.
+        layouts: part of the whole tensor that each weight is, by its name.
     """
 
     losses: list[float]
@@ -137,10 +137,10 @@ class TinyRuns:
         """Train and return what it came to.
 
         Args:
-            flags: As for `lmcore train`, beside those of the tiny model.
+            flags: flags of `lmcore train`, beside the tiny model's.
             steps: Until this one; a run that is continued begins where its checkpoint is.
-            host: Whether to train on the CPU, by its own plugin.
-            processes: Those that train together, which all call it; None: this one alone.
+            host: True to train on the CPU, by its own plugin.
+            processes: processes that train together and all call this; None: this one alone.
         """
         plan = self._plan(flags, processes.rank.world_size if processes else 1)
         plugins, selection, device = self._place(host=host)

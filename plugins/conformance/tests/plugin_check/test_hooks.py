@@ -77,7 +77,7 @@ async def later(env): ...  # fmt: skip
         ("lmcore_probe", hookimpl(lambda enf: None), "no argument `enf`", "did you mean `env`?"),
         ("lmcore_plugin_info", hookimpl(lambda env: None), "its arguments: none", ""),
         ("lmcore_probe", hookimpl(defaulted), "`env` has a default, so it is never passed", ""),
-        ("lmcore_probe", hookimpl(by_name), "`env` stands after `*`, so it is never passed", ""),
+        ("lmcore_probe", hookimpl(by_name), "`env` comes after `*`, so it is never passed", ""),
         ("lmcore_probe", hookimpl(catching), "`**everything` never gets anything", ""),
         ("lmcore_probe", hookimpl(wrapper=True)(wrapping), "it is a wrapper", ""),
         ("lmcore_probe", hookimpl(generator), "it is a generator", ""),

@@ -123,7 +123,7 @@ def test_compiled_code_is_said_to_be_unchecked():
     """A function without a signature is skipped in that, and asked for its cases all the same."""
     skipped, line = checked(kernel(load="builtins:max"))
     assert skipped[1] == "skipped"
-    assert "does not tell its arguments" in skipped[2]
+    assert "has no readable signature" in skipped[2]
     assert line[1] == "ok"
 
 

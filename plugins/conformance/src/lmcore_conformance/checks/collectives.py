@@ -47,9 +47,9 @@ def start(bench: RankBench) -> str:
     """Look at the group that the core made."""
     if distributed.get_world_size() != bench.size or distributed.get_rank() != bench.rank:
         raise Failure("the group has another size or rank than the run")
-    told = bench.processes.gather([bench.device.type, bench.device.index])
-    if not bench.is_host and len({tuple(one) for one in told}) < len(told):
-        raise Failure(f"two processes use one device: {told}")
+    places = bench.processes.gather([bench.device.type, bench.device.index])
+    if not bench.is_host and len({tuple(one) for one in places}) < len(places):
+        raise Failure(f"two processes use one device: {places}")
     return f"{bench.size} processes over `{bench.processes.backend.name}`"
 
 
@@ -252,7 +252,7 @@ def send_recv(bench: RankBench) -> str:
     requires=["distributed"],
 )
 def asynchronous(bench: RankBench) -> str:
-    """Begin eight reductions, compute, then wait."""
+    """Start eight reductions, compute, then wait."""
     tensors = [_own(bench) + number for number in range(8)]
     works = [distributed.all_reduce(one, async_op=True) for one in tensors]
     square = torch.eye(128, device=bench.where)

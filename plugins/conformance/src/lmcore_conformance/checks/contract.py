@@ -48,7 +48,7 @@ class ContractBench:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """What the check of the contract says, with what it did not come to."""
+        """Lines of the check of the contract, with the steps that it did not reach."""
         assert self.point.dist is not None
         arguments = (self.point.name, self.point.dist.name, API_VERSION, reserved_names())
         outcome = call_isolated(
@@ -60,8 +60,8 @@ class ContractBench:
         """Return what the lines of these names say.
 
         Args:
-            names: Of steps; None: all that no other check judges.
-            prefix: Of names that count, too.
+            names: names of steps; None: all that no other check judges.
+            prefix: prefix of further names.
 
         Raises:
             Failure: Some of them say that something is wrong.

@@ -262,7 +262,7 @@ for _name_of_dtype in ("float32", "float64", "bfloat16", "float16"):
     requires=["peak_flops"],
 )
 def peak_flops(bench: Bench) -> str:
-    """Ask for all dtypes that it computes in."""
+    """Compute in all dtypes of the device."""
     ask = bench.device.require("peak_flops")
     rates = {name: ask(name) for name in sorted(bench.device.dtypes)}
     bad = [

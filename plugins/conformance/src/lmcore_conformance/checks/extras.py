@@ -216,7 +216,7 @@ def _recorded(bench: Bench) -> Iterator[Any]:
 
 
 def _trains_the_same(bench: Bench, flags: str, more: str, *, steps: int) -> str:
-    """Compare the losses of a run with those of one that is given another flag besides."""
+    """Compare the losses of a run with the losses of a run with one more flag."""
     with tiny_runs(bench) as runs:
         plain = runs.train(flags, steps=steps)
         found = runs.train(f"{flags} {more}", steps=steps)

@@ -47,8 +47,8 @@ def _compare(bench: RankBench, layouts: Mapping[str, str]) -> str:
             weights = _weights_off(found, alone)
             differing = _other_replicas(bench, found)
             # All ranks learn what any of them found: they go on, or not, together.
-            told = bench.processes.gather([curve, weights])
-            curve, weights = (_largest(values) for values in zip(*told, strict=True))
+            gathered = bench.processes.gather([curve, weights])
+            curve, weights = (_largest(values) for values in zip(*gathered, strict=True))
             if not curve <= _SAME_CURVE:
                 raise Failure(f"{name}: losses or gradient norms differ by {curve:.1e} of them")
             if not weights <= _SAME_WEIGHTS:
@@ -80,7 +80,7 @@ def _weights_off(found: Trained, alone: Trained) -> float:
 
 
 def _other_replicas(bench: RankBench, found: Trained) -> list[str]:
-    """Return the weights of which both processes hold the same part, and not the same numbers."""
+    """Return the names of weights whose equal parts differ between the processes."""
     own = {}
     for name, layout in found.layouts.items():
         digest = hashlib.sha256(found.tensors[name].contiguous().numpy().tobytes()).hexdigest()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MIB = 2**20
 _BLOCK = 64 * _MIB
 _SLACK = 8 * _MIB
-"""What else a process may take or give back meanwhile."""
+"""Tolerance for memory that the process takes or frees meanwhile."""
 
 _TOO_MUCH = 2**50
 
@@ -194,7 +194,7 @@ def leak(bench: Bench) -> str:
     requires=["out_of_memory"],
 )
 def out_of_memory(bench: Bench) -> str:
-    """Ask for a pebibyte, several times, and compute afterwards."""
+    """Allocate a pebibyte, several times, and compute afterwards."""
     # Once unmeasured: a first product and a first error load code and make buffers.
     raised = _refused(bench)
     _product_is_right(bench)
@@ -212,7 +212,7 @@ def out_of_memory(bench: Bench) -> str:
 
 
 def _refused(bench: Bench) -> str:
-    """Ask for too much memory; return how it was refused."""
+    """Allocate too much memory; return the error."""
     try:
         block = torch.empty(_TOO_MUCH, dtype=torch.uint8, device=bench.where)
     except RuntimeError as error:

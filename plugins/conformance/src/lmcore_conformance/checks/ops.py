@@ -39,7 +39,7 @@ _LOSSES = {"cross_entropy", "linear_cross_entropy"}
 
 
 class _Findings:
-    """What is wrong: for each kernel the first finding, and how many there are."""
+    """Findings of a check: for each kernel the first one, and their number."""
 
     def __init__(self) -> None:
         self.first: dict[str, str] = {}
@@ -186,7 +186,7 @@ def _repeatable(bench: Bench, op: str) -> str:
 
 @contextmanager
 def _as_deterministic() -> Iterator[None]:
-    """Have torch refuse what does not repeat itself, and choose what does, for a while."""
+    """Make torch choose deterministic algorithms, and refuse others, within the context."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(mode=True)
     try:
@@ -330,7 +330,7 @@ for _op in CALLED_OPS:
     group="ops",
 )
 def reached(bench: Bench) -> str:
-    """Ask every kernel about every case."""
+    """Call every kernel's `supports` with every case."""
     faults, absent = [], []
     for impl in bench.kernels:
         name = f"{impl.op}={impl.id}"

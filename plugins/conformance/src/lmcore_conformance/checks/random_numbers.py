@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _draws(bench: Bench) -> dict[str, Callable[[], Tensor]]:
-    """Return ways to draw, of odd sizes, so that a state may stand in the middle of a block."""
+    """Return ways to draw, of odd sizes, so that a state may be in the middle of a block."""
     where = bench.where
     return {
         "rand": lambda: torch.rand(37, device=where),

@@ -58,11 +58,11 @@ def _train(model: nn.Module, where: torch.device, ranks: list[int]) -> list[floa
 
 
 def _compare(bench: RankBench, found: dict[str, Tensor], losses: list[float]) -> str:
-    """Compare weights and losses with those of one process on the whole batch, on the host."""
+    """Compare weights and losses with one process's on the whole batch, on the host."""
     single = _model()
     right = _train(single, torch.device("cpu"), list(range(bench.size)))
-    told = bench.processes.gather(losses)
-    mean = [sum(step) / bench.size for step in zip(*told, strict=True)]
+    gathered = bench.processes.gather(losses)
+    mean = [sum(step) / bench.size for step in zip(*gathered, strict=True)]
     off = max(abs(a - b) for a, b in zip(mean, right, strict=True))
     if not off < _CLOSE * 10:
         raise Failure(f"losses are {mean}, and {right} in one process")
@@ -145,8 +145,8 @@ def fsdp_mixed(bench: RankBench) -> str:
     outer = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
     model = _sharded(bench, inner, outer)
     losses = _train(model, bench.where, [bench.rank])
-    told = bench.processes.gather(losses)
-    mean = [sum(step) / bench.size for step in zip(*told, strict=True)]
+    gathered = bench.processes.gather(losses)
+    mean = [sum(step) / bench.size for step in zip(*gathered, strict=True)]
     right = _train(_model(), torch.device("cpu"), list(range(bench.size)))
     off = max(abs(a / b - 1) for a, b in zip(mean, right, strict=True))
     if not 0 < off < 0.05:

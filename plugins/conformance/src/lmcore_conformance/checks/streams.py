@@ -37,7 +37,7 @@ def _permutation(bench: Bench) -> tuple[Tensor, Tensor]:
     requires=["streams"],
 )
 def streams(bench: Bench) -> str:
-    """Begin work on one stream, go on with it on another, read it on the current one."""
+    """Start work on one stream, continue it on another, read it on the current one."""
     make = bench.device.require("new_stream")
     matrix, right = _permutation(bench)
     bench.device.synchronize()

@@ -258,7 +258,7 @@ def _recomputed(bench: Bench, names: tuple[str, ...]) -> str:
     group=_GROUP,
 )
 def precision_in_force(bench: Bench) -> str:
-    """Have each policy prove itself on the device, and look for the default."""
+    """Verify each policy on the device, and find the default."""
     faults, done = [], []
     for policy in bench.precision_policies:
         if policy.available() is not None:
@@ -364,7 +364,7 @@ def processes(bench: Bench) -> str:
             words += ["--train-iters", "5", "--progress", "plain", "--sample-tokens", "0"]
             words += ["--nproc-per-node", str(size), *shape_flags(micro=micro, batch=8).split()]
             words += ["--precision", "fp32"]  # products of half precision depend on the batch
-            # This process is one by itself; the command is to start as many as it is told.
+            # This process is one by itself; the command starts the number of processes of its flag.
             _succeed(words, env={key: os.environ[key] for key in os.environ.keys() - _PLACE})
             rows = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             steps = [json.loads(row) for row in rows]

@@ -1,4 +1,4 @@
-"""What two versions of the plugin contract differ in, and which version number that asks for.
+"""Differences of two versions of the plugin contract, and the version number that they require.
 
 Breaking is what a plugin written for the old contract may run into; compatible is what it can
 ignore; wording is what is only said differently.  Works on the dictionaries of
@@ -20,7 +20,7 @@ Described = Mapping[str, Any]
 
 
 class ChangeKind(StrEnum):
-    """What a change means for a plugin that exists."""
+    """Effect of a change on an existing plugin."""
 
     BREAKING = "breaking"
     COMPATIBLE = "compatible"

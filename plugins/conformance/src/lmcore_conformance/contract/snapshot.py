@@ -79,7 +79,7 @@ def _describe_hook(hook: Any) -> dict[str, Any]:
 
 
 def parse_hook_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return the first paragraph, and the text of each line `Title: ...` with those that go on."""
+    """Return the first paragraph, and the text of each `Title: ...` with its continuation lines."""
     titles = "|".join(HOOK_FIELDS)
     first, *rest = re.split(rf"^({titles}):", text, flags=re.MULTILINE)
     pairs = zip(rest[::2], rest[1::2], strict=True)
@@ -114,7 +114,7 @@ def renewed_contract() -> str:
     """Return the text that the snapshot of `API_VERSION` should have.
 
     Raises:
-        PluginError: That version is released, and the code has another contract.
+        PluginError: The version is released, and the code has another contract.
     """
     current = describe_contract()
     shipped = load_contract(API_VERSION) if API_VERSION in contract_versions() else {}

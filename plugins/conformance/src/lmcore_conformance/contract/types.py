@@ -100,7 +100,7 @@ def _public_members(one: type) -> Iterator[tuple[str, Any]]:
 
 
 def _bases(one: type) -> list[type]:
-    """Return the class and those of its bases that are the contract's, bases first."""
+    """Return the class and its bases in the contract, bases first."""
     return [base for base in reversed(one.__mro__) if base.__module__.startswith(_CONTRACT)]
 
 

@@ -78,7 +78,7 @@ def run(argv: list[str]) -> int:
     if wanted.json:
         print(json.dumps(_as_dict(plugin, directory, files), indent=2))
     else:
-        print("\n".join(_told(plugin, directory, files)))
+        print("\n".join(_report(plugin, directory, files)))
     return 0
 
 
@@ -193,7 +193,7 @@ def _as_dict(plugin: NewPlugin, directory: Path, files: Mapping[str, str]) -> di
     }
 
 
-def _told(plugin: NewPlugin, directory: Path, files: Mapping[str, str]) -> list[str]:
+def _report(plugin: NewPlugin, directory: Path, files: Mapping[str, str]) -> list[str]:
     """Return what to say: where it is, and what to do with it."""
     folder = shlex.quote(str(directory))
     installed = f"pip install --editable {folder if '/' in folder else f'./{folder}'}"

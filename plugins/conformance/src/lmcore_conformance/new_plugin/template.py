@@ -25,10 +25,10 @@ LICENCES: Mapping[str, str] = {
     "BSD-3-Clause": "BSD-3-Clause: see `LICENSE`.",
     "proprietary": "All rights reserved.",
 }
-"""What the README says of each licence that a new plugin can have."""
+"""Licences of a new plugin, each with its line for the README."""
 
 MARK = "# EDIT:"
-"""What stands before each place that is the author's to fill in."""
+"""Mark before each place that the author fills in."""
 
 _HOST = "cpu"
 _WORD = re.compile(r"@([A-Z][A-Z_]*)@")
@@ -47,15 +47,15 @@ there: its `probe.py` looks for a device, its `device.py` takes what torch knows
 
 @dataclass(frozen=True)
 class NewPlugin:
-    """What is asked for.
+    """Properties of the plugin to write.
 
     Attributes:
-        name: The plugin's.
+        name: name of the plugin.
         torch_device: Device type as torch calls it; empty for a plugin without a device.
         torch_module: Package that brings it to torch; "torch" where it needs no other.
         licence: One of `LICENCES`.
-        author: As given, an address in angle brackets maybe behind it.
-        year: Of the copyright.
+        author: name, optionally with an address in angle brackets.
+        year: year of the copyright.
     """
 
     name: str
@@ -77,7 +77,7 @@ class NewPlugin:
 
     @property
     def stands_in(self) -> bool:
-        """Whether the host is to be taken for the device."""
+        """True if the host is used as the device, for a trial."""
         return self.torch_device == _HOST
 
 
@@ -122,7 +122,7 @@ def _layers(plugin: NewPlugin) -> Sequence[str]:
 
 
 def _words(plugin: NewPlugin) -> dict[str, str]:
-    """Return what stands for each `@WORD@`."""
+    """Return the value of each `@WORD@`."""
     author, address = _author(plugin)
     fields = {"name": author} | ({"email": address} if address else {})
     version = ".".join(lmcore.__version__.split(".")[:2])

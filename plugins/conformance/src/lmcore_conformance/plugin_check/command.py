@@ -57,7 +57,7 @@ class _Plugin:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong with it."""
+        """True if no check failed."""
         return all(check.status is not CheckStatus.FAILED for check in self.checks)
 
 

@@ -68,7 +68,7 @@ class Bench:
 
     @property
     def brings_device(self) -> bool:
-        """Whether the plugin answers for a device of its own."""
+        """True if the plugin brings a device."""
         return self.record.implements("lmcore_probe")
 
     @cached_property
@@ -83,12 +83,12 @@ class Bench:
 
     @property
     def probe(self) -> Probe | None:
-        """What the owner of the device says of it."""
+        """The probe of the plugin whose device is used."""
         return self.owner.probe
 
     @property
     def why_no_device(self) -> str:
-        """Why nothing can be tried on the device; empty where it is present."""
+        """The reason why nothing can be tried on the device; empty if it is present."""
         if self.probe is None:
             return "its `lmcore_probe` gave no answer"
         if self.probe.state is ProbeState.PRESENT:
@@ -110,7 +110,7 @@ class Bench:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """The same, resolved, as hooks hear of a run."""
+        """The same, resolved, as the hooks of a run get it."""
         from lmcore.config.resolve import resolve
         from lmcore.config.tokenizer import TokenizerIdentity
         from lmcore.config.validate import validate
@@ -184,7 +184,7 @@ def _create(bench: Bench) -> Iterator[Check]:
 
 
 def _launch(bench: Bench) -> Iterator[Check]:
-    """Ask for the environment of a worker."""
+    """Check the environment of a worker."""
     hook = "lmcore_launch_env"
     if bench.why_no_device:
         yield Check(hook, CheckStatus.SKIPPED, f"not called: {bench.why_no_device}")
@@ -205,7 +205,7 @@ def _launch(bench: Bench) -> Iterator[Check]:
 
 
 def _problems(bench: Bench) -> Iterator[Check]:
-    """Ask what of a run without arguments the device cannot do."""
+    """Check that the device can do a run without arguments."""
     hook = "lmcore_validate_config"
     found = bench.offered(hook, Problem, device=bench.device, config=bench.config)
     wrong = [text for one in found for text in field_problems(one, bench.contract)]
@@ -246,7 +246,7 @@ def _stagers(bench: Bench) -> Iterator[Check]:
 
 
 def _run(hook: str) -> Callable[[Bench], Iterator[Check]]:
-    """Return the check of a hook that is told of a run: it hears of one without steps."""
+    """Return the check of a hook of a run, which is called for a run without steps."""
 
     def check(bench: Bench) -> Iterator[Check]:
         with tempfile.TemporaryDirectory(prefix="lmcore-run-") as folder:
@@ -254,7 +254,7 @@ def _run(hook: str) -> Callable[[Bench], Iterator[Check]]:
             facts = {"directory": folder, "rank": 0, "world_size": 1, "plan": bench.plan, **ended}
             found = call_hook(bench.record, hook, run=facts)
         if found is None:
-            yield Check(hook, CheckStatus.OK, "it heard of a run without steps")
+            yield Check(hook, CheckStatus.OK, "it was called for a run without steps")
         else:
             detail = f"it returned {found!r:.80}, which nobody reads"
             yield Check(hook, CheckStatus.WARNING, detail)
@@ -263,7 +263,7 @@ def _run(hook: str) -> Callable[[Bench], Iterator[Check]]:
 
 
 def _doctor(bench: Bench) -> Iterator[Check]:
-    """Ask for the plugin's own checks; what they find is `lmcore doctor`'s to tell."""
+    """Check the plugin's own checks; `lmcore doctor` shows their findings."""
     hook = "lmcore_doctor"
     try:
         found = bench.offered(hook, Check, probe=bench.record.probe)
@@ -299,4 +299,4 @@ DEVICE_CHECKS: Mapping[str, Callable[[Bench], Iterator[Check]]] = {
     **{hook: _on_device(hook, check) for hook, check in _ON_DEVICE.items()},
     "lmcore_doctor": _doctor,
 }
-"""What checks each hook that is about a device."""
+"""Check of each hook that is about a device."""

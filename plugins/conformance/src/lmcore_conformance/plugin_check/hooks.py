@@ -1,4 +1,4 @@
-"""What of a plugin's hooks a version of the contract does not know or cannot call.
+"""Mistakes in a plugin's hooks: names and arguments that a version of the contract lacks.
 
 Part of `lmcore plugin check`.  Reads the functions of a loaded plugin and calls none of them.
 pluggy refuses a plugin at its first mistake; this names all of them.
@@ -34,7 +34,7 @@ class Implementation:
     Attributes:
         hook: The hook it is for: its name, or the one that the mark gives.
         function: The function.
-        mark: What `hookimpl` noted; None where the function is not marked.
+        mark: the mark of `hookimpl`; None if the function is not marked.
     """
 
     hook: str
@@ -58,10 +58,10 @@ def implementations(plugin: object) -> list[Implementation]:
 
 
 def check_hooks(plugin: object, contract: Described) -> Iterator[Check]:
-    """Yield a check for each mistake in the hooks of *plugin*, and a line on those that are right.
+    """Yield a check for each mistake in the hooks of *plugin*, and a line on the right ones.
 
     Args:
-        plugin: What the entry point loads.
+        plugin: module that the entry point loads.
         contract: The version of the contract that it is held against.
     """
     right = []
@@ -148,11 +148,11 @@ def _argument_problems(one: Implementation, known: Described, version: str) -> I
         elif parameter.default is not Parameter.empty:
             yield _failed(one.hook, f"argument `{name}` has a default, so it is never passed")
         elif parameter.kind is Parameter.KEYWORD_ONLY:
-            yield _failed(one.hook, f"argument `{name}` stands after `*`, so it is never passed")
+            yield _failed(one.hook, f"argument `{name}` comes after `*`, so it is never passed")
 
 
 def _missing(marked: set[str], version: str) -> Iterator[Check]:
-    """Yield the hooks that are missing beside those of the plugin."""
+    """Yield the hooks that the plugin lacks."""
     if "lmcore_plugin_info" not in marked:
         yield _failed("lmcore_plugin_info", "it is missing; it is the one that every plugin needs")
     if "lmcore_create_device" in marked and "lmcore_probe" not in marked:

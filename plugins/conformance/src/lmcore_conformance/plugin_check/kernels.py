@@ -1,4 +1,4 @@
-"""Whether a plugin's kernels can be bound: known ops, ids, targets, signatures, answers.
+"""Checks of a plugin's kernels: known ops, ids, targets, signatures, results of `supports`.
 
 Part of `lmcore plugin check`.  Says nothing of what a kernel computes; that is for tests against
 the references.
@@ -88,7 +88,7 @@ def check_kernels(
     """Yield a check for each kernel that can be bound, and for each reason why one cannot.
 
     Args:
-        kernels: What `lmcore_op_impls` returned.
+        kernels: result of `lmcore_op_impls`.
         device_type: The device that they were offered for.
         contract: The version of the contract that they are held against.
     """
@@ -138,7 +138,7 @@ def _usable(impl: OpImpl, name: str, op: Described, device_type: str) -> Iterato
             if problem:
                 problems.append(f"`{impl.load}` cannot be called like the op: {problem}")
             elif readable_signature(function) is None:
-                detail = f"`{impl.load}` is compiled and does not tell its arguments"
+                detail = f"`{impl.load}` is compiled and has no readable signature"
                 yield Check(name, CheckStatus.SKIPPED, detail)
     yield from (Check(name, CheckStatus.FAILED, problem) for problem in problems)
     warnings += _trait_warnings(impl)
@@ -169,24 +169,26 @@ def _answers(
         try:
             answer: object = None if impl.supports is None else impl.supports(case)
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-            told = f"`supports` raised {describe(error)}"
-            if case.attributes or told in wrong:
-                wrong.setdefault(told, []).append(_case(case))
+            problem = f"`supports` raised {describe(error)}"
+            if case.attributes or problem in wrong:
+                wrong.setdefault(problem, []).append(_case(case))
             elif not odd:
                 hint = "ask for an attribute with `.get`"
-                odd.append((f"{told} for a case without attributes", hint))
+                odd.append((f"{problem} for a case without attributes", hint))
             continue
         if answer is None or (isinstance(answer, Reject) and answer.reason):
             answers.append(answer)
         else:
-            told = f"`supports` returned {answer!r:.80}, neither None nor a `Reject` with a reason"
-            wrong.setdefault(told, []).append(_case(case))
-    return answers, [_with_cases(told, cases) for told, cases in wrong.items()], odd
+            problem = (
+                f"`supports` returned {answer!r:.80}, neither None nor a `Reject` with a reason"
+            )
+            wrong.setdefault(problem, []).append(_case(case))
+    return answers, [_with_cases(problem, cases) for problem, cases in wrong.items()], odd
 
 
-def _with_cases(told: str, cases: Sequence[str]) -> str:
+def _with_cases(problem: str, cases: Sequence[str]) -> str:
     more = f", and for {len(cases) - 1} other cases" if len(cases) > 1 else ""
-    return f"{told}, for {cases[0]}{more}"
+    return f"{problem}, for {cases[0]}{more}"
 
 
 def _case(case: OpContext) -> str:

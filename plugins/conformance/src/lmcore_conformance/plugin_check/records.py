@@ -45,7 +45,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "frozenset": (frozenset, set),
     "Mapping": (Mapping,),
 }
-"""What a value may be where a field is annotated so; other annotations are not looked into."""
+"""Types of the values of fields with these annotations; other annotations are not checked."""
 
 
 def call_hook(record: PluginRecord, hook: str, **arguments: Any) -> Any:
@@ -59,12 +59,12 @@ def call_hook(record: PluginRecord, hook: str, **arguments: Any) -> Any:
     except LmcoreError as error:
         # What was not meant for people comes wrapped, with itself as the reason.
         unmeant = error.what.endswith(f"raised in `{hook}`") and error.why
-        raise PluginError(f"it raised {error.why if unmeant else _told(error)}") from error
+        raise PluginError(f"it raised {error.why if unmeant else _message(error)}") from error
     except SystemExit as error:
         raise PluginError(f"it ended the process with status {error.code}") from error
 
 
-def _told(error: LmcoreError) -> str:
+def _message(error: LmcoreError) -> str:
     return f"{type(error).__name__}: {error.what}" + (f" ({error.why})" if error.why else "")
 
 
@@ -113,7 +113,7 @@ def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
 
 
 def _fits(value: Any, annotation: str) -> bool:
-    """Say whether a value may be meant by an annotation; where that cannot be told, True."""
+    """Return True if a value may have the annotated type, or if that is not known."""
     parts = [re.sub(r"\[.*", "", part).strip() for part in _alternatives(annotation)]
     if all(part in _KINDS or part == "Callable" for part in parts):
         return any(_is_kind(value, part) for part in parts)
@@ -121,7 +121,7 @@ def _fits(value: Any, annotation: str) -> bool:
 
 
 def _alternatives(annotation: str) -> list[str]:
-    """Return the parts of a union, of which brackets may hold others."""
+    """Return the parts of a union; brackets may contain other unions."""
     parts, depth, start = [], 0, 0
     for place, sign in enumerate(annotation):
         depth += (sign == "[") - (sign == "]")
@@ -219,7 +219,7 @@ def check_backends(
 def check_precisions(
     policies: Sequence[PrecisionPolicy], device: Device, contract: Described
 ) -> Iterator[Check]:
-    """Yield whether precision policies are right, and those that can be used are in force."""
+    """Yield whether precision policies are right, and in force if they can be used."""
     hook = "lmcore_precision_policies"
     problems = list(check_named(hook, policies, contract))
     usable = [] if problems else [one for one in policies if one.available() is None]

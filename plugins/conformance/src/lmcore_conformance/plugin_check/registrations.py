@@ -1,4 +1,4 @@
-"""Whether what a plugin registers can be registered, found and loaded.
+"""Checks of a plugin's registrations: they can be made, found and loaded.
 
 Part of `lmcore plugin check`.
 """
@@ -40,7 +40,7 @@ def _commands(record: PluginRecord, taken: Taken) -> Iterator[Check]:
         for command in registry.found.values():
             load_command(command, record)
     except LmcoreError as error:
-        yield _failed(hook, _told(error))
+        yield _failed(hook, _message(error))
     else:
         yield _registered(hook, registry.found, "commands")
 
@@ -52,7 +52,7 @@ def _corpora(record: PluginRecord, taken: Taken) -> Iterator[Check]:
     try:
         call_hook(record, hook, registry=registry)
     except LmcoreError as error:
-        yield _failed(hook, _told(error))
+        yield _failed(hook, _message(error))
         return
     missing = [one for one in registry.found.values() if not one.path.is_file()]
     yield from (_failed(hook, f"`{one.name}`: there is no file {one.path}") for one in missing)
@@ -67,7 +67,7 @@ def _tokenizers(record: PluginRecord, taken: Taken) -> Iterator[Check]:
     try:
         call_hook(record, hook, registry=registry)
     except LmcoreError as error:
-        yield _failed(hook, _told(error))
+        yield _failed(hook, _message(error))
         return
     yield _registered(hook, registry.found, "tokenizer types")
     for name in registry.found:
@@ -99,7 +99,7 @@ def _registered(hook: str, found: Mapping[str, object], what: str) -> Check:
     return Check(hook, CheckStatus.OK, names or f"it registers no {what}")
 
 
-def _told(error: LmcoreError) -> str:
+def _message(error: LmcoreError) -> str:
     return f"{error.what}: {error.why}" if error.why else error.what
 
 

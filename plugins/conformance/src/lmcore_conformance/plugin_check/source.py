@@ -1,4 +1,4 @@
-"""What a plugin's source imports from lmcore, and whether a version of the contract has it.
+"""Check of a plugin's imports from lmcore: a version of the contract has them.
 
 Part of `lmcore plugin check`.  Imports inside functions count: they fail when the hook runs.  Reads
 files and imports nothing.
@@ -68,8 +68,8 @@ def check_source(files: Iterable[Path], contract: Mapping[str, Any]) -> Iterator
         detail = "it has no Python files to read imports from"
         yield Check("source", CheckStatus.SKIPPED, detail)
     elif not strange:
-        told = "1 file imports" if count == 1 else f"{count} files import"
-        yield Check("source", CheckStatus.OK, f"{told} nothing of lmcore but the contract")
+        subject = "1 file imports" if count == 1 else f"{count} files import"
+        yield Check("source", CheckStatus.OK, f"{subject} nothing of lmcore but the contract")
 
 
 def _imports(tree: ast.AST, file: str) -> Iterator[_Import]:

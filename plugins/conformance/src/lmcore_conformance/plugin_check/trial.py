@@ -54,7 +54,7 @@ def check_plugin(
         name: Its entry point.
         distribution: The package that brings it.
         against: Version of the contract.
-        taken: What the core has of its own: names by "commands", "corpora" and "tokenizers".
+        taken: the core's names by "commands", "corpora" and "tokenizers".
     """
     (point,) = (
         one
@@ -68,8 +68,8 @@ def read_steps(values: Iterable[Mapping[str, Any]], fault: str) -> list[Check]:
     """Return the checks that `check_plugin` yielded; what it did not come to is a line, too.
 
     Args:
-        values: What it yielded.
-        fault: How its process ended; empty where it came to its end.
+        values: the yielded values.
+        fault: the unexpected end of its process; empty if there was none.
     """
     checks: list[Check] = []
     waiting: list[str] = []
@@ -134,22 +134,22 @@ class _Trial:
         """Yield `steps` that will follow, `begin` of each, and its `check`s."""
         sys.meta_path.insert(0, self.watch)
         yield {"steps": ["import", "source", "hooks"]}
-        yield from _told("import", self.import_())
+        yield from _step("import", self.import_())
         files = source_files(self.point.module)
-        yield from _told("source", check_source(files, self.contract))
+        yield from _step("source", check_source(files, self.contract))
         if self.plugin is None:
-            yield from _told("hooks", [_skipped("hooks", "it cannot be imported")])
+            yield from _step("hooks", [_skipped("hooks", "it cannot be imported")])
             return
         found = list(check_hooks(self.plugin, self.contract))
         marked = {one.hook for one in implementations(self.plugin) if one.mark is not None}
         called = marked | (set(DEFAULT_OFFERS) if "lmcore_create_device" in marked else set())
         hooks = [hook for hook in self.contract["hooks"] if hook in called]
         yield {"steps": hooks}
-        yield from _told("hooks", found)
+        yield from _step("hooks", found)
         self.load(clean=all(check.status is not CheckStatus.FAILED for check in found))
         steps = self.steps()
         for hook in hooks:
-            yield from _told(hook, steps(hook))
+            yield from _step(hook, steps(hook))
 
     def import_(self) -> Iterator[Check]:
         """Load what the entry point names."""
@@ -226,8 +226,8 @@ class _Trial:
         if not included:
             yield f"its api `{info.api}` leaves out version {version} of the contract"
         assert self.record is not None
-        told = not included and not api.contains(API_VERSION, prereleases=True)
-        if self.record.state is not PluginState.USABLE and not told:
+        reported = not included and not api.contains(API_VERSION, prereleases=True)
+        if self.record.state is not PluginState.USABLE and not reported:
             yield self.record.reason
 
     def probe(self, bench: Bench) -> Iterator[Check]:
@@ -274,7 +274,7 @@ def _skipped(title: str, detail: str) -> Check:
     return Check(title, CheckStatus.SKIPPED, detail)
 
 
-def _told(title: str, checks: Iterable[Check]) -> Iterator[dict[str, Any]]:
+def _step(title: str, checks: Iterable[Check]) -> Iterator[dict[str, Any]]:
     """Yield a step: its beginning, so that a crash has a name, and its checks as JSON values."""
     yield {"begin": title}
     for check in checks:

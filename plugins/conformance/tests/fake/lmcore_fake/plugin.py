@@ -6,7 +6,6 @@ import time
 from lmcore.accelerator import OpImpl, PluginInfo, Probe, ProbeState, Reject
 from lmcore.hookspecs import hookimpl
 from lmcore_cpu import plugin as cpu
-from lmcore_cpu.plugin import lmcore_recompute_policies  # noqa: F401  # a hook of this plugin, too
 
 FAKE = os.environ.get("FAKE", "")
 
