@@ -1,4 +1,4 @@
-"""A plugin that misbehaves as it is told, and the suite run on it without pytest around it."""
+"""A plugin with injected faults, and the suite run on it without pytest around it."""
 
 from __future__ import annotations
 

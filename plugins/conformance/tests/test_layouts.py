@@ -1,4 +1,4 @@
-"""What the comparison of layouts makes of runs that are off."""
+"""Comparison of layouts, on runs that differ."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_farthest_weight() -> None:
 
 @pytest.mark.parametrize("places", [(0.5, math.nan), (math.nan, 0.5), (math.inf, math.nan)])
 def test_nan_is_the_farthest(places: tuple[float, float]) -> None:
-    """Wherever NaN stands it is not passed over."""
+    """A NaN at any place is found."""
     assert math.isnan(_largest(places))
     assert math.isnan(_weights_off(trained([places[0]], [places[1]]), trained([0.0], [0.0])))

@@ -1,4 +1,4 @@
-"""The simulated device passes every check, the CPU those that come before training.
+"""The simulated device passes every check, the CPU the checks before training.
 
 The others of the CPU are in the full set, as is the command that makes all (`test_command.py`).
 """

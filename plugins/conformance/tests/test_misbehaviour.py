@@ -134,6 +134,6 @@ def test_a_collective_that_hangs(run: Any) -> None:
 
 @pytest.mark.full  # test_a_report has the fake that does all but one thing, test_levels.py the CPU
 def test_a_fake_that_behaves_passes(run: Any) -> None:
-    """What the tests above make fail holds where the fake is told nothing."""
+    """The checks that fail in the tests above pass without faults."""
     names = ("contract.*", "device.*", "train.precision-in-force")
     assert failing(run("", *names)) == set()

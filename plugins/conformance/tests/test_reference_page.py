@@ -36,7 +36,7 @@ def test_page_is_up_to_date(generator: ModuleType) -> None:
 
 
 def test_order_does_not_depend_on_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has imported the layouts' checks before has them where they belong."""
+    """Checks of the layouts that were imported before are in their place."""
     wanted = [one.id for one in all_checks()]
     known = registry._REGISTERED
     first = {name: one for name, one in known.items() if name.startswith("parallel.")}
@@ -59,7 +59,7 @@ def test_every_check_says_what_and_why() -> None:
 
 
 def test_every_requirement_has_a_check() -> None:
-    """What an author can close, some check asks for."""
+    """Each requirement that an author can close is used by a check."""
     asked = {name for one in all_checks() for name in one.requires}
     assert asked == set(REQUIREMENTS)
 

@@ -1,4 +1,4 @@
-"""The simulated device, told to misbehave, is caught at the level that the fault belongs to."""
+"""Injected faults of the simulated device are caught at the level that the fault belongs to."""
 
 from __future__ import annotations
 

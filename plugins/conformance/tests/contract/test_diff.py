@@ -327,7 +327,7 @@ def test_what_is_added_needs_the_next_second_number(what):
 
 @pytest.mark.parametrize("what", COMPATIBLE)
 def test_the_opposite_of_an_addition_breaks(what):
-    """What may be added may not be taken back, except a default's value."""
+    """A compatible addition may not be taken back, except a default's value."""
     new = changed(COMPATIBLE[what][0])
     (found,) = compare(new, CURRENT)
     wanted = ChangeKind.COMPATIBLE if what == "function's default" else ChangeKind.BREAKING

@@ -36,7 +36,7 @@ def test_the_snapshot_of_this_version_is_what_the_code_has():
 
 
 def test_this_version_may_follow_each_older_one():
-    """What broke since an older snapshot raised the first number, what was added the second."""
+    """Breaking changes since an older snapshot raised the first number, additions the second."""
     for version in snapshot.contract_versions():
         if version != API_VERSION:
             assert Version(version) < Version(API_VERSION)
@@ -81,7 +81,7 @@ def test_every_type_that_a_hook_names_is_described():
 
 
 def test_types_that_records_lead_to_are_described():
-    """What a record's function takes or returns belongs to the contract as well."""
+    """Types that a record's function takes or returns belong to the contract as well."""
     assert {"MemoryStats", "OpContext", "Reject", "ProbeState", "CheckStatus"} <= set(
         CURRENT["types"]
     )
@@ -112,7 +112,7 @@ def test_a_record_has_its_fields_and_defaults():
 
 @pytest.mark.parametrize("spec", OP_SPECS, ids=lambda spec: spec.name)
 def test_an_op_is_described_as_its_reference_is(spec):
-    """What is read from the source is the signature that Python sees."""
+    """The signature read from the source is the signature that Python sees."""
     described = CURRENT["ops"][spec.name]
     assert described["schema"] == spec.schema
     assert described["gradients"] == list(spec.gradients)
@@ -180,7 +180,7 @@ def test_versions_are_sorted_as_versions(shipped):
 
 
 def test_a_first_snapshot_is_a_draft(shipped):
-    """Where a version has none yet, the code's is written, open to change."""
+    """For a version without a snapshot the code's is written, open to change."""
     assert json.loads(snapshot.renewed_contract()) == {"frozen": False, **CURRENT}
 
 

@@ -97,7 +97,7 @@ def test_every_file_is_what_its_name_says(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_distribution_says_who_and_what(kind):
-    """Names, licence, author and versions stand in pyproject.toml as PEP 621 has them."""
+    """Names, licence, author and versions are in pyproject.toml as PEP 621 has them."""
     plugin = KINDS[kind]
     files = render(plugin)
     project = tomllib.loads(files["pyproject.toml"])["project"]
@@ -134,7 +134,7 @@ def test_the_distribution_says_who_and_what(kind):
     ],
 )
 def test_a_name_that_cannot_be_is_refused(new, folder, name, said):
-    """The message says why, and which name was meant where that can be told."""
+    """The message has the reason, and the name that was probably meant."""
     status, _, err = new(name)
     assert status == 2
     assert said in err
@@ -183,7 +183,7 @@ def test_what_exists_is_left_alone(new, folder, make):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
 def test_a_folder_without_permission_is_an_error_in_words(new, folder):
-    """Where nothing may be written, the message names the folder."""
+    """The message names the folder that cannot be written."""
     (folder / "locked").mkdir(mode=0o500)
     status, _, err = new("chip", "--directory", "locked/chip")
     assert status == 2

@@ -1,4 +1,4 @@
-"""What `lmcore plugin new` writes: installed in an environment of its own, checked, trained on."""
+"""Plugins from `lmcore plugin new`: installed in an environment of their own, checked, used."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check(environment, name):
 
 
 def test_a_new_plugin_is_what_it_says(environment):
-    """The host stands in only where that was asked for; elsewhere the device is absent, and why."""
+    """The host is the device on request only; otherwise the device is absent, with a reason."""
     found = environment.plugins()
     assert {found[name]["state"] for name in PLUGINS} == {"usable"}
     assert "stands in" in found["mychip"]["evidence"][0]
@@ -119,7 +119,7 @@ def test_a_new_plugin_without_its_device_cannot_be_trained_on(environment):
 def own_chip(new_environment):
     """An environment with a plugin for a device that torch knows, and a folder as its /dev.
 
-    The library of the simulated device stands for a vendor's package; its plugin is not there.
+    The library of the simulated device replaces a vendor's package; its plugin is not there.
     """
     library = importlib.util.find_spec("lmcore_sim")
     if library is None or not list(Path(library.origin).parent.glob("_C.*.so")):
@@ -172,7 +172,7 @@ def conform(environment, name):
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_new_plugin_conforms(environment):
-    """What it claims holds, and what it lacks it has declared.
+    """Claimed abilities work, and missing ones are declared.
 
     Processes that exchange something and what is beyond, levels 4 and 5, are the CPU's own: its
     tests see to them.
@@ -201,7 +201,7 @@ def test_a_new_plugin_passes_some_checks(environment):
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_device_that_torch_knows_conforms(own_chip):
-    """What is declared at first is all that such a device lacks."""
+    """The first declaration has all that such a device lacks."""
     conform(own_chip, "mychip")
 
 
@@ -248,7 +248,7 @@ def test_lines_are_counted_as_told():
 
 
 def test_what_is_marked_is_what_the_readme_says(environment):
-    """Each file with `EDIT` in it stands in the README's list, and no other."""
+    """Each file with `EDIT` in it is in the README's list, and no other."""
     folder = environment.work / "lmcore-farchip"
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     marked = {

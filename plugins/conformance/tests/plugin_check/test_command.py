@@ -235,7 +235,7 @@ def test_a_plugin_that_does_not_work_is_told_where(request, install, check, sour
 
 
 def test_a_device_that_cannot_be_created_is_the_one_failure(install, check):
-    """What needs it is skipped with that reason, and the hook is called once."""
+    """Checks that need the device are skipped with that reason, and the hook is called once."""
     present = ABSENT.replace("ABSENT", "PRESENT, 1")
     install(INFO, present.replace("device(): ...", "device():\n    return 3"), KERNEL)
     status, found = check("guest")
@@ -401,7 +401,7 @@ def test_every_hook_has_a_check():
 
 
 def test_steps_without_an_end_are_all_told():
-    """What was planned and not begun is skipped; what was begun when it ended is the failure."""
+    """Planned checks are skipped; the check that was running at the end is the failure."""
     good = {"name": "a", "status": "ok", "detail": "", "fix": None}
     values = [{"steps": ["a", "b", "c"]}, {"begin": "a"}, {"check": good}, {"begin": "b"}]
     assert read_steps(values, "it ended") == [

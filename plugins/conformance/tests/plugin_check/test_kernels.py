@@ -78,7 +78,7 @@ def test_a_kernel_that_cannot_be_bound_is_told_why(fields, words):
 
 
 def test_one_wrong_answer_does_not_hide_another():
-    """Each kind of wrong answer is told once, with the number of its cases."""
+    """Each kind of wrong answer is reported once, with the number of its cases."""
 
     def supports(case):
         if case.dtype == "float16":
@@ -158,7 +158,7 @@ def test_an_older_contract_decides_the_call():
 
 @pytest.mark.parametrize("spec", OP_SPECS, ids=lambda spec: spec.name)
 def test_the_snapshot_has_the_signature_of_the_reference(spec):
-    """What kernels are compared with is the reference itself, annotations aside."""
+    """Kernels are compared with the reference itself, annotations aside."""
     known = inspect.signature(reference_of(CONTRACT["ops"][spec.name])).parameters.values()
     real = inspect.signature(load_target(spec.reference)).parameters.values()
     assert [(one.name, one.kind, one.default) for one in known] == [

@@ -155,7 +155,7 @@ def test_a_wrong_backend_is_told(backends, words):
 
 
 def test_backends_that_are_right_are_listed():
-    """What cannot be used here is listed with its reason."""
+    """A backend that cannot be used here is listed with its reason."""
     backends = [backend(), backend("radio", available=lambda: "no aerial")]
     (check,) = check_backends(backends, device(), CONTRACT)
     assert (check.status, check.detail) == ("ok", "`wire`, `radio` (not here: no aerial)")

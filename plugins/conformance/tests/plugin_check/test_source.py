@@ -1,4 +1,4 @@
-"""What a plugin's files import from lmcore."""
+"""Imports of a plugin's files from lmcore."""
 
 from __future__ import annotations
 
@@ -97,6 +97,6 @@ def test_the_files_of_a_package_are_found(tmp_path, monkeypatch):
 
 
 def test_compiled_modules_alone_are_skipped():
-    """Where there is nothing to read, it says so instead of passing."""
+    """A plugin without source is reported, and does not pass."""
     (check,) = check_source([], CONTRACT)
     assert check.status == "skipped"

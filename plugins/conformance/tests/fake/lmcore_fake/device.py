@@ -19,7 +19,7 @@ from lmcore_cpu.device import create_device
 
 LIBRARIES = []
 MADE_FOR = {"deterministic": False}
-"""Which run the device was last made for."""
+"""Run that the device was last created for."""
 
 
 def create(fake, *, deterministic):
