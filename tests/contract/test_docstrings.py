@@ -16,7 +16,7 @@ def refused(root: Path, source: str) -> list[tuple[int, str]]:
 
 
 def test_docstrings_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
-    assert docstrings.main([]) == 0, capsys.readouterr().out
+    assert docstrings.main() == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,6 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ("lmcore", "plugins", "plugins_cuda", "plugins_xpu", "tests/lib")
 
-# Folders and files whose docstrings still have to be rewritten: the lint skips them.
-PENDING: tuple[str, ...] = ("plugins/conformance/",)
-
 # Phrases that a file quotes: (file, phrase as found, in lower case).
 QUOTED: frozenset[tuple[str, str]] = frozenset()
 
@@ -94,18 +91,13 @@ def findings(root: Path) -> Iterator[Finding]:
                     yield Finding(file, line + text.count("\n", 0, found.end()), "says", words)
 
 
-def main(arguments: list[str]) -> int:
-    """Print what is refused, with `--all` in the pending folders too; return the exit status."""
+def main() -> int:
+    """Print what is refused; return the exit status."""
     found = list(findings(ROOT))
-    for folder in PENDING:
-        if not any(finding.file.startswith(folder) for finding in found):
-            print(f"note: {folder} is clean; take it off PENDING", file=sys.stderr)
-    if "--all" not in arguments:
-        found = [finding for finding in found if not finding.file.startswith(PENDING)]
     for file, line, rule, words in found:
         print(f"{file}:{line}: {rule}: {words}")
     return int(bool(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
