@@ -131,7 +131,7 @@ def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[s
             formula += " * gradient_accumulation_steps of the DeepSpeed file"
         derive("training", "global_batch_size", batch, formula)
     if training.train_iters is None and training.train_samples is None:
-        derive("training", "train_iters", DEFAULT_TRAIN_ITERS, "the default length")
+        derive("training", "train_iters", DEFAULT_TRAIN_ITERS, "the length of a run without one")
     if not any(loaded.given(name) for name in _RATE):
         derive("optimizer", "lr_warmup_fraction", _WARMUP, "with the default rate")
     config = dataclasses.replace(
