@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.checkpoint import find_checkpoint, read_manifest
 from lmcore.config.plan import ResumePoint
 from lmcore.errors import CheckpointError
 
@@ -26,6 +25,8 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
     """
     if settings.load is None:
         return None
+    from lmcore.checkpoint import find_checkpoint, read_manifest  # only if needed: it takes time
+
     path = Path(settings.load)
     try:
         checkpoint = find_checkpoint(path)

@@ -18,7 +18,6 @@ from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.loss_scale import DynamicLossScale
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.resume import restore as restoring
-from lmcore.train.resume import resume_point
 from lmcore.train.resume.restore import draws_alike, restore
 from lmcore.train.resume.snapshot import take_snapshot
 from lmcore.train.state import TrainState
@@ -288,11 +287,9 @@ def test_a_manifest_of_another_program(
 ) -> None:
     """Weights without a word on the run that made them: an error, but with `--finetune`."""
     _, order, folder = trained()
-    read = resume_point.read_manifest
     monkeypatch.setattr(
-        resume_point,
-        "read_manifest",
-        lambda path: dataclasses.replace(read(path), meta={"config": "none"}),
+        "lmcore.checkpoint.read_manifest",
+        lambda path: dataclasses.replace(read_manifest(path), meta={"config": "none"}),
     )
     with pytest.raises(CheckpointError, match="no run can go on") as caught:
         resume(folder, order)
