@@ -180,9 +180,9 @@ def test_a_file_of_a_plugin_that_is_off(write, caplog):
 def test_help_has_a_group_for_each_plugin():
     """The title names the plugin, followed by the summary of its section."""
     text = render_run_help("lmcore train", "Train.", plugins=PLUGINS)
-    assert "\nplugin drill: How the drill turns.\n  --drill-depth N " in text
+    assert "\nplugin drill: Settings of the drill.\n  --drill-depth N " in text
     assert "--[no-]drill-wet" in text
-    assert "\nplugin deep-well: How the well is dug.\n" in text
+    assert "\nplugin deep-well: Settings of the well.\n" in text
 
 
 def test_settings_are_read_only_and_travel():
