@@ -2,16 +2,18 @@
 
 The class creates its state in its first step; before that, its structure is unknown.  Each class is
 therefore tried on two small parameters when the optimizer is created, which finds a class that
-cannot train here, and, if a checkpoint is loaded, on a copy of each parameter, which gives names,
+cannot train here, and, if a checkpoint is loaded, on clones of all parameters, which give names,
 shapes and types of its state.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +36,8 @@ _OURS = {
 _TRIAL_SHAPES = ((4, 6), (6,))
 _TRIAL_RATE = 1e-3
 _TRIAL_STEPS = 2  # some classes only create their state in the first step, and use it in the second
+_CONSTANTS = (type(None), str, bytes, set, frozenset)
+"""Types of state that does not change after the first steps, and is not in a checkpoint."""
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -91,6 +95,7 @@ class TorchOptimizer(Optimizer):
             group["lr"] = lr
         self._optimizer.step()
         self._steps += 1
+        self._templates.clear()
         for members, kept in zip(self.groups, gradients, strict=True):
             for parameter, gradient in zip(members.parameters, kept, strict=True):
                 parameter.grad = gradient  # some classes drop it; the run's buffers stay
@@ -123,6 +128,7 @@ class TorchOptimizer(Optimizer):
         exported, self._exported, self._evaluating = self._exported, None, False
         if exported and not self._steps:
             self._load(exported)
+        self._templates.clear()
         self._call("train")
 
     def _call(self, name: str) -> None:
@@ -167,6 +173,15 @@ class TorchOptimizer(Optimizer):
                 self._check_leaf(kind, leaf, parameter, elementwise=elementwise)
         if elementwise:
             self._check_parts(small)
+        states = [made.state[parameter] for parameter in small]
+        constants = [list(_constants(state)) for state in states]
+        self._take_steps(made, small, slice(None))
+        if [list(_constants(state)) for state in states] != constants:
+            raise ConfigError(
+                f"`--optimizer {self._path}` keeps text or sets that change from step to step",
+                why="a checkpoint has tensors and numbers only",
+                hint="choose another class",
+            )
         return {
             key: group[key]
             for numbers, group in zip(before, made.param_groups, strict=True)
@@ -255,18 +270,25 @@ class TorchOptimizer(Optimizer):
         if self._steps:
             yield from _flatten(self._optimizer.state[parameter])
         else:
-            for kind, leaf in _flatten(self._template(name, parameter)):
-                yield kind, torch.zeros_like(leaf) if isinstance(leaf, Tensor) else leaf
+            yield from _flatten(self._template(name))
         for key, number in self._group_numbers.items():
             yield f"{_GROUP}{key}", self._optimizer.param_groups[index].get(key, number)
 
-    def _template(self, name: str, parameter: nn.Parameter) -> dict[Any, Any]:
-        """Return the state that a copy of *parameter* has after some steps."""
-        if name not in self._templates:
-            copy = nn.Parameter(parameter.detach().clone())
-            made = self._create_class([ParameterGroup((name,), (copy,), 0.0)])
-            self._take_steps(made, [copy])
-            self._templates[name] = dict(made.state[copy])
+    def _template(self, name: str) -> dict[Any, Any]:
+        """Return the state of a parameter after some steps of clones, with tensors set to zero."""
+        if not self._templates:
+            clones = [
+                replace(group, parameters=tuple(map(_clone, group.parameters)))
+                for group in self.groups
+            ]
+            made = self._create_class(clones)
+            self._take_steps(made, [one for group in clones for one in group.parameters])
+            for group in clones:
+                for own_name, clone in zip(group.names, group.parameters, strict=True):
+                    self._templates[own_name] = dict(made.state[clone])
+            for _, leaf in _flatten(self._templates):
+                if isinstance(leaf, Tensor):
+                    leaf.detach().zero_()
         return self._templates[name]
 
     def _load(self, loaded: Mapping[str, Tensor]) -> None:
@@ -282,7 +304,6 @@ class TorchOptimizer(Optimizer):
                 self._optimizer.state[parameter] = _rebuild(template, values)
             for key, number in self._group_numbers.items():
                 group[key] = _as_number(loaded[f"{_GROUP}{key}.{members.names[0]}"], number)
-        self._templates.clear()
 
 
 def load_class(path: str) -> type[Any]:
@@ -394,17 +415,28 @@ def _require_no_decay(groups: Sequence[ParameterGroup], path: str) -> None:
 
 
 def _flatten(value: Any, kind: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves but None of nested dicts, lists and tuples; keys are joined by `_`."""
+    """Yield the leaves but constants of nested dicts, lists and tuples; keys are joined by `_`."""
     if isinstance(value, Mapping):
         pairs = value.items()
     elif isinstance(value, (list, tuple)):
         pairs = dict(enumerate(value)).items()
     else:
-        if value is not None:
+        if not isinstance(value, _CONSTANTS):
             yield kind, value
         return
     for key, member in pairs:
         yield from _flatten(member, f"{kind}_{key}" if kind else str(key))
+
+
+def _constants(value: Any) -> Iterator[Any]:
+    """Yield copies of the constants of nested dicts, lists and tuples."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for member in value:
+            yield from _constants(member)
+    elif isinstance(value, _CONSTANTS):
+        yield copy.copy(value)
 
 
 def _rebuild(template: Any, values: Mapping[str, Tensor], kind: str = "") -> Any:
@@ -418,9 +450,13 @@ def _rebuild(template: Any, values: Mapping[str, Tensor], kind: str = "") -> Any
         return type(template)(
             _rebuild(member, values, f"{kind}_{index}") for index, member in enumerate(template)
         )
-    if template is None:
-        return template
+    if isinstance(template, _CONSTANTS):
+        return copy.copy(template)
     return values[kind] if isinstance(template, Tensor) else _as_number(values[kind], template)
+
+
+def _clone(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().clone())
 
 
 def _as_tensor(leaf: Any) -> Tensor:

@@ -39,7 +39,7 @@ class Nested(torch.optim.Optimizer):
                 state = self.state[p]
                 if not state:
                     state["moments"] = [torch.zeros_like(p), None]
-                    state["numbers"] = {0: 0.5, "seen": False}
+                    state["numbers"] = {0: 0.5, "seen": False, "done": {0, 1}, "kind": "sign"}
                 state["moments"][0].lerp_(p.grad, 0.1)
                 state["numbers"][0] *= 0.99
                 state["numbers"]["seen"] = True
@@ -59,7 +59,14 @@ class Words(Nested):
     def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
-                self.state[p]["name"] = "text"
+                self.state[p]["object"] = object()
+
+class Changing(Nested):
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["name"] = str(self.state[p]["numbers"][0])
 
 class Norm(Nested):
     @torch.no_grad()
@@ -200,7 +207,8 @@ def test_stage_without_parameters(bench: Any) -> None:
         ("torch.optim:AdamW", ("eps=1", "eps=2"), {}, "given twice", ""),
         ("torch.optim:AdamW", ("lr=1",), {}, "the run sets `lr`", ""),
         ("own:Outside", (), {}, "state outside of", "another class"),
-        ("own:Words", (), {}, "of type str", "another class"),
+        ("own:Words", (), {}, "of type object", "another class"),
+        ("own:Changing", (), {}, "change from step to step", "another class"),
         ("own:Norm", (), {"optimizer_elementwise": True}, "not elementwise", "leave"),
         ("torch.optim:Adafactor", (), {"optimizer_elementwise": True}, "`row_var` of", "leave"),
     ],
