@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -82,6 +83,7 @@ class Parts:
         from lmcore.train.state import TrainState
 
         self.stack = ExitStack()
+        atexit.register(self.stack.close)  # a step may outlive this object, but not its files
         self.directory = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         tokenizer = NullTokenizer(shape.vocab_size - 1)
         own = _flags(shape, _data(shape, self.directory), compiled=compiled, threads=threads)

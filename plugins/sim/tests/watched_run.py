@@ -2,7 +2,7 @@
 
     python watched_run.py FLAGS
 
-Within `TrainStep.__call__` nothing may read a number of the device on the host, and nothing may be
+Within an asynchronous step nothing may read a number of the device on the host, and nothing may be
 copied between the two in a way that is waited for.  The number of steps watched is printed last.
 """
 
@@ -48,7 +48,9 @@ class NoWaiting(TorchDispatchMode):
 
 
 def step(self: TrainStep, *args: Any, **kwargs: Any) -> Any:
-    """Take the step under watch."""
+    """Watch an asynchronous step; a synchronous one may wait."""
+    if not self.asynchronous:
+        return real(self, *args, **kwargs)
     assert threading.current_thread() is threading.main_thread()
     with NoWaiting():
         pending = real(self, *args, **kwargs)

@@ -17,7 +17,7 @@ import torch
 
 from lmcore.data.loading.device_prefetch import prefetch_to_device
 from lmcore.data.loading.loader import BatchLoader
-from lmcore.train.async_scalars import LateReader
+from lmcore.train.async_scalars import ScalarCopier
 
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -84,12 +84,12 @@ def test_numbers_are_read_when_they_are_there(
     device = create_device()
     values = torch.tensor([1.5, 2.5], device="sim")
     misbehave("slow:copy=20ms")
-    reader = LateReader(device)
+    copier = ScalarCopier(device)
     began = time.perf_counter()
-    sent = [reader.send(values) for _ in range(3)]
+    sent = [copier.copy(values) for _ in range(3)]
     assert time.perf_counter() - began < 0.02
     values += 1.0
-    assert [one.read() for one in sent] == [[1.5, 2.5]] * 3
+    assert [scalars.read() for scalars in sent] == [[1.5, 2.5]] * 3
     assert time.perf_counter() - began > 0.05
 
 
