@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ class RunDirectory:
 
     Attributes:
         path: The directory.
+        data_is_new: True if this run makes the folder `data`, which was absent before.
     """
 
     path: Path
+    data_is_new: bool = False
 
     @classmethod
     def create(cls, save: str | None, name: str, *, load: str | None) -> RunDirectory:
@@ -61,14 +64,21 @@ class RunDirectory:
                 why=f"{cause.strerror}: `{cause.filename}`",
                 hint="choose another with `--save DIR`",
             ) from cause
-        return run
+        return replace(run, data_is_new=not run.data.exists())
 
-    def remove_if_empty(self) -> None:
-        """Remove the directory if nothing was written into it."""
+    def remove_if_unused(self) -> None:
+        """Remove the directory of a run that never began to train.
+
+        Such a run has written nothing but the text that it prepared.
+        """
         with contextlib.suppress(OSError):
-            if list(self.path.iterdir()) == [self.checkpoints]:
-                self.checkpoints.rmdir()
-                self.path.rmdir()
+            rest = set(self.path.iterdir()) - {self.checkpoints}
+            if rest - ({self.data} if self.data_is_new else set()):
+                return
+            self.checkpoints.rmdir()  # fails if it is not empty
+            if rest:
+                shutil.rmtree(self.data)
+            self.path.rmdir()
 
     def has_checkpoints(self) -> bool:
         """Return True if the directory has a checkpoint."""

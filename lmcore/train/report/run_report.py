@@ -70,7 +70,7 @@ def open_report(
 ) -> Iterator[RunReport]:
     """Create the run directory and the display of a run; all processes must call it.
 
-    A directory without content is removed again at the end.
+    The directory of a run that fails before training is removed again.
 
     Args:
         plan: The run.
@@ -85,7 +85,7 @@ def open_report(
     with contextlib.ExitStack() as stack:
         directory = _run_directory(plan, runtime)
         if runtime.rank.rank == 0:
-            stack.callback(directory.remove_if_empty)
+            stack.callback(directory.remove_if_unused)
         display = open_display(plan.config.logging.progress if runtime.rank.rank == 0 else "none")
         stack.callback(display.close)
         yield RunReport(plan, runtime, plugins, directory, display, clock)

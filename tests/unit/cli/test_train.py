@@ -206,6 +206,17 @@ def test_corrected_run_takes_its_directory(here: Path, capsys: pytest.CaptureFix
     assert "holds checkpoints of another run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "flags", ["--optimizer torch.optim:LBFGS", "--load first --hidden-size 16"]
+)
+def test_failed_start_leaves_no_directory(here: Path, flags: str) -> None:
+    """A run that fails after it has prepared its text, before it trains, leaves nothing behind."""
+    if "--load" in flags:
+        assert main(arguments("--save first")) == 0
+    assert main(arguments(f"{flags} --save run")) != 0
+    assert not (here / "run").exists()
+
+
 def test_output(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Stdout ends with steps, time, directory, checkpoint and the command for more text."""
     assert main(arguments(f"{WEB} --save run")) == 0

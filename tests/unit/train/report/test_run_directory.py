@@ -50,7 +50,7 @@ def test_empty_directory_is_taken(tmp_path: Path) -> None:
     """A directory without checkpoints is fine, whatever else is in it."""
     (tmp_path / "note.txt").write_text("mine")
     run = RunDirectory.create(str(tmp_path), "x", load=None)
-    run.remove_if_empty()
+    run.remove_if_unused()
     assert (tmp_path / "note.txt").exists()
     assert run.checkpoints.is_dir()
 
@@ -58,12 +58,25 @@ def test_empty_directory_is_taken(tmp_path: Path) -> None:
 def test_removed_if_empty(tmp_path: Path) -> None:
     """A run that never began leaves no directory; one that wrote anything keeps it."""
     run = RunDirectory.create(str(tmp_path / "a/b"), "x", load=None)
-    run.remove_if_empty()
+    run.remove_if_unused()
     assert not run.path.exists()
     run = RunDirectory.create(str(tmp_path / "a/b"), "x", load=None)
     run.write_text("config.yaml", "x")
-    run.remove_if_empty()
+    run.remove_if_unused()
     assert run.checkpoints.is_dir()
+
+
+def test_removed_with_prepared_text(tmp_path: Path) -> None:
+    """Text that a run prepared goes with its directory; text of an earlier run stays."""
+    path = tmp_path / "run"
+    first = RunDirectory.create(str(path), "x", load=None)
+    first.data.mkdir()
+    (first.data / "text.bin").write_bytes(b"x")
+    second = RunDirectory.create(str(path), "x", load=None)
+    second.remove_if_unused()
+    assert (path / "data/text.bin").exists()
+    first.remove_if_unused()
+    assert not path.exists()
 
 
 def test_file_in_the_way(tmp_path: Path) -> None:
