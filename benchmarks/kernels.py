@@ -178,7 +178,7 @@ def seconds(
 def contenders(
     table: OpTable, call: Call, device: Device, dtype: str
 ) -> dict[str, Callable[..., Tensor]]:
-    """Return the reference and each kernel that does the case; say why another does not."""
+    """Return the reference and each kernel that supports the case; say why another does not."""
     from lmcore.accelerator.op.context import op_context
     from lmcore.accelerator.op.records import REFERENCE, load_target
 

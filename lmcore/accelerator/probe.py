@@ -1,4 +1,4 @@
-"""Records of a plugin and its hardware, made before any device is initialised.
+"""Records of a plugin and its hardware, made before any device is initialized.
 
 Torch-free: these records travel through the launcher.
 """
@@ -47,7 +47,7 @@ class ProbeState(StrEnum):
 
 @dataclass(frozen=True)
 class Probe:
-    """Result of looking for a device without initialising it.
+    """Result of looking for a device without initializing it.
 
     Attributes:
         device_type: torch's device type, "cpu".

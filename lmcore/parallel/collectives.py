@@ -1,7 +1,8 @@
 """Differentiable collectives over one axis of the mesh, and an all-reduce of many tensors.
 
-The backward pass of each is a collective too: all-reduce of `copy_to_group`, reduce-scatter of
-`all_gather`, and the reverse.  Shapes: B batch, S sequence of this rank, H hidden.
+`copy_to_group` is the identity forward and an all-reduce backward; `all_reduce` is the reverse.
+`all_gather` and `reduce_scatter` are each other's backward.  Shapes: B batch, S sequence of this
+rank, H hidden.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class Selection:
     Attributes:
         plugin: Name of the chosen plugin.
         distribution, version: The package that brings it.
-        probe: result of its probe.
-        reason: reason for the choice, one line.
+        probe: Result of its probe.
+        reason: Reason for the choice, one line.
         notice: One line for the user where the decision might not be what was expected.
         warnings: Plugins that are installed and out of service, a line each.
     """
@@ -88,13 +88,13 @@ def select(
     """Choose the plugin whose device the run uses.
 
     Args:
-        plugins: result of `discover`.
-        requested: value of `--device`: a device type, or a plugin's name.
+        plugins: Result of `discover`.
+        requested: Value of `--device`: a device type, or a plugin's name.
         env: The process environment; `LMCORE_DEVICE` counts where `--device` is not given.
 
     Raises:
-        DeviceError: The request cannot be met, a device is broken, two have equal right, or no
-            device is known to be absent for sure and the CPU would be a guess.
+        DeviceError: The request cannot be met, a device is broken, two have the same priority, or
+            an accelerator plugin failed to report, so the CPU is not chosen by default.
     """
     if requested is not None:
         return _requested(plugins, requested.strip(), f"--device {requested.strip()}")
@@ -131,7 +131,7 @@ def _detected(plugins: PluginSet) -> Selection:
         raise DeviceError(
             f"device `{names}` is there and cannot be used",
             why=_evidence(broken),
-            hint=_join(_fix(broken), f"to go on without it: {_ways_out(plugins)}"),
+            hint=_join(_fix(broken), f"to go on without it: {_usable_device_flags(plugins)}"),
         )
     present = [pair for pair in accelerators if pair[1].state is ProbeState.PRESENT]
     if present:
@@ -144,13 +144,13 @@ def _detected(plugins: PluginSet) -> Selection:
         names = "`, `".join(dict.fromkeys(one.name for one in silent))
         raise DeviceError(
             f"plugin `{names}` is installed and cannot say whether its device is here",
-            why="\n".join(_trouble(one) for one in silent),
-            hint=f"fix or uninstall it; to go on without it: {_ways_out(plugins)}",
+            why="\n".join(_problem_line(one) for one in silent),
+            hint=f"fix or uninstall it; to go on without it: {_usable_device_flags(plugins)}",
         )
-    return _last_resort(plugins, probed, accelerators)
+    return _select_cpu(plugins, probed, accelerators)
 
 
-def _last_resort(
+def _select_cpu(
     plugins: PluginSet,
     probed: Sequence[tuple[PluginRecord, Probe]],
     absent: Sequence[tuple[PluginRecord, Probe]],
@@ -179,7 +179,7 @@ def _last_resort(
 
 
 def chosen_plugin(plugins: PluginSet, record: PluginRecord, reason: str) -> Selection:
-    """Return the decision for one plugin whose device is present, made by nobody's rules.
+    """Return the decision for a plugin whose device is present, bypassing the selection rules.
 
     `lmcore doctor` tries every device so, the chosen one and the others.
     """
@@ -197,7 +197,7 @@ def _selection(
         probe=probe,
         reason=reason,
         notice=notice,
-        warnings=tuple(_trouble(one) for one in plugins.troubled),
+        warnings=tuple(_problem_line(one) for one in plugins.troubled),
     )
 
 
@@ -253,7 +253,7 @@ def _install(named: str, known: Collection[str]) -> str:
     )
 
 
-def _trouble(record: PluginRecord) -> str:
+def _problem_line(record: PluginRecord) -> str:
     return f"plugin {record.label} is {record.state}: {record.reason}"
 
 
@@ -269,7 +269,7 @@ def _fix(pairs: Iterable[tuple[PluginRecord, Probe]]) -> str:
     return "; ".join(dict.fromkeys(probe.fix for _, probe in pairs if probe.fix))
 
 
-def _ways_out(plugins: PluginSet) -> str:
+def _usable_device_flags(plugins: PluginSet) -> str:
     """Return the flags by which a run can start here all the same."""
     types = {
         one.probe.device_type
@@ -282,7 +282,7 @@ def _ways_out(plugins: PluginSet) -> str:
 
 
 def _usable_devices(plugins: PluginSet) -> str:
-    return f"what can be used here: {_ways_out(plugins)}"
+    return f"what can be used here: {_usable_device_flags(plugins)}"
 
 
 def _join(*parts: str) -> str:
@@ -294,7 +294,7 @@ def verify(selection: Selection, plugins: PluginSet) -> None:
 
     Args:
         selection: The launcher's decision.
-        plugins: result of `discover` in this process.
+        plugins: Result of `discover` in this process.
 
     Raises:
         DeviceError: This process sees another plugin, another version, or no usable device.

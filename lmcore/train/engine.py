@@ -48,7 +48,7 @@ class Engine(Protocol):
 
     @property
     def divided(self) -> bool:
-        """True if each process holds a part of the model only."""
+        """True if one process alone cannot run its model: weights or samples are divided."""
 
     @property
     def records(self) -> Mapping[str, Any]:
@@ -100,7 +100,7 @@ class NativeEngine:
 def build_engine(
     plan: RunPlan, runtime: Runtime, profiler_range: ProfilerRange = no_range
 ) -> Iterator[Engine]:
-    """Build the engine of a run, its weights not yet initialised; all processes must call it.
+    """Build the engine of a run, its weights not yet initialized; all processes must call it.
 
     Args:
         plan: The run.

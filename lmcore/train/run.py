@@ -54,8 +54,8 @@ def run_training(
         texts: Named texts of the plan; None for the bundled text only.
 
     Raises:
-        LmcoreError: A failure that the user can fix.  After training has begun, `summary.json` has
-            its status; before, nothing in the directory is changed.
+        LmcoreError: A failure that the user can fix; if training had begun, `summary.json` has its
+            status.
     """
     clock = clock or PhaseClock()
     with (

@@ -130,7 +130,7 @@ class Resolution:
         op: Name of the op.
         chosen: Id of the kernel, "reference" for the core's own.
         plugin: plugin that offers it, "lmcore" for the core.
-        source: "preference" (the user's), "priority", "tie" (another kernel that does the case
+        source: "preference" (the user's), "priority", "tie" (another kernel that supports the case
             has the same priority; its reason says what decided) or "reference".
         rejected: Ids with the reason each was not chosen, in the order of their rank.
         context: The case.

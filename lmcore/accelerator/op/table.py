@@ -50,12 +50,12 @@ class OpTable:
         """Check the kernels against the specs.
 
         Args:
-            specs: the core's ops.
-            impls: kernels on offer.
-            preferences: ids that the user prefers, by op.
+            specs: The core's ops.
+            impls: Kernels on offer.
+            preferences: Ids that the user prefers, by op.
             strict: True to fail if the reference would be bound.
-            traits: traits that every bound kernel must claim.
-            device_plugin: name of the plugin that brings the device.  Its kernels go first among
+            traits: Traits that every bound kernel must claim.
+            device_plugin: Name of the plugin that brings the device.  Its kernels go first among
                 kernels of equal priority, and a failure to load one stops the run; another plugin's
                 kernel that cannot be loaded is passed over.
 
@@ -71,15 +71,15 @@ class OpTable:
         self.resolutions: list[Resolution] = []
         self._impls: dict[str, dict[str, OpImpl]] = {name: {} for name in self.specs}
         self._bound: dict[str, Callable[..., Any]] = {}
-        self._unfit: dict[tuple[str, str], str] = {}
-        self._unmet: list[Resolution] = []
+        self._unloadable: dict[tuple[str, str], str] = {}
+        self._forbidden_references: list[Resolution] = []
         self._depth = 0
         self.register(impls)
         self.prefer(preferences or {})
 
     @property
     def impls(self) -> tuple[OpImpl, ...]:
-        """The registered kernels, by op."""
+        """The registered kernels, in the order of the ops."""
         return tuple(impl for by_id in self._impls.values() for impl in by_id.values())
 
     def register(self, impls: Iterable[OpImpl]) -> None:
@@ -149,30 +149,34 @@ class OpTable:
         unknown = context.attributes.keys() - set(self.specs[op].attributes)
         assert not unknown, f"op `{op}` declares no attribute {sorted(unknown)}"
         wanted = self.preferences.get(op, ())
+        # If the reference is among the preferences, only the kernels before it may be chosen.
         allowed = wanted[: wanted.index(REFERENCE)] if REFERENCE in wanted else None
-        rejected: list[tuple[str, str]] = []
-        chosen: OpImpl | None = None
-        source = REFERENCE if allowed is None else "preference"
-        for impl in self.candidates(op):
+        candidates = self.candidates(op)
+        reasons: dict[str, str] = {}
+        for impl in candidates:
             reason = self._reject(impl, context)
             if reason is None and allowed is not None and impl.id not in allowed:
                 reason = "`reference` is preferred by --ops"
-            if reason is None and chosen is not None:
-                reason = self._outranked(impl, chosen)
-                if impl.priority == chosen.priority and source == "priority":
-                    source = "tie"
             if reason is not None:
-                rejected.append((impl.id, reason))
-                continue
-            chosen = impl
-            source = "preference" if impl.id in wanted else "priority"
-        if chosen is None:
-            return Resolution(op, REFERENCE, "lmcore", source, tuple(rejected), context)
-        rejected.append((REFERENCE, f"`{chosen.id}` does the case"))
+                reasons[impl.id] = reason
+        supporting = [impl for impl in candidates if impl.id not in reasons]
+        if not supporting:
+            source = REFERENCE if allowed is None else "preference"
+            return Resolution(op, REFERENCE, "lmcore", source, tuple(reasons.items()), context)
+        chosen, *others = supporting
+        reasons |= {impl.id: self._outranked(impl, chosen) for impl in others}
+        rejected = [(impl.id, reasons[impl.id]) for impl in candidates if impl is not chosen]
+        rejected.append((REFERENCE, f"`{chosen.id}` supports the case"))
+        if chosen.id in wanted:
+            source = "preference"
+        elif any(impl.priority == chosen.priority for impl in others):
+            source = "tie"
+        else:
+            source = "priority"
         return Resolution(op, chosen.id, chosen.plugin, source, tuple(rejected), context)
 
     def _outranked(self, impl: OpImpl, chosen: OpImpl) -> str:
-        """Return why *chosen* goes before *impl*, which does the case as well."""
+        """Return why *chosen* goes before *impl*, which supports the case as well."""
         if chosen.id in self.preferences.get(impl.op, ()):
             return f"`{chosen.id}` is preferred by --ops"
         if impl.priority != chosen.priority:
@@ -186,8 +190,8 @@ class OpTable:
         return f"`{chosen.id}` has the same priority, {impl.priority}, and goes first: {decided}"
 
     def _reject(self, impl: OpImpl, context: OpContext) -> str | None:
-        if (impl.op, impl.id) in self._unfit:
-            return self._unfit[impl.op, impl.id]
+        if (impl.op, impl.id) in self._unloadable:
+            return self._unloadable[impl.op, impl.id]
         lacking = missing_packages(impl)
         if lacking:
             return f"needs `{'`, `'.join(lacking)}`, not installed"
@@ -197,7 +201,7 @@ class OpTable:
         return self._unsupported(impl, context)
 
     def _unsupported(self, impl: OpImpl, context: OpContext) -> str | None:
-        """Return why *impl* does not do the case; one that cannot say is warned about and out."""
+        """Return why *impl* does not support the case; a failing `supports` is one, and logged."""
         if impl.supports is None:
             return None
         try:
@@ -216,7 +220,7 @@ class OpTable:
         return reason
 
     def _unanswered(self, impl: OpImpl, context: OpContext, error: Exception) -> str | None:
-        """Return the attribute that *error* is about: one of the op's that the case leaves open."""
+        """Return the attribute that *error* is about, if the op has it and the case does not."""
         if not isinstance(error, KeyError) or not error.args:
             return None
         open_ones = set(self.specs[impl.op].attributes) - context.attributes.keys()
@@ -228,19 +232,19 @@ class OpTable:
         Raises:
             PluginError: The chosen kernel is the device's own and cannot be used: its target does
                 not exist, or takes other arguments than the op passes.
-            ConfigError: `strict`, and only the reference does the case; within `bind_all` that is
-                raised at its end.
+            ConfigError: `strict`, and only the reference supports the case; raised at the end of
+                `bind_all`, if within it.
         """
         case = _case(op, context)
         if case not in self._bound:
             resolution, self._bound[case] = self._choose(op, context)
             if resolution not in self.resolutions:
                 self.resolutions.append(resolution)
-                self._tell_unmet(resolution)
+                self._warn_unmet_preferences(resolution)
             if self.strict and resolution.chosen == REFERENCE:
-                self._unmet.append(resolution)
+                self._forbidden_references.append(resolution)
         if not self._depth:
-            self._raise_unmet()
+            self._raise_forbidden()
         return self._bound[case]
 
     @contextmanager
@@ -254,12 +258,12 @@ class OpTable:
         try:
             yield
         except BaseException:
-            self._take_unmet()
+            self._take_forbidden()
             raise
         finally:
             self._depth -= 1
         if not self._depth:
-            self._raise_unmet()
+            self._raise_forbidden()
 
     def _choose(self, op: str, context: OpContext) -> tuple[Resolution, Callable[..., Any]]:
         while True:
@@ -282,7 +286,7 @@ class OpTable:
                     "kernel `%s` of op `%s` (%s) %s",
                     *(resolution.chosen, op, resolution.plugin, reason),
                 )
-                self._unfit[op, resolution.chosen] = reason
+                self._unloadable[op, resolution.chosen] = reason
 
     def _load(self, op: str, chosen: str) -> Callable[..., Any]:
         reference = load_target(self.specs[op].reference)
@@ -295,15 +299,15 @@ class OpTable:
             raise PluginError(f"kernel target `{target}` cannot be called as the op is: {problem}")
         return function
 
-    def _take_unmet(self) -> list[Resolution]:
+    def _take_forbidden(self) -> list[Resolution]:
         """Return the references that were bound in spite of `strict`, and forget that they were."""
-        unmet, self._unmet = self._unmet, []
+        unmet, self._forbidden_references = self._forbidden_references, []
         for one in unmet:
             self._bound.pop(_case(one.op, one.context), None)
         return unmet
 
-    def _raise_unmet(self) -> None:
-        unmet = self._take_unmet()
+    def _raise_forbidden(self) -> None:
+        unmet = self._take_forbidden()
         if not unmet:
             return
         ops = list(dict.fromkeys(one.op for one in unmet))
@@ -311,11 +315,11 @@ class OpTable:
         raise ConfigError(
             f"`--strict-ops`: {named} no kernel for this case",
             why="\n".join(dict.fromkeys(_why_reference(one) for one in unmet)),
-            hint="leave `--strict-ops` out, or install a plugin whose kernels do the case; "
+            hint="leave `--strict-ops` out, or install a plugin whose kernels support the case; "
             f"`lmcore ops explain {ops[0]}` says more",
         )
 
-    def _tell_unmet(self, resolution: Resolution) -> None:
+    def _warn_unmet_preferences(self, resolution: Resolution) -> None:
         """Warn of kernels that the user wanted before the chosen one and did not get."""
         wanted = self.preferences.get(resolution.op, ())
         if resolution.chosen in wanted:

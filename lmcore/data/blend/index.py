@@ -20,6 +20,7 @@ __all__ = [
 ]
 
 _SURPLUS = 0.005
+"""Fraction of a source's samples that is built beyond its share."""
 
 BlendIndex = tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]
 
@@ -58,7 +59,8 @@ def build_blend_index(weights: Sequence[float], size: int) -> BlendIndex:
         The dataset of each sample, int16 [size], and its number in that dataset, int64 [size].
 
     Raises:
-        ValueError: There are no weights, more than 32,767, or a negative or non-finite weight.
+        ValueError: There are no weights, more than 32,767, or a negative or non-finite weight; or
+            *size* is negative.
 
     Source:
         Megatron-LM, `build_blending_indices` in `megatron/core/datasets/helpers.cpp`.
@@ -71,13 +73,13 @@ def build_blend_index(weights: Sequence[float], size: int) -> BlendIndex:
 
 def build_blend_index_python(weights: Sequence[float] | np.ndarray, size: int) -> BlendIndex:
     """Build the same arrays as `build_blend_index` in Python: its fallback and its oracle."""
-    shares: list[float] = _checked(weights, size).tolist()
+    values: list[float] = _checked(weights, size).tolist()
     dataset = np.empty(size, dtype=np.int16)
     sample = np.empty(size, dtype=np.int64)
-    taken = [0] * len(shares)
+    taken = [0] * len(values)
     for i in range(size):
         n = max(i, 1)
-        errors = [share * n - count for share, count in zip(shares, taken, strict=True)]
+        errors = [weight * n - count for weight, count in zip(values, taken, strict=True)]
         chosen = errors.index(max(errors))
         dataset[i], sample[i] = chosen, taken[chosen]
         taken[chosen] += 1
@@ -115,9 +117,9 @@ def build_exhaustive_index(lengths: Sequence[int]) -> BlendIndex:
 def _checked(weights: Sequence[float] | np.ndarray, size: int) -> npt.NDArray[np.float64]:
     values = np.ascontiguousarray(weights, dtype=np.float64)
     if values.ndim != 1 or not 1 <= values.size <= np.iinfo(np.int16).max:
-        raise ValueError(f"a blend of {values.size} datasets")
+        raise ValueError(f"a blend needs 1 to 32,767 datasets, got {values.size}")
     if not np.isfinite(values).all() or (values < 0).any():
         raise ValueError("weights of a blend must be finite and not negative")
     if size < 0:
-        raise ValueError(f"a blend of {size} samples")
+        raise ValueError(f"a blend needs 0 or more samples, got {size}")
     return values

@@ -113,7 +113,7 @@ class DeepSpeedEngine:
         config: dict[str, Any],
         profiler_range: ProfilerRange = no_range,
     ) -> None:
-        """Build the model on the host, to be initialised or loaded there.
+        """Build the model on the host, to be initialized or loaded there.
 
         Args:
             plan: The run.
@@ -324,7 +324,7 @@ class DeepSpeedModel:
     """
 
     def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
-        """Build the model on the host, its weights not yet initialised."""
+        """Build the model on the host, its weights not yet initialized."""
         self.shape = ModelShape.from_plan(plan)
         self.mesh = ParallelMesh.of(plan.layout, runtime)
         model = build_model(

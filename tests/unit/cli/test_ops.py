@@ -118,7 +118,7 @@ def test_a_case_is_explained(capsys):
     assert "* onednn " in text
     assert "chosen: the highest priority of the kernels that do the case" in text
     assert "is for compiled blocks; `onednn` is the same without a compiler" in text
-    assert "`onednn` does the case" in text
+    assert "`onednn` supports the case" in text
 
 
 def test_wishes_decide_as_in_a_run(capsys):

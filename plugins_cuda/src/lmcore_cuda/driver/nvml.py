@@ -131,10 +131,10 @@ class Nvml:
     @classmethod
     @contextlib.contextmanager
     def opened(cls, library: Any) -> Iterator[Nvml]:
-        """Initialise the library for the time of the context.
+        """Initialize the library for the time of the context.
 
         Raises:
-            NvmlError: Initialisation failed; nothing has to be shut down.
+            NvmlError: Initialization failed; nothing has to be shut down.
         """
         nvml = cls(library)
         nvml.call("nvmlInit_v2")

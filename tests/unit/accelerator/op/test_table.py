@@ -57,7 +57,7 @@ def test_the_highest_priority_wins_and_the_others_have_reasons():
     assert (resolution.chosen, resolution.plugin, resolution.source) == ("a", "chip", "priority")
     assert resolution.rejected == (
         ("low", "`a` has priority 10, this 1"),
-        ("reference", "`a` does the case"),
+        ("reference", "`a` supports the case"),
     )
 
 
@@ -359,7 +359,7 @@ def test_one_case_is_reported_once_and_as_json():
     (resolution,) = ops.resolutions
     assert json.loads(json.dumps(resolution.to_dict())) == {
         "op": "root", "chosen": "a", "plugin": "chip", "source": "priority",
-        "rejected": [{"id": "reference", "reason": "`a` does the case"}],
+        "rejected": [{"id": "reference", "reason": "`a` supports the case"}],
         "device_type": "cpu", "dtype": "float32", "attributes": {"head_dim": 64},
     }  # fmt: skip
 
