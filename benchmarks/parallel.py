@@ -62,8 +62,8 @@ def framework(parts: Parts) -> Step:
     queue = StepQueue(TrainStep(parts.state, parts.plan, parts.runtime), batches, exits)
 
     def take() -> float:
-        queue.take()
-        (record,) = queue.finished(wait=True)
+        queue.submit()
+        (record,) = queue.completed(wait=True)
         report.step(record)
         return record.loss
 

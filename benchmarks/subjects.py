@@ -154,8 +154,8 @@ def lmcore_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], f
     report = parts.report()
 
     def take() -> float:
-        queue.take()
-        (record,) = queue.finished(wait=True)
+        queue.submit()
+        (record,) = queue.completed(wait=True)
         report.step(record)
         return record.loss
 

@@ -20,7 +20,7 @@ from lmcore.accelerator import API_VERSION
 from lmcore.accelerator.op.records import load_target
 from lmcore.accelerator.registry import CommandRegistry
 from lmcore.cli.main import COMMANDS, main
-from lmcore.cli.plugin.commands import find_commands
+from lmcore.cli.plugin.plugin_commands import find_commands
 from lmcore.config.foreign import megatron
 from lmcore.config.load import load_config
 from lmcore.config.model_math import num_query_groups, pad_vocab_size, parameter_count

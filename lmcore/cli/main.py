@@ -139,7 +139,7 @@ def _run(name: str, arguments: list[str]) -> int:
         hint = "`lmcore --help` lists the commands"
         raise ConfigError(f"unknown flag `{name}` before a command", hint=hint)
     if name not in modules:
-        from lmcore.cli.plugin.commands import run_command
+        from lmcore.cli.plugin.plugin_commands import run_command
 
         return run_command(name, arguments, list(modules))
     command = importlib.import_module(modules[name])
@@ -170,7 +170,7 @@ def _help() -> str:
 def _plugin_groups() -> Mapping[str, Mapping[str, str]]:
     """Return the commands of plugins for the help; none if `LMCORE_PLUGINS` is wrong."""
     from lmcore import log
-    from lmcore.cli.plugin.commands import help_groups
+    from lmcore.cli.plugin.plugin_commands import help_groups
     from lmcore.errors import LmcoreError
 
     log.configure()

@@ -51,7 +51,7 @@ class Engine(Protocol):
         """True if one process alone cannot run its model: weights or samples are divided."""
 
     @property
-    def records(self) -> Mapping[str, Any]:
+    def run_files(self) -> Mapping[str, Any]:
         """JSON files for the run directory: content by file name."""
 
     def begin(self) -> None:
@@ -89,7 +89,7 @@ class NativeEngine:
             parallel.capture_graph(device)
         self.state = TrainState.create(parallel, plan, runtime)
         self.step: Step = TrainStep(self.state, plan, runtime, profiler_range)
-        self.records: Mapping[str, Any] = {}
+        self.run_files: Mapping[str, Any] = {}
         self.divided = plan.layout.divides_model or plan.layout.context > 1
 
     def begin(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from lmcore.config.section import TrainingSection
-    from lmcore.train.schedule import Due
+    from lmcore.train.due import Due
 
 __all__ = ["ExitConditions"]
 

@@ -31,7 +31,7 @@ class GarbageCollection:
         self._manual, self._interval = manual, interval
         self._enabled = self._began = self._frozen = False
 
-    def at(self, done: int) -> None:
+    def on_step(self, done: int) -> None:
         """Disable Python's collector at the first call; collect at multiples of the interval.
 
         To be called between steps, first after the first step, which imports and compiles much.

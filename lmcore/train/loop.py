@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from lmcore.data.loading.device_prefetch import prefetch_to_device
 from lmcore.data.loading.loader import BatchLoader
+from lmcore.train.due import DueSchedule
 from lmcore.train.garbage_collection import GarbageCollection
-from lmcore.train.schedule import Schedule
 from lmcore.train.step_queue import StepQueue
 from lmcore.train.validation import Evaluator
 
@@ -50,7 +50,7 @@ def train(
         NonFiniteError: Loss or gradients are not finite; nothing is saved then.
     """
     state, profile, training = engine.state, report.profile, plan.config.training
-    schedule, evaluator = Schedule(plan), Evaluator(state, datasets, plan, runtime, exits)
+    schedule, evaluator = DueSchedule(plan), Evaluator(state, datasets, plan, runtime, exits)
     first = saved = state.iteration
     state.model.train()
     with (
@@ -73,14 +73,14 @@ def train(
         batches = prefetch_to_device(loader, runtime.device)
         queue = StepQueue(engine.step, batches, exits if runtime.processes else None)
         while state.iteration < plan.train_iters:
-            saver.check()
-            profile.at(state.iteration)
-            queue.take()
+            saver.raise_background_error()
+            profile.on_step(state.iteration)
+            queue.submit()
             step, is_first = state.iteration, state.iteration == first + 1
             due = schedule.due(step)
             # The first record is waited for, too: its time is the time of compiling, and a mistake
             # shows early.
-            records = queue.finished(wait=is_first or due.needs_records)
+            records = queue.completed(wait=is_first or due.needs_records)
             if is_first:
                 report.first_step()
                 saver.warm_up()
@@ -92,19 +92,19 @@ def train(
                 break
             if due.save:
                 saved = _save(state, saver, report)
-            garbage_collection.at(step)
-        for record in queue.finished(wait=True):  # left if the run exits early
+            garbage_collection.on_step(step)
+        for record in queue.completed(wait=True):  # left if the run exits early
             report.step(record)
     if state.iteration > saved:
         _save(state, saver, report)
-    profile.at(state.iteration, ends=True)
+    profile.on_step(state.iteration, ends=True)
     if report.reason is None:
         report.tested(state.iteration, evaluator.test())
 
 
 def _save(state: TrainState, saver: Saver, report: RunReport) -> int:
     """Save a checkpoint and return its step."""
-    with report.profile.profiler_range("checkpoint"), state.weights_for_use():
+    with report.profile.profiler_range("checkpoint"), state.evaluation_weights():
         # Writing is within the context, too: it may be from the live tensors.
         report.checkpoint = saver.save()
     return state.iteration

@@ -72,8 +72,9 @@ def run_training(
             out_of_memory_explained(plan, runtime),
             build_engine(plan, runtime, report.profile.profiler_range) as engine,
         ):
-            state, order, planner = engine.state, datasets.order, WritePlanner(rendezvous)
-            checkpoint = restore(state, plan, runtime, order=order, planner=planner)
+            state, order_fingerprint = engine.state, datasets.order
+            planner = WritePlanner(rendezvous)
+            checkpoint = restore(state, plan, runtime, order=order_fingerprint, planner=planner)
             engine.begin()
 
             def snapshot() -> Snapshot:
@@ -83,13 +84,15 @@ def run_training(
                     runtime,
                     tokenizer,
                     directory=directory.checkpoints,
-                    order=order,
+                    order=order_fingerprint,
                     data=datasets.record(state.consumed_samples),
                     planner=planner,
                 )
 
             with (
                 report.training(engine, datasets, checkpoint),
+                # Within the outer context: now state and checkpoints are known, and the summary
+                # gets the explanation.
                 out_of_memory_explained(plan, runtime, state, directory.checkpoints),
                 ExitConditions(plan.config.training) as exits,
                 Saver(snapshot, background=plan.config.checkpoint.async_save) as saver,

@@ -94,8 +94,8 @@ class TrainState:
         return self.parallel.model
 
     @contextlib.contextmanager
-    def weights_for_use(self) -> Iterator[None]:
-        """Put the weights for use into the model within the context: to validate, sample or save.
+    def evaluation_weights(self) -> Iterator[None]:
+        """Put the weights to validate, sample or save into the model within the context.
 
         For most optimizers they are the weights in training.  Training continues with weights that
         are loaded within the context.
@@ -111,7 +111,7 @@ class TrainState:
     def tensors(self, *, optimizer: bool = True) -> dict[str, Tensor]:
         """Return the live weights and, if wanted, optimizer state, by checkpoint name.
 
-        To be called, read and loaded within `weights_for_use`.
+        To be called, read and loaded within `evaluation_weights`.
         """
         found = {f"model.{name}": p.detach() for name, p in self.parallel.named_parameters()}
         if optimizer:

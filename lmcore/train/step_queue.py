@@ -43,8 +43,8 @@ class StepQueue:
         self._queue: list[_Queued] = []
         self._last_read = 0.0  # time at which the last asynchronous record was there
 
-    def take(self) -> None:
-        """Take the next step.
+    def submit(self) -> None:
+        """Run the next step and queue its record.
 
         Raises:
             NonFiniteError: Loss or gradients are not finite, and the engine is synchronous.
@@ -55,8 +55,8 @@ class StepQueue:
         ended, waited = time.perf_counter(), self._batches.wait_seconds - waited
         self._queue.append(_Queued(pending, began, ended, waited))
 
-    def finished(self, *, wait: bool) -> list[StepRecord]:
-        """Return the records of finished steps, in order, and remove them from the queue.
+    def completed(self, *, wait: bool) -> list[StepRecord]:
+        """Return the records of completed steps, in order, and remove them from the queue.
 
         Args:
             wait: True to wait for all steps; False to leave the last one if it is still running.

@@ -92,7 +92,7 @@ class Evaluator:
     def _evaluate(self, samples: SampleSource | None, first_sample: int) -> Validation | None:
         if samples is None:
             return None
-        with self._state.weights_for_use():
+        with self._state.evaluation_weights():
             return validate(
                 self._state.parallel,
                 samples,

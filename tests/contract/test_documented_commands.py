@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.cli.main import COMMANDS, main
-from lmcore.cli.plugin.commands import find_commands
+from lmcore.cli.plugin.plugin_commands import find_commands
 from lmcore.config.foreign import megatron
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -60,7 +60,7 @@ class Tokens:
 
 def parts_of(state: TrainState) -> list[Any]:
     """Return (name, whole shape, offset, values) of every piece that this process has."""
-    with state.weights_for_use():
+    with state.evaluation_weights():
         tensors = state.tensors()
         layouts = state.layouts(tensors)
         return [
@@ -161,7 +161,7 @@ def run(order: dict[str, Any], plan: RunPlan, runtime: Runtime) -> dict[str, Any
             while state.iteration < order["last"]:
                 losses.append(engine.step(batches).result().loss)
                 if state.iteration == order["save"]:
-                    with state.weights_for_use():
+                    with state.evaluation_weights():
                         saver.save()
                     found["saved"] = parts_of(state)
                     found["random"] = named_random_states(runtime)

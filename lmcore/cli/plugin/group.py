@@ -1,8 +1,17 @@
-"""`lmcore plugin ...`: commands for authors of plugins, which `lmcore-conformance` adds."""
+"""`lmcore plugin ...`: commands for authors of plugins, which `lmcore-conformance` adds.
+
+The kit implements `plugin check` and `plugin new` in its folders `plugin_check/` and `new_plugin/`,
+in `plugins/conformance/src/lmcore_conformance/`.
+"""
 
 from __future__ import annotations
 
-from lmcore.cli.plugin.commands import commands_of_group, find_commands, group_help, run_command
+from lmcore.cli.plugin.plugin_commands import (
+    commands_of_group,
+    find_commands,
+    group_help,
+    run_command,
+)
 from lmcore.errors import ConfigError
 from lmcore.plugin.discovery import discover
 

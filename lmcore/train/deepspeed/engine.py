@@ -102,7 +102,7 @@ class DeepSpeedEngine:
         parallel: The model on the processes of the run.
         state: State of the run.
         divided: True if each process holds a part of the model only.
-        records: DeepSpeed's version and configuration, for the run directory.
+        run_files: DeepSpeed's version and configuration, for the run directory.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class DeepSpeedEngine:
         self.context = runtime.precision.context
         self.stage = zero_stage(plan)
         self.divided = self.stage == 3
-        self.records = {"deepspeed.json": {"version": package.__version__, "config": config}}
+        self.run_files = {"deepspeed.json": {"version": package.__version__, "config": config}}
         self._half = _HALVES.get(runtime.precision.compute)
         self.parallel = DeepSpeedModel(plan, runtime)
         self._kinds = state_kinds(plan.config.optimizer, self._bind)
@@ -369,7 +369,7 @@ class DeepSpeedState(TrainState):
     engine: DeepSpeedEngine = field(kw_only=True)
 
     @contextlib.contextmanager
-    def weights_for_use(self) -> Iterator[None]:
+    def evaluation_weights(self) -> Iterator[None]:
         """Do nothing: the weights in training are the weights to use."""
         yield
 

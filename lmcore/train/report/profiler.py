@@ -79,7 +79,7 @@ class Profile:
 
         return record_function(name)
 
-    def at(self, done: int, *, ends: bool = False) -> None:
+    def on_step(self, done: int, *, ends: bool = False) -> None:
         """Start, continue or end the profile; to be called between steps.
 
         Args:

@@ -20,6 +20,7 @@ from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import LmcoreError, RunError
 from lmcore.plugin import run_end, run_start
 from lmcore.train.compilation import compiles_blocks
+from lmcore.train.due import DueSchedule
 from lmcore.train.report.announcement import announcement
 from lmcore.train.report.display import Display, PlainDisplay, Progress, SilentDisplay, duration
 from lmcore.train.report.metrics import MetricsFile, TensorBoard
@@ -27,7 +28,6 @@ from lmcore.train.report.profiler import Profile
 from lmcore.train.report.run_directory import RunDirectory
 from lmcore.train.report.sample import Sample, take_sample
 from lmcore.train.report.startup_clock import PhaseClock
-from lmcore.train.schedule import Schedule
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -171,7 +171,7 @@ class RunReport:
         self.record: StepRecord | None = None
         self.validation: tuple[int, Validation] | None = None
         self._began = time.monotonic()
-        self._schedule = Schedule(plan)
+        self._schedule = DueSchedule(plan)
         self._metrics: MetricsFile | None = None
         self._tensorboard: TensorBoard | None = None
         self._peak: float | None = None
@@ -228,7 +228,7 @@ class RunReport:
         directory.write_text("config.yaml", self.plan.to_yaml())
         directory.write_json("environment.json", self.runtime.environment())
         directory.write_json("kernels.json", self.runtime.ops.to_dict())
-        for name, content in engine.records.items():
+        for name, content in engine.run_files.items():
             directory.write_json(name, content)
         # The tokenizer of a run that failed before its first checkpoint is replaced.
         replace = not directory.has_checkpoints()

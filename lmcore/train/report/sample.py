@@ -57,7 +57,7 @@ def take_sample(
         checkpoint: The last checkpoint of the run; None without one.
     """
     if not engine.divided:
-        with engine.state.weights_for_use():
+        with engine.state.evaluation_weights():
             return generate_sample(engine.state.model, datasets, plan, runtime)
     if plan.config.training.sample_tokens == 0 or checkpoint is None:
         return None

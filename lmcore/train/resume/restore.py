@@ -115,7 +115,7 @@ def restore(
         _tell_padding(manifest, plan)
         state.parallel.initialize(seed)
     if asked.finetune:
-        with state.weights_for_use():
+        with state.evaluation_weights():
             load.into(state.tensors(optimizer=False))
         return checkpoint
     check_saved_run(checkpoint, manifest)
@@ -123,7 +123,7 @@ def restore(
         _check_optimizer(manifest, plan)
     _adopt_schedule(state, plan, manifest)
     _check_order(manifest, order, plan)
-    with state.weights_for_use():
+    with state.evaluation_weights():
         _load(state, plan, runtime, manifest, load)
     state.set_counters(manifest.meta["counters"])
     if asked.load_optim:

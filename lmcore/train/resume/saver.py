@@ -70,7 +70,7 @@ class Saver:
         self._thread.start()
         return iteration_path(snapshot.directory, snapshot.iteration)
 
-    def check(self) -> None:
+    def raise_background_error(self) -> None:
         """Raise the error of the last checkpoint, if it failed; do not wait for it.
 
         Raises:
@@ -89,7 +89,7 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self.check()
+        self.raise_background_error()
 
     def _write(self, snapshot: Snapshot) -> None:
         try:

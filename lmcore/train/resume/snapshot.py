@@ -82,8 +82,8 @@ def take_snapshot(
 ) -> Snapshot:
     """Copy the part of *state* that this rank writes to the host; all processes must call it.
 
-    Take and write a snapshot within `state.weights_for_use`: the run's stager may return the live
-    tensors.
+    Take and write a snapshot within `state.evaluation_weights`: the run's stager may return the
+    live tensors.
 
     Args:
         state: State of the run.

@@ -265,7 +265,9 @@ def run_loop(make_plan: Any, make_state: Any, make_datasets: Any, tmp_path: Path
         report = RunReport(plan, runtime, plugins, directory, SilentDisplay(), PhaseClock())
         with report.recording(after_step=0), ExitConditions(plan.config.training) as exits:
             engine: Any = SimpleNamespace(state=state, step=step)
-            saver: Any = SimpleNamespace(save=save, check=lambda: None, warm_up=lambda: None)
+            saver: Any = SimpleNamespace(
+                save=save, raise_background_error=lambda: None, warm_up=lambda: None
+            )
             train(engine, make_datasets(plan), plan, runtime, report, saver, exits)
         rows = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
         return report, rows, [(at, n - first) for at, n in saved], [n - first for n in step.asked]
@@ -338,8 +340,8 @@ def test_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = StepQueue(step, SimpleNamespace(wait_seconds=0.0))  # type: ignore[arg-type]
     found = []
     for wait in (True, False, False, True):
-        queue.take()
-        found += [record.step_time_ms / 1e3 for record in queue.finished(wait=wait)]
+        queue.submit()
+        found += [record.step_time_ms / 1e3 for record in queue.completed(wait=wait)]
         if wait:
             now[0] += 100.0  # a validation
     assert found == [10.0, 10.0, 1.0, 9.0]

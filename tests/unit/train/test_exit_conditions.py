@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lmcore.config.section import TrainingSection
+from lmcore.train.due import Due
 from lmcore.train.exit_conditions import ExitConditions
-from lmcore.train.schedule import Due
 
 NOTHING = Due(log=False, validate=False, save=False, exit=False, last=False)
 

@@ -31,26 +31,26 @@ def _as_before() -> Iterator[None]:
 def test_at_the_interval() -> None:
     """Garbage stays until a step that is a multiple of the interval, and is gone after it."""
     with GarbageCollection(manual=True, interval=3) as garbage:
-        garbage.at(1)
+        garbage.on_step(1)
         assert not gc.isenabled()
         for first, last in ((2, 3), (4, 6)):
             left = weakref.ref(Cycle())
             for done in range(first, last):
-                garbage.at(done)
+                garbage.on_step(done)
                 assert left() is not None
-            garbage.at(last)
+            garbage.on_step(last)
             assert left() is None
 
 
 def test_freezes_once() -> None:
     """After the first collection nothing that was there then is looked through again."""
     with GarbageCollection(manual=True, interval=2) as garbage:
-        garbage.at(1)
+        garbage.on_step(1)
         assert gc.get_freeze_count() == 0
-        garbage.at(2)
+        garbage.on_step(2)
         assert gc.get_freeze_count() > 1000
         count = gc.get_freeze_count()
-        garbage.at(4)
+        garbage.on_step(4)
         assert abs(gc.get_freeze_count() - count) < 100
 
 
@@ -59,7 +59,7 @@ def test_never_between_steps() -> None:
     with GarbageCollection(manual=True, interval=0) as garbage:
         left = weakref.ref(Cycle())
         for done in range(1, 5):
-            garbage.at(done)
+            garbage.on_step(done)
         assert not gc.isenabled()
         assert left() is not None
 
@@ -67,8 +67,8 @@ def test_never_between_steps() -> None:
 def test_left_to_python() -> None:
     """Asked not to, it changes nothing."""
     with GarbageCollection(manual=False, interval=1) as garbage:
-        garbage.at(1)
-        garbage.at(2)
+        garbage.on_step(1)
+        garbage.on_step(2)
         assert gc.isenabled()
         assert gc.get_freeze_count() == 0
 
@@ -78,8 +78,8 @@ def test_after_an_error() -> None:
 
     def fail() -> None:
         with GarbageCollection(manual=True, interval=2) as garbage:
-            garbage.at(1)
-            garbage.at(2)
+            garbage.on_step(1)
+            garbage.on_step(2)
             raise ValueError
 
     with pytest.raises(ValueError):
@@ -88,7 +88,7 @@ def test_after_an_error() -> None:
     gc.disable()
     try:
         with GarbageCollection(manual=True, interval=2) as garbage:
-            garbage.at(1)
+            garbage.on_step(1)
         assert not gc.isenabled()
     finally:
         gc.enable()

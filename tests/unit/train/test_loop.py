@@ -88,7 +88,7 @@ def run_loop(
             return Path(f"iter_{state.iteration:07d}")
 
         saver: Any = SimpleNamespace(
-            save=save, check=check, warm_up=lambda: after_first_step(state)
+            save=save, raise_background_error=check, warm_up=lambda: after_first_step(state)
         )
         report = make_report(plan, display)
         report.directory.metrics.unlink(missing_ok=True)

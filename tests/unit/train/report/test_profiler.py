@@ -25,11 +25,11 @@ def run(
     said: list[str] = []
     with Profile(asked, directory, device_type="cpu", rank=rank, say=said.append) as profile:
         for done in range(first, last):
-            profile.at(done)
+            profile.on_step(done)
             for name in ("forward", "backward"):
                 with profile.profiler_range(name):
                     torch.ones(32, 32) @ torch.full((32, 32), float(done))
-        profile.at(last, ends=True)
+        profile.on_step(last, ends=True)
     return said
 
 
@@ -131,7 +131,7 @@ def test_off_costs_nothing(tmp_path: Path) -> None:
     on = Profile(ProfileSection(profile=True), tmp_path, device_type="cpu")
     for profile in (off, on):
         with profile:
-            profile.at(0)
+            profile.on_step(0)
             assert profile.profiler_range("forward") is no_range("backward")
     assert list(tmp_path.iterdir()) == []
 
@@ -152,7 +152,7 @@ def test_ends_with_an_error(tmp_path: Path) -> None:
     def fail() -> None:
         with Profile(asked, tmp_path, device_type="cpu") as profile:
             for done in range(6):
-                profile.at(done)
+                profile.on_step(done)
                 with profile.profiler_range("forward"):
                     _ = 1 / (3 - done)
 

@@ -80,7 +80,7 @@ def test_in_the_background(disk: Disk) -> None:
     with Saver(disk.take, background=True) as saver:
         assert saver.save() == HERE / "iter_0000001"
         assert disk.events == ["take 1"]
-        saver.check()
+        saver.raise_background_error()
         helper = later(disk.go.set)
     helper.join()
     assert disk.events == ["take 1", "written 1"]
@@ -97,7 +97,7 @@ def test_the_next_one_waits(disk: Disk) -> None:
     assert disk.events == ["take 1", "written 1", "take 2", "written 2"]
 
 
-@pytest.mark.parametrize("where", ["check", "save", "wait", "end"])
+@pytest.mark.parametrize("where", ["raise", "save", "wait", "end"])
 def test_a_failure_is_raised(disk: Disk, where: str) -> None:
     """A write that failed comes out at the next step, save or end, once, as it is."""
     disk.error = CheckpointError("the disk is full")
@@ -107,13 +107,13 @@ def test_a_failure_is_raised(disk: Disk, where: str) -> None:
     (writer,) = [one for one in threading.enumerate() if one.name == WRITER_NAME] or [None]
     if writer is not None:
         writer.join()
-    calls = {"check": saver.check, "save": saver.save, "wait": saver.wait}
+    calls = {"raise": saver.raise_background_error, "save": saver.save, "wait": saver.wait}
     calls["end"] = lambda: saver.__exit__(None, None, None)
     with pytest.raises(CheckpointError) as caught:
         calls[where]()
     assert caught.value is disk.error
     assert disk.events == ["take 1"]
-    saver.check()
+    saver.raise_background_error()
 
 
 def test_an_error_of_the_run_comes_first(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:

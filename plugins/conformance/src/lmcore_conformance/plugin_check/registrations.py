@@ -79,7 +79,7 @@ def _tokenizers(record: PluginRecord, taken: Taken) -> Iterator[Check]:
 def reserved_names() -> dict[str, list[str]]:
     """Return the names that no plugin can register: "commands", "corpora" and "tokenizers"."""
     from lmcore.cli.main import COMMANDS
-    from lmcore.cli.plugin.commands import RESERVED
+    from lmcore.cli.plugin.plugin_commands import RESERVED
     from lmcore.data.prepare.named_text import BUNDLED
     from lmcore.data.tokenizer import tokenizer_types
 

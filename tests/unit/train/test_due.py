@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.train.schedule import Schedule
+from lmcore.train.due import DueSchedule
 
 
 @pytest.mark.parametrize(
@@ -27,5 +27,5 @@ from lmcore.train.schedule import Schedule
 )
 def test_due(make_plan: Any, flags: str, work: str, steps: list[int]) -> None:
     """Work is due at the multiples of its interval; validation after the last step, too."""
-    schedule = Schedule(make_plan(f"--train-iters 8 {flags}"))
+    schedule = DueSchedule(make_plan(f"--train-iters 8 {flags}"))
     assert [step for step in range(1, 9) if getattr(schedule.due(step), work)] == steps

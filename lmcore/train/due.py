@@ -1,4 +1,4 @@
-"""`Schedule`: the work that is due after a step, by the intervals of the configuration."""
+"""`DueSchedule`: the work that is due after a step, by the intervals of the configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
 
-__all__ = ["Due", "Schedule"]
+__all__ = ["Due", "DueSchedule"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Due:
         return self.validate or self.save or self.last
 
 
-class Schedule:
+class DueSchedule:
     """The intervals of a run."""
 
     def __init__(self, plan: RunPlan) -> None:
