@@ -1,4 +1,4 @@
-"""`lmcore config show`: every setting and its provenance, and every problem of the settings."""
+"""`lmcore config show`: every setting and its provenance, or every problem of the settings."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def _show(argv: list[str]) -> int:
         return 0
     rest = [word for word in argv if word != "--json"]
     loaded = load_config(rest, plugins=plugin_sections(find_plugins(rest, probe=False)))
-    print(_as_json(loaded) if len(rest) < len(argv) else _as_text(loaded))
     # Without `--nproc-per-node` the number of processes is not known before a run.
     problems = problems_of(loaded, world_size=loaded.config.parallel.nproc_per_node)
     if problems:
         raise ConfigError.collect(problems)
+    print(_as_json(loaded) if len(rest) < len(argv) else _as_text(loaded))
     return 0
 
 
@@ -84,5 +84,5 @@ def _as_text(loaded: LoadedConfig) -> str:
         given, source = loaded.given(option.name), loaded.provenance[option.name]
         text = f"{'*' if given else ' '} {option.key:<{names}}  {value:<{values}}  {source}"
         lines.append(f"{bold}{text}{plain}" if given else text)
-    lines += ["", "* is set by flag, file or preset; `null` is derived when the run starts"]
+    lines += ["", "* is set by flag, file or preset; `null` is off, or derived when the run starts"]
     return "\n".join(lines)

@@ -347,6 +347,6 @@ def _why_chosen(resolution: Resolution, *, usable: bool) -> str:
         return "would be chosen, and cannot be used"
     return {
         "preference": "chosen: preferred by --ops",
-        "priority": "chosen: the highest priority of the kernels that do the case",
+        "priority": "chosen: highest priority among the kernels that support this case",
         "tie": "chosen: of equal priority with another that does the case, and goes first",
     }.get(resolution.source, "chosen: no kernel does the case")

@@ -22,6 +22,9 @@ REQUIRED = dataclasses.MISSING
 
 _KEY = "lmcore.option"
 
+_TYPE_NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
+_ARTICLES = {int: "an ", float: "a "}
+
 
 @dataclasses.dataclass(frozen=True)
 class _Declaration:
@@ -148,7 +151,7 @@ class Option:
     @property
     def type_name(self) -> str:
         """The type in words, for messages and docs."""
-        word = {bool: "true or false", int: "integer", float: "number", str: "text"}[self.type]
+        word = _TYPE_NAMES[self.type]
         return f"list of {word}" if self.repeated else word
 
     def convert(self, value: Any, *, where: str) -> Any:
@@ -178,7 +181,9 @@ class Option:
         try:
             converted = _CONVERTERS[self.type](value)
         except (ValueError, TypeError, OverflowError):
-            raise ConfigError(f"{where}: not a valid value", why=self.expected) from None
+            kind = _ARTICLES.get(self.type, "") + _TYPE_NAMES[self.type]
+            bound = f" {self.bound}" if self.bound else ""
+            raise ConfigError(f"{where}: expected {kind}{bound}") from None
         if self.choices is not None and converted not in self.choices:
             same = [word for word in self.choices if word.lower() == str(converted).lower()]
             converted = same[0] if same else converted

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "CorporaSection", "run"]
 
-SUMMARY = "Prepare and inspect data sets, list texts."
+SUMMARY = "Prepare and inspect data sets, list the bundled texts."
 
 _HELP = f"""{SUMMARY}
 
@@ -34,7 +34,7 @@ commands:
   clean       Clean a corpus with a chain of steps.
   train-tokenizer
               Train the vocabulary of a tokenizer on text.
-              corpora     List the texts for `lmcore train --corpus`.
+  corpora     List the texts for `lmcore train --corpus`.
 
 `lmcore data COMMAND --help` explains a command."""
 

@@ -48,5 +48,5 @@ def _no_commands(name: str) -> ConfigError:
     return ConfigError(
         what,
         why=f"the package `{_KIT}`, which adds it, is not installed",
-        hint=f"`pip install {_KIT}`",
+        hint="run `pip install ./plugins/conformance` in the folder that lmcore was installed from",
     )

@@ -369,7 +369,7 @@ def _rename(name: str, rename: Renamed, values: tuple[str, ...]) -> Translation:
         )
     passed = () if rename.only else values
     today = (*rename.today.split(), *passed)
-    return Translation(today, notice=f"`{typed}` is Megatron's name; today: `{' '.join(today)}`")
+    return Translation(today, notice=f"`{typed}` is Megatron's name: using `{' '.join(today)}`")
 
 
 def _accept(name: str, same: Fixed, values: tuple[str, ...]) -> Translation:

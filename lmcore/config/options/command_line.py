@@ -15,7 +15,7 @@ from lmcore.config.options.flags import (
     UnsupportedFlagError,
     parse_flags,
 )
-from lmcore.config.options.help import Group, render_help
+from lmcore.config.options.help import Group, flag_form, render_help
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSettings, summary_of
 from lmcore.errors import ConfigError, LmcoreError
 
@@ -122,7 +122,8 @@ def parse_with_plugins(
     for option in named.values():
         wrong = any(option.flag in problem.what for problem in problems)
         if option.required and option.name not in values and not wrong:
-            problems.append(ConfigError(f"`{option.flag}` is required", why=option.help))
+            hint = f"`{flag_form(option)}`: {option.help}"
+            problems.append(ConfigError(f"`{option.flag}` is required", hint=hint))
     if problems:
         raise ConfigError.collect(problems)
     for notice in parsed.notices:

@@ -25,6 +25,14 @@ __all__ = [
     "parse_flags",
 ]
 
+_SYNONYMS = {
+    "--learning-rate": "--lr",
+    "--max-length": "--tokens",
+    "--max-new-tokens": "--tokens",
+    "--max-tokens": "--tokens",
+}
+"""Flags of lmcore for names that other programs use, as suggestions."""
+
 _SWITCH_WORDS = frozenset({"true", "false", "yes", "no", "on", "off"})
 
 
@@ -234,9 +242,13 @@ class _Parser:
                 hint = "leave the flag out; `lmcore plugins` shows every plugin's state"
                 self.problems.append(ConfigError(f"unknown flag `{name}`", why=why, hint=hint))
                 return
-        known = [*self.by_flag, *self.negated, *self.foreign, "--help"]
-        close = nearest(name if name.startswith("--") else f"-{name}", known)
-        today = self.foreign[close].today if close is not None and close in self.foreign else None
+        # Flags of other programs that are refused or without effect are no suggestions.
+        renamed = {flag: one.today for flag, one in self.foreign.items() if one.today}
+        known = [*self.by_flag, *self.negated, *renamed, "--help"]
+        close = _SYNONYMS.get(name)
+        if close not in self.by_flag:
+            close = nearest(name if name.startswith("--") else f"-{name}", known)
+        today = renamed.get(close) if close is not None else None
         now = f", today `{today}`" if today else ""
         hint = f"did you mean `{close}`{now}?" if close else "`--help` lists the flags"
         self.problems.append(ConfigError(f"unknown flag `{name}`", hint=hint))
@@ -292,8 +304,12 @@ def _place(
         placed[positional.name], rest = tuple(rest[:count]), rest[count:]
         if count < positional.minimum and strict:
             what = f"missing argument `{positional.name}`"
-            problems.append(ConfigError(what, why=positional.help or None))
+            problems.append(ConfigError(what, hint=positional.help or None))
     for word in rest:
-        hint = "flags start with `--`; a list of values follows its flag" if positionals else None
+        hint = (
+            "flags start with `--`; a list of values follows its flag"
+            if positionals
+            else "this command takes flags only: `--help` lists them"
+        )
         problems.append(ConfigError(f"unexpected argument `{word}`", hint=hint))
     return placed

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lmcore.config.option import Option
 
-__all__ = ["Group", "render_help", "shown_default"]
+__all__ = ["Group", "flag_form", "render_help", "shown_default"]
 
 Group = tuple[str, str, Sequence[Option]]
 """Title, summary in one line, options."""
@@ -68,13 +68,18 @@ def shown_default(option: Option) -> str:
     return f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
 
 
-def _left(option: Option) -> str:
-    short = f"-{option.short}, " if option.short else ""
+def flag_form(option: Option) -> str:
+    """Return an option's flag with a placeholder of its value: `--load DIR`."""
     if option.type is bool:
         negatable = "[no-]" if option.default is True else ""
-        return f"{short}--{negatable}{option.flag[2:]}"
+        return f"--{negatable}{option.flag[2:]}"
     metavar = option.metavar or ("WORD" if option.choices else _METAVARS[option.type])
-    return f"{short}{option.flag} {metavar}{' ...' if option.repeated else ''}"
+    return f"{option.flag} {metavar}{' ...' if option.repeated else ''}"
+
+
+def _left(option: Option) -> str:
+    short = f"-{option.short}, " if option.short else ""
+    return short + flag_form(option)
 
 
 def _right(option: Option) -> str:

@@ -155,6 +155,12 @@ def test_megatron_names(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
+def test_help_aligns_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command of the help starts in the same column."""
+    assert run([]) == 0
+    assert "\n  corpora     List" in capsys.readouterr().out
+
+
 def test_wrong_commands() -> None:
     """A misspelt command or flag names the nearest; required flags are all named."""
     with pytest.raises(ConfigError, match="unknown command `lmcore data prep`"):

@@ -116,7 +116,7 @@ def test_a_case_is_explained(capsys):
     assert "in_features 8, bias yes, compile no" in text
     assert "left open: --out-features" in text
     assert "* onednn " in text
-    assert "chosen: the highest priority of the kernels that do the case" in text
+    assert "chosen: highest priority among the kernels that support this case" in text
     assert "is for compiled blocks; `onednn` is the same without a compiler" in text
     assert "`onednn` supports the case" in text
 

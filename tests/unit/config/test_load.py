@@ -114,9 +114,9 @@ def test_yaml_values_are_typed_by_their_option(write) -> None:
         ("training:\n  lrr: 3\n", "2: unknown key `lrr`", "`lr` of `optimizer`?"),
         ("lr: 3\n", "1: `lr` is outside its section", "below `optimizer:`"),
         ("model: 3\n", "1: section `model` holds no settings", "indented"),
-        ("model:\n  num_layers: x\n", "2: `num_layers: x`: not a valid value", None),
+        ("model:\n  num_layers: x\n", "2: `num_layers: x`: expected an integer >= 1", None),
         ("model:\n  num_layers: 0\n", "2: `num_layers: 0`: out of range", None),
-        ("model:\n  num_layers: [1]\n", "2: `num_layers: 1`: not a valid value", None),
+        ("model:\n  num_layers: [1]\n", "2: `num_layers: 1`: expected an integer >= 1", None),
         ("model:\n  num_layers:\n", "2: `num_layers: `: `num_layers` cannot be empty", None),
         ("preset: gpt3\n", "1: `preset: gpt3`: unknown choice", "`gpt2-124m`"),
         ("zzz: {}\n", "1: unknown section `zzz`", "`model`"),
@@ -142,7 +142,7 @@ def test_all_problems_at_once(write) -> None:
     found = problems([path, "absent.yaml", "--lrr", "1", "--seed", "x", "--preset", "gpt-1b"])
     assert found == [
         "unknown flag `--lrr`",
-        "`--seed x`: not a valid value",
+        "`--seed x`: expected an integer >= 0",
         "`--preset gpt-1b`: unknown choice",
         "run.yaml:2: unknown key `num_layer`",
         "run.yaml:3: `hidden_size: 0`: out of range",
@@ -195,7 +195,7 @@ def test_megatron_command_is_understood(caplog: pytest.LogCaptureFixture) -> Non
     assert loaded.provenance["precision"] == Provenance("flag", "--bf16")
     assert [record.message for record in caplog.records] == list(loaded.notices)
     assert loaded.notices[0] == (
-        "`--batch-size 3` is Megatron's name; today: `--micro-batch-size 3`"
+        "`--batch-size 3` is Megatron's name: using `--micro-batch-size 3`"
     )
 
 

@@ -135,7 +135,7 @@ class Empty:
         (Plain, "`depth` is not"),
         (Empty, "it has none"),
         (section_of(frozen=False), "a section is frozen"),
-        (section_of(int, "x"), "not a valid value"),
+        (section_of(int, "x"), "expected an integer"),
         (section_of(int, 0, minimum=1), "out of range"),
         (section_of(str, 5), "not of its type"),
         (section_of(dict, None), "its types cannot be read"),

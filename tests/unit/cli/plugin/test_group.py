@@ -35,7 +35,7 @@ def test_a_missing_kit_is_named(installed, capsys):
     err = capsys.readouterr().err
     assert "error: `lmcore plugin check` is not available" in err
     assert "why: the package `lmcore-conformance`, which adds it, is not installed" in err
-    assert "hint: `pip install lmcore-conformance`" in err
+    assert "`pip install ./plugins/conformance`" in err
 
 
 def test_a_kit_that_cannot_be_used_says_why(installed, capsys):

@@ -115,6 +115,9 @@ def test_words_without_a_flag(line: str, words: tuple[str, ...]) -> None:
         ("--lrr 1", ["unknown flag `--lrr` did you mean `--lr`?"]),
         ("--sav-optim", ["unknown flag `--sav-optim` did you mean `--save-optim`?"]),
         ("--rat 3", ["unknown flag `--rat` did you mean `--rate`, today `--lr`?"]),
+        ("--gon 3", ["unknown flag `--gon` `--help`"]),
+        ("--sam", ["unknown flag `--sam` `--help`"]),
+        ("--learning-rate 3", ["unknown flag `--learning-rate` did you mean `--lr`?"]),
         ("--save", ["unknown flag `--save` "]),
         ("-z", ["unknown flag `-z` `--help` lists the flags"]),
         ("--qqqqq a b c", ["unknown flag `--qqqqq` `--help` lists the flags"]),
@@ -124,11 +127,11 @@ def test_words_without_a_flag(line: str, words: tuple[str, ...]) -> None:
         ("--lr 1 --lr 2", ["`--lr` is given more than once, with different values"]),
         ("--fast --no-fast", ["`--fast` is given more than once, with different values"]),
         ("--no-fast=1", ["`--no-fast=1`: a `--no-` flag takes no value"]),
-        ("--lr abc", ["`--lr abc`: not a valid value"]),
+        ("--lr abc", ["`--lr abc`: expected a number > -10"]),
         ("--gone 1 2", ["`--gone` is gone"]),
         ("--same=1", ["`--same=1`: `--same` takes no value"]),
         ("--rate", ["`--rate` needs a value"]),
-        ("--rate abc", ["`--rate abc`: not a valid value"]),
+        ("--rate abc", ["`--rate abc`: expected a number > -10"]),
         ("--lrr 1 --lr --top-p x", ["unknown flag", "`--lr` needs", "`--top-p x`"]),
     ],
 )
@@ -187,10 +190,11 @@ def test_parse_section_reports_all() -> None:
         parse_section(Sample, ["--lr", "x", "--top-p", "y"], command="lmcore thing")
     problems = [caught.value, *caught.value.others]
     assert [one.what for one in problems] == [
-        "`--lr x`: not a valid value",
-        "`--top-p y`: not a valid value",
+        "`--lr x`: expected a number > -10",
+        "`--top-p y`: expected a number",
         "`--prefix` is required",
     ]
+    assert (problems[-1].why, problems[-1].hint) == (None, "`--prefix TEXT`: Where.")
 
 
 def test_parse_section_help(capsys: pytest.CaptureFixture[str]) -> None:
