@@ -47,7 +47,7 @@ class PluginCommand:
     """A command that a plugin adds.
 
     Attributes:
-        name: one word, or the command's group and a word.
+        name: One word, or the command's group and a word.
         load: "package.module:function".
         summary: One line for the help.
     """
@@ -70,7 +70,7 @@ class _Registry(Generic[T]):
     """The registrations of one plugin.
 
     Attributes:
-        found: the registrations by name.
+        found: The registrations by name.
     """
 
     kind = ""
@@ -79,8 +79,8 @@ class _Registry(Generic[T]):
         """Create an empty registry.
 
         Args:
-            plugin: label of the plugin in messages.
-            taken: names in use, each with the label of its owner.
+            plugin: Label of the plugin in messages.
+            taken: Names in use, each with the label of its owner.
         """
         self._plugin = plugin
         self._taken = taken
@@ -124,9 +124,9 @@ class OptionRegistry(_Registry[type]):
         """Create an empty registry.
 
         Args:
-            plugin: label of the plugin in messages.
+            plugin: Label of the plugin in messages.
             name: The plugin's name, which its flags begin with.
-            taken: flags in use, each with the label of its owner.
+            taken: Flags in use, each with the label of its owner.
         """
         super().__init__(plugin, taken)
         self._name = name
@@ -171,7 +171,7 @@ class CommandRegistry(_Registry[PluginCommand]):
         """Register a command.
 
         Args:
-            name: the words after `lmcore` on the command line: a word of small letters, digits and
+            name: The words after `lmcore` on the command line: a word of small letters, digits and
                 dashes, or two such words, `GROUP NAME`.  The group is a word that is no command, or
                 the core's `plugin`; several plugins may add to one group.
             load: "package.module:function", loaded when the command is used; the function takes
@@ -212,7 +212,7 @@ class CorpusRegistry(_Registry[PluginCorpus]):
         """Register a text to train on; it is opened only when it is used.
 
         Args:
-            name: value of `--corpus`: letters, digits, dashes, dots and underscores, or
+            name: Value of `--corpus`: letters, digits, dashes, dots and underscores, or
                 several such names with slashes between them, such as `c4/en`.
             path: A UTF-8 text file that the plugin's distribution brings; an absolute path, such
                 as `Path(__file__).parent / "corpus.txt"`.
@@ -244,7 +244,7 @@ class TokenizerRegistry(_Registry["TokenizerFactory"]):
         """Register a tokenizer type.
 
         Args:
-            name: value of `--tokenizer-type`.
+            name: Value of `--tokenizer-type`.
             factory: Called with `vocab_file`, `merge_file` and `vocab_size` by name, as the command
                 line has them; returns a `lmcore.accelerator.tokenizer.Tokenizer`.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmcore.checkpoint.chunks import ChunkBounds, is_partition
 from lmcore.checkpoint.manifest import TensorEntry
@@ -98,37 +98,67 @@ class WritePlanner:
             lambda: held, assignment.assign, "the write plan of a checkpoint"
         )
         own = {}
-        for name, number in assigned:
-            key = name if len(cuts[name]) == 1 else f"{name}#{number}"
-            own[key] = (name, cuts[name][number])
+        for name, index in assigned:
+            key = name if len(cuts[name]) == 1 else f"{name}#{index}"
+            own[key] = (name, cuts[name][index])
         plan = WritePlan(own, assignment.tensors, assignment.chunks)
         self._last = (held, plan)
         return plan
 
 
+class _AssignedChunk(NamedTuple):
+    """A chunk that a rank writes.
+
+    Attributes:
+        name: Name of its tensor.
+        bounds: Bounds in the whole tensor.
+        local_index: Index among the chunks of the tensor that the rank holds.
+    """
+
+    name: str
+    bounds: ChunkBounds
+    local_index: int
+
+
 class _Assignment:
-    """Assignment of chunks to the ranks that hold them; used on rank 0."""
+    """Assignment of chunks to the ranks that hold them; used on rank 0.
+
+    Attributes:
+        tensors: Dtype and shape of all tensors, sorted by name; filled by `assign`.
+        chunks: Tensor name and bounds of the chunks that each rank writes; filled by `assign`.
+    """
 
     def __init__(self) -> None:
         self.tensors: dict[str, TensorEntry] = {}
         self.chunks: list[list[tuple[str, ChunkBounds]]] = []
 
     def assign(self, held: list[dict[str, Any]]) -> list[list[tuple[str, int]]]:
-        """Return the chunks that each rank writes: tensor name, and number of the chunk there."""
+        """Return the chunks that each rank writes, and fill `tensors` and `chunks`.
+
+        Args:
+            held: Dtype, shape and chunks of the tensors of each rank, by name.
+
+        Returns:
+            For each rank and chunk, the tensor's name and the index of the chunk in that rank's
+            tensor.
+
+        Raises:
+            ValueError: The ranks' tensors do not make whole tensors.
+        """
         replicas: dict[tuple[str, ChunkBounds], list[tuple[int, int]]] = {}
         for rank, held_tensors in enumerate(held):
             for name, (dtype, shape, chunks) in held_tensors.items():
                 entry = TensorEntry(dtype, tuple(shape))
                 if self.tensors.setdefault(name, entry) != entry:
                     raise ValueError(f"`{name}` differs between processes: {entry}")
-                for number, (offset, size) in enumerate(chunks):
+                for index, (offset, size) in enumerate(chunks):
                     key = (name, ChunkBounds(tuple(offset), tuple(size)))
-                    replicas.setdefault(key, []).append((rank, number))
+                    replicas.setdefault(key, []).append((rank, index))
         self.tensors = dict(sorted(self.tensors.items()))
         self._check(replicas)
         assigned = self._balance(replicas, len(held))
-        self.chunks = [[(name, chunk) for name, chunk, _ in own] for own in assigned]
-        return [[(name, number) for name, _, number in own] for own in assigned]
+        self.chunks = [[(chunk.name, chunk.bounds) for chunk in own] for own in assigned]
+        return [[(chunk.name, chunk.local_index) for chunk in own] for own in assigned]
 
     def _check(self, replicas: Mapping[tuple[str, ChunkBounds], Any]) -> None:
         chunks: dict[str, list[ChunkBounds]] = {name: [] for name in self.tensors}
@@ -140,18 +170,18 @@ class _Assignment:
 
     def _balance(
         self, replicas: Mapping[tuple[str, ChunkBounds], list[tuple[int, int]]], world_size: int
-    ) -> list[list[tuple[str, ChunkBounds, int]]]:
+    ) -> list[list[_AssignedChunk]]:
         """Assign each chunk to the rank with the fewest bytes that holds it, large chunks first."""
         loads = [0] * world_size
-        assigned: list[list[tuple[str, ChunkBounds, int]]] = [[] for _ in range(world_size)]
+        assigned: list[list[_AssignedChunk]] = [[] for _ in range(world_size)]
         sized = [
             (num_bytes(TensorEntry(self.tensors[name].dtype, chunk.size)), (name, chunk))
             for name, chunk in replicas
         ]
         for size, key in sorted(sized, key=lambda one: -one[0]):
-            rank, number = min(replicas[key], key=lambda one: loads[one[0]])
+            rank, index = min(replicas[key], key=lambda one: loads[one[0]])
             loads[rank] += size
-            assigned[rank].append((*key, number))
+            assigned[rank].append(_AssignedChunk(*key, index))
         return [sorted(own) for own in assigned]
 
 

@@ -1,7 +1,8 @@
 """The plan of a run from valid settings: defaults derived, sizes counted.
 
-`load_config`, `validate` and `resolve` follow each other; nothing after `resolve` decides anything
-about the configuration.
+`load_config`, `validate` and `resolve` follow each other.  Nothing after `resolve` decides anything
+about the configuration, with one exception: `--use-checkpoint-opt-param-scheduler` takes the
+learning-rate schedule from the checkpoint, in `lmcore/train/resume/restore.py`.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from lmcore.errors import ConfigError
 __all__ = ["RunPlan", "resolve"]
 
 
-_RATE = ("lr", "lr_warmup_fraction", "lr_warmup_iters", "lr_warmup_samples", "lr_decay_style")
-_WARMUP = 0.05
+_LR_OPTIONS = ("lr", "lr_warmup_fraction", "lr_warmup_iters", "lr_warmup_samples", "lr_decay_style")
+_DEFAULT_WARMUP_FRACTION = 0.05
 """Fraction of the decay that is warm-up at the default learning rate.  Without warm-up, from some
 initial weights, a small model learns only token frequencies for a third of its run."""
 
 
 def resolve(
-    valid: ValidConfig,
+    validated: ValidConfig,
     *,
     tokenizer: TokenizerIdentity,
     sources: RunSources | None = None,
@@ -46,7 +47,7 @@ def resolve(
     """Return the plan of a run.
 
     Args:
-        valid: The settings.
+        validated: Settings without problems.
         tokenizer: Identity of the run's tokenizer.
         sources: Data sources with the data sets of file lists and their metadata; None: the
             sources as the flags name them.
@@ -55,24 +56,25 @@ def resolve(
     Raises:
         ConfigError: `vocab_size` is less than the tokenizer needs.
     """
-    loaded, layout = valid.loaded, valid.layout
+    loaded, layout = validated.loaded, validated.layout
     _check_vocabulary(loaded, tokenizer.vocab_size)
-    config, provenance = _fill(loaded, layout.data)
+    config, provenance = _derive_defaults(loaded, layout.data)
     model, training = config.model, config.training
-    batch = _known(training.global_batch_size)
+    batch = _required(training.global_batch_size)
     vocabulary = max(tokenizer.vocab_size, config.data.vocab_size or 0)
     padded = pad_vocab_size(
         vocabulary,
         divisible_by=model.make_vocab_size_divisible_by,
         tensor_parallel_size=layout.tensor,
     )
-    train_iters, train_samples = _length(config, batch)
-    decay, warmup = _schedule(config, train_iters, train_samples, batch)
+    train_iters, train_samples = _train_length(config, batch)
+    decay, warmup = _lr_samples(config, train_iters, train_samples, batch)
     valid_samples, test_samples = _evaluation_samples(config, train_iters, batch)
     return RunPlan(
         config=config,
         provenance=provenance,
         preset=loaded.preset,
+        # The other item is the list of problems, which `validate` has raised.
         sources=loaded.sources[0] if sources is None else sources,
         tokenizer=tokenizer,
         resume=resume,
@@ -106,7 +108,9 @@ def _check_vocabulary(loaded: LoadedConfig, vocab_size: int) -> None:
         )
 
 
-def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[str, Provenance]]:
+def _derive_defaults(
+    loaded: LoadedConfig, data_parallel_size: int
+) -> tuple[Config, dict[str, Provenance]]:
     """Return the settings with derived defaults, and their provenance."""
     config, provenance = loaded.config, dict(loaded.provenance)
     model, training = config.model, config.training
@@ -132,8 +136,8 @@ def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[s
         derive("training", "global_batch_size", batch, formula)
     if training.train_iters is None and training.train_samples is None:
         derive("training", "train_iters", DEFAULT_TRAIN_ITERS, "the length of a run without one")
-    if not any(loaded.given(name) for name in _RATE):
-        derive("optimizer", "lr_warmup_fraction", _WARMUP, "with the default rate")
+    if not any(loaded.given(name) for name in _LR_OPTIONS):
+        derive("optimizer", "lr_warmup_fraction", _DEFAULT_WARMUP_FRACTION, "with the default rate")
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(model, **filled["model"]),
@@ -143,17 +147,17 @@ def _fill(loaded: LoadedConfig, data_parallel_size: int) -> tuple[Config, dict[s
     return config, provenance
 
 
-def _length(config: Config, batch: int) -> tuple[int, int]:
+def _train_length(config: Config, batch: int) -> tuple[int, int]:
     """Return the number of steps and samples; an incomplete last batch of samples is dropped."""
     training = config.training
     if training.train_samples is not None:
         sizes = BatchSizes.of(batch, training.rampup_batch_size)
         return sizes.steps(training.train_samples), training.train_samples
-    steps = _known(training.train_iters)
+    steps = _required(training.train_iters)
     return steps, steps * batch
 
 
-def _schedule(
+def _lr_samples(
     config: Config, train_iters: int, train_samples: int, batch: int
 ) -> tuple[int, float]:
     """Return the length of decay and warm-up in samples, as Megatron counts them."""
@@ -183,14 +187,14 @@ def _shape(model: ModelSection, padded_vocab_size: int) -> dict[str, int]:
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_attention_heads,
-        "ffn_hidden_size": _known(model.ffn_hidden_size),
-        "max_position_embeddings": _known(model.max_position_embeddings),
+        "ffn_hidden_size": _required(model.ffn_hidden_size),
+        "max_position_embeddings": _required(model.max_position_embeddings),
         "padded_vocab_size": padded_vocab_size,
         **grouped,
         **wide,
     }
 
 
-def _known(value: int | None) -> int:
+def _required(value: int | None) -> int:
     assert value is not None, "derived before it is read"
     return value

@@ -54,16 +54,16 @@ class PluginRecord:
     """One entry point of the group `lmcore.plugins`, after it was looked at.
 
     Attributes:
-        name: the plugin's name; the entry point's if the plugin could not be loaded.
-        entry_point: name of the entry point, as `LMCORE_PLUGINS` lists it.
-        distribution: the package that brings it, by pip's name.
-        version: version of that package.
-        state: usable, or the kind of reason why it is not.
-        reason: reason why it is not usable; empty for a usable one.
+        name: The plugin's name; the entry point's if the plugin could not be loaded.
+        entry_point: Name of the entry point, as `LMCORE_PLUGINS` lists it.
+        distribution: The package that brings it, by pip's name.
+        version: Version of that package.
+        state: Usable, or the kind of reason why it is not.
+        reason: Reason why it is not usable; empty for a usable one.
         traceback: Python's traceback if it failed.
-        info, probe: results of these hooks; None if it did not get so far, and `probe` None for a
+        info, probe: Results of these hooks; None if it did not get so far, and `probe` None for a
             plugin that brings no device.
-        hooks: pluggy's manager of this plugin alone, so that one call reaches one plugin.
+        hooks: Pluggy's manager of this plugin alone, so that one call reaches one plugin.
     """
 
     name: str
@@ -143,8 +143,8 @@ class PluginSet:
         """Return the set with some plugins switched off.
 
         Args:
-            names: names of plugins, or of their entry points.
-            source: the flag or variable that gave the names, for messages.
+            names: Names of plugins, or of their entry points.
+            source: The flag or variable that gave the names, for messages.
 
         Raises:
             ConfigError: One of them is not installed, or is the CPU's.

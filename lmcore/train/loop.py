@@ -40,7 +40,7 @@ def train(
         datasets: Samples for training, validation and test.
         plan: The run.
         runtime: Device and processes.
-        report: Receives every step; its `reason` is set if the run exits early.
+        report: Receives every step, every checkpoint, and the reason for an early exit.
         saver: Writes checkpoints of the engine's state.
         exits: Conditions for an early exit.
 
@@ -51,7 +51,7 @@ def train(
     """
     state, profile, training = engine.state, report.profile, plan.config.training
     schedule, evaluator = DueSchedule(plan), Evaluator(state, datasets, plan, runtime, exits)
-    first = saved = state.iteration
+    start_step = last_saved = state.iteration
     state.model.train()
     with (
         BatchLoader(
@@ -71,12 +71,13 @@ def train(
         ) as garbage_collection,
     ):
         batches = prefetch_to_device(loader, runtime.device)
+        exit_reason = None
         queue = StepQueue(engine.step, batches, exits if runtime.processes else None)
         while state.iteration < plan.train_iters:
             saver.raise_background_error()
             profile.on_step(state.iteration)
             queue.submit()
-            step, is_first = state.iteration, state.iteration == first + 1
+            step, is_first = state.iteration, state.iteration == start_step + 1
             due = schedule.due(step)
             # The first record is waited for, too: its time is the time of compiling, and a mistake
             # shows early.
@@ -87,24 +88,25 @@ def train(
             for record in records:
                 validate = due.validate and record.step == step and not exits.ending
                 report.step(record, evaluator.validate(step) if validate else None)
-            report.reason = exits.reason(step, due)
-            if report.reason:
+            exit_reason = exits.reason(step, due)
+            if exit_reason:
+                report.early_exit(exit_reason)
                 break
             if due.save:
-                saved = _save(state, saver, report)
+                last_saved = _save(state, saver, report)
             garbage_collection.on_step(step)
         for record in queue.completed(wait=True):  # left if the run exits early
             report.step(record)
-    if state.iteration > saved:
+    if state.iteration > last_saved:
         _save(state, saver, report)
     profile.on_step(state.iteration, ends=True)
-    if report.reason is None:
-        report.tested(state.iteration, evaluator.test())
+    if exit_reason is None:
+        report.test_result(state.iteration, evaluator.test())
 
 
 def _save(state: TrainState, saver: Saver, report: RunReport) -> int:
     """Save a checkpoint and return its step."""
     with report.profile.profiler_range("checkpoint"), state.evaluation_weights():
         # Writing is within the context, too: it may be from the live tensors.
-        report.checkpoint = saver.save()
+        report.saved(saver.save())
     return state.iteration

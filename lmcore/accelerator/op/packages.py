@@ -52,14 +52,14 @@ class PackageKind:
     """A kernel package that a plugin can use.
 
     Attributes:
-        name: the authors' name of the package.
-        distributions: names of its distributions.
-        marks: modules that identify it without an import; each may be `package.part`.
-        compiled: modules that fail to import if the package was built for another torch.
-        install: command that builds it for the installed torch; empty if it cannot be built.
+        name: The authors' name of the package.
+        distributions: Names of its distributions.
+        marks: Modules that identify it without an import; each may be `package.part`.
+        compiled: Modules that fail to import if the package was built for another torch.
+        install: Command that builds it for the installed torch; empty if it cannot be built.
         named: True if it has to be installed under one of its names, because another package has
             the same modules.
-        misfit: returns another contradiction between the metadata and the installed torch.
+        misfit: Returns another contradiction between the metadata and the installed torch.
     """
 
     name: str
@@ -91,8 +91,8 @@ class Package:
     """A kernel package that is installed.
 
     Attributes:
-        version: version in its metadata; empty if there is none.
-        problem: reason why it cannot be used; None if its metadata shows none.
+        version: Version in its metadata; empty if there is none.
+        problem: Reason why it cannot be used; None if its metadata shows none.
     """
 
     version: str = ""
@@ -108,8 +108,8 @@ class UsablePackages:
     """Installed kernel packages of a device's plugin, with the reasons why some cannot be used.
 
     Attributes:
-        packages: installed packages by name.
-        import_problem: returns the reason why a package's compiled parts cannot be loaded.
+        packages: Installed packages by name.
+        import_problem: Returns the reason why a package's compiled parts cannot be loaded.
     """
 
     packages: Packages
@@ -120,7 +120,7 @@ class UsablePackages:
         """Return why a package's kernels cannot be used here; None if they can.
 
         Args:
-            name: name of the package.
+            name: Name of the package.
             load: True to import the compiled parts, once, if the metadata shows no problem; for a
                 worker.
         """

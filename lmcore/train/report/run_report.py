@@ -323,7 +323,7 @@ class RunReport:
         seconds = sum(each.step_time_ms for each in records) / 1e3
         samples = sum(each.global_batch_size for each in records)
         losses = [each.loss for each in records if each.loss is not None and not each.skipped]
-        typical_ms = sorted(recent)[len(recent) // 2]
+        typical_ms = statistics.median_high(recent)
         steps_left = plan.train_iters - record.step
         samples_left = plan.batch_sizes.samples(steps_left, record.consumed_samples)
         return Progress(
@@ -341,7 +341,7 @@ class RunReport:
     def _mfu(self, samples: int, seconds: float) -> float | None:
         return self.plan.flops_per_sample * samples / seconds / self._peak if self._peak else None
 
-    def tested(self, step: int, test: Validation | None) -> None:
+    def test_result(self, step: int, test: Validation | None) -> None:
         """Show the evaluation of the test set after *step*, if there was one."""
         self.test = test
         if test is not None:
@@ -349,6 +349,14 @@ class RunReport:
                 f" test at iteration {step} | lm loss value: {test.loss:.6E} | "
                 f"lm loss PPL: {test.perplexity:.6E} |"
             )
+
+    def saved(self, checkpoint: Path) -> None:
+        """Keep the path of the last checkpoint, for the summary."""
+        self.checkpoint = checkpoint
+
+    def early_exit(self, reason: str) -> None:
+        """Keep the reason for an end before the last step, for the summary."""
+        self.reason = reason
 
     def _write_failure(self, state: TrainState, status: str) -> None:
         if not self.is_main_rank:
