@@ -342,11 +342,11 @@ def _shown(value: object) -> str:
 
 def _why_chosen(resolution: Resolution, *, usable: bool) -> str:
     if not usable and resolution.chosen == REFERENCE:
-        return "no kernel does the case, and --strict-ops refuses the reference"
+        return "no kernel supports this case, and --strict-ops refuses the reference"
     if not usable:
         return "would be chosen, and cannot be used"
     return {
         "preference": "chosen: preferred by --ops",
         "priority": "chosen: highest priority among the kernels that support this case",
-        "tie": "chosen: of equal priority with another that does the case, and goes first",
-    }.get(resolution.source, "chosen: no kernel does the case")
+        "tie": "chosen: of equal priority with another that supports this case, and goes first",
+    }.get(resolution.source, "chosen: no kernel supports this case")

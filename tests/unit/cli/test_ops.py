@@ -125,7 +125,7 @@ def test_wishes_decide_as_in_a_run(capsys):
     """`--ops` and `--compile` reach the table."""
     text = printed(capsys, "explain", "attention", "--ops", "attention=reference")
     assert "* reference" in text
-    assert "chosen: no kernel does the case" not in text
+    assert "chosen: no kernel supports this case" not in text
     assert "chosen: preferred by --ops" in text
     found = json.loads(printed(capsys, "explain", "linear", "--compile", "--json"))
     assert (found["chosen"], found["source"]) == ("onednn-compile", "priority")
@@ -152,7 +152,7 @@ def test_strict_fails_after_the_explanation(capsys):
     """The reasons are printed, and the exit status is that of a run."""
     assert main(["ops", "explain", "linear", "--dtype", "bf16", "--strict-ops"]) == 2
     out, err = capsys.readouterr()
-    assert "no kernel does the case, and --strict-ops refuses the reference" in out
+    assert "no kernel supports this case, and --strict-ops refuses the reference" in out
     assert "`--strict-ops`: op `linear` has no kernel" in err
 
 
@@ -222,7 +222,7 @@ def test_an_extensions_unfit_kernel_and_a_tie_are_explained(extended, caplog):
     assert "cannot be used: kernel target `nonesuch:rms_norm`" in text
     assert "kernel `gone` of op `rms_norm` (addition) cannot be used" in caplog.text
     text = extended("explain", "layer_norm")
-    assert "chosen: of equal priority with another that does the case, and goes first" in text
+    assert "chosen: of equal priority with another that supports this case, and goes first" in text
     assert "plugin `cpu` brings the device" in " ".join(text.split())
 
 

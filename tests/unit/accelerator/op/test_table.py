@@ -94,7 +94,7 @@ def test_no_tie_where_the_other_does_not_do_the_case():
 
 
 def test_a_kernel_of_lower_rank_says_its_own_reason():
-    """Where it could not do the case anyway, that is what one wants to know."""
+    """Where it does not support the case anyway, its own reason is given."""
     never = impl("low", priority=1, supports=lambda context: Reject("wrong moon"))
     resolution = table(impl("a"), never).resolve("root", CONTEXT)
     assert ("low", "wrong moon") in resolution.rejected
