@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lmcore.accelerator.probe import Probe, ProbeState
-from lmcore.errors import DeviceError, PluginError, suggestion
+from lmcore.errors import DeviceError, PluginError, nearest
 from lmcore.plugin.discovery import ALLOW_LIST
 from lmcore.plugin.known_packages import device_packages
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState
@@ -173,8 +173,8 @@ def _select_cpu(
         notice = f"no accelerator found, using the CPU ({said})"
         reason = "every other plugin says that its device is absent"
     else:
-        notice = "no plugin brings another device: using the CPU"
-        reason = "no other plugin brings a device"
+        notice = "using the CPU: no accelerator plugin is installed"
+        reason = "no accelerator plugin is installed"
     return _selection(record, probe, reason, plugins, notice)
 
 
@@ -230,10 +230,13 @@ def _unknown(plugins: PluginSet, named: str, source: str) -> DeviceError:
         and (named in (one.name, one.entry_point) or (one.info and named in one.info.provides))
     ]
     known = {one.probe.device_type for one in plugins.usable if one.probe is not None}
+    close = nearest(named, known - {CPU})  # the CPU is no guess for another device
+    meant = f"did you mean `{close}`? " if close else ""
+    listed = f"{meant}known: `{'`, `'.join(sorted(known))}`" if known else ""
     return DeviceError(
         f"`{source}`: no usable plugin brings this device",
         why="\n".join(explained) or None,
-        hint=_join(suggestion(named, known), "" if explained else _install(named, known)),
+        hint=_join(listed, "" if explained else _install(named, known)),
     )
 
 
@@ -247,10 +250,9 @@ def _install(named: str, known: Collection[str]) -> str:
             f'"lmcore[{named}]"`, with the index or folder that lmcore came from'
         )
     others = [f"`{name}` (`{package}`)" for name, package in sorted(packages.items())]
-    return _join(
-        f"not installed: {', '.join(others)}" if others else "",
-        f"if a plugin such as `lmcore-{named}` brings it, install that from where lmcore came",
-    )
+    if not others:
+        return "other devices come with plugins: `lmcore plugins` lists the installed ones"
+    return f"not installed: {', '.join(others)}, from the index or folder that lmcore came from"
 
 
 def _problem_line(record: PluginRecord) -> str:

@@ -29,7 +29,7 @@ def world_size_problem(loaded: LoadedConfig, world_size: int) -> LmcoreError:
     lower = world_size // size * size
     numbers = " or ".join(f"`--nproc-per-node {n}`" for n in (lower, lower + size) if n)
     return ConfigError(
-        f"{world_size} processes are not a multiple of {size}: {given}",
+        f"{given} needs a multiple of {size} processes; this run has {world_size}",
         why="each replica of the model takes that many processes",
         hint=f"use {numbers} on one host, or smaller sizes",
     )
@@ -131,7 +131,7 @@ def _divisible(
     ]
     or_smaller = f", or `{flag_of(by)} {smaller[-1]}`" if smaller else ""
     given = loaded.value(name) is not None
-    shown = loaded.shown(name) if given else f"`{flag_of(name)} {value}`"
+    shown = loaded.shown(name) if given else f"`{name}: {value}` (derived)"
     yield ConfigError(
         f"{shown} is not divisible by {parts}, which {loaded.shown(by)} asks for",
         why=why,

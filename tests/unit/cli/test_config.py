@@ -82,7 +82,7 @@ def test_json(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("--epochs 3", "`--epochs 3` is not supported"),
         (
             "--nproc-per-node 3 --tensor-model-parallel-size 2",
-            "3 processes are not a",
+            "a multiple of 2 processes; this run has 3",
         ),
     ],
 )

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from lmcore.cli.main import main
-from lmcore.cli.plugin import commands, group
+from lmcore.cli.plugin import group, plugin_commands
 from lmcore.plugin import PluginSet, PluginState, discover
 
 
@@ -17,7 +17,7 @@ def installed(monkeypatch):
 
     def leave(*records) -> None:
         plugins = PluginSet(tuple(records))
-        for module in (commands, group):
+        for module in (plugin_commands, group):
             monkeypatch.setattr(module, "discover", lambda **_: plugins)
 
     return leave

@@ -58,14 +58,20 @@ REFUSED = [
     (
         6,
         f"{TP} 4",
-        f"6 processes are not a multiple of 4: `{TP} 4`",
+        f"`{TP} 4` needs a multiple of 4 processes; this run has 6",
         "`--nproc-per-node 4` or `--nproc-per-node 8`",
     ),
     (
         2,
         f"{TP} 2 {PP} 2 {BATCH} 8",
-        f"2 processes are not a multiple of 4: `{TP} 2` times `{PP} 2`",
+        f"`{TP} 2` times `{PP} 2` needs a multiple of 4 processes; this run has 2",
         "use `--nproc-per-node 4` on",
+    ),
+    (
+        3,
+        f"{TP} 3 --num-attention-heads 6 --kv-channels 16 --hidden-size 64",
+        f"`ffn_hidden_size: 256` (derived) is not divisible by 3, which `{TP} 3` asks for",
+        "use `--ffn-hidden-size 255` or `--ffn-hidden-size 258`",
     ),
     (
         3,
@@ -192,8 +198,8 @@ REFUSED = [
         2,
         f"{TP} 2 --group-query-attention",
         (
-            "`--num-query-groups 1` is not divisible by 2, which `--tensor-model-parallel-size 2` "
-            "asks for"
+            "`num_query_groups: 1` (derived) is not divisible by 2, which "
+            "`--tensor-model-parallel-size 2` asks for"
         ),
         "use `--num-query-groups 2`, or `--tensor-model-parallel-size 1`",
     ),
