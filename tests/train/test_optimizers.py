@@ -65,7 +65,7 @@ def test_other_optimizers_state_is_refused(train: Callable[..., Any]) -> None:
     again = f"{flags('adopt')} --load {first.directory} "
     refused = train("refused", again)
     assert refused.status == 2
-    assert "was written with `--optimizer adam8bit`, this run has `adopt`" in refused.err
+    assert "was written with `--optimizer adam8bit`, this run uses `adopt`" in refused.err
     assert "`--no-load-optim`" in refused.err
     anew = train("anew", again + "--no-load-optim")
     assert anew.status == 0, anew.err
