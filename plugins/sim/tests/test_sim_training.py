@@ -184,7 +184,7 @@ def test_the_message_of_memory_that_ends_has_flags_that_help(train: Any, tmp_pat
     done = train("much", "sim", "--train-iters 2 --micro-batch-size 64", **little)
     assert done.returncode == 1
     assert "`sim:0` ran out of memory in the forward pass of step 1" in done.stderr
-    assert "activations and all else: " in done.stderr
+    assert "activations and the rest: " in done.stderr
     assert "optimizer state: " in done.stderr
     summary = json.loads((tmp_path / "much" / "summary.json").read_text(encoding="utf-8"))
     assert summary["status"].startswith("failed: `sim:0` ran out of memory")
