@@ -333,13 +333,14 @@ def _let_launchers_fork() -> None:
     """Tell the launcher, which refuses to fork where torch is imported, that this one is unused."""
     from lmcore.runtime.launch import launcher as launch
 
-    def copies_can_be_made(load: Any) -> bool:
+    def can_fork_workers(load: Any) -> bool:
         if not launch.can_fork():
             return False
         load()
         return launch.can_fork()
 
-    launch._copies_can_be_made = copies_can_be_made
+    assert hasattr(launch, "_can_fork_workers")  # else the patch would be without effect
+    launch._can_fork_workers = can_fork_workers
 
 
 def _execute(kind: str, args: list[str]) -> None:
