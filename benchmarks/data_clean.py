@@ -194,7 +194,7 @@ def main() -> None:
     if importlib.util.find_spec("ftfy"):
         import ftfy
 
-        from lmcore.data.clean.fix import fixed
+        from lmcore.data.clean.filter.fix import fixed
 
         print("\nmending", f"lmcore {speed(sample, fixed, wanted.repeats):.1f} MB/s,", end=" ")
         print(f"ftfy {speed(sample, ftfy.fix_text, wanted.repeats):.1f} MB/s")

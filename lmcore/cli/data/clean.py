@@ -143,8 +143,8 @@ def run(argv: list[str]) -> int:
 
 def _request(section: CleanSection, tokenizer: Tokenizer | None) -> CleanRequest:
     from lmcore.data.clean.chain import CleanRequest
+    from lmcore.data.clean.filter.ngram import NgramSettings
     from lmcore.data.clean.minhash import MinHash
-    from lmcore.data.clean.ngram import NgramSettings
 
     on_error: Literal["stop", "skip"] = "skip" if section.on_error == "skip" else "stop"
     return CleanRequest(

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from lmcore.data.clean.corpus_step import StepContext, count_seen, keep_representatives
 from lmcore.data.clean.document import Document, EntryBatch
 from lmcore.data.clean.document_store import DocumentStore
+from lmcore.data.clean.filter.url import normalized
 from lmcore.data.clean.key_store import KeyStore
 from lmcore.data.clean.segment import Processed
 from lmcore.data.clean.union_find import UnionFind
-from lmcore.data.clean.url import normalized
 
 __all__ = ["Digest", "ExactDuplicates"]
 

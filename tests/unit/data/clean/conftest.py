@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.data.clean import language
+from lmcore.data.clean.filter import language
 from lmcore.data.clean.chain import CleanRequest
 from lmcore.data.clean.document import Document
 from lmcore.data.clean.run import CleanReport, clean

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.data.clean.evaluation_sets import read_evaluation_sets
+from lmcore.data.clean.filter.evaluation_sets import read_evaluation_sets
 from lmcore.errors import DataError
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmcore.data.clean.document import Document, Drop
-from lmcore.data.clean.url import UrlStep, normalized, read_rules
+from lmcore.data.clean.filter.url import UrlStep, normalized, read_rules
 from lmcore.errors import DataError
 
 OURS = UrlStep(read_rules(["default"]))

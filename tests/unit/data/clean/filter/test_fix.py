@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmcore.data.clean.document import Document, Replace
-from lmcore.data.clean.fix import FixStep, fixed
+from lmcore.data.clean.filter.fix import FixStep, fixed
 from lmcore.errors import MissingPackageError
 
 CHARACTERS = st.sampled_from(

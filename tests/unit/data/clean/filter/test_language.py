@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from lmcore.data.clean.document import Document, Drop
-from lmcore.data.clean.language import LanguageStep
+from lmcore.data.clean.filter.language import LanguageStep
 from lmcore.errors import ConfigError, MissingPackageError
 
 TEXTS = {

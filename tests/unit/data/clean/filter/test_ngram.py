@@ -13,7 +13,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmcore.data.clean.document import Document, Drop, Replace
-from lmcore.data.clean.ngram import EvaluationNgrams, NgramSettings, NgramStep, cut_around, words_of
+from lmcore.data.clean.filter.ngram import (
+    EvaluationNgrams,
+    NgramSettings,
+    NgramStep,
+    cut_around,
+    words_of,
+)
 from lmcore.errors import ConfigError
 
 PLANTED = "it was a bright cold day in April, and the clocks were striking"  # 13 words

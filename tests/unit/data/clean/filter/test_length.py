@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.data.clean.document import Document, Drop
-from lmcore.data.clean.length import CharactersStep, TokensStep
+from lmcore.data.clean.filter.length import CharactersStep, TokensStep
 from lmcore.data.tokenizer import GPT2BPETokenizer
 from lmcore.errors import ConfigError
 

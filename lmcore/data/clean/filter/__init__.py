@@ -1,0 +1,1 @@
+"""Filters of single documents: addresses, repair of text, length, language, evaluation n-grams."""
