@@ -1,8 +1,8 @@
-"""`CheckpointStager`: how a run's tensors come to host memory before a checkpoint is written.
+"""`CheckpointStager`: transfer of a run's tensors to host memory before a checkpoint is written.
 
-What is written must be one moment of the run.  A stager that copies lets training go on while the
-copy is written (`--async-save`); one that hands out the live tensors is for saves that training
-waits for.
+A checkpoint must hold the state of one step.  With a stager that copies, training continues while
+the copy is written (`--async-save`); with one that returns the live tensors, training waits for the
+save.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CheckpointStager:
             the training thread, and never while an earlier result is still being written.
         priority: The highest that is available is used.
         available: Returns None, or the reason why it cannot be used here.
-        copies: True if the result of `stage` does not change when training goes on; False if the
+        copies: True if the result of `stage` does not change when training continues; False if the
             live tensors themselves may be returned.
     """
 

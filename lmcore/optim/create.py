@@ -1,6 +1,6 @@
 """Creation of the optimizer of a run.
 
-Each class is imported when it is created: a run with one optimizer does not import the others.
+Each class is imported when it is created: a run with one optimizer does not import any other.
 """
 
 from __future__ import annotations

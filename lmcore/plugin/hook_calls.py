@@ -362,7 +362,7 @@ def _offered(
 def _skip_or_raise(
     record: PluginRecord, selection: Selection, hook: str, error: LmcoreError
 ) -> None:
-    """Raise the chosen plugin's error; warn of any other plugin's and go on without it."""
+    """Raise the chosen plugin's error; warn of any other plugin's and continue without it."""
     if record.name == selection.plugin:
         raise error
     logger.warning("plugin %s is left out at `%s`: %s", record.label, hook, error)

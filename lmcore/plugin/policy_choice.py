@@ -44,7 +44,7 @@ def choose_stager(stagers: Iterable[CheckpointStager], *, copies: bool) -> Check
 
     Args:
         stagers: stagers that the plugins offer.
-        copies: True if training goes on while the staged tensors are written.
+        copies: True if training continues while the staged tensors are written.
 
     Raises:
         PluginError: Two have the highest priority.

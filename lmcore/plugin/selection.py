@@ -181,7 +181,7 @@ def _select_cpu(
 def chosen_plugin(plugins: PluginSet, record: PluginRecord, reason: str) -> Selection:
     """Return the decision for a plugin whose device is present, bypassing the selection rules.
 
-    `lmcore doctor` tries every device so, the chosen one and the others.
+    `lmcore doctor` tests every device in this way, not only the chosen one.
     """
     assert record.probe is not None
     return _selection(record, record.probe, reason, plugins)

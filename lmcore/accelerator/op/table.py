@@ -340,7 +340,7 @@ class OpTable:
     def fingerprint(self) -> str:
         """Return a digest of `choices`: equal for equal choices, in whatever order they were made.
 
-        Why the others were not chosen is no part of it: a reason may name a path or a host.
+        The reasons against other kernels are no part of it: a reason may name a path or a host.
         """
         text = json.dumps(self.choices(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

@@ -20,7 +20,7 @@ _NAME_WIDTH = 16
 
 
 class ReportText:
-    """Prints one group of checks after the other, each as soon as it is known."""
+    """Prints one group of checks after the other, each as soon as its checks are done."""
 
     def __init__(self) -> None:
         from rich.console import Console

@@ -123,7 +123,7 @@ def _divide(
 
 
 def _drop_empty(found: Sequence[OpenSource], part: Part, option: str) -> tuple[OpenSource, ...]:
-    """Return the sources that have documents; warn of the others.
+    """Return the sources that have documents; warn of empty ones.
 
     Raises:
         DataError: No source has documents.

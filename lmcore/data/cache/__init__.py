@@ -1,1 +1,1 @@
-"""On-disk cache of sample indices, built by one process while the others wait."""
+"""On-disk cache of sample indices, built by one process while other processes wait."""

@@ -1,4 +1,4 @@
-"""Lock file that lets one process build a file while the others wait, without a collective.
+"""Lock file that lets one process build a file while other processes wait, without a collective.
 
 The builder holds a lock file and touches it every second.  The waiting processes poll for the
 finished file and check the lock: a builder on the same machine is dead if its process is gone, a
@@ -130,7 +130,7 @@ def build_or_wait(
     what: str,
     patience: float = 600.0,
 ) -> T:
-    """Return the result of *find*; one process builds it first, the others wait.
+    """Return the result of *find*; one process builds it first, other processes wait.
 
     Args:
         lock: Path of the lock file, in the directory that the build writes to.  Hosts without a

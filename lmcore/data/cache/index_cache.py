@@ -96,7 +96,7 @@ def load_or_build(
     """Return arrays from the cache; build and cache them if they are missing.
 
     Every process of a run may call this with the same arguments.  Among processes with a common
-    directory one builds, and the others wait for its files.  No collective is used.
+    directory one builds, and the other processes wait for its files.  No collective is used.
 
     Args:
         indexed: The dataset.

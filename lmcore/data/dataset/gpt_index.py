@@ -73,7 +73,7 @@ class EpochPlan:
     Attributes:
         epochs: Passes over all documents.
         before_last: Number of samples in all passes but the last.
-        last_apart: True if the last pass is shuffled separately from the others.
+        last_apart: True if the last pass is shuffled separately from earlier passes.
     """
 
     epochs: int

@@ -136,7 +136,7 @@ def _encodable(
     batch: Batch,
     found: list[Problem],
 ) -> list[tuple[str, ...]]:
-    """Return the rows that the tokenizer accepts; add the others to *found*."""
+    """Return the rows that the tokenizer accepts; add rejected rows to *found*."""
     kept = []
     unit = "line" if isinstance(batch, LineBatch) else batch.unit
     for row, number in zip(rows, numbers, strict=True):

@@ -120,7 +120,7 @@ def prepare_named_text(
 ) -> str:
     """Tokenize *text* into *directory*, unless that was done before.
 
-    If several processes share the directory, one does it and the others wait.
+    If several processes share the directory, one process does it and the other processes wait.
 
     Args:
         text: the text.

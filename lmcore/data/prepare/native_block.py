@@ -1,7 +1,7 @@
 """Merging of a block of JSON lines encoded in C++ with the lines left to Python.
 
-C++ encodes only lines that are certainly valid.  Python encodes the others, or describes what is
-wrong with them, and its tokens are inserted so that documents stay in the order of the input.
+C++ encodes only lines that are certainly valid.  Python encodes all other lines, or describes
+their faults, and its tokens are inserted so that documents stay in the order of the input.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def split_json(
     r"""Write `train.json`, `dev.json` and `test.json`, and the origin of each line.
 
     `train.json.map` has for each line of `train.json` its file and line number, from 1:
-    `file\tline`. Blank lines are dropped, the others are unchanged.
+    `file\tline`. Blank lines are dropped, all other lines are unchanged.
 
     Args:
         inputs: files of JSON lines, or patterns.

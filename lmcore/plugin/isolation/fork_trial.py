@@ -1,12 +1,9 @@
 """Trial of plugins in a copy of this process, because their code may crash in native code or hang.
 
-The copy (`fork`) imports and probes the plugins one after the other and reports each result.  If it
-is killed or does not answer in time, the plugin at that point is at fault, and another copy goes on
-with the plugins after it.  So no plugin takes a command down, and the effects of its probe on a
-process (a driver's library loaded, a context created) end with the copy.
-
-A fork takes a few milliseconds; a fresh interpreter for each plugin would take a second.  On a
-system without `fork` nothing is tried, and the plugin's own exceptions are all that is caught.
+The child process imports and probes the plugins one after the other and reports each result.  If it
+is killed or does not answer in time, the plugin at that point is at fault, and another child
+continues with the plugins after it.  So no plugin ends a command, and the effects of its probe on a
+process (a driver's library loaded, a context created) end with the child.
 """
 
 from __future__ import annotations

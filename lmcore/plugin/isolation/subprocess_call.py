@@ -1,7 +1,7 @@
 """Call a function in a process of its own, with a time limit.
 
 Code of plugins and drivers may crash in native code or hang.  Called here, that becomes an
-`Outcome` with the reason, and the caller goes on.
+`Outcome` with the reason, and the caller continues.
 
     outcome = call_isolated("package.module:function", "argument", timeout=60.0)
     outcome.value if outcome.complete else outcome.fault
@@ -106,7 +106,7 @@ def call_together(
     Args:
         calls: The functions.
         timeout: Seconds until all that still run are killed.
-        grace: Seconds that the others get when one has failed: they may be waiting for it.
+        grace: Seconds that other calls get after one has failed: they may be waiting for it.
     """
     with (
         tempfile.TemporaryDirectory(prefix="lmcore-isolated-") as folder,

@@ -176,7 +176,7 @@ class _Workers:
         return _Worker(rank, process, report_file)
 
     def wait(self) -> int:
-        """Wait for all processes; end the others when one fails.  Return the run's status."""
+        """Wait for all processes and return the run's status; if one fails, end all others."""
         deadline: float | None = None
         with self._signals_passed_on():
             while not self._all_ended():

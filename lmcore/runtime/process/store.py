@@ -98,7 +98,7 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def first_process(self, about: str) -> Iterator[None]:
-        """Let rank 0 run the block alone, then the others; all ranks must call it.
+        """Let rank 0 run the block alone, then the other ranks; all ranks must call it.
 
         The other ranks wait as long as rank 0 sends heartbeats, however long the work takes.
 
@@ -229,7 +229,7 @@ class Rendezvous:
 def join_processes(
     rank: RankInfo, *, timeout: float, env: Mapping[str, str] = os.environ
 ) -> Iterator[Rendezvous]:
-    """Connect this process with the others of its run, until the block ends.
+    """Connect this process with the other ranks of its run, until the block ends.
 
     An exception that leaves the block stops the other ranks at their next exchange, with its text.
 

@@ -74,7 +74,7 @@ def open_report(
 
     Args:
         plan: The run.
-        runtime: This process, connected with the others.
+        runtime: This process, connected with the other ranks.
         plugins: Plugins whose hooks are called at start and end of training.
         clock: Clock of the start-up phases.
 

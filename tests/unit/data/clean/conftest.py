@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lmcore.data.clean.filter import language
 from lmcore.data.clean.chain import CleanRequest
 from lmcore.data.clean.document import Document
+from lmcore.data.clean.filter import language
 from lmcore.data.clean.run import CleanReport, clean
 
 _load = functools.cache(language._load)
