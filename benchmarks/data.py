@@ -128,7 +128,7 @@ def raw_speed(row: Row, library: str, python: str, source: Path, files: list[str
 
 
 def digest(prefix: Path) -> str:
-    """Return a hash of both files of a data set."""
+    """Return a hash of both files of a dataset."""
     whole = hashlib.sha256()
     for ending in (".bin", ".idx"):
         whole.update(Path(f"{prefix}{ending}").read_bytes())

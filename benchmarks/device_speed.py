@@ -69,7 +69,7 @@ def _loop(runner: Runner, name: str) -> list[str]:
 
 
 def write_ids(prefix: Path, seq_length: int, vocabulary: int) -> None:
-    """Write random token ids as a data set."""
+    """Write random token ids as a dataset."""
     import numpy as np
 
     from lmcore.data.indexed.writer import IndexedDatasetWriter

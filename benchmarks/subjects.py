@@ -31,7 +31,7 @@ def _flags(shape: Shape, prefix: str, *, compiled: bool, threads: int) -> list[s
 
 
 def _data(shape: Shape, directory: Path) -> str:
-    """Write random token ids as an indexed data set; return its prefix."""
+    """Write random token ids as an indexed dataset; return its prefix."""
     import numpy as np
 
     from lmcore.data.indexed.writer import IndexedDatasetWriter

@@ -84,7 +84,7 @@ class ConfigError(LmcoreError):
 
 
 class DataError(LmcoreError):
-    """A text, tokenizer file or indexed data set that cannot be used."""
+    """A text, tokenizer file or indexed dataset that cannot be used."""
 
 
 class CheckpointError(LmcoreError):

@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "generate": ("lmcore.cli.generate", "Continue a text with a trained model."),
     },
     "data": {
-        "data": ("lmcore.cli.data", "Prepare and inspect data sets, list the bundled texts."),
+        "data": ("lmcore.cli.data", "Prepare and inspect datasets, list the bundled texts."),
     },
     "this machine": {
         "config": ("lmcore.cli.config", "Show every setting of a run and its source; check them."),

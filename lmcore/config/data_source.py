@@ -3,7 +3,7 @@
 Megatron's three ways to name several sources: `--data-path W P W P`, a list for each part of its
 own (`--train-data-path ...`), and ranges of documents (`--train-weighted-split-paths "NAME: W
 START:END PATH, ..."`).  Reads no files: `lmcore.data.blend.check` fills in data file lists and
-metadata, `lmcore.data.blend.sources` opens the data sets.
+metadata, `lmcore.data.blend.sources` opens the datasets.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ OWN = {
 }
 """Options that name the sources of one part only, by part."""
 
-_ONE_BY_ONE = "alternate weight and data set, such as `0.7 web 0.3 books`, or give no weights"
+_ONE_BY_ONE = "alternate weight and dataset, such as `0.7 web 0.3 books`, or give no weights"
 _RANGES = 'write `"NAME: WEIGHT START:END PATH, ..."`, such as `"train: 0.5 0:0.9 web"`'
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """A data set of a blend.
+    """A dataset of a blend.
 
     Attributes:
-        name: Prefix of the indexed data set, or name of a text.
+        name: Prefix of the indexed dataset, or name of a text.
         weight: Weight among the samples, not normalized; None: in proportion to its size.
         documents: Start and end of its documents, as fractions; None: as `--split` divides them.
         corpus: True if `name` is the name of a text rather than a prefix.
-        tokenizer: The tokenizer that made the data set, from its metadata file; None: unknown.
+        tokenizer: The tokenizer that made the dataset, from its metadata file; None: unknown.
         append_eod: True if each document ends with an end-of-document token; None: unknown.
     """
 
@@ -208,17 +208,17 @@ def _data_path(
         if place % 2 == 0 and not number:
             problem = ConfigError(
                 f"{shown}: found `{word}` instead of a weight",
-                why="other data sets have weights",
+                why="other datasets have weights",
                 hint=_ONE_BY_ONE,
             )
             problems.append(problem)
             return ()
         if place % 2 == 1 and number:
-            what = f"{shown}: found `{word}` instead of a data set"
+            what = f"{shown}: found `{word}` instead of a dataset"
             problems.append(ConfigError(what, hint=_ONE_BY_ONE))
             return ()
     if len(words) % 2:
-        what = f"{shown}: no data set follows the weight `{words[-1]}`"
+        what = f"{shown}: no dataset follows the weight `{words[-1]}`"
         problems.append(ConfigError(what, hint=_ONE_BY_ONE))
         return ()
     return tuple(
@@ -272,7 +272,7 @@ def _weighted_split_paths(
 
 
 def overlapping_ranges(sources: RunSources) -> Iterator[ConfigError]:
-    """Yield a problem for each two ranges of a data set that overlap."""
+    """Yield a problem for each two ranges of a dataset that overlap."""
     seen: list[tuple[Blend, DataSource]] = []
     for blend in sources.blends():
         for source in blend.sources:
@@ -332,7 +332,7 @@ def _range(text: str, path: str, flag: str, problems: list[LmcoreError]) -> tupl
         return 0.0, 0.0
     if not 0 <= start < end <= 1:
         problem = ConfigError(
-            f"`{flag}`: the range `{text}` of `{path}` is empty or goes beyond the data set",
+            f"`{flag}`: the range `{text}` of `{path}` is empty or goes beyond the dataset",
             why="start and end are fractions of the documents, 0 <= start < end <= 1",
             hint=_RANGES,
         )

@@ -44,7 +44,7 @@ class RunPlan:
         config: All settings, with derived defaults filled in.
         provenance: Origin of each setting; kind "derived" for defaults that `resolve` fills in.
         preset: Name of the preset; None if none was given.
-        sources: Data sources, with the data sets of file lists and the metadata of each.
+        sources: Data sources, with the datasets of file lists and the metadata of each.
         tokenizer: Identity of the tokenizer.
         resume: The checkpoint to continue from; None if the run starts from initial weights.
         world_size: Number of processes.

@@ -49,7 +49,7 @@ def resolve(
     Args:
         validated: Settings without problems.
         tokenizer: Identity of the run's tokenizer.
-        sources: Data sources with the data sets of file lists and their metadata; None: the
+        sources: Data sources with the datasets of file lists and their metadata; None: the
             sources as the flags name them.
         resume: The checkpoint to continue from, if there is one.
 

@@ -1,7 +1,7 @@
 """Tokenizer settings: one object from the command line to the worker process.
 
 The sections of `lmcore train`, `data prepare` and `generate` have its fields as options; the
-metadata of a data set and the record in a run directory have them as keys.
+metadata of a dataset and the record in a run directory have them as keys.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class _Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class TokenizerIdentity:
-    """A tokenizer as a run or a data set records it.
+    """A tokenizer as a run or a dataset records it.
 
     Attributes:
         vocab_size: Number of real ids, before padding.

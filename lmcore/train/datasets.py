@@ -1,6 +1,6 @@
 """`RunDatasets`: the tokenizer, the data sources and the samples of a run.
 
-A run without data sets of its own trains on named texts, by default on the text that comes with
+A run without datasets of its own trains on named texts, by default on the text that comes with
 lmcore, so that every command has data.
 """
 
@@ -80,22 +80,22 @@ class RunDatasets:
 
     @property
     def indexed(self) -> IndexedDataset:
-        """The first data set of training."""
+        """The first dataset of training."""
         return self.sources["train"][0].indexed
 
     @property
     def documents(self) -> dict[Part, tuple[int, int]]:
-        """First document and end of each part, in its first data set."""
+        """First document and end of each part, in its first dataset."""
         return {part: found[0].documents for part, found in self.sources.items()}
 
     @property
     def token_count(self) -> int:
-        """Number of tokens in all data sets."""
+        """Number of tokens in all datasets."""
         return sum(dataset.tokens for dataset in self._sets)
 
     @property
     def document_count(self) -> int:
-        """Number of documents in all data sets."""
+        """Number of documents in all datasets."""
         return sum(dataset.document_count for dataset in self._sets)
 
     def record(self, consumed_samples: int) -> dict[str, Any] | None:
@@ -108,7 +108,7 @@ class RunDatasets:
 def choose_texts(
     sources: RunSources, texts: Mapping[str, NamedText], *, may_be_gone: bool = False
 ) -> dict[str, NamedText]:
-    """Return the named texts that a run reads, by name; empty if it reads data sets.
+    """Return the named texts that a run reads, by name; empty if it reads datasets.
 
     Args:
         sources: Data sources of the run.
@@ -137,7 +137,7 @@ def choose_tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer of a run.
 
-    In order: the tokenizer that flags name; the tokenizer that made the data sets; bytes, for a
+    In order: the tokenizer that flags name; the tokenizer that made the datasets; bytes, for a
     named text.
 
     Args:
@@ -146,7 +146,7 @@ def choose_tokenizer(
         extra: Tokenizer types that plugins registered.
 
     Raises:
-        ConfigError: Nothing says which, or flags and data sets disagree.
+        ConfigError: Nothing says which, or flags and datasets disagree.
         DataError: The tokenizer's files cannot be used.
     """
     data_sets = [s for blend in sources.blends() for s in blend.sources if not s.corpus]
@@ -182,7 +182,7 @@ def build_datasets(
     texts: Mapping[str, NamedText] | None = None,
     rendezvous: Rendezvous | None = None,
 ) -> RunDatasets:
-    """Open the data sets and build the indices of their samples, or load them from the cache.
+    """Open the datasets and build the indices of their samples, or load them from the cache.
 
     Rank 0 builds first, so that the other ranks find named texts and indices ready.
 
@@ -197,7 +197,7 @@ def build_datasets(
         CheckpointError: The manifest of the checkpoint to resume lacks its data.
         ConfigError: The blend is not the checkpoint's, or document boundaries are asked for and
             the data has no end-of-document tokens.
-        DataError: A data set is damaged, or a part of the split that is needed is empty.
+        DataError: A dataset is damaged, or a part of the split that is needed is empty.
     """
     first = rendezvous.first_process("the data") if rendezvous else contextlib.nullcontext()
     with first:
@@ -339,7 +339,7 @@ def _title(sources: RunSources) -> str:
     """Return a short description of the training data."""
     blend = sources.blends()[0]
     if len(blend.sources) > 1:
-        kind = "texts" if blend.sources[0].corpus else "data sets"
+        kind = "texts" if blend.sources[0].corpus else "datasets"
         return f"{len(blend.sources)} {kind} of {blend.flag}"
     (one,) = blend.sources
     if not one.corpus:
@@ -353,5 +353,5 @@ def _made_with_another(prefix: str, made_with: TokenizerIdentity, asked: str) ->
     return ConfigError(
         f"`{prefix}` was not prepared with this tokenizer",
         why=f"its token ids come from {maker}",
-        hint="leave `--tokenizer-type` out, or prepare the data set again",
+        hint="leave `--tokenizer-type` out, or prepare the dataset again",
     )

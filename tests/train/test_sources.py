@@ -18,7 +18,7 @@ MASKS = "--reset-position-ids --reset-attention-mask --eod-mask-loss"
 
 @pytest.fixture(scope="session")
 def prefixes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Three data sets of 4,000 characters each."""
+    """Three datasets of 4,000 characters each."""
     folder = tmp_path_factory.mktemp("sources")
     text = (resources.files("lmcore.data") / "bundled/shakespeare.txt").read_text("utf-8")
     tokenizer = build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
@@ -168,7 +168,7 @@ def test_sources_by_name_and_list(train: Any, prefixes: list[str], tmp_path: Pat
     listed.write_text(f"0.6 {prefixes[0]} a\n0.4 {prefixes[1]} b\n")
     run = train("list", f"--train-iters 5 --data-file-list {listed}", None)
     assert run.status == 0, run.err
-    assert "2 data sets of --data-file-list" in run.err
+    assert "2 datasets of --data-file-list" in run.err
     assert consumed(run) == {"set0": 12, "set1": 8}
     run = train("named", "--train-iters 2 --train-data shakespeare --split 90,10,0", None)
     assert run.status == 0, run.err
@@ -176,7 +176,7 @@ def test_sources_by_name_and_list(train: Any, prefixes: list[str], tmp_path: Pat
 
 
 def test_data_of_two_tokenizers(train: Any, prefixes: list[str], tmp_path: Path) -> None:
-    """Data sets whose ids mean different things are never blended."""
+    """Datasets whose ids mean different things are never blended."""
     for suffix in (".bin", ".idx"):
         (tmp_path / f"x{suffix}").write_bytes(Path(prefixes[0] + suffix).read_bytes())
     text = Path(prefixes[0] + ".meta.json").read_text()

@@ -1,4 +1,4 @@
-"""`lmcore data ...`: commands for indexed data sets, corpora and tokenizers."""
+"""`lmcore data ...`: commands for indexed datasets, corpora and tokenizers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "CorporaSection", "run"]
 
-SUMMARY = "Prepare and inspect data sets, list the bundled texts."
+SUMMARY = "Prepare and inspect datasets, list the bundled texts."
 
 _HELP = f"""{SUMMARY}
 
 usage: lmcore data COMMAND [arguments]
 
 commands:
-  prepare     Tokenize documents into an indexed data set.
-  inspect     Show and check the contents of an indexed data set.
-  merge       Merge indexed data sets.
-  split       Split data sets into smaller ones, or JSON lines into train, dev and test.
-  weights     Compute weights of data sets from their tokens, for a data file list.
+  prepare     Tokenize documents into an indexed dataset.
+  inspect     Show and check the contents of an indexed dataset.
+  merge       Merge indexed datasets.
+  split       Split datasets into smaller ones, or JSON lines into train, dev and test.
+  weights     Compute weights of datasets from their tokens, for a data file list.
   repair      Repair names, a missing or damaged index, uncounted end tokens.
   clean       Clean a corpus with a chain of steps.
   train-tokenizer

@@ -1,4 +1,4 @@
-"""`lmcore data inspect`: show and check the contents of an indexed data set."""
+"""`lmcore data inspect`: show and check the contents of an indexed dataset."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InspectSection(TokenizerSection):
-    """Show and check the contents of an indexed data set."""
+    """Show and check the contents of an indexed dataset."""
 
-    prefix: str = option(REQUIRED, "Path of the data set, without .bin or .idx.")
+    prefix: str = option(REQUIRED, "Path of the dataset, without .bin or .idx.")
     document: tuple[int, ...] = option(
         (), "Show these documents, counted from 0, as text.", minimum=0, metavar="N"
     )
@@ -50,7 +50,7 @@ class InspectSection(TokenizerSection):
     top: int = option(10, "Number of most frequent tokens to show with --scan.", minimum=0)
     eod: int | None = option(None, "End-of-document id; default: the tokenizer's.", minimum=0)
     tokenizer_type: str | None = option(
-        None, f"{TYPES}; default: from the data set's metadata.", metavar="TYPE"
+        None, f"{TYPES}; default: from the dataset's metadata.", metavar="TYPE"
     )
     vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
     json: bool = option(False, "Print JSON.")

@@ -1,4 +1,4 @@
-"""`lmcore data merge`: merge indexed data sets."""
+"""`lmcore data merge`: merge indexed datasets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["MergeSection", "run"]
 
 _EPILOG = """\
-The result is byte for byte that of preparing all input at once. The data sets must have the same
+The result is byte for byte that of preparing all input at once. The datasets must have the same
 format, token type and vocabulary.
 
   lmcore data merge --datasets web-00_text_document web-01_text_document \\
@@ -28,16 +28,16 @@ format, token type and vocabulary.
 
 @dataclass(frozen=True)
 class MergeSection:
-    """Merge indexed data sets, in the order given."""
+    """Merge indexed datasets, in the order given."""
 
     output_prefix: str = option(
-        REQUIRED, "Path of the new data set, without .bin or .idx.", metavar="PREFIX"
+        REQUIRED, "Path of the new dataset, without .bin or .idx.", metavar="PREFIX"
     )
     datasets: tuple[str, ...] = option(
-        (), "Paths of the data sets, without .bin or .idx.", metavar="PREFIX"
+        (), "Paths of the datasets, without .bin or .idx.", metavar="PREFIX"
     )
     input: str | None = option(
-        None, "Directory of data sets, all of them in the order of their names.", metavar="DIR"
+        None, "Directory of datasets, all of them in the order of their names.", metavar="DIR"
     )
     json: bool = option(False, "Print the summary as JSON.")
 
@@ -58,7 +58,7 @@ def run(argv: list[str]) -> int:
             "`--datasets` and `--input` exclude each other"
             if section.datasets
             else "`--datasets` or `--input` is required",
-            hint="give the data sets with `--datasets`, or their directory with `--input`",
+            hint="give the datasets with `--datasets`, or their directory with `--input`",
         )
     from lmcore.config.data_source import without_ending
     from lmcore.data.tools.merge import chosen_datasets, merge
@@ -74,7 +74,7 @@ def _summary(report: MergeReport) -> str:
     speed = report.bytes / max(report.seconds, 1e-9)
     counts = ", ".join(
         [
-            counted(report.datasets, "data set"),
+            counted(report.datasets, "dataset"),
             counted(report.documents, "document"),
             counted(report.tokens, "token"),
         ]

@@ -1,4 +1,4 @@
-"""`lmcore data prepare`: tokenize documents into indexed data sets."""
+"""`lmcore data prepare`: tokenize documents into indexed datasets."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ __all__ = ["PrepareSection"]
 
 @dataclass(frozen=True)
 class PrepareSection(TokenizerSection, InputSection):
-    """Tokenize documents into an indexed data set."""
+    """Tokenize documents into an indexed dataset."""
 
     input: tuple[str, ...] = option(
         REQUIRED,
@@ -27,7 +27,7 @@ class PrepareSection(TokenizerSection, InputSection):
     tokenizer_type: str = option(REQUIRED, f"{TYPES}.", metavar="TYPE")
     vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
     json_keys: tuple[str, ...] = option(
-        ("text",), "Keys whose text is tokenized, into one data set each.", metavar="KEY"
+        ("text",), "Keys whose text is tokenized, into one dataset each.", metavar="KEY"
     )
     split_sentences: bool = option(
         False, "Store each sentence as a sequence, in PREFIX_KEY_sentence: for BERT, T5 and ICT."
@@ -51,9 +51,7 @@ class PrepareSection(TokenizerSection, InputSection):
         None, "Directory of Punkt's tables; default: NLTK's data.", metavar="DIR"
     )
     append_eod: bool = option(False, "End each document with the end-of-document token.")
-    dataset_impl: str = option(
-        "mmap", "Format of the data set.", choices=("mmap", "cached", "lazy")
-    )
+    dataset_impl: str = option("mmap", "Format of the dataset.", choices=("mmap", "cached", "lazy"))
     workers: int | None = option(
         None,
         "Number of threads, or of processes for tokenizers that hold Python's lock; default: one "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["RepairSection", "run"]
 
 _EPILOG = """\
-No file is changed or removed: the repaired data set gets the name of --output-prefix, or missing
+No file is changed or removed: the repaired dataset gets the name of --output-prefix, or missing
 files are added beside the original.
 
   lmcore data repair web_text_document --output-prefix repaired_text_document --eod 50256
@@ -28,10 +28,10 @@ files are added beside the original.
 class RepairSection:
     """Repair names, a missing or damaged index, uncounted end tokens."""
 
-    prefix: str = option(REQUIRED, "Path of the data set, with or without .bin or .idx.")
+    prefix: str = option(REQUIRED, "Path of the dataset, with or without .bin or .idx.")
     output_prefix: str | None = option(
         None,
-        "Path of the repaired data set; default: add missing files.",
+        "Path of the repaired dataset; default: add missing files.",
         metavar="PREFIX",
     )
     hyphens: bool = option(

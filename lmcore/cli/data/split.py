@@ -1,4 +1,4 @@
-"""`lmcore data split`: split data sets, or JSON lines into train, dev and test."""
+"""`lmcore data split`: split datasets, or JSON lines into train, dev and test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["SplitSection", "run"]
 
 _EPILOG = """\
-Indexed data sets are split by a number of documents, JSON lines by fractions.
+Indexed datasets are split by a number of documents, JSON lines by fractions.
 
   lmcore data split --datasets web_text_document --output-prefix web --samples 100000
   lmcore data split --input-files web.jsonl --output-dir parts --test-percent 0.05 0.05"""
@@ -31,20 +31,18 @@ _LINES = ("input_files", "output_dir", "test_percent")
 
 @dataclass(frozen=True)
 class SplitSection:
-    """Split indexed data sets into smaller ones, or JSON lines into train, dev and test."""
+    """Split indexed datasets into smaller ones, or JSON lines into train, dev and test."""
 
     datasets: tuple[str, ...] = option(
-        (), "Paths of data sets, without .bin or .idx, in this order.", metavar="PREFIX"
+        (), "Paths of datasets, without .bin or .idx, in this order.", metavar="PREFIX"
     )
     input: str | None = option(
-        None, "Directory of data sets, all of them in the order of their names.", metavar="DIR"
+        None, "Directory of datasets, all of them in the order of their names.", metavar="DIR"
     )
     output_prefix: str | None = option(
         None, "First part of the new paths: PREFIX-00000 and so on.", metavar="PREFIX"
     )
-    samples: int | None = option(
-        None, "Documents of each new data set, except the last.", minimum=1
-    )
+    samples: int | None = option(None, "Documents of each new dataset, except the last.", minimum=1)
     input_files: tuple[str, ...] = option(
         (), "Files or quoted patterns of JSON lines, compressed or not.", metavar="FILE"
     )
@@ -83,7 +81,7 @@ def _kind(given: Mapping[str, Any]) -> tuple[str, ...]:
     if indexed and lines:
         raise ConfigError(
             f"{_flag(indexed[0])} and {_flag(lines[0])} exclude each other",
-            why="one is for indexed data sets, the other for JSON lines",
+            why="one is for indexed datasets, the other for JSON lines",
         )
     if not used:
         raise ConfigError("`--datasets`, `--input` or `--input-files` is required")
@@ -129,7 +127,7 @@ def _split_indexed(section: SplitSection) -> IndexedSplitReport:
     report = split_indexed(prefixes, without_ending(section.output_prefix), samples=section.samples)
     if not section.json:
         documents = counted(report.documents, "document")
-        print(f"{documents} of {counted(report.datasets, 'data set')} in {report.seconds:.1f} s")
+        print(f"{documents} of {counted(report.datasets, 'dataset')} in {report.seconds:.1f} s")
         for file in report.files:
             documents = counted(file.documents, "document")
             print(f"  {file.prefix:<30} {documents}, {size_text(file.bytes)}")

@@ -1,4 +1,4 @@
-"""`lmcore data weights`: weights of data sets from their tokens, for a data file list."""
+"""`lmcore data weights`: weights of datasets from their tokens, for a data file list."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ divided over its files by their tokens. The epochs file has lines of `corpus epo
 
 @dataclass(frozen=True)
 class WeightsSection:
-    """Compute weights of data sets from their tokens, for a data file list."""
+    """Compute weights of datasets from their tokens, for a data file list."""
 
     datasets: tuple[str, ...] = option(
-        (), "Paths of data sets; only their .idx is needed.", metavar="PREFIX"
+        (), "Paths of datasets; only their .idx is needed.", metavar="PREFIX"
     )
-    input: tuple[str, ...] = option((), "Directories of data sets, all of them.", metavar="DIR")
+    input: tuple[str, ...] = option((), "Directories of datasets, all of them.", metavar="DIR")
     metadata: str | None = option(
         None,
-        "JSON list of data_prefix and total_num_tokens, instead of data sets.",
+        "JSON list of data_prefix and total_num_tokens, instead of datasets.",
         metavar="FILE",
     )
     epochs: str | None = option(
@@ -73,7 +73,7 @@ def run(argv: list[str]) -> int:
         corpora = len({file.corpus for file in files})
         tokens = sum(dataset.total_num_tokens for dataset in counts)
         print(
-            f"{section.output}: {counted(len(files), 'data set')} of "
+            f"{section.output}: {counted(len(files), 'dataset')} of "
             f"{corpora:,} {'corpus' if corpora == 1 else 'corpora'}, {counted(tokens, 'token')}",
             file=sys.stderr,
         )

@@ -321,7 +321,7 @@ PREPARE_UNSUPPORTED: Mapping[str, str] = {
 
 
 MERGE_FIXED: Mapping[str, Fixed] = {
-    "--multimodal": Fixed("modes are kept if the data sets have them"),
+    "--multimodal": Fixed("modes are kept if the datasets have them"),
 }
 
 

@@ -44,7 +44,7 @@ def _exclusive(loaded: LoadedConfig) -> Problems:
 
 
 def _sources(loaded: LoadedConfig) -> Problems:
-    """Check weights, ranges and files; data sets of a file list are checked when it is read."""
+    """Check weights, ranges and files; datasets of a file list are checked when it is read."""
     sources, problems = loaded.sources
     yield from problems
     yield from overlapping_ranges(sources)
@@ -80,14 +80,14 @@ def _missing_data(
     loaded: LoadedConfig, blend: Blend, prefix: str, missing: list[str]
 ) -> ConfigError:
     why = "no file " + " and no file ".join(f"`{prefix}{suffix}`" for suffix in missing)
-    hint = "`lmcore data prepare` writes a data set"
+    hint = "`lmcore data prepare` writes a dataset"
     candidate = prefix + "_text_document"
     if Path(candidate + ".idx").is_file():
         alone = blend.sources == (DataSource(prefix),)
         meant = f"{blend.flag} {candidate}" if alone else candidate
         hint = f"did you mean `{meant}`?"
     which = f": `{prefix}`" if len(blend.sources) > 1 else ""
-    return ConfigError(f"{loaded.shown(blend.option)}: no such data set{which}", why=why, hint=hint)
+    return ConfigError(f"{loaded.shown(blend.option)}: no such dataset{which}", why=why, hint=hint)
 
 
 def _repeated(loaded: LoadedConfig, blend: Blend) -> Problems:
@@ -112,7 +112,7 @@ def _split(loaded: LoadedConfig) -> Problems:
     if loaded.given("split") and not divides:
         yield ConfigError(
             f"{loaded.shown('split')} does not go with {loaded.shown(own[0])}",
-            why="each part reads all documents of its own data sets",
+            why="each part reads all documents of its own datasets",
             hint="leave the split out; `--train-weighted-split-paths` and its like give ranges",
         )
     if divides and shares[1] == 0 and _evaluates(loaded):

@@ -17,31 +17,31 @@ class DataSection(TokenizerSection):
 
     data_path: tuple[str, ...] = option(
         (),
-        "Prefixes of indexed data sets (without .bin/.idx), divided by split; for several "
+        "Prefixes of indexed datasets (without .bin/.idx), divided by split; for several "
         f"{_WEIGHTED}. Default: the bundled text.",
         metavar="PREFIX",
     )
     train_data_path: tuple[str, ...] = option(
-        (), f"Data sets for training only: {_WEIGHTED}.", metavar="PREFIX"
+        (), f"Datasets for training only: {_WEIGHTED}.", metavar="PREFIX"
     )
     valid_data_path: tuple[str, ...] = option(
-        (), "Data sets for validation only, like train_data_path.", metavar="PREFIX"
+        (), "Datasets for validation only, like train_data_path.", metavar="PREFIX"
     )
     test_data_path: tuple[str, ...] = option(
-        (), "Data sets for the test only, like train_data_path.", metavar="PREFIX"
+        (), "Datasets for the test only, like train_data_path.", metavar="PREFIX"
     )
     train_weighted_split_paths: tuple[str, ...] = option(
-        (), f"Ranges of data sets for training, {_RANGES}.", metavar="TEXT"
+        (), f"Ranges of datasets for training, {_RANGES}.", metavar="TEXT"
     )
     valid_weighted_split_paths: tuple[str, ...] = option(
-        (), "Ranges of data sets for validation, like train_weighted_split_paths.", metavar="TEXT"
+        (), "Ranges of datasets for validation, like train_weighted_split_paths.", metavar="TEXT"
     )
     test_weighted_split_paths: tuple[str, ...] = option(
-        (), "Ranges of data sets for the test, like train_weighted_split_paths.", metavar="TEXT"
+        (), "Ranges of datasets for the test, like train_weighted_split_paths.", metavar="TEXT"
     )
     data_file_list: str | None = option(
         None,
-        "Data file list, a line for each data set: weight, prefix and corpus; divided by split.",
+        "Data file list, a line for each dataset: weight, prefix and corpus; divided by split.",
         metavar="FILE",
     )
     corpus: str | None = option(

@@ -20,15 +20,15 @@ __all__ = ["inspect_sources"]
 
 
 def inspect_sources(sources: RunSources) -> tuple[RunSources, list[LmcoreError]]:
-    """Read the data file lists of a run and the metadata beside its data sets.
+    """Read the data file lists of a run and the metadata beside its datasets.
 
     Args:
         sources: Sources as the flags name them.
 
     Returns:
-        The sources with the data sets of file lists in place of the lists, each data set with the
+        The sources with the datasets of file lists in place of the lists, each dataset with the
         tokenizer that made it; and every problem that the rules of the configuration do not find:
-        bad lists, bad metadata, data sets of different tokenizers.
+        bad lists, bad metadata, datasets of different tokenizers.
     """
     problems: list[LmcoreError] = []
     divided = sources.divided
@@ -53,7 +53,7 @@ def inspect_sources(sources: RunSources) -> tuple[RunSources, list[LmcoreError]]
 
 
 def _read_list(path: str) -> tuple[tuple[DataSource, ...], list[LmcoreError]]:
-    """Return the data sets of a data file list, and its problems."""
+    """Return the datasets of a data file list, and its problems."""
     files, problems = read_data_file_list(path)
     prefixes = Counter(file.path for file in files)
     problems += [
@@ -72,7 +72,7 @@ def _read_list(path: str) -> tuple[tuple[DataSource, ...], list[LmcoreError]]:
     ]
     if lost:
         problem = ConfigError(
-            f"`--data-file-list {path}`: {len(lost)} of {counted(len(files), 'data set')} "
+            f"`--data-file-list {path}`: {len(lost)} of {counted(len(files), 'dataset')} "
             f"{'does' if len(lost) == 1 else 'do'} not exist",
             why=f"no file {', '.join(lost[:5])}{', ...' * (len(lost) > 5)}",
             hint="if the data has moved, write the list again with `lmcore data weights --rebase`",
@@ -97,10 +97,10 @@ def _with_metadata(sources: RunSources, metadata: Mapping[str, DatasetMetadata])
 
 
 def _different_tokenizers(metadata: Mapping[str, DatasetMetadata]) -> list[LmcoreError]:
-    """Return a problem if data sets were prepared with different tokenizers.
+    """Return a problem if datasets were prepared with different tokenizers.
 
     Args:
-        metadata: Metadata of the data sets by prefix.
+        metadata: Metadata of the datasets by prefix.
     """
     prefixes: dict[str, list[str]] = {}
     for prefix, found in metadata.items():

@@ -72,7 +72,7 @@ def count_tokens(prefixes: Iterable[str]) -> list[DatasetTokens]:
         DatasetTokens(prefix, read_index(f"{prefix}.idx").tokens)
         for prefix in map(without_ending, prefixes)
     ]
-    _require_once(counts, "the data sets given")
+    _require_once(counts, "the datasets given")
     return counts
 
 
@@ -92,14 +92,14 @@ def read_token_counts(path: str | Path) -> list[DatasetTokens]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"`{path}` is not JSON", why=str(error), hint=_COUNTS_SHAPE) from None
     if not isinstance(records, list) or not records:
-        raise DataError(f"`{path}` is not a list of data sets", hint=_COUNTS_SHAPE)
+        raise DataError(f"`{path}` is not a list of datasets", hint=_COUNTS_SHAPE)
     counts = []
     for number, record in enumerate(records):
         prefix = record.get("data_prefix") if isinstance(record, dict) else None
         tokens = record.get("total_num_tokens") if isinstance(record, dict) else None
         whole = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0
         if not isinstance(prefix, str) or not prefix or not whole:
-            raise DataError(f"`{path}`: entry {number} is not a data set", hint=_COUNTS_SHAPE)
+            raise DataError(f"`{path}`: entry {number} is not a dataset", hint=_COUNTS_SHAPE)
         assert isinstance(tokens, int)
         counts.append(DatasetTokens(without_ending(prefix), tokens))
     _require_once(counts, f"`{path}`")
@@ -166,8 +166,8 @@ def rebase(counts: Sequence[DatasetTokens], moves: Sequence[Move]) -> list[Datas
         if move not in used:
             first = counts[0].data_prefix if counts else "none"
             raise DataError(
-                f"no data set is in `{move.old}`",
-                why=f"the first data set is `{first}`",
+                f"no dataset is in `{move.old}`",
+                why=f"the first dataset is `{first}`",
                 hint="give `--rebase` the directory that the paths begin with, then the new one",
             )
     return moved
@@ -198,7 +198,7 @@ def weigh(
     if not 0 < everything < math.inf:
         raise DataError(
             "no tokens to weigh" if everything == 0 else "the epochs are too large",
-            why="every data set is empty or of a corpus of 0 epochs" if everything == 0 else None,
+            why="every dataset is empty or of a corpus of 0 epochs" if everything == 0 else None,
         )
     files = []
     for count, corpus in zip(counts, corpora, strict=True):
@@ -227,7 +227,7 @@ def _check_epochs(corpora: Sequence[str], epochs: Mapping[str, float]) -> None:
     unused = sorted(epochs.keys() - present)
     if unused:
         _log.warning(
-            "epochs are given for %s, but there is no data set of it",
+            "epochs are given for %s, but there is no dataset of it",
             ", ".join(f"`{corpus}`" for corpus in unused),
         )
 

@@ -170,7 +170,7 @@ def map_file(path: Path, dtype: np.dtype[np.integer]) -> npt.NDArray[np.integer]
         raise DataError(
             f"cannot open `{path}`",
             why=error.strerror or str(error),
-            hint="allow more open files with `ulimit -n`, or merge data sets with "
+            hint="allow more open files with `ulimit -n`, or merge datasets with "
             "`lmcore data merge`"
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
             else None,

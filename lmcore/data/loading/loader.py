@@ -245,7 +245,7 @@ def _check_vocabulary(tokens: Tensor, vocab_size: int, first: int) -> None:
         raise DataError(
             f"the data contains token {low if low < 0 else high}; the vocabulary has {vocab_size} "
             "ids",
-            why=f"found in samples {first} to {first + len(tokens) - 1}; the data set was prepared "
+            why=f"found in samples {first} to {first + len(tokens) - 1}; the dataset was prepared "
             "with another tokenizer, or is damaged",
-            hint="give the tokenizer of the data set, or prepare it again",
+            hint="give the tokenizer of the dataset, or prepare it again",
         )

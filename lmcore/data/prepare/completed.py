@@ -1,6 +1,6 @@
 """Record of a completed preparation, `PREFIX.prepared.json`, by which `--resume` recognizes it.
 
-A job that is restarted after its data set is complete ends at once instead of starting over.  Runs
+A job that is restarted after its dataset is complete ends at once instead of starting over.  Runs
 with `--resume` write the record; it is valid as long as the files are unchanged.
 """
 
@@ -29,7 +29,7 @@ def _path(request: PrepareRequest) -> Path:
 
 
 def remove_completed(request: PrepareRequest) -> None:
-    """Remove the record of an older data set before its files are replaced."""
+    """Remove the record of an older dataset before its files are replaced."""
     _path(request).unlink(missing_ok=True)
 
 
@@ -52,7 +52,7 @@ def write_completed(request: PrepareRequest, identity: Identity, report: Prepare
 def read_completed(request: PrepareRequest, identity: Identity) -> PrepareReport | None:
     """Return the report of an earlier run with the same input and settings; None if there is none.
 
-    A data set of other input or settings is replaced, with a warning.
+    A dataset of other input or settings is replaced, with a warning.
     """
     try:
         with _path(request).open("rb") as file:
@@ -75,7 +75,7 @@ def read_completed(request: PrepareRequest, identity: Identity) -> PrepareReport
 
 
 def _files(request: PrepareRequest) -> list[list[Any]]:
-    """Return name, size and modification time of each file of the data sets."""
+    """Return name, size and modification time of each file of the datasets."""
     paths = []
     for prefix in map(request.key_prefix, request.json_keys):
         paths += [Path(f"{prefix}.bin"), Path(f"{prefix}.idx"), Path(metadata_path(prefix))]

@@ -125,12 +125,12 @@ def prepare_named_text(
     Args:
         text: the text.
         tokenizer: tokenizer of the text.
-        directory: directory of the data set.
+        directory: directory of the dataset.
         keep_text: directory for a copy of the text (`LazyText`), so that later runs with any
             tokenizer do not need its source; None: no copy.
 
     Returns:
-        The prefix of the indexed data set.
+        The prefix of the indexed dataset.
 
     Raises:
         DataError: the file cannot be read, is empty or not UTF-8, or the tokenizer cannot encode
@@ -155,7 +155,7 @@ def prepare_named_text(
 
 
 class _Prepared:
-    """Data set of a named text in a directory."""
+    """Dataset of a named text in a directory."""
 
     def __init__(
         self, text: NamedText, tokenizer: Tokenizer, directory: Path, keep_text: Path | None
@@ -170,7 +170,7 @@ class _Prepared:
         self.digest = self._source()
 
     def find(self) -> str | None:
-        """Return the prefix if the data set exists, with this text and tokenizer, else None."""
+        """Return the prefix if the dataset exists, with this text and tokenizer, else None."""
         from lmcore.data.indexed.metadata import read_metadata
 
         try:
@@ -183,7 +183,7 @@ class _Prepared:
         return str(self.prefix)
 
     def make(self) -> None:
-        """Create the data set."""
+        """Create the dataset."""
         from lmcore.data.prepare.plain_text import documents_from_text, prepare_documents
 
         self.record.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Unfinished data set of one key: three plain files that can be truncated to any shard.
+"""Unfinished dataset of one key: three plain files that can be truncated to any shard.
 
 0.bin          tokens, as in the final `PREFIX_KEY_document.bin`
 0.sizes        int32, number of tokens of each sequence
@@ -43,12 +43,12 @@ class DatasetCounts:
 
 
 class PartialDataset:
-    """Unfinished data set of one key.
+    """Unfinished dataset of one key.
 
     Args:
         folder: directory of its files.
         number: first part of their names.
-        prefix: path of the final data set without suffix.
+        prefix: path of the final dataset without suffix.
         dtype: type of a stored token.
         counts: contents to keep of existing files; the rest is truncated.
 

@@ -47,11 +47,11 @@ def state_path(prefix: str) -> Path:
 
 
 class PartialOutput:
-    """Unfinished data sets of all keys.
+    """Unfinished datasets of all keys.
 
     Args:
         prefix: first part of the names of the output; the directory is `PREFIX.partial`.
-        prefixes: prefix of the data set of each key.
+        prefixes: prefix of the dataset of each key.
         dtype: type of a stored token.
         identity: input and settings that the output depends on.
         resume: continue an unfinished output.
@@ -104,7 +104,7 @@ class PartialOutput:
         return state
 
     def add(self, keys: Sequence[KeyTokens]) -> None:
-        """Append the documents of a batch to the data set of each key."""
+        """Append the documents of a batch to the dataset of each key."""
         for output, key in zip(self.keys, keys, strict=True):
             output.add(key)
 

@@ -1,4 +1,4 @@
-"""Partitions of the input over several hosts, and joining their data sets.
+"""Partitions of the input over several hosts, and joining their datasets.
 
 A partition is a range of the input files, in order, so that the concatenated partitions are what
 one host would have written, byte for byte.  Every host computes the same partitions; no host waits
@@ -90,7 +90,7 @@ def _common(identity: Identity) -> Identity:
 
 
 def join_partitions(request: PrepareRequest, identity: Identity) -> PrepareReport:
-    """Join the partitions of all hosts to the data sets that one host would have written.
+    """Join the partitions of all hosts to the datasets that one host would have written.
 
     The files of the partitions are kept.
 
@@ -100,7 +100,7 @@ def join_partitions(request: PrepareRequest, identity: Identity) -> PrepareRepor
 
     Raises:
         ConfigError: partitions that are missing, or of other input or settings.
-        DataError: a damaged data set, or the file system refuses.
+        DataError: a damaged dataset, or the file system refuses.
     """
     from lmcore.data.tools.merge import merge
 

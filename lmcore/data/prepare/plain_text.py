@@ -1,4 +1,4 @@
-"""Plain text to an indexed data set: for the bundled text, or any other text file."""
+"""Plain text to an indexed dataset: for the bundled text, or any other text file."""
 
 from __future__ import annotations
 

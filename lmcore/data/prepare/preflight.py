@@ -63,7 +63,7 @@ def _given_twice(files: Sequence[InputFile]) -> list[LmcoreError]:
                     else f"`{file.path}` and `{earlier}` are the same file",
                     why="its documents would be prepared twice",
                     hint="check the patterns of `--input`; to train on it more often give its "
-                    "data set a larger weight",
+                    "dataset a larger weight",
                 )
             ]
     return []

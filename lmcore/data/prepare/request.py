@@ -36,7 +36,7 @@ class PrepareRequest:
         inputs: files, patterns, directories, or `-` for standard input.
         output_prefix: first part of the names of the output files.
         tokenizer: tokenizer of the documents.
-        json_keys: keys whose text is tokenized, into one data set each.
+        json_keys: keys whose text is tokenized, into one dataset each.
         append_eod: end each document with the tokenizer's end-of-document id.
         workers: number of threads, or of processes if the tokenizer holds the interpreter's lock;
             None: one thread per available processor, else 1.
@@ -89,7 +89,7 @@ class PrepareRequest:
         return len(os.sched_getaffinity(0)) if self.threads else 1
 
     def key_prefix(self, key: str) -> str:
-        """Return the prefix of the data set of a key: `PREFIX_KEY_document`, or `..._sentence`."""
+        """Return the prefix of the dataset of a key: `PREFIX_KEY_document`, or `..._sentence`."""
         level = "document" if self.splitter is None else "sentence"
         return f"{self.prefix}_{key}_{level}"
 
@@ -205,7 +205,7 @@ ProgressCallback = Callable[[PrepareProgress], None]
 
 @dataclass(frozen=True)
 class KeyReport:
-    """Data set of one key; `empty` counts documents without tokens, which are left out."""
+    """Dataset of one key; `empty` counts documents without tokens, which are left out."""
 
     key: str
     prefix: str
@@ -217,7 +217,7 @@ class KeyReport:
 
     @classmethod
     def of(cls, key: str, writer: IndexedDatasetWriter, *, empty: int) -> KeyReport:
-        """Describe the data set of *writer*."""
+        """Describe the dataset of *writer*."""
         return cls(
             key=key,
             prefix=writer.prefix,
@@ -239,7 +239,7 @@ class PrepareReport:
         json_bytes: size of the input, in bytes, uncompressed.
         seconds: time of this run and of the runs that it resumed.
         skipped: number of skipped documents by reason.
-        outputs: data set of each key.
+        outputs: dataset of each key.
     """
 
     files: tuple[str, ...]
@@ -260,5 +260,5 @@ class PrepareReport:
 
 
 def document_prefix(output_prefix: str, key: str) -> str:
-    """Return the prefix of the data set of a key: `PREFIX_KEY_document`."""
+    """Return the prefix of the dataset of a key: `PREFIX_KEY_document`."""
     return f"{output_prefix}_{key}_document"

@@ -1,4 +1,4 @@
-"""`lmcore data prepare`: documents to indexed data sets, one per key.
+"""`lmcore data prepare`: documents to indexed datasets, one per key.
 
 Documents are read in batches, encoded in order by threads or processes, and written shard by shard;
 at the end the files of all keys are renamed.  The output depends only on input, tokenizer and
@@ -71,7 +71,7 @@ class _Job:
 def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -> PrepareReport:
     """Tokenize documents into `PREFIX_KEY_document.{bin,idx,meta.json}`, or `..._sentence`.
 
-    With `resume`, a data set that is complete already is reported again, and nothing is done.
+    With `resume`, a dataset that is complete already is reported again, and nothing is done.
 
     Args:
         request: input, output and settings.
@@ -79,7 +79,7 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
 
     Raises:
         DataError: input that is missing, damaged or (unless skipped) has a bad document; no
-            documents; a full disk.  Only complete shards and older data sets remain.
+            documents; a full disk.  Only complete shards and older datasets remain.
         ConfigError: a request that cannot be met, with all its problems.
         RunError: a worker process died.
     """
@@ -281,7 +281,7 @@ class _Totals:
             )
 
     def require_tokens(self) -> None:
-        """Raise `DataError` if a data set would be empty; that of a partition may be."""
+        """Raise `DataError` if a dataset would be empty; that of a partition may be."""
         if self._request.partition is not None:
             return
         files = [file.path for file in self._job.files]

@@ -1,4 +1,4 @@
-"""`lmcore data inspect`: the contents of a data set, and the consistency of its files."""
+"""`lmcore data inspect`: the contents of a dataset, and the consistency of its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class InspectReport:
-    """Contents and problems of a data set; most fields are None if the index is unreadable.
+    """Contents and problems of a dataset; most fields are None if the index is unreadable.
 
     Attributes:
         prefix: path without suffix.
@@ -40,7 +40,7 @@ class InspectReport:
         multimodal: True if each sequence has a mode.
         tokenizer: tokenizer type of the metadata.
         scan: statistics of the tokens, if they were read.
-        problems: one sentence each; empty for a valid data set.
+        problems: one sentence each; empty for a valid dataset.
     """
 
     prefix: str
@@ -66,7 +66,7 @@ class InspectReport:
 
 @dataclass(frozen=True)
 class DecodedDocument:
-    """One document of a data set.
+    """One document of a dataset.
 
     Attributes:
         number: index of the document, from 0.
@@ -89,10 +89,10 @@ def inspect(
     vocab_size: int | None = None,
     top: int = 10,
 ) -> InspectReport:
-    """Describe a data set and check every pointer of its index.
+    """Describe a dataset and check every pointer of its index.
 
     Args:
-        prefix: path of the data set without suffix.
+        prefix: path of the dataset without suffix.
         scan: read all tokens.
         eod: end-of-document id; None: from the metadata.
         vocab_size: size of the vocabulary; None: from the metadata.
@@ -147,10 +147,10 @@ def inspect(
 def read_documents(
     prefix: str | Path, numbers: Iterable[int], tokenizer: Tokenizer | None
 ) -> list[DecodedDocument]:
-    """Return documents of a data set, decoded if a tokenizer is given.
+    """Return documents of a dataset, decoded if a tokenizer is given.
 
     Raises:
-        DataError: the data set is damaged or has no such document, or an id is outside the
+        DataError: the dataset is damaged or has no such document, or an id is outside the
             vocabulary.
     """
     dataset = IndexedDataset(prefix)
@@ -190,7 +190,7 @@ def _decode(tokenizer: Tokenizer, tokens: list[int], number: int) -> str:
 def _open(
     prefix: str | Path, paths: list[Path]
 ) -> tuple[IndexedDataset | None, Index | None, list[str]]:
-    """Return the data set if it is valid, the index if it is readable, and the problems."""
+    """Return the dataset if it is valid, the index if it is readable, and the problems."""
     try:
         dataset = IndexedDataset(prefix)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""`lmcore data merge`: concatenation of indexed data sets, as if prepared at once."""
+"""`lmcore data merge`: concatenation of indexed datasets, as if prepared at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MAY_DIFFER = {*_COUNTS, "tokenizer", "lmcore_version"}
 
 @dataclass(frozen=True)
 class MergeInput:
-    """Input data set, checked and closed again."""
+    """Input dataset, checked and closed again."""
 
     documents: DocumentRange
     dtype: str
@@ -51,13 +51,13 @@ class MergeInput:
 
     @property
     def prefix(self) -> str:
-        """Path of the data set without suffix."""
+        """Path of the dataset without suffix."""
         return self.documents.prefix
 
 
 @dataclass(frozen=True)
 class MergeReport:
-    """Merged data set."""
+    """Merged dataset."""
 
     prefix: str
     datasets: int
@@ -76,10 +76,10 @@ class MergeReport:
 
 
 def find_datasets(directory: str | Path) -> list[str]:
-    """Return the prefixes of all data sets in a directory, sorted by name.
+    """Return the prefixes of all datasets in a directory, sorted by name.
 
     Raises:
-        DataError: it is not a directory, or has no data set.
+        DataError: it is not a directory, or has no dataset.
     """
     try:
         found = sorted(
@@ -88,12 +88,12 @@ def find_datasets(directory: str | Path) -> list[str]:
     except OSError as error:
         raise DataError(f"cannot read `{directory}`", why=error.strerror or str(error)) from error
     if not found:
-        raise DataError(f"no data set in `{directory}`", why="it has no `.idx` file")
+        raise DataError(f"no dataset in `{directory}`", why="it has no `.idx` file")
     return found
 
 
 def chosen_datasets(paths: Sequence[str], directory: str | None) -> list[str]:
-    """Return the prefixes of *paths*, with or without suffix, or of all data sets in a directory.
+    """Return the prefixes of *paths*, with or without suffix, or of all datasets in a directory.
 
     Raises:
         DataError: See `find_datasets`.
@@ -102,16 +102,16 @@ def chosen_datasets(paths: Sequence[str], directory: str | None) -> list[str]:
 
 
 def merge(prefixes: Sequence[str], output_prefix: str) -> MergeReport:
-    """Concatenate data sets, in order.
+    """Concatenate datasets, in order.
 
     The result is byte for byte that of preparing all of the input at once.
 
     Args:
-        prefixes: paths of the data sets without suffix.
+        prefixes: paths of the datasets without suffix.
         output_prefix: path of the new one without suffix; older files are replaced.
 
     Raises:
-        DataError: a data set is missing, damaged, given twice, or differs from the first one in
+        DataError: a dataset is missing, damaged, given twice, or differs from the first one in
             format, token type or vocabulary; or the file system refuses.  No output remains.
     """
     start = time.perf_counter()
@@ -141,13 +141,13 @@ def merge(prefixes: Sequence[str], output_prefix: str) -> MergeReport:
 
 
 def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[MergeInput]:
-    """Check that data sets are valid and compatible, and describe them.
+    """Check that datasets are valid and compatible, and describe them.
 
     Raises:
         DataError: See `merge`.
     """
     if not prefixes:
-        raise DataError("no data set is given", hint="name data sets with `--datasets`")
+        raise DataError("no dataset is given", hint="name datasets with `--datasets`")
     sources: list[MergeInput] = []
     seen: dict[tuple[int, int], str] = {}
     for prefix in prefixes:
@@ -177,7 +177,7 @@ def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[MergeInput
 
 
 def with_counts(sources: Sequence[MergeInput], content: DocumentRanges) -> DatasetMetadata | None:
-    """Return the metadata of a data set made from *sources*; None if one of them has none."""
+    """Return the metadata of a dataset made from *sources*; None if one of them has none."""
     first = sources[0].metadata
     if first is None or any(source.metadata is None for source in sources):
         return None
@@ -193,9 +193,9 @@ def _check_counts(dataset: IndexedDataset, metadata: DatasetMetadata | None) -> 
     expected = (metadata.documents, metadata.sequences, metadata.tokens, metadata.dtype)
     if found != expected:
         raise DataError(
-            f"`{metadata_path(dataset.prefix)}` does not match the data set",
+            f"`{metadata_path(dataset.prefix)}` does not match the dataset",
             why="it has {} documents, {} sequences, {} tokens of {}; ".format(*expected)
-            + "the data set has {}, {}, {} of {}".format(*found),
+            + "the dataset has {}, {}, {} of {}".format(*found),
             hint="prepare the data again, or remove the metadata",
         )
 
@@ -222,7 +222,7 @@ def _check_modes(sources: Sequence[MergeInput]) -> None:
     if len(kinds) > 1:
         raise DataError(
             f"`{kinds[True].prefix}` is multimodal and `{kinds[False].prefix}` is not",
-            why="either all sequences of a data set have a mode or none",
+            why="either all sequences of a dataset have a mode or none",
         )
 
 
@@ -233,7 +233,7 @@ def _check_vocabularies(sources: Sequence[MergeInput]) -> None:
         _check_vocabulary(described[0], source)
     if not described and len(sources) > 1:
         _log.warning(
-            "the data sets have no metadata: their vocabularies cannot be compared, and the output "
+            "the datasets have no metadata: their vocabularies cannot be compared, and the output "
             "gets no metadata"
         )
     elif 0 < len(described) < len(sources):
@@ -268,7 +268,7 @@ def _check_output(output_prefix: str, sources: dict[tuple[int, int], str]) -> No
     found = path.stat()
     if (found.st_dev, found.st_ino) in sources:
         raise DataError(
-            f"the output `{output_prefix}` is one of the input data sets",
+            f"the output `{output_prefix}` is one of the input datasets",
             why="it would be replaced",
             hint="give another `--output-prefix`",
         )

@@ -1,6 +1,6 @@
-"""`lmcore data repair`: names, indices and missing end tokens of a data set, repaired in new files.
+"""`lmcore data repair`: names, indices and missing end tokens of a dataset, repaired in new files.
 
-Existing files are never changed: the repaired data set gets a name of its own, or missing files are
+Existing files are never changed: the repaired dataset gets a name of its own, or missing files are
 added.  Unchanged tokens are hard-linked, or copied if the file system cannot link.
 """
 
@@ -35,10 +35,10 @@ _DTYPES = {dtype.name: dtype for dtype in TOKEN_DTYPES.values()}
 
 @dataclass(frozen=True)
 class RepairRequest:
-    """Data set to repair, and known facts about it.
+    """Dataset to repair, and known facts about it.
 
     Attributes:
-        prefix: path of the data set, with or without suffix.
+        prefix: path of the dataset, with or without suffix.
         output_prefix: path of the repaired one; None: add missing files beside the original.
         hyphens: replace `_` in the name by `-`.
         rebuild: rebuild the index even if it is readable.
@@ -59,10 +59,10 @@ class RepairReport:
     """Result of a repair.
 
     Attributes:
-        prefix: path of the repaired data set.
+        prefix: path of the repaired dataset.
         found: problems, one sentence each; empty if there were none.
         written: paths of the new files.
-        documents: number of documents of the repaired data set.
+        documents: number of documents of the repaired dataset.
         tokens: number of its tokens.
         dtype: type of a stored token.
         dataset_impl: format of its index.
@@ -82,7 +82,7 @@ class RepairReport:
 
 
 def repair(request: RepairRequest) -> RepairReport:
-    """Repair a data set as far as its correct content can be determined.
+    """Repair a dataset as far as its correct content can be determined.
 
     Raises:
         DataError: it cannot be determined; a file would be replaced; the file system refuses.
@@ -143,7 +143,7 @@ def _locate(prefix: str) -> tuple[Path, Path | None, list[str]]:
     bin_path, idx_path = paths
     if bin_path is None:
         raise DataError(
-            f"no such file: `{prefix}.bin`", why="a data set cannot be repaired without its tokens"
+            f"no such file: `{prefix}.bin`", why="a dataset cannot be repaired without its tokens"
         )
     return bin_path, idx_path, found
 
@@ -325,7 +325,7 @@ def _copy(source: Path, target: Path) -> None:
 def _right_metadata(
     metadata: DatasetMetadata, dataset: IndexedDataset, end: int | None
 ) -> DatasetMetadata:
-    """Return the metadata of the repaired data set; *end* is the last token of its documents."""
+    """Return the metadata of the repaired dataset; *end* is the last token of its documents."""
     ended = end is not None and end == metadata.eod
     return replace(
         metadata,

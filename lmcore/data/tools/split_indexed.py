@@ -1,4 +1,4 @@
-"""`lmcore data split --samples`: split of indexed data sets into ones of equal size."""
+"""`lmcore data split --samples`: split of indexed datasets into ones of equal size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["IndexedSplitReport", "SplitFile", "split_indexed"]
 
 @dataclass(frozen=True)
 class SplitFile:
-    """Written data set."""
+    """Written dataset."""
 
     prefix: str
     documents: int
@@ -31,7 +31,7 @@ class SplitFile:
 
 @dataclass(frozen=True)
 class IndexedSplitReport:
-    """Written data sets and their counts."""
+    """Written datasets and their counts."""
 
     datasets: int
     documents: int
@@ -48,12 +48,12 @@ class IndexedSplitReport:
 def split_indexed(
     prefixes: Sequence[str], output_prefix: str, *, samples: int
 ) -> IndexedSplitReport:
-    """Write the documents of data sets to `PREFIX-00000`, `PREFIX-00001`, ... in order.
+    """Write the documents of datasets to `PREFIX-00000`, `PREFIX-00001`, ... in order.
 
     The files are renamed to their final names after all are complete.
 
     Args:
-        prefixes: paths of the data sets without suffix, compatible as for `merge`.
+        prefixes: paths of the datasets without suffix, compatible as for `merge`.
         output_prefix: first part of the paths of the new ones.
         samples: number of documents of each new one, except the last.
 
@@ -77,7 +77,7 @@ def split_indexed(
             files.finish(content, first.dtype, first.format)
             written.append((prefix, files, content))
         if not written:
-            raise DataError("no documents to split", why="all data sets are empty")
+            raise DataError("no documents to split", why="all datasets are empty")
         for prefix, files, content in written:
             files.commit()
             metadata = with_counts(sources, content)
@@ -99,7 +99,7 @@ def _describe(prefix: str, files: IndexedFiles, content: DocumentRanges) -> Spli
 
 
 def _groups(sources: Sequence[DocumentRange], samples: int) -> Iterator[list[DocumentRange]]:
-    """Yield for each new data set its ranges of documents, *samples* in total."""
+    """Yield for each new dataset its ranges of documents, *samples* in total."""
     group: list[DocumentRange] = []
     room = samples
     for source in sources:

@@ -134,7 +134,7 @@ def test_skipped_lines_are_counted(corpus: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_damaged_data_set(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Inspecting a truncated data set names the problem; status 1."""
+    """Inspecting a truncated dataset names the problem; status 1."""
     run(PREPARE)
     path = Path("out_text_document.bin")
     path.write_bytes(path.read_bytes()[:-2])

@@ -33,7 +33,7 @@ TINY = (
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a small data set, `web_text_document`."""
+    """A folder with a small dataset, `web_text_document`."""
     folder = tmp_path_factory.mktemp("prepared")
     text = (resources.files("lmcore.data") / "bundled/shakespeare.txt").read_text("utf-8")
     (folder / "web.txt").write_text(text[:3_000], "utf-8")
@@ -45,7 +45,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with that data set."""
+    """A working directory with that dataset."""
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     for name in ("WORLD_SIZE", "LMCORE_DEVICE", "LMCORE_PLUGINS"):
@@ -68,7 +68,7 @@ def cut(name: str, size: int) -> Callable[[Path], None]:
 
 
 def other_ids(folder: Path) -> None:
-    """Make a data set whose last document has larger ids than bytes have, without metadata."""
+    """Make a dataset whose last document has larger ids than bytes have, without metadata."""
     writer = IndexedDatasetWriter(str(folder / "other"), "uint16")
     for start in (0, 50, 100, 0, 50, 100, 0, 400):
         writer.add_document(list(range(start, start + 50)))
@@ -100,7 +100,7 @@ def broken(folder: Path) -> None:
 
 
 def numbers(folder: Path) -> None:
-    """Make a data set of another tokenizer, and a list of bad lines."""
+    """Make a dataset of another tokenizer, and a list of bad lines."""
     prefix, tokenizer = str(folder / "numbers"), NullTokenizer(9)
     with IndexedDatasetWriter(prefix, "uint16") as writer:
         writer.add_document([1, 2])

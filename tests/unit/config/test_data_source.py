@@ -1,4 +1,4 @@
-"""The words that name a run's data sets: weights, ranges, and what is wrong with them."""
+"""The words that name a run's datasets: weights, ranges, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_data_path(words, expected):
         ("0,5 a 0.5 b", "`--data-path 0,5 a 0.5 b`: found `0,5` instead of a weight"),
         ("a 0.5 b", "`--data-path a 0.5 b`: found `a` instead of a weight"),
         ("0.5 a b", "`--data-path 0.5 a b`: found `b` instead of a weight"),
-        ("0.5 0.5 a b", "`--data-path 0.5 0.5 a b`: found `0.5` instead of a data set"),
-        ("0.5 a 0.5", "`--data-path 0.5 a 0.5`: no data set follows the weight `0.5`"),
+        ("0.5 0.5 a b", "`--data-path 0.5 0.5 a b`: found `0.5` instead of a dataset"),
+        ("0.5 a 0.5", "`--data-path 0.5 a 0.5`: no dataset follows the weight `0.5`"),
     ],
 )
 def test_data_path_that_cannot_be_read(words, what):
@@ -59,7 +59,7 @@ def test_data_path_that_cannot_be_read(words, what):
 
 
 def test_weighted_split_paths():
-    """Upstream's text: a name, then weight, range and path of each data set."""
+    """Upstream's text: a name, then weight, range and path of each dataset."""
     flag = "--train-weighted-split-paths"
     assert parse_weighted_split_paths(["TRAIN: 0.3 0:0.6 a, 0.7 0.5:1 b"], flag) == {
         "TRAIN": (DataSource("a", 0.3, (0, 0.6)), DataSource("b", 0.7, (0.5, 1)))

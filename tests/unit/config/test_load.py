@@ -162,7 +162,7 @@ def test_exclusive_options_replace_each_other_between_sources(write) -> None:
 
 
 def test_a_text_and_a_data_set_replace_each_other(write) -> None:
-    """A flag's data set replaces a file's corpus; an empty one in a later file replaces nothing."""
+    """A flag's dataset replaces a file's corpus; an empty one in a later file replaces nothing."""
     path = write("data:\n  corpus: shakespeare\n  data_path: []\n")
     assert load_config([path]).value("corpus") == "shakespeare"
     loaded = load_config([path, "--data-path", "a"])

@@ -235,7 +235,7 @@ def test_missing_files(tmp_path: Path) -> None:
     (hint,) = hints(f"--data-path 1 {prefix}")
     assert hint == f"did you mean `{prefix}_text_document`?"
     (hint,) = hints(f"--data-path {tmp_path}/other")
-    assert hint == "`lmcore data prepare` writes a data set"
+    assert hint == "`lmcore data prepare` writes a dataset"
     missing = f"--vocab-file {tmp_path}/v --merge-file {tmp_path}/m"
     assert found(missing) == [
         f"`--vocab-file {tmp_path}/v`: no such file",
@@ -253,10 +253,10 @@ def test_all_problems_at_once() -> None:
 
 
 def test_a_text_and_a_data_set() -> None:
-    """`--corpus` and `--data-path` cannot both be meant; the data set is looked for still."""
+    """`--corpus` and `--data-path` cannot both be meant; the dataset is looked for still."""
     assert found("--corpus shakespeare --data-path web --tokenizer-type ByteTokenizer") == [
         "`--corpus shakespeare` and `--data-path web` exclude each other",
-        "`--data-path web`: no such data set",
+        "`--data-path web`: no such dataset",
     ]
 
 

@@ -28,7 +28,7 @@ def test_bundled_text_is_bytes() -> None:
 
 
 def test_text_of_a_run(data_prefix: str) -> None:
-    """By default the bundled text, also by its name; none where a data set is named."""
+    """By default the bundled text, also by its name; none where a dataset is named."""
     own = bundled_text()
     texts = {own.name: own}
 

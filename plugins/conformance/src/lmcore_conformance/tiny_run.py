@@ -114,7 +114,7 @@ class TinyRuns:
 
     @cached_property
     def prefix(self) -> str:
-        """The data set: some thousand characters of the bundled text."""
+        """The dataset: some thousand characters of the bundled text."""
         text = (resources.files("lmcore.data") / "bundled/shakespeare.txt").read_text("utf-8")
         file = self.folder / "text.txt"
         file.write_text(text[:_CHARACTERS], "utf-8")

@@ -54,7 +54,7 @@ def documents(prefix: str) -> list[str]:
     ],
 )
 def test_flags_reach_the_readers(here, capsys, name, content, flags, expected):
-    """Each flag does what it says, from the file to the data set."""
+    """Each flag does what it says, from the file to the dataset."""
     (here / name).write_text(content)
     assert prepare("--input", name, "--json", *flags) == 0
     (output,) = json.loads(capsys.readouterr().out)["outputs"]

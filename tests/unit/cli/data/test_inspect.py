@@ -18,7 +18,7 @@ BYTES = ["--tokenizer-type", "ByteTokenizer"]
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> str:
-    """A data set of `hi` twice and `no`, each with its end, and metadata."""
+    """A dataset of `hi` twice and `no`, each with its end, and metadata."""
     path = f"{tmp_path}/x_text_document"
     tokenizer = ByteTokenizer()
     with IndexedDatasetWriter(path, "uint16") as writer:

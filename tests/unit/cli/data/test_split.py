@@ -15,7 +15,7 @@ from lmcore.errors import ConfigError
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two data sets of three documents each, and ten JSON lines."""
+    """Two datasets of three documents each, and ten JSON lines."""
     for name in "ab":
         with IndexedDatasetWriter(tmp_path / "data" / name, "uint16") as writer:
             for token in range(3):
@@ -26,10 +26,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_merge(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A directory's data sets and named ones are merged alike, and the next command is shown."""
+    """A directory's datasets and named ones are merged alike, and the next command is shown."""
     assert run(["merge", "--input", f"{folder}/data", "--output-prefix", f"{folder}/one"]) == 0
     captured = capsys.readouterr().out
-    assert "2 data sets, 6 documents, 6 tokens of uint16" in captured
+    assert "2 datasets, 6 documents, 6 tokens of uint16" in captured
     assert f"next: lmcore train --data-path {folder}/one" in captured
     named = [f"{folder}/data/a.idx", f"{folder}/data/b.bin"]
     run(["merge", "--datasets", *named, "--output-prefix", f"{folder}/two", "--json"])
@@ -42,7 +42,7 @@ def test_merge(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [([], "`--datasets` or `--input` is required"), (["--datasets", "a", "--input", "b"], "exclu")],
 )
 def test_merge_wants_one_kind(flags: list[str], message: str) -> None:
-    """Data sets are named or their directory is, not both and not neither."""
+    """Datasets are named or their directory is, not both and not neither."""
     with pytest.raises(ConfigError, match=message):
         run(["merge", "--output-prefix", "x", *flags])
 
@@ -51,7 +51,7 @@ def test_split_data_sets(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     """Files of four documents and of what is left."""
     flags = ["--output-prefix", f"{folder}/out", "--samples", "4"]
     assert run(["split", "--input", f"{folder}/data", *flags]) == 0
-    assert "6 documents of 2 data sets" in capsys.readouterr().out
+    assert "6 documents of 2 datasets" in capsys.readouterr().out
     assert [IndexedDataset(folder / f"out-0000{i}").document_count for i in range(2)] == [4, 2]
 
 

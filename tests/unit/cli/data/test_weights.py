@@ -15,7 +15,7 @@ from lmcore.errors import ConfigError, DataError
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two data sets of `wiki` and one of `c4`, of 1, 3 and 4 tokens."""
+    """Two datasets of `wiki` and one of `c4`, of 1, 3 and 4 tokens."""
     for name, count in (("wiki-0", 1), ("wiki-1", 3), ("c4-0", 4)):
         with IndexedDatasetWriter(tmp_path / "data" / name, "uint16") as writer:
             writer.add_document(range(count))
@@ -56,7 +56,7 @@ def test_two_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["weights", "--metadata", str(counts), *moved, "--output", str(listed)]) == 0
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "2 data sets of 2 corpora, 5 tokens" in captured.err
+    assert "2 datasets of 2 corpora, 5 tokens" in captured.err
     assert [file.path for file in read_data_file_list(listed)[0]] == ["/fast/wiki-0", "/fast/c4-0"]
 
 

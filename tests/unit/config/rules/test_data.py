@@ -12,7 +12,7 @@ from lmcore.config.validate import problems_of
 
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data sets `a`, `b` and `c`, and `foreign`, which does not say what made it."""
+    """Datasets `a`, `b` and `c`, and `foreign`, which does not say what made it."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b", "c", "foreign"):
         for suffix in (".bin", ".idx", ".meta.json"):
@@ -60,7 +60,7 @@ def test_sound_settings(line: str) -> None:
         ("--train-data-path a --valid-data-path b --split 9,1,0",
          ["`--split 9,1,0` does not go with `--train-data-path a`"]),
         ("--data-path 0 a 1 b", ["`--data-path`: the weight of `a` is 0"]),
-        ("--data-path 1 a 1 x", ["`--data-path 1 a 1 x`: no such data set: `x`"]),
+        ("--data-path 1 a 1 x", ["`--data-path 1 a 1 x`: no such dataset: `x`"]),
         ("--data-path a a", ["`--data-path a a` names `a` twice"]),
         ("--data-file-list nowhere", ["`--data-file-list nowhere`: no such file"]),
         ("--data-path a foreign",
@@ -96,18 +96,18 @@ def test_all_weights_at_once() -> None:
 
 
 def test_weights_and_data_sets_at_once() -> None:
-    """A bad weight does not hide that a data set is missing or named twice."""
+    """A bad weight does not hide that a dataset is missing or named twice."""
     assert found(*["--data-path", "0.5", "a", "0", "a.bin", "1", "x"]) == [
         "`--data-path`: the weight of `a.bin` is 0",
-        "`--data-path 0.5 a 0 a.bin 1 x`: no such data set: `x`",
+        "`--data-path 0.5 a 0 a.bin 1 x`: no such dataset: `x`",
         "`--data-path 0.5 a 0 a.bin 1 x` names `a` twice",
     ]
 
 
 def test_missing_data_come_first() -> None:
     """Missing validation data is reported after problems of the data itself."""
-    assert found("--train-data-path", "x")[0] == "`--train-data-path x`: no such data set"
-    assert found("--data-path", "x", "--split", "1,0,0")[0] == "`--data-path x`: no such data set"
+    assert found("--train-data-path", "x")[0] == "`--train-data-path x`: no such dataset"
+    assert found("--data-path", "x", "--split", "1,0,0")[0] == "`--data-path x`: no such dataset"
 
 
 def test_ranges_that_overlap() -> None:

@@ -1,4 +1,4 @@
-"""Checks of a run's data sets before they are opened: all problems of lists and tokenizers."""
+"""Checks of a run's datasets before they are opened: all problems of lists and tokenizers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
 
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data sets `a`, `b` of bytes, `n` of numbers, and `foreign` without metadata."""
+    """Datasets `a`, `b` of bytes, `n` of numbers, and `foreign` without metadata."""
     monkeypatch.chdir(tmp_path)
     numbers = build_tokenizer("NullTokenizer", vocab_size=9)
     for name, tokenizer in (("a", ByteTokenizer()), ("b", ByteTokenizer()), ("n", numbers)):
@@ -60,7 +60,7 @@ def test_sound_or_reported_by_rules(line: str) -> None:
     ["--data-path 0 a 1 b 1 n", "--train-data-path a --valid-data-path n", "--data-path a.bin n"],
 )
 def test_different_tokenizers(line: str) -> None:
-    """Data sets of two tokenizers are reported, whatever else is wrong with them."""
+    """Datasets of two tokenizers are reported, whatever else is wrong with them."""
     assert found(line) == ["`a` and `n` were not prepared with the same tokenizer"]
 
 
@@ -72,7 +72,7 @@ def test_every_data_set_is_named() -> None:
 
 
 def test_sources_with_metadata() -> None:
-    """Each data set carries the tokenizer that made it; the list gives way to its data sets."""
+    """Each dataset carries the tokenizer that made it; the list gives way to its datasets."""
     Path("list").write_text("2 a\n1 foreign\n", encoding="utf-8")
     sources, problems = inspect_sources(load_config(["--data-file-list", "list"]).sources[0])
     assert not problems
@@ -89,7 +89,7 @@ def test_list() -> None:
     Path("list").write_text("1 a\n0 n\n1 b\n1 nowhere\n", encoding="utf-8")
     assert found("--data-file-list list") == [
         "`list` line 2: the weight `0` is not above 0",
-        "`--data-file-list list`: 1 of 4 data sets does not exist",
+        "`--data-file-list list`: 1 of 4 datasets does not exist",
         "`b.meta.json` has no `tokenizer`",
         "`a` and `n` were not prepared with the same tokenizer",
     ]
@@ -102,7 +102,7 @@ def test_list_that_cannot_be_read() -> None:
 
 
 def test_all_problems_of_a_list() -> None:
-    """Invalid lines and weights, and data sets that are repeated or missing, come together."""
+    """Invalid lines and weights, and datasets that are repeated or missing, come together."""
     Path("list").write_text("1 a\n0 nowhere\nx b\n1 a.bin\n1\n1 elsewhere\n", encoding="utf-8")
     _, problems = inspect_sources(load_config(["--data-file-list", "list"]).sources[0])
     assert [problem.what for problem in problems] == [
@@ -110,6 +110,6 @@ def test_all_problems_of_a_list() -> None:
         "`list` line 3: `x` is not a weight",
         "`list` line 5 has 1 column",
         "`--data-file-list list` names `a` twice",
-        "`--data-file-list list`: 2 of 4 data sets do not exist",
+        "`--data-file-list list`: 2 of 4 datasets do not exist",
     ]
     assert "`nowhere.idx`, `elsewhere.idx`" in str(problems[-1].why)

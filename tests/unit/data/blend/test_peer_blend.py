@@ -47,7 +47,7 @@ def peer():
 
 @pytest.fixture
 def corpora(tmp_path):
-    """Three data sets of 100, 40 and 260 documents."""
+    """Three datasets of 100, 40 and 260 documents."""
     rng = np.random.default_rng(5)
     prefixes = []
     for number, count in enumerate((100, 40, 260)):

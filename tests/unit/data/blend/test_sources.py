@@ -1,4 +1,4 @@
-"""Data sets of a run: opened, divided, blended, and changed in the middle."""
+"""Datasets of a run: opened, divided, blended, and changed in the middle."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def settings(tmp_path):
 
 @pytest.fixture
 def write(tmp_path):
-    """Writer of documents of five tokens; the first token identifies data set and document."""
+    """Writer of documents of five tokens; the first token identifies dataset and document."""
 
     def make(name: str, documents: int, tokens: int = 5) -> str:
         prefix = str(tmp_path / name)
@@ -60,7 +60,7 @@ def origin(sample) -> set[int]:
 
 
 def shares(samples, positions) -> Counter:
-    """Count the data sets that samples come from."""
+    """Count the datasets that samples come from."""
     found = Counter()
     for i in positions:
         (one,) = origin(samples[i])
@@ -80,7 +80,7 @@ def test_weights_are_kept(write, settings):
 
 
 def test_one_source_stands_alone(write, settings):
-    """A single data set without weight is no blend, and gives as many samples as are asked for."""
+    """A single dataset without weight is no blend, and gives as many samples as are asked for."""
     (one,) = sources_of((write("a", 40),))
     samples = build_samples([one], 30, settings, name="train")
     assert isinstance(samples, GPTDataset)
@@ -189,7 +189,7 @@ def identities(samples, positions) -> list[tuple[int, bytes]]:
 
 
 def unique(write, name):
-    """A data set without two equal samples."""
+    """A dataset without two equal samples."""
     prefix = write(name, 0)
     base = 1000 * (1 + "abcdefg".index(name[0]))
     with IndexedDatasetWriter(prefix, "uint16") as writer:

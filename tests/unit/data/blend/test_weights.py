@@ -71,7 +71,7 @@ def test_corpora_are_matched_exactly() -> None:
 
 
 def test_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Empty data sets and corpora of 0 epochs are left out, each with a line that says so."""
+    """Empty datasets and corpora of 0 epochs are left out, each with a line that says so."""
     counts = [*COUNTS, DatasetTokens("c4-2", 0), DatasetTokens("books-0", 7)]
     files = weigh(counts, {"wiki": 0, "c4": 1, "books": 1, "code": 2})
     assert [file.path for file in files] == [
@@ -81,7 +81,7 @@ def test_left_out(caplog: pytest.LogCaptureFixture) -> None:
     ]
     assert math.fsum(file.weight for file in files) == pytest.approx(1)
     text = caplog.text
-    assert "epochs are given for `code`, but there is no data set" in text
+    assert "epochs are given for `code`, but there is no dataset" in text
     assert "left out `/d/wiki-0_text_document`: the corpus `wiki` has 0 epochs" in text
     assert "left out `c4-2`: it has no tokens" in text
 
@@ -116,7 +116,7 @@ def test_tokens_come_from_the_index_alone(tmp_path: Path) -> None:
         "total_num_tokens": 4,
     }
     assert read_token_counts(path) == counts
-    with pytest.raises(DataError, match="appears twice in the data sets given"):
+    with pytest.raises(DataError, match="appears twice in the datasets given"):
         count_tokens([f"{tmp_path}/a", f"{tmp_path}/a.idx"])
     (tmp_path / "a.idx").write_bytes((tmp_path / "a.idx").read_bytes()[:50])
     with pytest.raises(DataError, match="expected"):
@@ -128,15 +128,15 @@ def test_tokens_come_from_the_index_alone(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("{}", "is not a list of data sets"),
-        ("[]", "is not a list of data sets"),
-        ("[3]", "entry 0 is not a data set"),
-        ('[{"data_prefix": "a"}]', "entry 0 is not a data set"),
-        ('[{"data_prefix": "a", "total_num_tokens": -1}]', "entry 0 is not a data set"),
-        ('[{"data_prefix": "a", "total_num_tokens": true}]', "entry 0 is not a data set"),
-        ('[{"data_prefix": "a", "total_num_tokens": 1.5}]', "entry 0 is not a data set"),
-        ('[{"data_prefix": "", "total_num_tokens": 1}]', "entry 0 is not a data set"),
-        ('[{"data_prefix": "a", "total_num_tokens": 1}, 2]', "entry 1 is not a data set"),
+        ("{}", "is not a list of datasets"),
+        ("[]", "is not a list of datasets"),
+        ("[3]", "entry 0 is not a dataset"),
+        ('[{"data_prefix": "a"}]', "entry 0 is not a dataset"),
+        ('[{"data_prefix": "a", "total_num_tokens": -1}]', "entry 0 is not a dataset"),
+        ('[{"data_prefix": "a", "total_num_tokens": true}]', "entry 0 is not a dataset"),
+        ('[{"data_prefix": "a", "total_num_tokens": 1.5}]', "entry 0 is not a dataset"),
+        ('[{"data_prefix": "", "total_num_tokens": 1}]', "entry 0 is not a dataset"),
+        ('[{"data_prefix": "a", "total_num_tokens": 1}, 2]', "entry 1 is not a dataset"),
         (
             (
                 '[{"data_prefix": "a", "total_num_tokens": 1}, '
@@ -198,5 +198,5 @@ def test_rebase() -> None:
     moved = rebase(counts, [Move("/data/", "/new"), Move("/data/x", "/other")])
     assert [one.data_prefix for one in moved] == ["/new/a", "/other/b", "/data2/c", "/data"]
     assert rebase(counts, []) == counts
-    with pytest.raises(DataError, match="no data set is in `/dat`"):
+    with pytest.raises(DataError, match="no dataset is in `/dat`"):
         rebase(counts, [Move("/dat", "/new")])

@@ -43,7 +43,7 @@ def test_what_was_written_is_read(prefix: Path) -> None:
 
 
 def test_none_is_no_error(tmp_path: Path) -> None:
-    """Data sets of other tools have none."""
+    """Datasets of other tools have none."""
     assert read_metadata(tmp_path / "b") is None
 
 

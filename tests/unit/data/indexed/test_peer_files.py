@@ -61,7 +61,7 @@ def test_merge_is_its_merge(theirs, tmp_path, multimodal):
 
 
 def test_it_reads_what_split_writes(theirs, tmp_path):
-    """Its reader finds the documents of a split data set, in order."""
+    """Its reader finds the documents of a split dataset, in order."""
     whole = IndexedDataset(build(theirs, tmp_path / "whole", 7))
     report = split_indexed([whole.prefix], f"{tmp_path}/part", samples=15)
     found = []

@@ -1,4 +1,4 @@
-"""The tokenizer of a data set, rebuilt from its metadata."""
+"""The tokenizer of a dataset, rebuilt from its metadata."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pretrained(folder: Path) -> Tokenizer:
 
 
 def prepared(tokenizer: Tokenizer, folder: Path) -> str:
-    """Prepare a document and return the data set's prefix."""
+    """Prepare a document and return the dataset's prefix."""
     (folder / "in.jsonl").write_text('{"text": "a b"}\n', encoding="utf-8")
     prefix = str(folder / "out")
     prepare(PrepareRequest((str(folder / "in.jsonl"),), prefix, tokenizer, append_eod=True))
@@ -58,7 +58,7 @@ def test_rebuilt_with_its_options(make: Callable[[Path], Tokenizer], tmp_path: P
 
 
 def test_altered_files(tmp_path: Path) -> None:
-    """Files that were altered since are refused, the data set and both fingerprints named."""
+    """Files that were altered since are refused, the dataset and both fingerprints named."""
     prefix = prepared(wordpiece(tmp_path), tmp_path)
     (tmp_path / "vocab.txt").write_text("\n".join([*WORDS(), "c"]), encoding="utf-8")
     metadata = read_metadata(prefix)

@@ -108,7 +108,7 @@ def test_prepared_once(text: NamedText, tmp_path: Path) -> None:
     ],
 )
 def test_unfit_text(text: NamedText, tmp_path: Path, content: bytes, cause: str) -> None:
-    """The error names the corpus, its plugin and what is wrong, and leaves no data set."""
+    """The error names the corpus, its plugin and what is wrong, and leaves no dataset."""
     text.path.write_bytes(content)
     with pytest.raises(DataError) as caught:
         prepare_named_text(text, ByteTokenizer(), tmp_path / "data")
@@ -156,7 +156,7 @@ def test_memory_does_not_grow_with_a_line(tmp_path: Path) -> None:
 def test_kept_text_serves_without_its_source(
     text: NamedText, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A text that was kept makes the same data set when its source is gone, for any tokenizer."""
+    """A text that was kept makes the same dataset when its source is gone, for any tokenizer."""
 
     class Other(ByteTokenizer):
         name = "Other"

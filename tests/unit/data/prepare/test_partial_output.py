@@ -342,7 +342,7 @@ def test_finished_run_is_not_done_again(tmp_path, whole, caplog):
 
 
 def test_record_goes_with_the_data_set(tmp_path, whole):
-    """A run without `--resume` that replaces a data set leaves no record of the older one."""
+    """A run without `--resume` that replaces a dataset leaves no record of the older one."""
     names, _ = whole
     (tmp_path / "new").mkdir()
     record = tmp_path / "new/out.prepared.json"
@@ -356,7 +356,7 @@ def test_record_goes_with_the_data_set(tmp_path, whole):
 
 
 def test_unfinished_run_is_resumed_beside_a_finished_one(tmp_path, whole):
-    """Complete shards of a run over a finished data set are continued, not taken for finished."""
+    """Complete shards of a run over a finished dataset are continued, not taken for finished."""
     names, _ = whole
     prefix = tmp_path / "out"
     prepare(request(names, prefix, resume=True))

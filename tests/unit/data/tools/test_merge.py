@@ -262,8 +262,8 @@ REFUSED = {
     "missing bin": (_missing_bin, "no such file"),
     "twice": (lambda f: [write(f / "a", [[[1]]])] * 2, "is given twice"),
     "twice by a link": (_linked, "are the same data"),
-    "metadata of another": (_foreign_metadata, "does not match the data set"),
-    "none": (lambda f: [], "no data set is given"),
+    "metadata of another": (_foreign_metadata, "does not match the dataset"),
+    "none": (lambda f: [], "no dataset is given"),
 }
 
 
@@ -289,10 +289,10 @@ def test_eod_of_other_id_is_refused(tmp_path):
 
 
 def test_output_that_is_a_source_is_refused(tmp_path):
-    """A data set is never replaced by a merge of itself."""
+    """A dataset is never replaced by a merge of itself."""
     parts = [write(tmp_path / "a", [[[1]]]), write(tmp_path / "b", [[[2]]])]
     before = content(parts[0])
-    with pytest.raises(DataError, match="is one of the input data sets"):
+    with pytest.raises(DataError, match="is one of the input datasets"):
         merge(parts, parts[0])
     assert content(parts[0]) == before
 
@@ -366,7 +366,7 @@ def test_find_datasets(tmp_path):
     (tmp_path / "readme").touch()
     assert [Path(prefix).name for prefix in find_datasets(tmp_path)] == ["a.1", "b", "c"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no data set in"):
+    with pytest.raises(DataError, match="no dataset in"):
         find_datasets(tmp_path / "empty")
     with pytest.raises(DataError, match="cannot read"):
         find_datasets(tmp_path / "none")

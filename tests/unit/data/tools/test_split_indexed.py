@@ -99,7 +99,7 @@ def test_refused(tmp_path):
         split_indexed([one, write(tmp_path / "b", [], "cached")], str(tmp_path / "o"), samples=1)
     with pytest.raises(DataError, match="no documents to split"):
         split_indexed([write(tmp_path / "c", [])], str(tmp_path / "o"), samples=1)
-    with pytest.raises(DataError, match="no data set is given"):
+    with pytest.raises(DataError, match="no dataset is given"):
         split_indexed([], str(tmp_path / "o"), samples=1)
     with pytest.raises(DataError, match="no such file"):
         split_indexed([one, str(tmp_path / "none")], str(tmp_path / "o"), samples=1)
