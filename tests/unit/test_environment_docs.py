@@ -40,7 +40,7 @@ def test_every_variable_is_listed_and_every_listed_one_is_read():
 def test_the_launchers_variables_are_listed():
     """Those that the runtime reads of a process's place."""
     page = PAGE.read_text(encoding="utf-8").partition("## What a launcher sets")[2]
-    page = page.partition("## What others read")[0]
+    page = page.partition("## Variables of drivers and libraries")[0]
     names = set(re.findall(r"`([A-Z][A-Za-z_]+_[A-Za-z_]+|RANK)`", page))
     text = "\n".join(
         path.read_text(encoding="utf-8") for path in (ROOT / "lmcore/runtime").rglob("*.py")
