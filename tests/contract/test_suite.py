@@ -169,7 +169,9 @@ SESSION = {
     """,
     "pytest.ini": """
         [pytest]
-        markers = full: of the full set
+        markers =
+            full: of the full set
+            timeout: time limit
     """,
     "tests/budget.toml": """
         [seconds]
@@ -187,8 +189,9 @@ SESSION = {
             time.sleep(0.25)
 
         @pytest.mark.full
-        def test_full():
+        def test_full(request):
             time.sleep(0.25)
+            assert request.node.get_closest_marker("timeout").args[0] >= 1000
 
         @pytest.fixture(scope="module")
         def cases(request):

@@ -97,6 +97,9 @@ def test_set(env: Mapping[str, str], root: Path) -> TestSet:
 
 test_set.__test__ = False  # type: ignore[attr-defined]  # not a test
 
+_FULL_TIMEOUT = 1200
+"""Time limit of a test of the full set, in seconds: ten times what the longest takes."""
+
 SET = pytest.StashKey[TestSet]()
 
 
@@ -115,7 +118,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of the full set, except the share and named tests."""
+    """Leave out the tests of the full set, except the share and named tests; set time limits."""
     chosen = config.stash[SET]
     left = [item for item in items if is_full(item) and not chosen.takes(item.nodeid)]
     named = named_tests(config.args, config.invocation_params.dir, config.rootpath)
@@ -124,6 +127,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         without = set(left)
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in without]
+    for item in items:
+        if (chosen.full or is_full(item)) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_FULL_TIMEOUT))
 
 
 def is_full(item: pytest.Item) -> bool:
