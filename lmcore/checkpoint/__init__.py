@@ -6,10 +6,11 @@ do (and torch's distributed checkpoint package with them, at the first call).
 
 from __future__ import annotations
 
-from lmcore.checkpoint.layout import find_checkpoint
-from lmcore.checkpoint.load import load_checkpoint, verify_checkpoint
+from lmcore.checkpoint.layout import find_checkpoint, survey
+from lmcore.checkpoint.load import load_checkpoint
 from lmcore.checkpoint.manifest import Manifest, TensorEntry, check_shape, read_manifest
 from lmcore.checkpoint.save import save_checkpoint, warm_up
+from lmcore.checkpoint.verify import newest_verified, verify_checkpoint
 from lmcore.checkpoint.write_plan import WritePlan, WritePlanner, num_bytes
 
 __all__ = [
@@ -20,9 +21,11 @@ __all__ = [
     "check_shape",
     "find_checkpoint",
     "load_checkpoint",
+    "newest_verified",
     "num_bytes",
     "read_manifest",
     "save_checkpoint",
+    "survey",
     "verify_checkpoint",
     "warm_up",
 ]

@@ -13,22 +13,33 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmcore.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from lmcore.checkpoint.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    read_manifest,
+    shortened,
+)
 from lmcore.errors import CheckpointError, nearest
 
 __all__ = [
     "CHECKPOINTS_NAME",
     "LATEST_NAME",
     "HiddenDirectory",
+    "Survey",
     "complete_checkpoints",
+    "file_size_problem",
     "find_checkpoint",
     "hidden_directories",
     "iteration_path",
     "parse_iteration",
+    "size_problem",
+    "survey",
 ]
 
 CHECKPOINTS_NAME = "checkpoints"
@@ -83,9 +94,64 @@ def hidden_directories(checkpoints_dir: Path) -> Iterator[HiddenDirectory]:
 
 
 def complete_checkpoints(checkpoints_dir: Path) -> list[tuple[Path, Manifest]]:
-    """Return the complete checkpoints in *checkpoints_dir*, the most recently saved one first."""
-    found, _problems = _survey(checkpoints_dir)
-    return found
+    """Return the complete checkpoints in *checkpoints_dir*, the most recently saved one first.
+
+    Only the sizes of their files are compared; `newest_verified` compares the content, too.
+    """
+    found = _survey(checkpoints_dir).readable
+    return [(path, manifest) for path, manifest in found if size_problem(path, manifest) is None]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The checkpoints at a path, by their manifests alone.
+
+    Attributes:
+        path: Path that was given, or the directory of the checkpoints in it.
+        explicit: True if the path is one checkpoint, which nothing may replace.
+        readable: Checkpoints with a valid manifest, the most recently saved one first.
+        unreadable: Error of each other checkpoint.
+    """
+
+    path: Path
+    explicit: bool
+    readable: Sequence[tuple[Path, Manifest]]
+    unreadable: Mapping[Path, CheckpointError]
+
+    def newest(self) -> tuple[Path, Manifest]:
+        """Return the newest checkpoint whose files have the sizes in its manifest.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        problems = {path: str(error.why) for path, error in self.unreadable.items()}
+        for path, manifest in self.readable:
+            problem = size_problem(path, manifest)
+            if problem is None:
+                return path, manifest
+            if self.explicit:
+                raise CheckpointError(
+                    f"checkpoint `{path}` is not complete",
+                    why=f"its {problem}",
+                    hint="load an earlier checkpoint, or copy this one again",
+                )
+            problems[path] = f"its {problem}"
+        raise self.none_complete(problems)
+
+    def none_complete(self, problems: Mapping[Path, str]) -> CheckpointError:
+        """Return the error if no checkpoint can be loaded; *problems* are by checkpoint."""
+        if not problems:
+            return CheckpointError(
+                f"no checkpoint in `{self.path}`",
+                why=f"looked for `iter_XXXXXXX` in `{self.path}` and in its `{CHECKPOINTS_NAME}`",
+                hint=_WANTED,
+            )
+        listed = [f"`{path.name}`: {problems[path]}" for path in sorted(problems)]
+        return CheckpointError(
+            f"no complete checkpoint in `{self.path}`",
+            why="every one there is damaged:\n" + "\n".join(listed[:_SHOWN]),
+            hint="copy them again from where they were saved, or load another run",
+        )
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -95,51 +161,70 @@ def find_checkpoint(path: Path) -> Path:
         path: A run directory, its `checkpoints`, or one `iter_XXXXXXX`.
 
     The newest is the last one saved (the manifests count the saves), which after a return to an
-    older checkpoint does not have the highest iteration.
+    older checkpoint does not have the highest iteration.  Only the sizes of its files are compared
+    with its manifest; `newest_verified` compares their content, too.
 
     Raises:
         CheckpointError: There is no such path, no checkpoint, or only incomplete ones.
     """
+    return survey(path).newest()[0]
+
+
+def survey(path: Path) -> Survey:
+    """Read the manifests of the checkpoint at *path*, or of all checkpoints inside.
+
+    Args:
+        path: A run directory, its `checkpoints`, or one `iter_XXXXXXX`.
+
+    Raises:
+        CheckpointError: There is no such path, or it is one checkpoint without a valid manifest.
+    """
     if not path.is_dir():
         raise _no_such_directory(path)
     if parse_iteration(path.name) is not None or (path / MANIFEST_NAME).is_file():
-        _read_complete(path)
-        return path
+        return Survey(path, explicit=True, readable=[(path, _read_named(path))], unreadable={})
     inside = path / CHECKPOINTS_NAME
-    directory = inside if inside.is_dir() else path
-    found, problems = _survey(directory)
-    if found:
-        return found[0][0]
-    if problems:
-        listed = "\n".join(f"`{entry.name}`: {error.why}" for entry, error in problems[:_SHOWN])
-        raise CheckpointError(
-            f"no complete checkpoint in `{directory}`",
-            why=f"every one there is incomplete:\n{listed}",
-            hint="copy them again from where they were saved, or load another run",
-        )
-    raise CheckpointError(
-        f"no checkpoint in `{path}`",
-        why=f"looked for `iter_XXXXXXX` in `{path}` and in its `{CHECKPOINTS_NAME}`",
-        hint=_WANTED,
+    return _survey(inside if inside.is_dir() else path)
+
+
+def size_problem(checkpoint: Path, manifest: Manifest) -> str | None:
+    """Return the first file that is missing or of another size; None if all are complete."""
+    problems = (
+        file_size_problem(checkpoint / name, entry) for name, entry in manifest.files.items()
     )
+    return next((problem for problem in problems if problem is not None), None)
 
 
-def _survey(
-    directory: Path,
-) -> tuple[list[tuple[Path, Manifest]], list[tuple[Path, CheckpointError]]]:
+def file_size_problem(path: Path, entry: FileEntry) -> str | None:
+    """Return what is wrong with a file of a checkpoint but its content; None if nothing is."""
+    name = shortened(path.name)
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return f"file `{name}` is missing"
+    except OSError as error:
+        return f"file `{name}` cannot be read: {error.strerror}"
+    if not stat.S_ISREG(found.st_mode):
+        return f"file `{name}` is missing: it is a link, a directory or a device"
+    if found.st_size != entry.size:
+        return f"file `{name}` has {found.st_size} bytes instead of {entry.size}"
+    return None
+
+
+def _survey(directory: Path) -> Survey:
     try:
         candidates = _candidates(directory)
     except OSError as error:
         raise CheckpointError(f"cannot read `{directory}`", why=error.strerror) from error
     found: list[tuple[Path, Manifest]] = []
-    problems: list[tuple[Path, CheckpointError]] = []
+    problems: dict[Path, CheckpointError] = {}
     for entry in candidates:
         try:
-            found.append((entry, _read_complete(entry)))
+            found.append((entry, _read_named(entry)))
         except CheckpointError as error:
-            problems.append((entry, error))
+            problems[entry] = error
     found.sort(key=lambda item: (item[1].sequence, item[1].iteration), reverse=True)
-    return found, problems
+    return Survey(directory, explicit=False, readable=found, unreadable=problems)
 
 
 def _candidates(directory: Path) -> list[Path]:
@@ -157,23 +242,19 @@ def _candidates(directory: Path) -> list[Path]:
     return visible + replaced
 
 
-def _read_complete(checkpoint: Path) -> Manifest:
+def _read_named(checkpoint: Path) -> Manifest:
+    """Return the manifest of a checkpoint, whose iteration must be the directory's."""
     manifest = read_manifest(checkpoint)
-    for name, entry in manifest.files.items():
-        path = checkpoint / name
-        if path.is_symlink() or not path.is_file():
-            raise CheckpointError(
-                f"checkpoint `{checkpoint}` is not complete",
-                why=f"its file `{name}` is missing",
-                hint="load an earlier checkpoint, or copy this one again",
-            )
-        size = path.stat().st_size
-        if size != entry.size:
-            raise CheckpointError(
-                f"checkpoint `{checkpoint}` is not complete",
-                why=f"its file `{name}` has {size} bytes instead of {entry.size}",
-                hint="load an earlier checkpoint, or copy this one again",
-            )
+    hidden = _HIDDEN.fullmatch(checkpoint.name)
+    named = int(hidden[1]) if hidden else parse_iteration(checkpoint.name)
+    if named is not None and named != manifest.iteration:
+        raise CheckpointError(
+            f"`{checkpoint}` is not the checkpoint of iteration {named}",
+            why=f"its manifest is of iteration {shortened(str(manifest.iteration))}",
+            hint=f"rename it to `{iteration_path(Path(), manifest.iteration)}` if that is right"
+            if manifest.iteration < 10**12
+            else "use an earlier checkpoint, or restore this one from a copy",
+        )
     return manifest
 
 

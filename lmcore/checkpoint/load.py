@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from lmcore.checkpoint.manifest import FileEntry, Manifest, read_manifest
-from lmcore.checkpoint.synced_file import file_checksum, num_io_threads
+from lmcore.checkpoint.manifest import Manifest, read_manifest
+from lmcore.checkpoint.synced_file import num_io_threads
+from lmcore.checkpoint.verify import MAX_THREADS, all_problems, damaged, own_problems
 from lmcore.errors import CheckpointError, suggestion
 from lmcore.runtime.process.channel import Channel
 
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
     from lmcore.parallel.tensor_layout import TensorLayout
 
-__all__ = ["load_checkpoint", "verify_checkpoint"]
+__all__ = ["load_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_THREADS = 8
 _WHOLE: Mapping[str, TensorLayout] = MappingProxyType({})
 _SAME: Mapping[str, int] = MappingProxyType({})
 _SHOWN = 10
@@ -61,69 +60,21 @@ def load_checkpoint(
     manifest = read_manifest(checkpoint)
     channel = channel or Channel(None)
 
-    def own_problems() -> list[str]:
+    def check() -> list[str]:
         # Checked in here: other ranks, whose tensors may be there, would wait for this one.
         _check_request(checkpoint, manifest, tensors, layouts, rows)
-        return _own_problems(checkpoint, manifest, channel, content=verify)
+        return own_problems(checkpoint, manifest, channel, content=verify)
 
-    problems = channel.exchange(
-        own_problems,
-        lambda parts: [[one for part in parts for one in part]] * len(parts),
-        f"the files of checkpoint `{checkpoint.name}`",
-    )
+    problems = all_problems(checkpoint, channel, check)
     if problems:
-        raise _damaged(checkpoint, problems)
+        raise damaged(checkpoint, problems)
     from lmcore.checkpoint.dcp_metadata import read_metadata
     from lmcore.checkpoint.dcp_reader import read_tensors
 
     index = read_metadata(checkpoint, manifest)
-    read_tensors(
-        checkpoint, index, manifest.tensors, tensors, layouts, num_io_threads(_MAX_THREADS)
-    )
+    read_tensors(checkpoint, index, manifest.tensors, tensors, layouts, num_io_threads(MAX_THREADS))
     logger.debug("loaded %d tensors from %s", len(tensors), checkpoint)
     return manifest
-
-
-def verify_checkpoint(checkpoint: Path) -> list[str]:
-    """Return the problems of the directory *checkpoint*; empty if there are none.
-
-    Compares every file with its checksum, but loads no tensor.
-    """
-    try:
-        manifest = read_manifest(checkpoint)
-    except CheckpointError as error:
-        return [_one_line(error)]
-    problems = _file_problems(checkpoint, manifest.files, content=True)
-    if problems:
-        return problems
-    from lmcore.checkpoint.dcp_metadata import read_metadata
-
-    try:
-        read_metadata(checkpoint, manifest)
-    except CheckpointError as error:
-        return [_one_line(error)]
-    return []
-
-
-def _one_line(error: CheckpointError) -> str:
-    return f"{error.what}: {error.why}" if error.why else error.what
-
-
-def _damaged(checkpoint: Path, problems: list[str]) -> CheckpointError:
-    return CheckpointError(
-        f"checkpoint `{checkpoint}` is damaged",
-        why="\n".join(problems[:_SHOWN]),
-        hint="use an earlier checkpoint, or restore this one from a copy",
-    )
-
-
-def _own_problems(
-    checkpoint: Path, manifest: Manifest, channel: Channel, *, content: bool
-) -> list[str]:
-    """Return the problems of the files that this rank verifies."""
-    names = sorted(manifest.files, key=lambda name: manifest.files[name].size)
-    own = {name: manifest.files[name] for name in names[channel.rank :: channel.world_size]}
-    return _file_problems(checkpoint, own, content=content)
 
 
 def _check_request(
@@ -168,27 +119,3 @@ def _fits(saved: tuple[int, ...], wanted: tuple[int, ...], rows: int | None) -> 
     """Return True if two shapes differ at most in the rows after the first *rows*."""
     same = rows is not None and len(saved) == len(wanted) and saved[1:] == wanted[1:]
     return same and rows is not None and min(saved[0], wanted[0]) >= rows
-
-
-def _file_problems(checkpoint: Path, files: Mapping[str, FileEntry], *, content: bool) -> list[str]:
-    with ThreadPoolExecutor(max_workers=num_io_threads(_MAX_THREADS)) as pool:
-        found = pool.map(
-            lambda item: _file_problem(checkpoint, item[0], item[1], content=content),
-            files.items(),
-        )
-        return [problem for problem in found if problem is not None]
-
-
-def _file_problem(checkpoint: Path, name: str, entry: FileEntry, *, content: bool) -> str | None:
-    path = checkpoint / name
-    try:
-        if path.is_symlink() or not path.is_file():
-            return f"file `{name}` is missing"
-        size = path.stat().st_size
-        if size != entry.size:
-            return f"file `{name}` has {size} bytes instead of {entry.size}"
-        if content and file_checksum(path) != entry.crc32:
-            return f"file `{name}` was altered: its content does not match its checksum"
-    except OSError as error:
-        return f"file `{name}` cannot be read: {error.strerror}"
-    return None

@@ -30,6 +30,7 @@ __all__ = [
     "check_shape",
     "encode_manifest",
     "read_manifest",
+    "shortened",
 ]
 
 JSON: TypeAlias = (
@@ -45,6 +46,9 @@ MAX_MANIFEST_BYTES = 128 * 1024 * 1024
 
 _CRC32 = re.compile(r"[0-9a-f]{8}")
 _SHOWN = 20
+_LONGEST_SHOWN = 80
+_LONGEST_FILE_NAME = 255
+"""Longest name of a file in bytes, on all common file systems."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,22 @@ def read_manifest(checkpoint: Path) -> Manifest:
             why="its content does not match its own checksum",
             hint="use an earlier checkpoint, or restore this one from a copy",
         )
-    return _Schema(path).manifest(document)
+    manifest = _Schema(path).manifest(document)
+    counters = manifest.meta.get("counters")
+    counted = counters.get("iteration") if isinstance(counters, Mapping) else None
+    if counted is not None and counted != manifest.iteration:
+        raise CheckpointError(
+            f"`{path}` contradicts itself",
+            why=f"its iteration is {shortened(str(manifest.iteration))}, its counters are of "
+            f"iteration {shortened(str(counted))}",
+            hint="use an earlier checkpoint, or restore this one from a copy",
+        )
+    return manifest
+
+
+def shortened(text: str) -> str:
+    """Return *text* for a message: cut after 80 characters."""
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def check_shape(manifest: Manifest, model_shape: Mapping[str, ShapeValue]) -> None:
@@ -243,7 +262,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _quoted(value: object) -> str:
-    return f"`{str(value)[:80]}`" if value is not None else "missing"
+    return f"`{shortened(str(value))}`" if value is not None else "missing"
 
 
 class _Schema:
@@ -295,25 +314,29 @@ class _Schema:
     def shape_value(self, name: str, value: Any) -> ShapeValue:
         if value is None or isinstance(value, int | float | str):
             return value
-        raise self.error(f"`model_shape` entry `{name}` is not a plain value")
+        raise self.error(f"`model_shape` entry `{shortened(name)}` is not a plain value")
 
     def tensor(self, name: str, value: Any) -> TensorEntry:
         if not isinstance(value, dict) or set(value) != {"dtype", "shape"}:
-            raise self.error(f"tensor `{name}` does not have exactly `dtype` and `shape`")
+            raise self.error(
+                f"tensor `{shortened(name)}` does not have exactly `dtype` and `shape`"
+            )
         shape = value["shape"]
         sizes = isinstance(shape, list) and all(
             isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape
         )
         if not sizes:
-            raise self.error(f"the shape of tensor `{name}` is not a list of sizes")
+            raise self.error(f"the shape of tensor `{shortened(name)}` is not a list of sizes")
         return TensorEntry(dtype=self.text(value, "dtype"), shape=tuple(shape))
 
     def file(self, name: str, value: Any) -> FileEntry:
         if name in {"", ".", "..", MANIFEST_NAME} or "/" in name or "\\" in name or "\0" in name:
-            raise self.error(f"file `{name}` is not a name inside the checkpoint")
+            raise self.error(f"file `{shortened(name)}` is not a name inside the checkpoint")
+        if len(name.encode(errors="replace")) > _LONGEST_FILE_NAME:
+            raise self.error(f"the name of file `{shortened(name)}` has {len(name)} characters")
         if not isinstance(value, dict) or set(value) != {"size", "crc32"}:
-            raise self.error(f"file `{name}` does not have exactly `size` and `crc32`")
+            raise self.error(f"file `{shortened(name)}` does not have exactly `size` and `crc32`")
         checksum = self.text(value, "crc32")
         if not _CRC32.fullmatch(checksum):
-            raise self.error(f"the `crc32` of file `{name}` is not 8 hexadecimal digits")
+            raise self.error(f"the `crc32` of file `{shortened(name)}` is not 8 hexadecimal digits")
         return FileEntry(size=self.count(value, "size"), crc32=int(checksum, 16))

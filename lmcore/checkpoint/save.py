@@ -12,7 +12,7 @@ import importlib
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import metadata as distribution
 from pathlib import Path
@@ -71,6 +71,7 @@ def save_checkpoint(
     *,
     model_shape: Mapping[str, ShapeValue],
     keep_last: int | None = None,
+    damaged: Collection[Path] = (),
     plan: WritePlan | None = None,
     channel: Channel | None = None,
 ) -> Path:
@@ -87,6 +88,8 @@ def save_checkpoint(
             saves its own.
         model_shape: Shape of the model, which `check_shape` compares before a load.
         keep_last: Number of checkpoints to keep, with this one; older ones are deleted.
+        damaged: Checkpoints that are known to be damaged: they neither count as kept nor are
+            deleted.
         plan: Write plan of this rank; None: it writes everything.
         channel: Channel of the ranks of *plan*, which all must call this; None if there is one.
 
@@ -103,7 +106,7 @@ def save_checkpoint(
     manifest = _describe(iteration, plan.tensors, meta, model_shape)
     encode_manifest(manifest)  # fails here if it is not JSON, before anything is written
     channel = channel or Channel(None)
-    save = _Save(checkpoints_dir, manifest, plan, keep_last)
+    save = _Save(checkpoints_dir, manifest, plan, keep_last, damaged)
     about = f"the checkpoint of iteration {iteration}"
     temporary = channel.exchange(
         lambda: None,
@@ -126,10 +129,16 @@ class _Save:
     """One save; all but `write` happens on rank 0 alone."""
 
     def __init__(
-        self, checkpoints_dir: Path, manifest: Manifest, plan: WritePlan, keep_last: int | None
+        self,
+        checkpoints_dir: Path,
+        manifest: Manifest,
+        plan: WritePlan,
+        keep_last: int | None,
+        damaged: Collection[Path],
     ) -> None:
         self.directory, self.manifest, self.plan = checkpoints_dir, manifest, plan
         self.keep_last = keep_last
+        self.damaged = {path.resolve() for path in damaged}
         self.needed = _needed_bytes(plan.tensors)
         self.temporary: Path | None = None
         self.earlier: list[tuple[Path, Manifest]] = []
@@ -179,7 +188,9 @@ class _Save:
             older = [
                 path
                 for path, _manifest in self.earlier
-                if path != target and parse_iteration(path.name) is not None
+                if path != target
+                and parse_iteration(path.name) is not None
+                and path.resolve() not in self.damaged
             ]
             _delete(self.directory, older[self.keep_last - 1 :])
         return target

@@ -30,10 +30,16 @@ class ResumePoint:
     Attributes:
         checkpoint: Its directory, `iter_XXXXXXX`.
         manifest: Its `lmcore.checkpoint.Manifest`, a type of a layer above this one.
+        survey: `lmcore.checkpoint.layout.Survey` of the checkpoints that it was chosen from.
+        verified: True if its files were compared with their checksums.
+        damaged: Newer checkpoints that were passed over because they are damaged.
     """
 
     checkpoint: Path
     manifest: Any
+    survey: Any = None
+    verified: bool = False
+    damaged: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ shape against bounds, the tensors against the shape, the tokenizer against that 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ import torch
 
 from lmcore.checkpoint import (
     Manifest,
-    find_checkpoint,
     load_checkpoint,
+    newest_verified,
     num_bytes,
-    read_manifest,
+    survey,
 )
 from lmcore.config.option import options_of
 from lmcore.config.section.model import ModelSection
@@ -45,6 +46,8 @@ __all__ = [
     "read_shape",
     "weight_bytes",
 ]
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "model."
 _TOKENIZER = "tokenizer"
@@ -91,7 +94,9 @@ def load_model(
     """Return the model of a run with its tokenizer.
 
     Args:
-        path: Run directory, its `checkpoints`, or one `iter_XXXXXXX`.
+        path: Run directory, its `checkpoints`, or one `iter_XXXXXXX`.  In a directory the newest
+            checkpoint whose files match their checksums is taken; damaged ones are passed over
+            with a warning.
         runtime: Device, precision and kernels.
         choice: Tokenizer chosen by the user instead of the run's own copy.
         extra: Tokenizer types that plugins registered.
@@ -100,8 +105,11 @@ def load_model(
         CheckpointError: There is no checkpoint, it is damaged, or its model cannot generate.
         ConfigError, DataError: The tokenizer is missing, or is not that of the run.
     """
-    checkpoint = find_checkpoint(path)
-    manifest = read_manifest(checkpoint)
+    found = newest_verified(survey(path))
+    warning = found.warning()
+    if warning is not None:
+        logger.warning("%s", warning)
+    checkpoint, manifest = found.path, found.manifest
     shape = read_shape(manifest.model_shape, checkpoint)
     tokenizer = find_tokenizer(checkpoint, manifest, choice, extra)
     if tokenizer.vocab_size > shape.padded_vocab_size:
@@ -110,7 +118,7 @@ def load_model(
             f"`{checkpoint}` has {shape.padded_vocab_size}",
             hint="give the tokenizer that the model was trained with",
         )
-    model = load_weights(checkpoint, manifest, runtime)
+    model = load_weights(checkpoint, manifest, runtime, verify=False)
     return LoadedModel(model, tokenizer, manifest, checkpoint)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from lmcore.train.loop import train
 from lmcore.train.report.run_report import RunResult, open_report
 from lmcore.train.report.startup_clock import PhaseClock
 from lmcore.train.resume.restore import restore
+from lmcore.train.resume.resume_point import verify_resume_point
 from lmcore.train.resume.saver import Saver
 from lmcore.train.resume.snapshot import Snapshot, take_snapshot
 from lmcore.train.state import seed_everything
@@ -65,6 +67,7 @@ def run_training(
     ):
         clock.mark("device")
         directory = report.directory
+        plan = dataclasses.replace(plan, resume=verify_resume_point(plan, rendezvous))
         datasets = build_datasets(plan, tokenizer, directory.data, texts, rendezvous)
         clock.mark("data")
         seed_everything(plan.config.training.seed, runtime, plan.layout)

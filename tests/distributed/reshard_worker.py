@@ -38,7 +38,7 @@ from lmcore.runtime.process.store import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.engine import build_engine
 from lmcore.train.resume.restore import restore
-from lmcore.train.resume.resume_point import find_resume_point
+from lmcore.train.resume.resume_point import find_resume_point, verify_resume_point
 from lmcore.train.resume.saver import Saver
 from lmcore.train.resume.snapshot import Snapshot, take_snapshot
 from lmcore.train.state import TrainState, named_random_states, seed_everything
@@ -119,9 +119,11 @@ def impatient(runtime: Runtime) -> Runtime:
 def run(order: dict[str, Any], plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
     """Train, save and load as *order* says."""
     seed_everything(plan.config.training.seed, runtime, plan.layout)
-    planner = WritePlanner(runtime.processes.rendezvous if runtime.processes else None)
+    rendezvous = runtime.processes.rendezvous if runtime.processes else None
+    planner = WritePlanner(rendezvous)
     # An earlier order may have written the checkpoint.
     plan = dataclasses.replace(plan, resume=find_resume_point(plan.config.checkpoint))
+    plan = dataclasses.replace(plan, resume=verify_resume_point(plan, rendezvous))
     with build_engine(plan, runtime) as engine:
         state = engine.state
         loaded = restore(state, plan, runtime, order="the order", planner=planner)

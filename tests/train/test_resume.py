@@ -46,6 +46,36 @@ def test_resume_is_the_unbroken_run(train: Any, assert_same: Any, micro: int) ->
     assert part.summary["iteration"] == 20
 
 
+@pytest.mark.parametrize(
+    "damage", ["altered", pytest.param("no manifest", marks=pytest.mark.full), "truncated"]
+)
+def test_damage_of_the_newest_checkpoint(train: Any, assert_same: Any, damage: str) -> None:
+    """The older one is taken with a warning, and the run is bitwise the undisturbed one."""
+    flags = f"--train-iters 12 --global-batch-size 4 {DROPOUT} --save-interval 4"
+    whole = train("whole", flags)
+    part = train("part", f"{flags} --exit-interval 8")
+    newest = part.directory / "checkpoints/iter_0000008"
+    (path,) = newest.glob("*.distcp")
+    if damage == "no manifest":
+        (newest / "manifest.json").unlink()
+    else:
+        data = path.read_bytes()
+        middle = len(data) // 2
+        altered = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+        path.write_bytes(altered if damage == "altered" else data[:-1])
+    named = train("named", f"{flags} --load {newest}")
+    assert named.status == 1, named.err
+    part = train("part", f"{flags} --load {part.directory}")
+    assert part.status == 0, part.err
+    warning = part.err.partition("damaged checkpoints")[2]
+    assert "`iter_0000008`: " in warning
+    assert "`iter_0000004` is the newest" in warning
+    assert [row["step"] for row in part.rows] == list(range(1, 13))
+    assert part.curve() == whole.curve()
+    for step in (8, 12):
+        assert_same(part.saved(step), whole.saved(step))
+
+
 def test_resume_over_an_epoch(train: Any, assert_same: Any, data_prefix: str) -> None:
     """The order of the data goes on over the end of an epoch, in steps that stop on either side."""
     flags = f"--train-iters 40 --micro-batch-size 16 {DROPOUT}"

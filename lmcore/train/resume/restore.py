@@ -7,9 +7,7 @@ data are compared with the checkpoint's before any tensor is read.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,6 @@ from lmcore.checkpoint import (
 from lmcore.config.layout import ParallelLayout
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.schedule import LearningRateSchedule
-from lmcore.runtime.process.consistency import check_equal
 from lmcore.train.resume.saved_meta import check_saved_run, part_of
 from lmcore.train.state import (
     random_state_name,
@@ -89,7 +86,6 @@ def restore(
         CheckpointError: The checkpoint is damaged, or its model has another shape.
         ConfigError: The run would not be the checkpoint's run.
         OtherRankError: Another rank cannot load its part.
-        RunError: The ranks see different checkpoints.
     """
     asked = plan.config.checkpoint
     seed = plan.config.training.seed
@@ -97,7 +93,6 @@ def restore(
         state.parallel.initialize(seed)
         return None
     resume = plan.resume
-    _check_same(resume, runtime)
     if resume is None:
         logger.warning("no checkpoint in `%s`: starting from initial weights", asked.load)
         state.parallel.initialize(seed)
@@ -110,7 +105,7 @@ def restore(
     if rows:
         now["padded_vocab_size"] = saved["padded_vocab_size"]
     _check_model(manifest, now, plan)
-    load = _Load(checkpoint, state, rows, channel)
+    load = _Load(resume, state, rows, channel)
     if rows:
         _tell_padding(manifest, plan)
         state.parallel.initialize(seed)
@@ -131,29 +126,11 @@ def restore(
     return checkpoint
 
 
-def _check_same(resume: ResumePoint | None, runtime: Runtime) -> None:
-    """Raise an error unless all ranks see the same checkpoint."""
-    if runtime.processes is None:
-        return
-    seen = "none"
-    if resume is not None:
-        manifest: Manifest = resume.manifest
-        files = sorted((name, entry.crc32) for name, entry in manifest.files.items())
-        content = zlib.crc32(json.dumps(files).encode())
-        seen = f"`{resume.checkpoint.name}`, save number {manifest.sequence}, content {content:08x}"
-    check_equal(
-        runtime.processes.rendezvous,
-        "the checkpoint that they load",
-        seen,
-        hint="give `--load` a directory that all hosts of the run share",
-    )
-
-
 @dataclass(frozen=True)
 class _Load:
     """Reads the tensors of this rank from one checkpoint."""
 
-    checkpoint: Path
+    resume: ResumePoint
     state: TrainState
     rows: Mapping[str, int]
     channel: Channel
@@ -161,8 +138,9 @@ class _Load:
     def into(self, tensors: Mapping[str, Tensor], more: Mapping[str, Tensor] | None = None) -> None:
         """Fill the tensors of the state, and the tensors of *more*, which are not divided."""
         load_checkpoint(
-            self.checkpoint,
+            self.resume.checkpoint,
             {**tensors, **(more or {})},
+            verify=not self.resume.verified,
             layouts=self.state.layouts(tensors),
             rows={name: count for name, count in self.rows.items() if name in tensors},
             channel=self.channel,

@@ -1,7 +1,8 @@
-"""The checkpoint that a run continues from, found before anything is built."""
+"""The checkpoint that a run continues from: found and verified before anything is built."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,19 @@ from lmcore.config.plan import ResumePoint
 from lmcore.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
     from lmcore.config.section import CheckpointSection
+    from lmcore.runtime.process.store import Rendezvous
 
-__all__ = ["find_resume_point"]
+__all__ = ["find_resume_point", "verify_resume_point"]
+
+logger = logging.getLogger(__name__)
 
 
 def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
     """Return the checkpoint that `--load` names; None if the run starts from initial weights.
+
+    Only the sizes of its files are compared with its manifest; see `verify_resume_point`.
 
     Args:
         settings: The `checkpoint` section.
@@ -25,18 +32,62 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
     """
     if settings.load is None:
         return None
-    from lmcore.checkpoint import find_checkpoint, read_manifest  # only if needed: it takes time
+    from lmcore.checkpoint import survey  # only if needed: it takes time
 
     path = Path(settings.load)
     try:
-        checkpoint = find_checkpoint(path)
+        found = survey(path)
+        checkpoint, manifest = found.newest()
     except CheckpointError:
         first_start = settings.save is not None and Path(settings.save) == path
         may_be_missing = first_start or not settings.exit_on_missing_checkpoint
         if not may_be_missing or _holds_any(path):
             raise
         return None
-    return ResumePoint(checkpoint, read_manifest(checkpoint))
+    return ResumePoint(checkpoint, manifest, found)
+
+
+def verify_resume_point(plan: RunPlan, rendezvous: Rendezvous | None) -> ResumePoint | None:
+    """Return the newest checkpoint of `--load` whose files match their checksums.
+
+    All processes must call it; each verifies some of the files, and all get the same checkpoint.
+    Damaged checkpoints are passed over with a warning, unless `--load` names one checkpoint.
+
+    Args:
+        plan: The run; `plan.resume` is from `find_resume_point`.
+        rendezvous: Connection of the processes; None in a run of one process.
+
+    Raises:
+        CheckpointError: No checkpoint matches its checksums.
+        RunError: The processes see different checkpoints.
+    """
+    if plan.config.checkpoint.load is None:
+        return None
+    from lmcore.checkpoint import newest_verified
+    from lmcore.runtime.process.channel import Channel
+    from lmcore.runtime.process.consistency import check_equal
+
+    def agree(identity: str) -> None:
+        if rendezvous is not None:
+            check_equal(
+                rendezvous,
+                "the checkpoint that they load",
+                identity,
+                hint="give `--load` a directory that all hosts of the run share",
+            )
+
+    channel = Channel(rendezvous)
+    if plan.resume is None:
+        agree("none")
+        return None
+    found = newest_verified(plan.resume.survey, channel=channel, agree=agree)
+    warning = found.warning()
+    if warning is not None and channel.rank == 0:
+        logger.warning("%s", warning)
+    damaged = tuple(found.passed_over)
+    return ResumePoint(
+        found.path, found.manifest, plan.resume.survey, verified=True, damaged=damaged
+    )
 
 
 def _holds_any(path: Path) -> bool:

@@ -37,6 +37,7 @@ class Snapshot:
         meta: State that is not in tensors, for the manifest.
         model_shape: Shape of the model, for the manifest.
         keep_last: Number of checkpoints to keep; None to keep all.
+        damaged: Checkpoints that are known to be damaged and do not count as kept.
         write_plan: Chunks that this rank writes.
         channel: Channel between the ranks for this save.
     """
@@ -47,6 +48,7 @@ class Snapshot:
     meta: Mapping[str, Any]
     model_shape: Mapping[str, Any]
     keep_last: int | None
+    damaged: tuple[Path, ...]
     write_plan: WritePlan
     channel: Channel
 
@@ -64,6 +66,7 @@ class Snapshot:
             self.meta,
             model_shape=self.model_shape,
             keep_last=self.keep_last,
+            damaged=self.damaged,
             plan=self.write_plan,
             channel=self.channel,
         )
@@ -125,6 +128,7 @@ def take_snapshot(
         meta,
         state.parallel.shape.to_dict(),
         asked.keep_last,
+        plan.resume.damaged if plan.resume is not None else (),
         write_plan,
         planner.saves,
     )

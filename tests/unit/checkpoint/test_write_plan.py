@@ -19,7 +19,7 @@ from lmcore.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from lmcore.checkpoint import load as load_module
+from lmcore.checkpoint import verify as verify_module
 from lmcore.checkpoint import write_plan as write_plan_module
 from lmcore.checkpoint.chunks import ChunkBounds
 from lmcore.errors import CheckpointError, OtherRankError
@@ -209,9 +209,9 @@ def test_damage_is_found_once_and_told_to_all(
     content[len(content) // 2] ^= 1
     (path / "__1_0.distcp").write_bytes(content)
     summed: list[str] = []
-    plain = load_module.file_checksum
+    plain = verify_module.file_checksum
     monkeypatch.setattr(
-        load_module, "file_checksum", lambda file: (summed.append(file.name), plain(file))[1]
+        verify_module, "file_checksum", lambda file: (summed.append(file.name), plain(file))[1]
     )
 
     def body(rendezvous: Any) -> dict[str, Tensor]:

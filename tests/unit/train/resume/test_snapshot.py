@@ -288,7 +288,7 @@ def test_a_manifest_of_another_program(
     """Weights without a word on the run that made them: an error, but with `--finetune`."""
     _, order, folder = trained()
     monkeypatch.setattr(
-        "lmcore.checkpoint.read_manifest",
+        "lmcore.checkpoint.layout.read_manifest",
         lambda path: dataclasses.replace(read_manifest(path), meta={"config": "none"}),
     )
     with pytest.raises(CheckpointError, match="no run can go on") as caught:
