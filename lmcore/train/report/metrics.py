@@ -11,9 +11,8 @@ import platform
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from lmcore.durable import write_atomically
 from lmcore.errors import RunError
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ __all__ = ["MetricsFile", "TensorBoard"]
 logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 30.0
+_BLOCK = 1 << 16
+_LONGEST_ROW = 1 << 20
 
 
 class MetricsFile:
@@ -78,16 +79,45 @@ class MetricsFile:
 
 
 def _drop_later(path: Path, after_step: int) -> None:
-    """Rewrite the file without rows after a step, and without the torn line of a killed run."""
-    kept = []
-    for line in path.read_bytes().splitlines():
-        try:
-            step = int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            continue
-        if step <= after_step:
-            kept.append(line + b"\n")
-    write_atomically(path, b"".join(kept))
+    """Truncate the file after the last row up to a step: later rows and torn lines are dropped.
+
+    The file is read backwards from its end, since steps increase.
+    """
+    with path.open("r+b") as file:
+        end = _end_of_rows(file, after_step) if after_step else 0
+        file.truncate(end)
+        if end:
+            file.seek(end - 1)
+            if file.read(1) != b"\n":  # the row lost only its line end
+                file.write(b"\n")
+
+
+def _end_of_rows(file: BinaryIO, after_step: int) -> int:
+    """Return the offset behind the last row whose step is at most *after_step*."""
+    position = size = file.seek(0, os.SEEK_END)
+    rest = b""  # first part of the block read before, which ends a line that begins earlier
+    while position:
+        start = max(0, position - _BLOCK)
+        file.seek(start)
+        block = file.read(position - start) + rest
+        first, *lines = block.split(b"\n")
+        end = start + len(block)
+        for line in reversed([first, *lines] if start == 0 else lines):
+            step = _step_of(line)
+            if step is not None and step <= after_step:
+                return min(end + 1, size)
+            end -= len(line) + 1
+        rest = first if len(first) < _LONGEST_ROW else b""
+        position = start
+    return 0
+
+
+def _step_of(line: bytes) -> int | None:
+    """Return the step of a row; None for a line that is not a row."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 class TensorBoard:

@@ -102,6 +102,52 @@ def test_last_row_without_its_line_end(tmp_path: Path) -> None:
     assert steps_in(path) == [1, 2, 3]
 
 
+def test_long_file_is_read_from_its_end(tmp_path: Path) -> None:
+    """Resuming reads the rows to drop and little more, whatever comes before them."""
+    path = tmp_path / "metrics.jsonl"
+    rows = [f'{{"step": {step}, "loss": {step / 7}}}\n' for step in range(1, 200_001)]
+    path.write_text("".join(rows) + '{"step": 200001, "lo')
+    before = _bytes_read()
+    with MetricsFile(path, after_step=199_000) as metrics:
+        assert _bytes_read() - before < len("".join(rows[199_000:])) + 2**18
+        metrics.write(row(199_001))
+    assert path.stat().st_size > len("".join(rows[:199_000]))
+    assert steps_in(path) == list(range(1, 199_002))
+
+
+def _bytes_read() -> int:
+    """Return the number of bytes that this process has read."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"])
+
+
+@pytest.mark.parametrize("size", [1, 2**16 - 1, 2**16, 2**16 + 1, 3 * 2**20])
+def test_garbage_at_the_end(tmp_path: Path, size: int) -> None:
+    """A tail of zeros, as file systems leave after a power cut, is dropped, however long."""
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path) as metrics:
+        for step in (1, 2, 3):
+            metrics.write(row(step))
+    with path.open("ab") as file:
+        file.write(bytes(size))
+    with MetricsFile(path, after_step=2) as metrics:
+        metrics.write(row(3))
+    assert steps_in(path) == [1, 2, 3]
+
+
+def test_rows_of_earlier_blocks(tmp_path: Path) -> None:
+    """Each step can be resumed from, also where a row begins in one block and ends in the next."""
+    path = tmp_path / "metrics.jsonl"
+    rows = [
+        f'{{"step": {step}, "pad": "{"x" * (997 * step % 30_000)}"}}\n' for step in range(1, 30)
+    ]
+    for after in range(30):
+        path.write_text("".join(rows))
+        with MetricsFile(path, after_step=after):
+            pass
+        assert path.read_text() == "".join(rows[:after])
+
+
 def test_new_run_starts_anew(tmp_path: Path) -> None:
     """Rows of a run that never saved are dropped by the run that starts in its directory."""
     path = tmp_path / "metrics.jsonl"
