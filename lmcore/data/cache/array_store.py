@@ -3,7 +3,9 @@
 `STEM-NAME.npy` holds an array.  `STEM.json` lists the files with size and CRC-32; it is written
 last and makes the set complete.  Computing a checksum takes as long as reading the file, so each
 file gets a modification time in the past, which `STEM.json` records: while a file has this time,
-nothing has written to it since; otherwise, as after a copy, the checksum decides.
+nothing has written to it since; otherwise, as after a copy, the checksum decides.  Bits that
+change on the disk leave the time as it is: each load also verifies a few blocks, first, last and
+random ones, and so all of a small file.  The list has a checksum of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,6 +34,8 @@ _log = logging.getLogger(__name__)
 Arrays = dict[str, npt.NDArray[np.integer]]
 
 _CHUNK = 1 << 24
+_BLOCK = 1 << 20
+_SAMPLED = 4  # blocks of each file that a load verifies
 _BACKDATED_NS = 10 * 10**9  # more than the resolution of any file system's times
 
 
@@ -51,7 +56,8 @@ def store_arrays(stem: Path, arrays: Mapping[str, npt.NDArray[np.integer]]) -> N
             described[name] = {"file": target.name, **_write(file, values)}
     target = Path(f"{stem}.json")
     with disk_errors(target):
-        write_atomically(target, f"{json.dumps({'arrays': described}, indent=1)}\n".encode())
+        document = {"arrays": described, "arrays_crc32": _description_checksum(described)}
+        write_atomically(target, f"{json.dumps(document, indent=1)}\n".encode())
 
 
 def load_arrays(stem: Path) -> Arrays | None:
@@ -62,7 +68,7 @@ def load_arrays(stem: Path) -> Arrays | None:
     """
     description = Path(f"{stem}.json")
     try:
-        described = json.loads(description.read_text())["arrays"]
+        described = _described(description)
         return {name: _load(stem.parent, file) for name, file in described.items()}
     except FileNotFoundError as error:
         if description.exists():
@@ -75,15 +81,30 @@ def load_arrays(stem: Path) -> Arrays | None:
         return None
 
 
-def _write(file: BinaryIO, values: npt.NDArray[np.integer]) -> dict[str, int]:
+def _write(file: BinaryIO, values: npt.NDArray[np.integer]) -> dict[str, Any]:
     path = Path(file.name)
     np.save(file, values, allow_pickle=False)
     sync_file(file)
     checksum = _checksum(path)
+    blocks = [_block_checksum(path, i) for i in range(-(-path.stat().st_size // _BLOCK))]
     before = path.stat()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns - _BACKDATED_NS))
     written = path.stat()
-    return {"bytes": written.st_size, "crc32": checksum, "mtime_ns": written.st_mtime_ns}
+    return {
+        "bytes": written.st_size,
+        "crc32": checksum,
+        "blocks_crc32": blocks,
+        "mtime_ns": written.st_mtime_ns,
+    }
+
+
+def _described(description: Path) -> dict[str, Any]:
+    document = json.loads(description.read_text())
+    described: dict[str, Any] = document["arrays"]
+    expected = document.get("arrays_crc32")  # absent in the files of older versions
+    if expected is not None and expected != _description_checksum(described):
+        raise ValueError(f"`{description.name}` has another checksum")
+    return described
 
 
 def _load(directory: Path, described: Mapping[str, Any]) -> npt.NDArray[np.integer]:
@@ -96,6 +117,12 @@ def _load(directory: Path, described: Mapping[str, Any]) -> npt.NDArray[np.integ
             raise ValueError(f"`{path.name}` has another checksum")
         with suppress(OSError):  # another user's file: the next start computes the checksum again
             os.utime(path, ns=(found.st_atime_ns, int(described["mtime_ns"])))
+    elif blocks := described.get("blocks_crc32"):  # absent in the files of older versions
+        last = len(blocks) - 1
+        sample = {0, last, *random.sample(range(last + 1), min(_SAMPLED - 2, last + 1))}
+        for i in range(last + 1) if last < _SAMPLED else sorted(sample):
+            if _block_checksum(path, i) != blocks[i]:
+                raise ValueError(f"`{path.name}` has another checksum near byte {i * _BLOCK}")
     values = np.load(path, mmap_mode="r", allow_pickle=False)
     return np.asarray(values)
 
@@ -106,3 +133,13 @@ def _checksum(path: Path) -> int:
         while chunk := file.read(_CHUNK):
             crc = zlib.crc32(chunk, crc)
     return crc
+
+
+def _block_checksum(path: Path, block: int) -> int:
+    with path.open("rb", buffering=0) as file:
+        file.seek(block * _BLOCK)
+        return zlib.crc32(file.read(_BLOCK))
+
+
+def _description_checksum(described: object) -> int:
+    return zlib.crc32(json.dumps(described, sort_keys=True).encode())

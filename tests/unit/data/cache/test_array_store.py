@@ -63,6 +63,56 @@ def test_a_byte_changed_right_after_is_found(tmp_path, caplog):
         assert "another checksum" in caplog.text
 
 
+def flip(path, at):
+    """Change one bit of a file and leave its modification time as it was."""
+    times = path.stat()
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("at", [0, 200, -1])
+def test_a_bit_that_changed_on_the_disk_is_found(tmp_path, at, caplog):
+    """Bit rot leaves the time of a file: a small file is verified whole with every load."""
+    store_arrays(tmp_path / "x", ARRAYS)
+    flip(tmp_path / "x-a.npy", at)
+    with caplog.at_level(logging.WARNING):
+        assert load_arrays(tmp_path / "x") is None
+    assert "x-a.npy" in caplog.text
+    assert "checksum" in caplog.text
+
+
+def test_a_load_verifies_a_sample_of_a_large_file(tmp_path, monkeypatch):
+    """Four blocks are read; the first, the last, and in the course of loads every other one."""
+    monkeypatch.setattr(array_files, "_BLOCK", 100)
+    store_arrays(tmp_path / "x", {"a": ARRAYS["a"]})
+    read = []
+    block_checksum = array_files._block_checksum
+    monkeypatch.setattr(
+        array_files, "_block_checksum", lambda path, i: read.append(i) or block_checksum(path, i)
+    )
+    blocks = -(-(tmp_path / "x-a.npy").stat().st_size // 100)
+    for _ in range(400):
+        assert load_arrays(tmp_path / "x") is not None
+        assert {0, blocks - 1} <= set(read[-4:])
+    assert len(read) <= 4 * 400
+    assert set(read) == set(range(blocks))
+
+
+def test_every_bit_of_the_description_counts(tmp_path):
+    """A description with a flipped bit gives the right arrays, or none to be built again."""
+    store_arrays(tmp_path / "x", ARRAYS)
+    description = tmp_path / "x.json"
+    content = description.read_bytes()
+    for at in range(len(content)):
+        description.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        loaded = load_arrays(tmp_path / "x")
+        if loaded is not None:
+            assert loaded.keys() == ARRAYS.keys()
+            assert all((loaded[name] == values).all() for name, values in ARRAYS.items())
+
+
 def test_a_name_does_not_lead_elsewhere(tmp_path):
     """A description that names a file in another directory finds none."""
     store_arrays(tmp_path / "x", ARRAYS)
