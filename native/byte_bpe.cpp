@@ -1,16 +1,9 @@
 #include "byte_bpe.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
-#include <new>
 #include <queue>
 #include <tuple>
-#include <utility>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace lmcore {
 
@@ -18,51 +11,6 @@ namespace {
 
 // A longer word is merged by way of a heap: what a word costs must not grow with its square.
 constexpr std::size_t kScanned = 64;
-constexpr std::size_t kLargePage = 2 << 20;
-
-struct Key {
-  std::uint64_t low, high;
-};
-
-// The first `size` bytes at `p`, at most 15, and the size in the last one.
-inline Key short_key(const std::uint8_t *p, std::size_t size, const std::uint8_t *readable) {
-  Key key{0, 0};
-  if (readable - p >= 16) {
-    std::memcpy(&key, p, 16);
-    const std::size_t low_bits = size < 8 ? 8 * size : 0;
-    if (size < 8) {
-      key.low &= (std::uint64_t{1} << low_bits) - 1;
-      key.high = 0;
-    } else {
-      key.high &= (std::uint64_t{1} << (8 * (size - 8))) - 1;
-    }
-  } else {
-    std::memcpy(&key, p, size);
-  }
-  key.high |= std::uint64_t{size} << 56;
-  return key;
-}
-
-inline std::uint64_t hash_of(Key key) {
-  std::uint64_t hash = (key.low ^ (key.high * 0x9E3779B97F4A7C15u)) * 0xD6E8FEB86659FD93u;
-  return hash ^ (hash >> 32);
-}
-
-std::uint64_t hash_of(const std::uint8_t *p, std::size_t size) {
-  std::uint64_t hash = 0xCBF29CE484222325u ^ size;
-  while (size >= 8) {
-    std::uint64_t part;
-    std::memcpy(&part, p, 8);
-    hash = (hash ^ part) * 0x9E3779B97F4A7C15u;
-    hash ^= hash >> 29;
-    p += 8;
-    size -= 8;
-  }
-  std::uint64_t part = 0;
-  std::memcpy(&part, p, size);
-  hash = (hash ^ part) * 0xD6E8FEB86659FD93u;
-  return hash ^ (hash >> 32);
-}
 
 std::size_t power_of_two(std::size_t least) {
   std::size_t size = 2;
@@ -96,105 +44,25 @@ MergeTable::MergeTable(const std::int32_t *triples, std::size_t count)
   }
 }
 
-Session::Session() : long_(kSlots) {
-  constexpr std::size_t size = kSets * sizeof(Set);
-  // In large pages, where the system has some to give: every word looks somewhere else.
-  void *memory = std::aligned_alloc(kLargePage, size);
-  if (memory == nullptr) throw std::bad_alloc();
-  sets_.reset(static_cast<Set *>(memory));
-#if defined(__linux__)
-  madvise(memory, size, MADV_HUGEPAGE);
-#endif
-  std::memset(memory, 0, size);
-}
-
-void Session::keep(LongEntry &entry, std::uint64_t hash, const std::uint8_t *word,
-                   std::size_t size) {
-  if (arena_.size() + size > kArena) {
-    arena_.clear();
-    arena_ids_.clear();
-    std::fill(long_.begin(), long_.end(), LongEntry{});
-  }
-  entry = {hash, static_cast<std::uint32_t>(arena_.size()),
-           static_cast<std::uint32_t>(arena_ids_.size()), static_cast<std::uint32_t>(size),
-           static_cast<std::uint32_t>(word_.size())};
-  arena_.insert(arena_.end(), word, word + size);
-  arena_ids_.insert(arena_ids_.end(), word_.begin(), word_.end());
-}
-
 ByteBpe::ByteBpe(const std::array<std::uint32_t, 256> &byte_ids, const std::int32_t *triples,
                  std::size_t count)
     : byte_ids_(byte_ids), rules_(triples, count) {}
 
-std::unique_ptr<Session> ByteBpe::borrow() const {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!idle_.empty()) {
-      std::unique_ptr<Session> session = std::move(idle_.back());
-      idle_.pop_back();
-      return session;
-    }
-  }
-  return std::make_unique<Session>();
-}
-
-void ByteBpe::give_back(std::unique_ptr<Session> session) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  idle_.push_back(std::move(session));
-}
-
-// Words are looked at in groups: while one waits for its place in the cache to come from memory,
-// the next ones are cut and asked for.
 template <typename Token>
 std::size_t ByteBpe::encode(Session &session, const std::uint8_t *text, const std::uint8_t *end,
                             const std::uint8_t *readable, Token *out) const {
-  struct Word {
-    const std::uint8_t *at;
-    std::size_t size;
-    Key key;
-    Session::Set *set;  // null: the word is too long for the first cache
-  };
-  constexpr std::size_t kGroup = 32;
-  Word group[kGroup];
+  const auto encode = [this](const std::uint8_t *word, std::size_t size,
+                             std::vector<std::uint32_t> &ids) { merge(word, size, ids); };
+  Session::Word group[Session::kGroup];
   Token *const first = out;
-  const std::uint8_t *p = text;
-  while (p < end) {
+  for (const std::uint8_t *p = text; p < end;) {
     std::size_t count = 0;
-    for (; count < kGroup && p < end; ++count) {
+    for (; count < Session::kGroup && p < end; ++count) {
       const std::uint8_t *const stop = scanner_.word_end(p, end);
-      Word &word = group[count];
-      word.at = p;
-      word.size = static_cast<std::size_t>(stop - p);
-      word.set = nullptr;
-      if (word.size <= Session::kShort) {
-        word.key = short_key(p, word.size, readable);
-        word.set = &session.sets_[hash_of(word.key) & (Session::kSets - 1)];
-        __builtin_prefetch(word.set);
-      }
+      group[count] = session.find(p, static_cast<std::size_t>(stop - p), readable);
       p = stop;
     }
-    for (std::size_t i = 0; i < count; ++i) {
-      const Word &word = group[i];
-      Session::Set *const set = word.set;
-      if (set == nullptr) {
-        out = encode_unseen(session, word.at, word.size, nullptr, 0, 0, out);
-        continue;
-      }
-      const Key key = word.key;
-      if (set->newer.low != key.low || set->newer.high != key.high) {
-        if (set->older.low != key.low || set->older.high != key.high) {
-          out = encode_unseen(session, word.at, word.size, set, key.low, key.high, out);
-          continue;
-        }
-        std::swap(set->newer, set->older);
-      }
-      // Three stores whatever the count: two of them may lie in the room of what follows.
-      const Session::Entry &entry = set->newer;
-      out[0] = static_cast<Token>(entry.ids[0]);
-      out[1] = static_cast<Token>(entry.ids[1]);
-      out[2] = static_cast<Token>(entry.ids[2]);
-      out += entry.count;
-    }
+    out = session.write(group, group + count, out, encode);
   }
   return static_cast<std::size_t>(out - first);
 }
@@ -206,35 +74,8 @@ template std::size_t ByteBpe::encode<std::int32_t>(Session &, const std::uint8_t
                                                    const std::uint8_t *, const std::uint8_t *,
                                                    std::int32_t *) const;
 
-// A word that is not in the first cache: from the second one, or merged and kept in one of them.
-template <typename Token>
-Token *ByteBpe::encode_unseen(Session &session, const std::uint8_t *word, std::size_t size,
-                              Session::Set *set, std::uint64_t low, std::uint64_t high,
-                              Token *out) const {
-  const bool kept = size <= Session::kLong;
-  const std::uint64_t hash = kept ? hash_of(word, size) : 0;
-  Session::LongEntry &entry = session.long_[hash & (Session::kSlots - 1)];
-  if (kept && entry.size == size && entry.hash == hash &&
-      std::memcmp(&session.arena_[entry.at], word, size) == 0) {
-    const std::uint32_t *ids = &session.arena_ids_[entry.ids_at];
-    for (std::uint32_t i = 0; i < entry.count; ++i) *out++ = static_cast<Token>(ids[i]);
-    return out;
-  }
-  merge(session, word, size);
-  const std::vector<std::uint32_t> &ids = session.word_;
-  for (const std::uint32_t id : ids) *out++ = static_cast<Token>(id);
-  if (set != nullptr && ids.size() <= Session::kFew) {
-    set->older = set->newer;
-    set->newer = {low, high, {0, 0, 0}, static_cast<std::uint32_t>(ids.size())};
-    std::copy(ids.begin(), ids.end(), set->newer.ids);
-  } else if (kept) {
-    session.keep(entry, hash, word, size);
-  }
-  return out;
-}
-
-void ByteBpe::merge(Session &session, const std::uint8_t *word, std::size_t size) const {
-  std::vector<std::uint32_t> &ids = session.word_;
+void ByteBpe::merge(const std::uint8_t *word, std::size_t size,
+                    std::vector<std::uint32_t> &ids) const {
   ids.resize(size);
   for (std::size_t i = 0; i < size; ++i) ids[i] = byte_ids_[word[i]];
   if (size <= kScanned) {

@@ -9,11 +9,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <mutex>
 #include <vector>
 
+#include "session.hpp"
 #include "word_scanner.hpp"
 
 namespace lmcore {
@@ -65,47 +63,6 @@ class MergeTable {
   std::vector<std::uint64_t> present_;
 };
 
-// What one thread keeps between calls: caches of words and room to work in.
-class Session {
- public:
-  Session();
-
- private:
-  friend class ByteBpe;
-  static constexpr std::size_t kShort = 15;   // bytes of a word in the first cache
-  static constexpr std::size_t kFew = 3;      // ids of a word there
-  static constexpr std::size_t kSets = 1 << 17;
-  static constexpr std::size_t kLong = 256;   // bytes of a word in the second one
-  static constexpr std::size_t kSlots = 1 << 14;
-  static constexpr std::size_t kArena = 4 << 20;
-
-  struct Entry {  // half a cache line; `count` is 0 where nothing is kept
-    std::uint64_t low, high;
-    std::uint32_t ids[kFew];
-    std::uint32_t count;
-  };
-  struct alignas(64) Set {
-    Entry newer, older;
-  };
-  struct LongEntry {
-    std::uint64_t hash;
-    std::uint32_t at, ids_at;
-    std::uint32_t size, count;
-  };
-
-  // Remember `word_`, the ids of a word, in the second cache.
-  void keep(LongEntry &entry, std::uint64_t hash, const std::uint8_t *word, std::size_t size);
-
-  struct Freed {
-    void operator()(void *memory) const { std::free(memory); }
-  };
-  std::unique_ptr<Set[], Freed> sets_;
-  std::vector<LongEntry> long_;
-  std::vector<std::uint8_t> arena_;
-  std::vector<std::uint32_t> arena_ids_;
-  std::vector<std::uint32_t> word_;
-};
-
 class ByteBpe {
  public:
   ByteBpe(const std::array<std::uint32_t, 256> &byte_ids, const std::int32_t *triples,
@@ -118,25 +75,18 @@ class ByteBpe {
   std::size_t encode(Session &session, const std::uint8_t *text, const std::uint8_t *end,
                      const std::uint8_t *readable, Token *out) const;
 
-  // Sessions are lent to one thread at a time.
-  std::unique_ptr<Session> borrow() const;
-  void give_back(std::unique_ptr<Session> session) const;
+  const SessionPool &sessions() const { return sessions_; }
 
  private:
-  template <typename Token>
-  Token *encode_unseen(Session &session, const std::uint8_t *word, std::size_t size,
-                       Session::Set *set, std::uint64_t low, std::uint64_t high,
-                       Token *out) const;
-  // Leave the ids of a word in `session.word_`.
-  void merge(Session &session, const std::uint8_t *word, std::size_t size) const;
+  // Leave the ids of a word in `ids`.
+  void merge(const std::uint8_t *word, std::size_t size, std::vector<std::uint32_t> &ids) const;
   void merge_short(std::vector<std::uint32_t> &ids) const;
   void merge_long(std::vector<std::uint32_t> &ids) const;
 
   WordScanner scanner_;
   std::array<std::uint32_t, 256> byte_ids_;
   MergeTable rules_;
-  mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<Session>> idle_;
+  SessionPool sessions_;
 };
 
 }  // namespace lmcore

@@ -1,7 +1,7 @@
 // From JSON lines or strings to token ids, with the interpreter free meanwhile.
 //
 // lmcore/data/tokenizer/native.py is the way here from Python; the twins that give the same ids
-// are in lmcore/data/tokenizer/gpt2.py and lmcore/data/prepare/encode.py.
+// are in lmcore/data/tokenizer/gpt2.py and wordpiece.py, and lmcore/data/prepare/encode.py.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -24,15 +24,20 @@
 #include "byte_bpe.hpp"
 #include "json_lines.hpp"
 #include "registration.hpp"
+#include "session.hpp"
+#include "wordpiece.hpp"
 
 namespace py = pybind11;
 
 namespace {
 
 using lmcore::ByteBpe;
+using lmcore::CharacterPage;
 using lmcore::LineParser;
 using lmcore::RawText;
 using lmcore::Session;
+using lmcore::SessionPool;
+using lmcore::WordPiece;
 
 constexpr std::size_t kSlack = 16;
 
@@ -89,14 +94,14 @@ class Column {
 
 class Borrowed {
  public:
-  explicit Borrowed(const ByteBpe &bpe) : bpe_(bpe), session_(bpe.borrow()) {}
-  ~Borrowed() { bpe_.give_back(std::move(session_)); }
+  explicit Borrowed(const SessionPool &pool) : pool_(pool), session_(pool.borrow()) {}
+  ~Borrowed() { pool_.give_back(std::move(session_)); }
   Borrowed(const Borrowed &) = delete;
   Borrowed &operator=(const Borrowed &) = delete;
   Session &operator*() const { return *session_; }
 
  private:
-  const ByteBpe &bpe_;
+  const SessionPool &pool_;
   std::unique_ptr<Session> session_;
 };
 
@@ -119,11 +124,15 @@ struct Block {
   std::int64_t lines = 0;
 };
 
-template <typename Token>
+template <typename Encoder, typename Token>
 class BlockEncoder {
  public:
-  BlockEncoder(const ByteBpe &bpe, std::vector<std::string> keys, std::int64_t end_id)
-      : bpe_(bpe), session_(bpe), parser_(std::move(keys)), end_id_(end_id) {}
+  BlockEncoder(const Encoder &encoder, std::vector<std::string> keys, std::int64_t end_id)
+      : encoder_(encoder),
+        session_(encoder.sessions()),
+        parser_(std::move(keys)),
+        counts_(parser_.texts().size()),
+        end_id_(end_id) {}
 
   void encode(const std::uint8_t *begin, const std::uint8_t *end, Block<Token> &block) {
     for (const std::uint8_t *p = begin; p < end; ++block.lines) {
@@ -144,7 +153,7 @@ class BlockEncoder {
     const std::vector<RawText> &texts = parser_.texts();
     unescaped_.resize(std::max(unescaped_.size(), texts.size()));
     pieces_.clear();
-    for (std::size_t i = 0; i < texts.size(); ++i) {  // all of them before anything is written
+    for (std::size_t i = 0; i < texts.size(); ++i) {  // all of them before anything is kept
       const RawText &text = texts[i];
       auto size = static_cast<std::size_t>(text.end - text.begin);
       if (!text.escaped) {
@@ -162,12 +171,17 @@ class BlockEncoder {
           texts[i].escaped ? piece.text + piece.size + kSlack : readable;
       Column<Token> &tokens = block.tokens[i];
       Token *const out = tokens.room(piece.size + 3);
-      std::size_t count = bpe_.encode(*session_, piece.text, piece.text + piece.size, limit, out);
+      counts_[i] = encoder_.encode(*session_, piece.text, piece.text + piece.size, limit, out);
+      if (counts_[i] == WordPiece::kLeft) return false;
+    }
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      Column<Token> &tokens = block.tokens[i];
+      std::size_t count = counts_[i];
       if (count == 0) {
         ++block.empty[i];
         continue;
       }
-      if (end_id_ >= 0) out[count++] = static_cast<Token>(end_id_);
+      if (end_id_ >= 0) tokens.room(0)[count++] = static_cast<Token>(end_id_);
       if (count > 0x7FFFFFFF) throw std::length_error("a document of more than 2^31 - 1 tokens");
       tokens.grow(count);
       block.lengths[i].add(static_cast<std::int32_t>(count));
@@ -186,17 +200,18 @@ class BlockEncoder {
     }
   }
 
-  const ByteBpe &bpe_;
+  const Encoder &encoder_;
   Borrowed session_;
   LineParser parser_;
+  std::vector<std::size_t> counts_;
   std::int64_t end_id_;
   std::vector<std::vector<std::uint8_t>> unescaped_;
   std::vector<Piece> pieces_;
 };
 
-template <typename Token>
-py::tuple encode_block(const ByteBpe &bpe, const py::bytes &data, std::vector<std::string> keys,
-                       std::int64_t end_id) {
+template <typename Encoder, typename Token>
+py::tuple encode_block(const Encoder &encoder, const py::bytes &data,
+                       std::vector<std::string> keys, std::int64_t end_id) {
   char *begin = nullptr;
   py::ssize_t size = 0;
   if (PyBytes_AsStringAndSize(data.ptr(), &begin, &size) != 0) throw py::error_already_set();
@@ -205,7 +220,8 @@ py::tuple encode_block(const ByteBpe &bpe, const py::bytes &data, std::vector<st
   {
     py::gil_scoped_release release;
     const auto *first = reinterpret_cast<const std::uint8_t *>(begin);
-    BlockEncoder<Token>(bpe, std::move(keys), end_id).encode(first, first + size, block);
+    BlockEncoder<Encoder, Token>(encoder, std::move(keys), end_id)
+        .encode(first, first + size, block);
   }
   py::list columns;
   for (std::size_t i = 0; i < num_keys; ++i) {
@@ -233,20 +249,24 @@ std::vector<Piece> utf8_of(const py::sequence &texts, std::vector<py::object> &k
   return pieces;
 }
 
-void encode_pieces(const ByteBpe &bpe, const Piece *first, const Piece *last,
+template <typename Encoder>
+void encode_pieces(const Encoder &encoder, const Piece *first, const Piece *last,
                    Column<std::int32_t> &tokens, std::int64_t *lengths) {
-  const Borrowed session(bpe);
+  const Borrowed session(encoder.sessions());
   for (const Piece *piece = first; piece < last; ++piece) {
     const std::uint8_t *const end = piece->text + piece->size;
     std::int32_t *const out = tokens.room(piece->size + 2);
-    const std::size_t count = bpe.encode(*session, piece->text, end, end, out);
-    tokens.grow(count);
-    *lengths++ = static_cast<std::int64_t>(count);
+    const std::size_t count = encoder.encode(*session, piece->text, end, end, out);
+    const bool left = count == WordPiece::kLeft;
+    if (!left) tokens.grow(count);
+    *lengths++ = left ? -1 : static_cast<std::int64_t>(count);
   }
 }
 
-// The ids of each string, from one thread or several: one array for each thread, and all lengths.
-py::tuple encode_texts(const ByteBpe &bpe, const py::sequence &texts, int num_threads) {
+// The ids of each string, from one thread or several: one array for each thread, and all lengths;
+// the length of a text that is left to Python is -1.
+template <typename Encoder>
+py::tuple encode_texts(const Encoder &encoder, const py::sequence &texts, int num_threads) {
   std::vector<py::object> kept;
   const std::vector<Piece> pieces = utf8_of(texts, kept);
   const auto threads = static_cast<std::size_t>(std::max(1, num_threads));
@@ -268,7 +288,7 @@ py::tuple encode_texts(const ByteBpe &bpe, const py::sequence &texts, int num_th
       }
       const auto work = [&, t, from, to = at] {
         try {
-          encode_pieces(bpe, pieces.data() + from, pieces.data() + to, tokens[t],
+          encode_pieces(encoder, pieces.data() + from, pieces.data() + to, tokens[t],
                         lengths_out + from);
         } catch (...) {
           failed[t] = std::current_exception();
@@ -326,20 +346,56 @@ py::object bpe_of_files(const py::bytes &vocabulary, const py::bytes &merges,
   return py::make_tuple(std::move(bpe), files.vocab_size, end_id);
 }
 
+// `make_page(n)` returns, for each character from 256 n on, its replacement and its flags.
+std::unique_ptr<CharacterPage> page_from(const py::object &make_page, std::uint32_t number) {
+  const py::gil_scoped_acquire acquire;
+  const auto [texts, flags] =
+      make_page(number).cast<std::pair<std::vector<std::string>, std::string>>();
+  auto page = std::make_unique<CharacterPage>();
+  if (texts.size() != page->characters.size() || flags.size() != page->characters.size()) {
+    throw std::invalid_argument("a page has 256 characters");
+  }
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (texts[i].size() > 0xFFFF) throw std::invalid_argument("a replacement is too long");
+    page->characters[i] = {static_cast<std::uint32_t>(page->text.size()),
+                           static_cast<std::uint16_t>(texts[i].size()),
+                           static_cast<std::uint8_t>(flags[i])};
+    page->text += texts[i];
+  }
+  return page;
+}
+
+std::unique_ptr<WordPiece> make_wordpiece(const std::vector<std::string> &vocabulary,
+                                          std::uint32_t unknown, py::object make_page) {
+  return std::make_unique<WordPiece>(
+      vocabulary, unknown, [make_page = std::move(make_page)](std::uint32_t number) {
+        return page_from(make_page, number);
+      });
+}
+
+template <typename Encoder>
+void add_encoding(py::class_<Encoder> &encoder) {
+  encoder.def("encode_texts", &encode_texts<Encoder>, py::arg("texts"), py::arg("threads"))
+      .def("encode_block_narrow", &encode_block<Encoder, std::uint16_t>, py::arg("data"),
+           py::arg("keys"), py::arg("end_id"))
+      .def("encode_block_wide", &encode_block<Encoder, std::int32_t>, py::arg("data"),
+           py::arg("keys"), py::arg("end_id"));
+}
+
 }  // namespace
 
 namespace lmcore {
 
 void register_text(py::module_ &module) {
-  py::class_<ByteBpe>(module, "ByteBpe")
-      .def(py::init(&make_bpe), py::arg("byte_ids"), py::arg("merges"))
+  py::class_<ByteBpe> bpe(module, "ByteBpe");
+  bpe.def(py::init(&make_bpe), py::arg("byte_ids"), py::arg("merges"))
       .def_static("of_files", &bpe_of_files, py::arg("vocabulary"), py::arg("merges"),
-                  py::arg("end"))
-      .def("encode_texts", &encode_texts, py::arg("texts"), py::arg("threads"))
-      .def("encode_block_narrow", &encode_block<std::uint16_t>, py::arg("data"), py::arg("keys"),
-           py::arg("end_id"))
-      .def("encode_block_wide", &encode_block<std::int32_t>, py::arg("data"), py::arg("keys"),
-           py::arg("end_id"));
+                  py::arg("end"));
+  add_encoding(bpe);
+  py::class_<WordPiece> wordpiece(module, "WordPiece");
+  wordpiece.def(py::init(&make_wordpiece), py::arg("vocabulary"), py::arg("unknown"),
+                py::arg("make_page"));
+  add_encoding(wordpiece);
 }
 
 }  // namespace lmcore

@@ -4,7 +4,7 @@ The rules of the BERT release, which Megatron follows: control characters are dr
 ideographs and punctuation are words of their own, and an uncased vocabulary has neither capitals
 nor accents.  Character classes are Python's own (`unicodedata`), as in the release.  The
 `tokenizers` library differs: it drops private-use and unassigned characters, and lower-cases sigma
-without its context.
+without its context.  `native/wordpiece.cpp` does the same from the tables of `character_page`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-__all__ = ["word_splitter"]
+__all__ = ["character_page", "word_splitter"]
+
+# Flags of `CharacterPage` in `native/wordpiece.hpp`.
+_CASED, _TRANSPARENT, _FINAL_SIGMA, _LEFT, _SORTED = 1, 2, 4, 8, 16
 
 # Words of ASCII text without control characters: runs of letters and digits, or one symbol.
 _ASCII_WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
@@ -53,6 +56,50 @@ def word_splitter(*, lower_case: bool) -> Callable[[str], list[str]]:
         return text.translate(second).split()
 
     return split
+
+
+def character_page(number: int, *, lower_case: bool) -> tuple[list[str], bytes]:
+    """Return the rules of 256 characters for C++, where each character is replaced on its own.
+
+    Args:
+        number: the characters are those from 256 * *number* on.
+        lower_case: lower-case letters and drop accents.
+
+    Returns:
+        The replacement of each character, with a space where a word ends, and its flags.
+    """
+    replacements, flags = [], bytearray(256)
+    for i in range(256):
+        character = chr(256 * number + i)
+        cleaned = _clean(character)
+        if lower_case:
+            flags[i] = _sigma_flags(cleaned)
+            cleaned = unicodedata.normalize("NFD", cleaned.lower())
+            # NFD sorts neighboring marks of a text; few are left once accents are dropped.
+            if any(unicodedata.combining(c) and unicodedata.category(c) != "Mn" for c in cleaned):
+                flags[i] |= _SORTED
+        rule = _split_bare if lower_case else _split
+        parts = "".join(map(rule, cleaned))
+        replacement = "".join(" " if c.isspace() else c for c in parts)
+        if len(replacement.replace(" ", "")) > len(character.encode(errors="surrogatepass")):
+            flags[i] |= _LEFT  # C++ reserves one id for each byte of a text
+        replacements.append(replacement)
+    return replacements, bytes(flags)
+
+
+def _sigma_flags(cleaned: str) -> int:
+    """Return the flags of a cleaned character for `str.lower` of a capital sigma near it.
+
+    The Unicode properties Cased and Case_Ignorable are not in `unicodedata`.
+    """
+    if not cleaned:
+        return _TRANSPARENT
+    flags = _FINAL_SIGMA if cleaned == "\u03a3" else 0
+    if (cleaned + "\u03a3").lower().endswith("\u03c2"):
+        return flags | _CASED
+    if len(cleaned) == 1 and ("A" + cleaned + "\u03a3").lower().endswith("\u03c2"):
+        return flags | _TRANSPARENT
+    return flags
 
 
 class _Table(dict[int, str]):

@@ -35,7 +35,7 @@ from lmcore.data.tokenizer.bpe_files import (
 from lmcore.data.tokenizer.file_tokenizer import read_bounded
 from lmcore.data.tokenizer.native import (
     BlockTokens,
-    NativeBPE,
+    NativeEncoder,
     native_bpe,
 )
 from lmcore.data.tokenizer.word_cache import WordCache
@@ -111,7 +111,7 @@ class GPT2BPETokenizer(Tokenizer):
         else:
             library, vocab_size, eod = contents.native
             self.engine: Engine = "native"
-            self._native: NativeBPE | None = NativeBPE(library)
+            self._native: NativeEncoder | None = NativeEncoder(library)
             self.vocab_size: int = vocab_size
             self.eod: int | None = eod
 
@@ -221,7 +221,9 @@ def _bytes_by_id(vocabulary: dict[str, int]) -> dict[int, bytes]:
     return {i: bytes_of(token) for token, i in vocabulary.items()}
 
 
-def _native(requested: Engine, vocabulary: dict[str, int], merges: list[Merge]) -> NativeBPE | None:
+def _native(
+    requested: Engine, vocabulary: dict[str, int], merges: list[Merge]
+) -> NativeEncoder | None:
     if requested not in {"auto", "native"}:
         return None
     native = native_bpe(vocabulary, merges)

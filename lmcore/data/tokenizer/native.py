@@ -1,12 +1,13 @@
-"""Byte-level BPE in C++, if it was built: from whole blocks of JSON lines to token ids.
+"""Byte-level BPE and WordPiece in C++, if built: from whole blocks of JSON lines to token ids.
 
-The reference in Python is `split_words` and `python_bpe`, which define the ids, and
-`lmcore.data.prepare.encode`, which takes every line that C++ does not accept as certainly valid.
+The reference in Python is `split_words` and `python_bpe`, and `bert_pretokenizer` and `wordpiece`,
+which define the ids, and `lmcore.data.prepare.encode`, which takes every line that C++ does not
+accept as certainly valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol, runtime_checkable
@@ -21,8 +22,9 @@ __all__ = [
     "BlockTokens",
     "Column",
     "EncodesBlocks",
-    "NativeBPE",
+    "NativeEncoder",
     "native_bpe",
+    "native_wordpiece",
 ]
 
 Integers = npt.NDArray[np.integer]
@@ -62,7 +64,7 @@ class EncodesBlocks(Protocol):
 
 
 class _Library(Protocol):
-    """Interface of `lmcore._native.ByteBpe`."""
+    """Interface of `lmcore._native.ByteBpe` and `lmcore._native.WordPiece`."""
 
     def encode_texts(
         self, texts: Sequence[str], threads: int
@@ -77,11 +79,18 @@ class _Library(Protocol):
     ) -> tuple[list[Column], int, int, npt.NDArray[np.int64]]: ...
 
 
-class NativeBPE:
-    """Encoder of `lmcore._native`; thread-safe."""
+class NativeEncoder:
+    """Encoder of `lmcore._native`; thread-safe.
 
-    def __init__(self, library: _Library) -> None:
-        self._library = library
+    Args:
+        library: the encoder in C++.
+        encode_left: returns the ids of a text that C++ leaves to Python; None: it leaves none.
+    """
+
+    def __init__(
+        self, library: _Library, encode_left: Callable[[str], list[int]] | None = None
+    ) -> None:
+        self._library, self._encode_left = library, encode_left
 
     def encode_texts(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Return the ids of each text.
@@ -90,12 +99,21 @@ class NativeBPE:
             UnicodeEncodeError: a text contains a lone surrogate.
         """
         (ids,), lengths = self._library.encode_texts(texts, 1)
-        return np.split(ids, np.cumsum(lengths[:-1])) if len(lengths) else []
+        if not len(lengths):
+            return []
+        arrays = np.split(ids, np.cumsum(np.maximum(lengths[:-1], 0)))
+        if self._encode_left is not None:
+            for i in np.flatnonzero(lengths < 0).tolist():
+                arrays[i] = np.array(self._encode_left(texts[i]), dtype=np.int32)
+        return arrays
 
     def encode_flat(
         self, texts: Sequence[str], threads: int
     ) -> tuple[list[npt.NDArray[np.int32]], npt.NDArray[np.int64]]:
-        """Return the concatenated ids of all texts, one array per thread, and the lengths."""
+        """Return the concatenated ids of all texts, one array per thread, and the lengths.
+
+        The length of a text that C++ leaves to Python is -1.
+        """
         return self._library.encode_texts(texts, threads)
 
     def encode_block(
@@ -113,7 +131,7 @@ class NativeBPE:
         return BlockTokens(tuple(columns), documents, doubts)
 
 
-def native_bpe(vocabulary: Mapping[str, int], merges: Sequence[Merge]) -> NativeBPE | None:
+def native_bpe(vocabulary: Mapping[str, int], merges: Sequence[Merge]) -> NativeEncoder | None:
     """Return the encoder of a vocabulary that `require_match` accepted; None without C++."""
     make = getattr(builders, "ByteBpe", None)
     if make is None:
@@ -125,4 +143,25 @@ def native_bpe(vocabulary: Mapping[str, int], merges: Sequence[Merge]) -> Native
     rules[:, :2] = np.fromiter(pairs, np.int32, 2 * count).reshape(count, 2)
     rules[:, 2] = np.fromiter(map(id_of, map("".join, merges)), np.int32, count)
     bytes_ = np.array(list(map(id_of, byte_alphabet())), dtype=np.int32)
-    return NativeBPE(make(bytes_, rules))
+    return NativeEncoder(make(bytes_, rules))
+
+
+def native_wordpiece(
+    tokens: Sequence[str],
+    unknown: int,
+    *,
+    page: Callable[[int], tuple[list[str], bytes]],
+    encode_left: Callable[[str], list[int]],
+) -> NativeEncoder | None:
+    """Return the WordPiece encoder of a vocabulary; None without C++.
+
+    Args:
+        tokens: spelling of each id.
+        unknown: id of a word without pieces.
+        page: returns the rules of 256 characters, see `bert_pretokenizer.character_page`.
+        encode_left: returns the ids of a text in Python.
+    """
+    make = getattr(builders, "WordPiece", None)
+    if make is None:
+        return None
+    return NativeEncoder(make(tokens, unknown, page), encode_left)

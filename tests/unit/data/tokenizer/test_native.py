@@ -20,7 +20,7 @@ from lmcore.data.prepare.encode import EncodePlan, _encode_documents, encode_bat
 from lmcore.data.tokenizer import GPT2BPETokenizer
 from lmcore.data.tokenizer.bpe import python_bpe
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
-from lmcore.data.tokenizer.native import NativeBPE, native_bpe
+from lmcore.data.tokenizer.native import NativeEncoder, native_bpe
 
 pytestmark = pytest.mark.skipif(not native.available, reason="needs lmcore._native")
 
@@ -102,7 +102,7 @@ def test_files_about_which_there_is_a_doubt_go_to_python(name):
     files = of_files(json.dumps(vocabulary).encode(), text.encode(errors="surrogateescape"))
     assert (files is not None) == certain
     if files is not None:
-        (ids,) = NativeBPE(files[0]).encode_texts(["abcab<|endoftext|>"])
+        (ids,) = NativeEncoder(files[0]).encode_texts(["abcab<|endoftext|>"])
         assert ids.tolist()[:2] == [vocabulary["abc"], vocabulary["ab"]]
         assert len(ids) == 2 + len("<|endoftext|>")
     assert of_files(b'{"a": 0}', b"") is None
@@ -159,7 +159,7 @@ def test_vocabularies_about_which_there_is_a_doubt_go_to_python(name):
         vocabulary = json.loads(content)
         encoder, *told = files
         assert told == [max(vocabulary.values()) + 1, vocabulary.get("<|endoftext|>")]
-        (ids,) = NativeBPE(encoder).encode_texts(["abba"])
+        (ids,) = NativeEncoder(encoder).encode_texts(["abba"])
         assert ids.tolist() == [vocabulary[token] for token in ("ab", "b", "a")]
 
 

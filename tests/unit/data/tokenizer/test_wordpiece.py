@@ -5,19 +5,32 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import threading
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.data.input.batch import LineBatch
+from lmcore.data.native import builders
+from lmcore.data.prepare.encode import EncodePlan, _encode_documents, encode_batch
 from lmcore.data.tokenizer import Tokenizer, build_tokenizer, special_ids, spellings
+from lmcore.data.tokenizer.wordpiece import BertWordPieceTokenizer
 from lmcore.errors import ConfigError, DataError
 
 LOWER, CASED = "BertWordPieceLowerCase", "BertWordPieceCase"
 # ruff: noqa: RUF001  # letters that look alike are what is tested
 ODD = "Σσς\u0301éİıßǅ漢字豈\ufffd\ue000\u0378\u2028\u0085\u00a0\u200b\x00\x0b\x1c\x7f\t\n\r"
+# Marks that NFD sorts and that are no accents, the accents around them, characters of four bytes.
+ODD += "\u1b44\ua9c0\u302e\u302f\U0001d165\U0001d15e\U00016ff0\u0301\u0345\u0390\uac01≠;'·ʰⅠⓐ𝒜𐐀"
+needs_native = pytest.mark.skipif(
+    not hasattr(builders, "WordPiece"), reason="needs lmcore._native with WordPiece"
+)
 
 
 # The definition, in plain Python: what the fast code must give.
@@ -117,6 +130,92 @@ def test_texts_of_odd_characters(wordpieces: str, text: str) -> None:
 def test_boundaries(both: Tokenizer, text: str) -> None:
     """The longest word has 200 characters, and a final sigma is one."""
     check(both, text)
+
+
+def engines(name: str, path: str) -> tuple[BertWordPieceTokenizer, BertWordPieceTokenizer]:
+    """A tokenizer in C++ and its twin in Python."""
+    settings = TokenizerSettings(name, vocab_file=path)
+    fast = BertWordPieceTokenizer(settings)
+    assert fast.threads
+    return fast, BertWordPieceTokenizer(settings, engine="python")
+
+
+def all_letters(path: Path, letters: str) -> str:
+    """A vocabulary in which every letter has an id, alone, lower-cased and within a word."""
+    pieces = dict.fromkeys(letters + unicodedata.normalize("NFD", letters.lower()) + "aς1")
+    lines = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces, *(f"##{c}" for c in pieces)]
+    kept = dict.fromkeys(line for line in lines if line == line.strip() and "\r" not in line)
+    path.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def contexts(letters: str) -> Iterator[str]:
+    """Texts with each letter alone, in a word, beside a capital sigma, and beside sorted marks."""
+    for c in letters:
+        yield f"{c} a{c}1 {c}{c} A{c}Σ {c}Σ Σ{c} AΣ{c} AΣ{c}a \u302e{c}\U0001d165"
+
+
+@needs_native
+@pytest.mark.parametrize("name", [LOWER, CASED])
+@pytest.mark.parametrize("step", [pytest.param(5, marks=pytest.mark.full), 97])
+def test_characters_are_as_in_python(name: str, step: int, tmp_path: Path) -> None:
+    """Characters of all planes have the ids of the twin in Python, in every context."""
+    codes = [*range(0x500), *range(0x500, 0x110000, step)]
+    letters = "".join(chr(code) for code in codes if not 0xD800 <= code < 0xE000)
+    fast, exact = engines(name, all_letters(tmp_path / "vocab.txt", letters))
+    texts = list(contexts(letters))
+    for text, ids in zip(texts, fast.encode_batch(texts), strict=True):
+        assert ids.tolist() == exact.encode(text), ascii(text)
+
+
+@needs_native
+@given(st.text(st.sampled_from("aA1 ,#" + ODD) | st.characters(exclude_categories=["Cs"])))
+@example("x\u302e\U0001d165\u302f\x00\u302e y")
+@example("a" * 200 + "\u0301 " + "a" * 201 + " é" * 40 + "é" * 201)
+def test_random_texts_are_as_in_python(wordpieces: str, text: str) -> None:
+    """Texts of any characters have the ids of the twin in Python."""
+    for name in (LOWER, CASED):
+        fast, exact = engines(name, wordpieces)
+        assert fast.encode(text) == exact.encode(text)
+
+
+@needs_native
+@given(
+    st.lists(st.text(st.sampled_from("he lo," + ODD), max_size=30), min_size=2, max_size=2).flatmap(
+        lambda pair: st.lists(st.just(pair), max_size=4)
+    ),
+    st.sampled_from([np.dtype(np.uint16), np.dtype(np.int32)]),
+    st.booleans(),
+)
+@example([["hello", "\u302e\U0001d165"], ["\u302e\U0001d165", "lo"]], np.dtype(np.int32), True)
+def test_blocks_are_as_in_python(
+    wordpieces: str, records: list[list[str]], dtype: np.dtype[np.integer], escaped: bool
+) -> None:
+    """A block of JSON lines gives the same arrays, also where C++ leaves a text to Python."""
+    fast, exact = engines(LOWER, wordpieces)
+    plan = EncodePlan(keys=("a", "b"), end=fast.eod, dtype=dtype, stop=False)
+    rows = [json.dumps(dict(zip("ab", row, strict=True)), ensure_ascii=escaped) for row in records]
+    batch = LineBatch("x", 1, "".join(f"{row}\n" for row in [*rows, "{", *rows]).encode())
+    found, expected = encode_batch(batch, fast, plan), _encode_documents(batch, exact, plan)
+    for ours, theirs in zip(found.keys, expected.keys, strict=True):
+        assert ours.tokens.dtype == theirs.tokens.dtype
+        assert ours.tokens.tolist() == theirs.tokens.tolist()
+        assert (ours.lengths.tolist(), ours.empty) == (theirs.lengths.tolist(), theirs.empty)
+    assert (found.documents, found.skipped) == (expected.documents, expected.skipped)
+
+
+@needs_native
+def test_tables_are_made_by_several_threads(wordpieces: str) -> None:
+    """Threads that meet the same new characters at once all get the same ids."""
+    fast, exact = engines(LOWER, wordpieces)
+    text = "".join(chr(c) for c in range(0x80, 0xD800, 37))
+    found: list[list[int]] = []
+    threads = [threading.Thread(target=lambda: found.append(fast.encode(text))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [exact.encode(text)] * 8
 
 
 def test_special_tokens_follow_the_vocabulary(both: Tokenizer, wordpieces: str) -> None:
