@@ -49,9 +49,9 @@ def create_optimizer(
             sum_over_shards=sum_over_shards,
         )
     if ":" in settings.optimizer:
-        from lmcore.optim.adapter import TorchOptimizer
+        from lmcore.optim.class_trial import create_torch_optimizer
 
-        return TorchOptimizer(
+        return create_torch_optimizer(
             parameter_groups(named, settings.weight_decay),
             settings.optimizer,
             settings.optimizer_args,
