@@ -223,7 +223,7 @@ def _check_leaf(path: str, kind: str, leaf: Any, parameter: Tensor, *, elementwi
 def _small_groups(
     groups: Sequence[ParameterGroup], rows: slice = slice(None)
 ) -> tuple[ParameterGroup, ...]:
-    """Return *rows* of small parameters like those of *groups*, one a group."""
+    """Return two groups of *rows* of a small parameter, with the device and dtype of *groups*."""
     like = groups[0].parameters[0]
     generator = torch.Generator().manual_seed(0)
     decays = (groups[0].weight_decay, groups[-1].weight_decay)
