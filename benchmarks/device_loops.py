@@ -106,7 +106,7 @@ def bare_loop(shape: DeviceShape, device: str, precision: str, *, compiled: bool
 
     model, optimizer = parts.state.model, parts.state.optimizer
     where = parts.runtime.device.torch_device
-    batch, options = loss_arguments(next(parts.batches()), where)
+    batch, options = loss_arguments(next(parts.batches()), model.sample_kind, where)
     parameters = [p for group in optimizer.groups for p in group.parameters]
 
     def take() -> torch.Tensor:

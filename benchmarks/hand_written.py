@@ -17,6 +17,7 @@ from subjects import Parts
 from torch import Tensor, distributed, nn
 
 from lmcore.model.build import build_model
+from lmcore.model.protocol import CAUSAL_LM
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.collectives import all_reduce_coalesced
 from lmcore.parallel.data_parallel import LossModule
@@ -25,7 +26,7 @@ from lmcore.train.state import TrainState
 from lmcore.train.step import loss_arguments
 
 if TYPE_CHECKING:
-    from lmcore.data.loading.loader import Batch
+    from lmcore.data.loading.batch import Batch
     from lmcore.parallel.parallel_model import ParallelModel
 
 __all__ = ["by_hand"]
@@ -99,7 +100,9 @@ def _divided(parts: Parts) -> Step:
 def _in_place(placed: ParallelModel, batches: list[Batch]) -> list[Tensor]:
     losses = []
     for number, batch in enumerate(batches, start=1):
-        arguments, options = loss_arguments(batch, torch.device("cpu"), share=1 / len(batches))
+        arguments, options = loss_arguments(
+            batch, CAUSAL_LM, torch.device("cpu"), share=1 / len(batches)
+        )
         arguments, options = placed._local_arguments((arguments, options))
         with placed._replica.accumulation(last=number == len(batches)):
             loss = placed.root(*arguments, **options)
@@ -110,7 +113,9 @@ def _in_place(placed: ParallelModel, batches: list[Batch]) -> list[Tensor]:
 
 def _pipelined(placed: ParallelModel, batches: list[Batch]) -> list[Tensor]:
     share = 1 / len(batches)
-    arguments = [loss_arguments(one, torch.device("cpu"), share=share) for one in batches]
+    arguments = [
+        loss_arguments(one, CAUSAL_LM, torch.device("cpu"), share=share) for one in batches
+    ]
     pipeline = placed._pipeline
     schedule = pipeline._schedule(arguments[0][0][0], len(batches))
     losses: list[Tensor] = []
@@ -128,7 +133,7 @@ def _pipelined(placed: ParallelModel, batches: list[Batch]) -> list[Tensor]:
 
 
 def _loss(loss: Callable[..., Tensor], batch: Batch) -> Tensor:
-    arguments, options = loss_arguments(batch, torch.device("cpu"))
+    arguments, options = loss_arguments(batch, CAUSAL_LM, torch.device("cpu"))
     return loss(*arguments, **options)
 
 

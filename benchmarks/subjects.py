@@ -176,7 +176,7 @@ def bare_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], flo
 
     def take() -> float:
         model.zero_grad()
-        loss = mean_loss(model.loss, batch, device)
+        loss = mean_loss(model.loss, batch, model.sample_kind, device)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step(1e-4)

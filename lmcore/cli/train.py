@@ -183,9 +183,8 @@ def _report(result: RunResult) -> None:
         )
     lines.append(f"run directory   {result.directory}")
     if summary["checkpoint"] is not None:
+        lines.append(f"checkpoint      {summary['checkpoint']}")
+    if summary["checkpoint"] is not None and result.can_generate:
         directory = shlex.quote(str(result.directory))
-        lines += [
-            f"checkpoint      {summary['checkpoint']}",
-            f"more text       lmcore generate --load {directory} --prompt TEXT",
-        ]
+        lines.append(f"more text       lmcore generate --load {directory} --prompt TEXT")
     sys.stdout.write("\n".join(lines) + "\n")

@@ -12,12 +12,11 @@ from typing import Any
 
 from lmcore.config.batch_size import BatchSizes
 from lmcore.config.data_source import RunSources
+from lmcore.config.model_family import family_of
 from lmcore.config.model_math import (
     ffn_hidden_size,
-    flops_per_step,
     num_query_groups,
     pad_vocab_size,
-    parameter_count,
 )
 from lmcore.config.plan import ResumePoint, RunPlan
 from lmcore.config.rules.training import DEFAULT_TRAIN_ITERS
@@ -70,6 +69,7 @@ def resolve(
     train_iters, train_samples = _train_length(config, batch)
     decay, warmup = _lr_samples(config, train_iters, train_samples, batch)
     valid_samples, test_samples = _evaluation_samples(config, train_iters, batch)
+    family = family_of(model)
     return RunPlan(
         config=config,
         provenance=provenance,
@@ -89,8 +89,8 @@ def resolve(
         test_samples=test_samples,
         lr_decay_samples=decay,
         lr_warmup_samples=warmup,
-        parameter_count=parameter_count(model, padded),
-        flops_per_step=flops_per_step(model, padded, batch),
+        parameter_count=family.parameter_count(model, padded),
+        flops_per_step=family.flops_per_step(model, padded, batch),
         model_shape=_shape(model, padded),
     )
 

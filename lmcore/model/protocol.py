@@ -45,12 +45,15 @@ class SampleKind:
         arguments: Names of the positional arguments of `Model.loss`.
         loss_weight: Name of the argument that weights the loss of each token.
         options: Names of the optional keyword arguments of `Model.loss`.
+        targets: Name of the argument that `Model.loss` samples from the model's own predictions if
+            it is None, as the optimizer Sophia needs it; empty: none.
     """
 
     name: str
     arguments: tuple[str, ...]
     loss_weight: str
     options: tuple[str, ...] = ()
+    targets: str = ""
 
 
 CAUSAL_LM = SampleKind(
@@ -58,6 +61,7 @@ CAUSAL_LM = SampleKind(
     arguments=("tokens_BS", "targets_BS", "loss_weight_BS"),
     loss_weight="loss_weight_BS",
     options=("positions_BS", "documents_BS"),
+    targets="targets_BS",
 )
 """Token ids, the next token of each, and the weight of its loss; see `Model.loss`."""
 
@@ -158,9 +162,9 @@ class Model(nn.Module, ABC):
         """Layers of this part, in order: the units of compilation, ZeRO and pipeline stages."""
 
     @property
-    @abstractmethod
-    def head_weight(self) -> Tensor:
-        """Weight of the head, [V, H]; used outside the module that owns it."""
+    def head_weight(self) -> Tensor | None:
+        """Weight of the head, [V, H], if it is used outside the module that owns it."""
+        return None
 
     @abstractmethod
     def initial_weight(self, name: str, size: torch.Size, seed: int) -> Tensor:
@@ -179,8 +183,7 @@ class Model(nn.Module, ABC):
         """Return the sum over tokens of loss weight times loss, a float32 scalar.
 
         Args:
-            arguments: Tensors named by `sample_kind.arguments`; with the optimizer Sophia, targets
-                may be None, and are then sampled from the model's own predictions.
+            arguments: Tensors named by `sample_kind.arguments`; its `targets` may be None.
             options: Tensors named by `sample_kind.options`.
         """
 
@@ -267,6 +270,11 @@ class CausalLM(Model):
 
     `forward` takes token ids [B, S] and a cache of the tokens before them.
     """
+
+    @property
+    @abstractmethod
+    def head_weight(self) -> Tensor:
+        """Weight of the head, [V, H]."""
 
     @abstractmethod
     def logits(self, hidden_BSH: Tensor) -> Tensor:

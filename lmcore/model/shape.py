@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from lmcore.config.model_family import family_of
 from lmcore.config.model_math import num_query_groups
 
 if TYPE_CHECKING:
@@ -89,9 +90,8 @@ class ModelShape:
 
     @property
     def family(self) -> str:
-        """Name of the model family: Llama with RMSNorm, SwiGLU and rotary positions, else GPT."""
-        llama = self.normalization == "RMSNorm" and self.swiglu and self.rotary
-        return "Llama" if llama else "GPT"
+        """Name of the model family."""
+        return family_of(self).name
 
     @property
     def rotary_dim(self) -> int:

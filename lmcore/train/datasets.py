@@ -25,7 +25,6 @@ from lmcore.data.blend.sources import (
     build_samples,
     open_sources,
 )
-from lmcore.data.dataset.document_mask import DocumentMasks
 from lmcore.data.indexed.tokenizer import dataset_tokenizer
 from lmcore.data.prepare.named_text import (
     NamedText,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from lmcore.config.section import DataSection
     from lmcore.config.tokenizer import TokenizerIdentity
     from lmcore.data.indexed.dataset import IndexedDataset
+    from lmcore.data.loading.batch import Collation
     from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
     from lmcore.runtime.process.store import Rendezvous
 
@@ -56,21 +56,21 @@ class RunDatasets:
 
     Attributes:
         tokenizer: Tokenizer of the data.
+        collation: Function that makes a micro-batch of samples.
         train: Training samples.
         valid: Validation samples; None if the run does not validate.
         test: Test samples; None if the run has no test.
         sources: Open data sources of each part that has documents.
         title: Description of the sources in a few words.
-        masks: Document-boundary masks; None if samples ignore document boundaries.
     """
 
     tokenizer: Tokenizer
+    collation: Collation
     train: TrainingSamples | CyclicDataset
     valid: TrainingSamples | None
     test: TrainingSamples | None
     sources: Mapping[Part, tuple[OpenSource, ...]]
     title: str = ""
-    masks: DocumentMasks | None = None
     _sets: tuple[IndexedDataset, ...] = field(default=(), repr=False)
 
     @property
@@ -214,7 +214,9 @@ def _build(
     settings = plan.config.data
     named = texts if texts is not None else {BUNDLED: bundled_text()}
     sources = plan.sources
-    masks = _masks(settings, sources, tokenizer)
+    from lmcore.train.sample_format import sample_format  # loads torch, which the launcher does not
+
+    samples = sample_format(plan, tokenizer)
 
     prepared = kept = directory
     if settings.data_cache_path is not None:
@@ -238,6 +240,7 @@ def _build(
         plan.config.training.seed,
         settings.data_cache_path,
         settings.final_epoch_threshold,
+        samples.builder,
     )
     wanted: dict[Part, int] = {"valid": plan.valid_samples, "test": _test_samples(plan, parts)}
     further = {
@@ -248,12 +251,12 @@ def _build(
     sets = {id(source.indexed): source.indexed for opened in parts.values() for source in opened}
     return RunDatasets(
         tokenizer,
+        samples.collation,
         _training(plan, parts["train"], common, saved),
         further.get("valid"),
         further.get("test"),
         parts,
         _title(sources),
-        masks,
         tuple(sets.values()),
     )
 
@@ -285,32 +288,6 @@ def _training(
             return same
     logger.info("the blend changes after %d samples", saved.consumed_samples)
     return changed_blend(sources, record, saved.consumed_samples, wanted, common)
-
-
-def _masks(
-    settings: DataSection, sources: RunSources, tokenizer: Tokenizer
-) -> DocumentMasks | None:
-    asked = {
-        "reset_position_ids": settings.reset_position_ids,
-        "reset_attention_mask": settings.reset_attention_mask,
-        "eod_mask_loss": settings.eod_mask_loss,
-    }
-    flags = [f"`--{name.replace('_', '-')}`" for name, wanted in asked.items() if wanted]
-    if not flags:
-        return None
-    what = f"{' and '.join(flags)} cannot tell where documents end"
-    if tokenizer.eod is None:
-        why = f"the tokenizer `{tokenizer.name}` has no end-of-document token"
-        raise ConfigError(what, why=why, hint="leave the flag out, or use another tokenizer")
-    for blend in sources.blends():
-        for source in blend.sources:
-            if source.append_eod is False:
-                raise ConfigError(
-                    what,
-                    why=f"`{source.name}` was prepared without end-of-document tokens",
-                    hint="prepare it with `--append-eod`, or leave the flag out",
-                )
-    return DocumentMasks(tokenizer.eod, **asked)
 
 
 def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -> int:

@@ -12,12 +12,13 @@ from lmcore.parallel.parallel_model import parallelize
 from lmcore.runtime.process.consistency import check_kernels
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 from lmcore.train.compilation import compiles_blocks
+from lmcore.train.sophia_hessian import require_sampled_targets
 from lmcore.train.state import TrainState
 from lmcore.train.step import TrainStep
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.data.loading.loader import Batch
+    from lmcore.data.loading.batch import Batch
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.step_record import PendingStep
 
@@ -73,6 +74,7 @@ class NativeEngine:
 
         Raises:
             DeviceError: `--step-graph` is set, and the device cannot capture graphs.
+            RunError: The family of the model does not support the layout or the optimizer.
         """
         device = runtime.device
         if plan.config.training.step_graph:
@@ -88,6 +90,7 @@ class NativeEngine:
         if plan.config.training.step_graph:
             parallel.capture_graph(device)
         self.state = TrainState.create(parallel, plan, runtime)
+        require_sampled_targets(self.state)
         self.step: Step = TrainStep(self.state, plan, runtime, profiler_range)
         self.run_files: Mapping[str, Any] = {}
         self.divided = plan.layout.divides_model or plan.layout.context > 1

@@ -62,8 +62,7 @@ def train(
             data_parallel_size=plan.layout.data,
             prefetch=plan.config.data.num_prefetch,
             pin=runtime.device.pin_memory,
-            vocab_size=plan.vocab_size,
-            masks=datasets.masks,
+            collation=datasets.collation,
             begin=runtime.device.set_current,
         ) as loader,
         GarbageCollection(

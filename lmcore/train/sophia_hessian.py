@@ -16,13 +16,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lmcore.errors import RunError
 from lmcore.parallel.scalar_collectives import all_reduce_scalars
 
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
 
-__all__ = ["estimate_hessian", "hessian_is_due"]
+__all__ = ["estimate_hessian", "hessian_is_due", "require_sampled_targets"]
+
+
+def require_sampled_targets(state: TrainState) -> None:
+    """Raise if the optimizer needs an estimate and the model cannot sample its targets.
+
+    Raises:
+        RunError: The sample kind of the model has no targets to sample.
+    """
+    if state.optimizer.hessian_interval is not None and not state.model.sample_kind.targets:
+        raise RunError(
+            f"`--optimizer sophia` is not supported by {state.parallel.shape.family} models",
+            why="it samples targets from the predictions of the model, which this family does not",
+            hint="use another `--optimizer`, such as `adamw`",
+        )
 
 
 def hessian_is_due(state: TrainState) -> bool:
@@ -51,12 +66,13 @@ def estimate_hessian(
         runtime: The run.
     """
     parallel, scale = state.parallel, state.loss_scale.value
-    (tokens_BS, _, weight_BS), options = arguments
+    kind, (tensors, options) = state.model.sample_kind, arguments
+    named: dict[str, Any] = dict(zip(kind.arguments, tensors, strict=True))
+    counted = float((named[kind.loss_weight] > 0).sum())
     parallel.zero_grad()
-    without_targets: tuple[Any, ...] = (tokens_BS, None, weight_BS)
+    without_targets = tuple((named | {kind.targets: None}).values())
     parallel.run([(without_targets, options)], 1, context)
     parallel.gradients()
-    counted = float((weight_BS > 0).sum())
     square, num_tokens = all_reduce_scalars(runtime, parallel.squared_grad_norm(norm), counted)
     if math.isfinite(square):
         state.optimizer.update_hessian(num_tokens / scale**2)

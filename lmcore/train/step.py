@@ -29,7 +29,8 @@ from lmcore.train.step_record import PendingStep, StepRecord
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.data.loading.loader import Batch
+    from lmcore.data.loading.batch import Batch
+    from lmcore.model.protocol import Arguments, SampleKind
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.async_scalars import AsyncScalars
     from lmcore.train.state import TrainState
@@ -42,40 +43,37 @@ __all__ = [
 
 
 def loss_arguments(
-    batch: Batch, device: torch.device, *, share: float = 1.0
-) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    batch: Batch, kind: SampleKind, device: torch.device, *, share: float = 1.0
+) -> Arguments:
     """Return the positional and keyword arguments of the model's loss for a micro-batch.
 
-    With them the loss is *share* times the mean loss over the batch's counted tokens.
+    With them the loss is *share* times the mean loss over the batch, weighted as the batch says.
 
     Args:
-        batch: Tokens, targets and loss mask, on the host or the device.
+        batch: Tensors by the names of *kind*, on the host or the device.
+        kind: Sample kind of the model.
         device: Device to compute on.
         share: Factor of the mean loss, such as 1 / number of micro-batches.
     """
-    moved = batch.to(device)
-    mask_BS = moved.loss_mask_BS
-    weight_BS = mask_BS * (share / mask_BS.sum().clamp(min=1.0))
-    document_masks = {
-        name: tensor
-        for name, tensor in (
-            ("positions_BS", moved.positions_BS),
-            ("documents_BS", moved.documents_BS),
-        )
-        if tensor is not None
-    }
-    return (moved.tokens_BS, moved.targets_BS, weight_BS), document_masks
+    tensors = batch.to(device).named_tensors()
+    weight_BS = tensors[kind.loss_weight]
+    tensors[kind.loss_weight] = weight_BS * (share / weight_BS.sum().clamp(min=1.0))
+    options = {name: tensors[name] for name in kind.options if name in tensors}
+    return tuple(tensors[name] for name in kind.arguments), options
 
 
-def mean_loss(loss: Callable[..., Tensor], batch: Batch, device: torch.device) -> Tensor:
-    """Return the mean loss over a batch's counted tokens.
+def mean_loss(
+    loss: Callable[..., Tensor], batch: Batch, kind: SampleKind, device: torch.device
+) -> Tensor:
+    """Return the mean loss over a batch, weighted as the batch says.
 
     Args:
         loss: Loss function of a model on *device*, with the arguments of `loss_arguments`.
-        batch: Tokens, targets and loss mask.
+        batch: Tensors by the names of *kind*.
+        kind: Sample kind of the model.
         device: Device to compute on.
     """
-    arguments, options = loss_arguments(batch, device)
+    arguments, options = loss_arguments(batch, kind, device)
     return loss(*arguments, **options)
 
 
@@ -147,7 +145,8 @@ class TrainStep:
         count = samples // self.samples_at_once
         if hessian_is_due(state):
             first = next(batches)
-            arguments_of_first = loss_arguments(first, self.device, share=scale)
+            kind = state.model.sample_kind
+            arguments_of_first = loss_arguments(first, kind, self.device, share=scale)
             estimate_hessian(state, arguments_of_first, self.context, self.norm, self.runtime)
             batches = itertools.chain([first], batches)
         parallel.zero_grad()
@@ -163,11 +162,10 @@ class TrainStep:
         record = self._update_on_device(samples, gradients, sums)
         return PendingStep(functools.partial(self._read, record, losses, counters, scalars))
 
-    def _arguments(
-        self, batches: Iterator[Batch], share: float
-    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def _arguments(self, batches: Iterator[Batch], share: float) -> Arguments:
         with self.profiler_range("data"):
-            return loss_arguments(next(batches), self.device, share=share)
+            kind = self.state.model.sample_kind
+            return loss_arguments(next(batches), kind, self.device, share=share)
 
     def _update(
         self, samples: int, losses: list[Tensor], gradients: list[Tensor], sums: list[float]

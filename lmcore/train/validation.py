@@ -16,7 +16,7 @@ from lmcore.train.step import mean_loss
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.data.dataset.document_mask import DocumentMasks
+    from lmcore.data.loading.batch import Collation
     from lmcore.data.loading.loader import SampleSource
     from lmcore.parallel.parallel_model import ParallelModel
     from lmcore.runtime.runtime import Runtime
@@ -98,7 +98,7 @@ class Evaluator:
                 samples,
                 self._plan,
                 self._runtime,
-                masks=self._datasets.masks,
+                collation=self._datasets.collation,
                 first_sample=first_sample,
                 stop=lambda: self._exits.signalled,
             )
@@ -112,7 +112,7 @@ def validate(
     runtime: Runtime,
     *,
     first_sample: int,
-    masks: DocumentMasks | None = None,
+    collation: Collation,
     stop: Callable[[], bool] = lambda: False,
 ) -> Validation | None:
     """Return the mean loss over `eval_iters` global batches, or None if *stop* returned True.
@@ -126,7 +126,7 @@ def validate(
         plan: The run, for batch size and `eval_iters`.
         runtime: Device and processes.
         first_sample: Position in *dataset* of the first sample.
-        masks: Document-boundary masks; None if samples ignore document boundaries.
+        collation: Function that makes a micro-batch of samples.
         stop: Called before each batch; returns True to stop the validation.
 
     Raises:
@@ -147,8 +147,7 @@ def validate(
                 data_parallel_rank=data_rank,
                 data_parallel_size=data_size,
                 prefetch=plan.config.data.num_prefetch,
-                vocab_size=plan.vocab_size,
-                masks=masks,
+                collation=collation,
             ) as batches,
         ):
             losses, ended = _losses(parallel, batches, runtime, stop)
@@ -168,6 +167,7 @@ def _losses(
 ) -> tuple[list[float], bool]:
     """Return the losses of this rank, and True if all ranks stopped before the last batch."""
     losses: list[float] = []
+    kind = parallel.model.sample_kind
     for batch in batches:
         # All ranks decide together before each batch: ranks that share a model would otherwise
         # wait for a rank that has stopped.
@@ -175,7 +175,7 @@ def _losses(
         if all_reduce_scalars(runtime, float(bad or stop())) != [0.0]:
             return losses, True
         with runtime.precision.context():
-            loss = float(mean_loss(parallel.loss, batch, runtime.device.torch_device))
+            loss = float(mean_loss(parallel.loss, batch, kind, runtime.device.torch_device))
         losses.append(loss)
     return losses, False
 

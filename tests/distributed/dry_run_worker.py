@@ -22,7 +22,8 @@ from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.data.loading.loader import Batch
+from lmcore.data.loading.batch import CausalLMBatch
+from lmcore.model.protocol import CAUSAL_LM
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import ParallelModel, parallelize
 from lmcore.plugin import comm_backends, discover, select
@@ -54,9 +55,10 @@ def step(parallel: ParallelModel, plan: RunPlan) -> int:
     """Run forward and backward of a step; return how many losses it had."""
     model, count = plan.config.model, plan.num_micro_batches
     tokens = torch.randint(VOCABULARY, (plan.config.training.micro_batch_size, model.seq_length))
-    batch = Batch(tokens, tokens, torch.ones(tokens.shape))
+    batch = CausalLMBatch(tokens, tokens, torch.ones(tokens.shape))
     arguments = (
-        loss_arguments(batch, torch.device("cpu"), share=1.0 / count) for _ in range(count)
+        loss_arguments(batch, CAUSAL_LM, torch.device("cpu"), share=1.0 / count)
+        for _ in range(count)
     )
     parallel.zero_grad()
     losses = parallel.run(arguments, count)

@@ -6,7 +6,7 @@ data-parallel ranks, and after a resume.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ class OrderedSamples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, i: int, /) -> npt.NDArray[np.int64]: ...
+    def __getitem__(self, i: int, /) -> Any: ...
 
     @property
     def order(self) -> str:
@@ -50,7 +50,7 @@ class CyclicDataset:
         """Return the number of positions."""
         return self._num_samples
 
-    def __getitem__(self, i: int) -> npt.NDArray[np.int64]:
+    def __getitem__(self, i: int) -> Any:
         """Return the sample at position *i*.
 
         Raises:

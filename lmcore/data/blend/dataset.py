@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from lmcore.data.blend.index import BlendIndex, build_blend_index
 from lmcore.errors import CheckpointError
@@ -24,6 +23,7 @@ __all__ = [
     "ShortSourceError",
     "SourceIndex",
     "SourceRecord",
+    "SourceSamples",
     "SourceStream",
 ]
 
@@ -39,8 +39,22 @@ class SourceIndex(Protocol):
     def order(self) -> str:
         """Fingerprint of the samples' order."""
 
-    def read(self, i: int) -> npt.NDArray[np.int64]:
+    def read(self, i: int) -> Any:
         """Return sample *i*."""
+
+
+class SourceSamples(SourceIndex, Protocol):
+    """Samples of a source, in the order of training.
+
+    Attributes:
+        key: Fingerprint of the documents' content, independent of their path.
+    """
+
+    key: str
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -153,7 +167,7 @@ class SourceStream:
         """Fingerprint of the samples' order."""
         return "+".join(part.order for part in self._parts)
 
-    def read(self, i: int) -> npt.NDArray[np.int64]:
+    def read(self, i: int) -> Any:
         """Return sample *i* of the stream."""
         start = 0
         for part, end in zip(self._parts, self._ends, strict=True):
@@ -208,8 +222,8 @@ class BlendedDataset:
         """Return the number of positions, including positions before the blend."""
         return self.start + self.size
 
-    def __getitem__(self, i: int) -> npt.NDArray[np.int64]:
-        """Return the sample at position *i* of the run: int64 [sequence_length + 1].
+    def __getitem__(self, i: int) -> Any:
+        """Return the sample at position *i* of the run.
 
         Raises:
             IndexError: *i* is not a position of this blend.

@@ -15,7 +15,6 @@ from lmcore.data.blend.sources import (
     weigh_sources,
 )
 from lmcore.data.cache.index_cache import index_cache_dir
-from lmcore.data.dataset.gpt import GPTDataset
 from lmcore.data.indexed.fingerprint import content_fingerprint
 from lmcore.errors import ConfigError
 
@@ -32,7 +31,6 @@ def blend_record(samples: TrainingSamples, position: int, name: str) -> BlendRec
     """
     if isinstance(samples, BlendedDataset):
         return samples.record(position)
-    assert isinstance(samples, GPTDataset)
     source = SourceRecord(name, samples.key, samples.order, (len(samples),), consumed=position)
     return BlendRecord(0, (1.0,), (source,))
 
@@ -51,7 +49,7 @@ def continued_blend(
     Raises:
         ConfigError: Sources or weights differ from the record.
     """
-    sources, weights = weigh_sources(sources, settings.sequence_length)
+    sources, weights = weigh_sources(sources, settings)
     known = [
         source for source, weight in zip(record.sources, record.weights, strict=True) if weight > 0
     ]
@@ -97,7 +95,7 @@ def changed_blend(
     Raises:
         ConfigError: The data of a source has changed since the checkpoint.
     """
-    sources, weights = weigh_sources(sources, settings.sequence_length)
+    sources, weights = weigh_sources(sources, settings)
     taken = [known.consumed if (known := _known(one, record)) else 0 for one in sources]
     return _blend(sources, weights, record, num_samples, settings, start=position, taken=taken)
 

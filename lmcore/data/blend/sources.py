@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from lmcore.config.data_source import PARTS, Blend, DataSource, Part, RunSources
-from lmcore.data.blend.dataset import BlendedDataset, ShortSourceError, SourceStream
+from lmcore.data.blend.dataset import (
+    BlendedDataset,
+    ShortSourceError,
+    SourceSamples,
+    SourceStream,
+)
 from lmcore.data.blend.index import build_exhaustive_index, normalize, source_sizes
 from lmcore.data.blend.index_cache import blend_index
 from lmcore.data.blend.train_split import LONG_NAME, split_ranges
@@ -20,7 +26,9 @@ from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.errors import DataError, counted
 
 __all__ = [
+    "GPTSamples",
     "OpenSource",
+    "SampleBuilder",
     "SampleSettings",
     "TrainingSamples",
     "build_samples",
@@ -31,7 +39,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-TrainingSamples = GPTDataset | BlendedDataset
+TrainingSamples = SourceSamples | BlendedDataset
 """Samples of a part: of one source, or a blend."""
 
 
@@ -52,14 +60,70 @@ class OpenSource:
     weight: float | None = None
 
 
+class SampleBuilder(Protocol):
+    """Builder of the samples of one kind, which a model family takes."""
+
+    def build(
+        self, source: OpenSource, num_samples: int | None, settings: SampleSettings, *, name: str
+    ) -> SourceSamples:
+        """Return the samples of a source, in the order of training.
+
+        Args:
+            source: The source.
+            num_samples: Number of samples wanted; None for one epoch.
+            settings: Settings of all samples.
+            name: Name of the part, for the cache's file names.
+
+        Raises:
+            DataError: The documents make no sample.
+        """
+
+    def samples_per_epoch(self, source: OpenSource, settings: SampleSettings) -> int:
+        """Return the number of samples in one epoch of a source, without building them."""
+
+
+class GPTSamples:
+    """Builder of GPT samples; see `SampleBuilder`."""
+
+    def build(
+        self, source: OpenSource, num_samples: int | None, settings: SampleSettings, *, name: str
+    ) -> GPTDataset:
+        """Return the `GPTDataset` of a source."""
+        return GPTDataset(
+            source.indexed,
+            document_range=source.documents,
+            num_samples=num_samples,
+            name=name,
+            sequence_length=settings.sequence_length,
+            seed=settings.seed,
+            cache_dir=settings.cache_dir,
+            final_epoch_threshold=settings.final_epoch_threshold,
+        )
+
+    def samples_per_epoch(self, source: OpenSource, settings: SampleSettings) -> int:
+        """Return the number of whole sequences in the tokens of a source."""
+        first, last = source.indexed.sequence_range(source.documents)
+        tokens = int(source.indexed.sizes[first:last].sum(dtype=np.int64))
+        return max(tokens - 1, 0) // settings.sequence_length
+
+
 @dataclass(frozen=True)
 class SampleSettings:
-    """Arguments of `GPTDataset` that are the same for all samples of a run."""
+    """Settings that are the same for all samples of a run.
+
+    Attributes:
+        sequence_length: Tokens of a sample.
+        seed: Seed of the shuffles.
+        cache_dir: Directory of the indices; None for a directory beside the data.
+        final_epoch_threshold: See `build_gpt_index`.
+        builder: Builder of the samples.
+    """
 
     sequence_length: int
     seed: int
     cache_dir: str | Path | None
     final_epoch_threshold: float
+    builder: SampleBuilder = field(default_factory=GPTSamples)
 
 
 def open_sources(
@@ -173,18 +237,19 @@ def build_samples(
         one_pass: True for one pass over sources without weights, whatever *num_samples* is.
 
     Raises:
-        DataError: See `GPTDataset`; or the sources have no sample.
+        DataError: See `SampleBuilder.build`; or the sources have no sample.
 
     Source:
         Megatron-LM, `BlendedMegatronDatasetBuilder`.  Without weights, Megatron's run stops with an
         error if the sources have too few samples.
     """
     if len(sources) == 1 and sources[0].weight is None:
-        return _gpt_dataset(sources[0], None if one_pass else num_samples, settings, name)
-    kept, weights = weigh_sources(sources, settings.sequence_length)
+        count = None if one_pass else num_samples
+        return settings.builder.build(sources[0], count, settings, name=name)
+    kept, weights = weigh_sources(sources, settings)
     if kept[0].weight is not None:
         return _build_weighted(kept, weights, num_samples, settings, name)
-    total = sum(_samples_per_epoch(source, settings.sequence_length) for source in kept)
+    total = sum(settings.builder.samples_per_epoch(source, settings) for source in kept)
     if not one_pass and num_samples > total:
         return _build_weighted(kept, weights, num_samples, settings, name)
     streams = [build_stream(source, [None], settings, name) for source in kept]
@@ -197,7 +262,7 @@ def build_samples(
 
 
 def weigh_sources(
-    sources: Sequence[OpenSource], sequence_length: int
+    sources: Sequence[OpenSource], settings: SampleSettings
 ) -> tuple[list[OpenSource], list[float]]:
     """Return the sources of a blend and their normalized weights.
 
@@ -206,19 +271,19 @@ def weigh_sources(
 
     Args:
         sources: Sources of a part, all with weights or all without.
-        sequence_length: Tokens that a sample advances.
+        settings: Settings of all samples.
 
     Raises:
         DataError: No source has a sample.
     """
     if sources[0].weight is not None:
         return list(sources), normalize([source.weight or 0.0 for source in sources])
-    lengths = [_samples_per_epoch(source, sequence_length) for source in sources]
+    lengths = [settings.builder.samples_per_epoch(source, settings) for source in sources]
     kept = [source for source, length in zip(sources, lengths, strict=True) if length]
     small = ", ".join(f"`{source.name}`" for source in sources if source not in kept)
     if not kept:
         raise DataError(
-            f"no source has a sample of {sequence_length + 1} tokens",
+            f"no source has a sample of {settings.sequence_length + 1} tokens",
             why=small,
             hint="give more data, a smaller `--seq-length`, or a weight for each source",
         )
@@ -226,7 +291,7 @@ def weigh_sources(
         logger.warning(
             "%s: less than one sample of %d tokens, left out of a blend by size",
             small,
-            sequence_length + 1,
+            settings.sequence_length + 1,
         )
     return kept, normalize([length for length in lengths if length])
 
@@ -244,10 +309,12 @@ def build_stream(
         name: Name of the part, for the cache's file names.
 
     Raises:
-        DataError: See `GPTDataset`.
+        DataError: See `SampleBuilder.build`.
     """
     parts = [
-        _gpt_dataset(source, count, replace(settings, seed=settings.seed + number), name)
+        settings.builder.build(
+            source, count, replace(settings, seed=settings.seed + number), name=name
+        )
         for number, count in enumerate(requested)
     ]
     return SourceStream(source.name, parts[0].key, parts, [len(part) for part in parts])
@@ -277,21 +344,3 @@ def _build_weighted(
             for source, stream, count in zip(sources, streams, more, strict=True)
         ]
         return BlendedDataset(streams, weights, size, index=index)
-
-
-def _samples_per_epoch(source: OpenSource, sequence_length: int) -> int:
-    first, last = source.indexed.sequence_range(source.documents)
-    tokens = int(source.indexed.sizes[first:last].sum(dtype=np.int64))
-    return max(tokens - 1, 0) // sequence_length
-
-
-def _gpt_dataset(
-    source: OpenSource, num_samples: int | None, settings: SampleSettings, name: str
-) -> GPTDataset:
-    return GPTDataset(
-        source.indexed,
-        document_range=source.documents,
-        num_samples=num_samples,
-        name=name,
-        **vars(settings),
-    )

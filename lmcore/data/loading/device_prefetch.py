@@ -15,7 +15,8 @@ import torch
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
-    from lmcore.data.loading.loader import Batch, BatchLoader
+    from lmcore.data.loading.batch import Batch
+    from lmcore.data.loading.loader import BatchLoader
 
 __all__ = ["Batches", "prefetch_to_device"]
 
@@ -86,7 +87,7 @@ class _DeviceBatches:
         self._next = None
         compute_stream = torch.accelerator.current_stream(self._torch_device)
         compute_stream.wait_event(copy.done)
-        for tensor in copy.on_device.tensors():
+        for tensor in copy.on_device.named_tensors().values():
             # The copy stream allocated the tensor: its memory must not be reused before the
             # computation is done with it.
             tensor.record_stream(compute_stream)

@@ -6,7 +6,7 @@ Samples are read in order: of each `micro_batch_size * data_parallel_size` conse
 every data-parallel rank takes its slice.  The next samples depend only on the number consumed so
 far, so a resumed run reads the same samples as an uninterrupted one.
 
-Shapes: B micro-batch, S sequence.
+Shapes: B micro-batch.
 """
 
 from __future__ import annotations
@@ -15,60 +15,24 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from lmcore.data.dataset.document_mask import DocumentMasks
-from lmcore.errors import DataError
+from lmcore.data.loading.batch import Batch, CausalLMCollation, Collation
 
-__all__ = ["Batch", "BatchLoader", "SampleSource"]
+__all__ = ["BatchLoader", "SampleSource"]
+
+_CAUSAL_LM = CausalLMCollation()
 
 
 class SampleSource(Protocol):
-    """Dataset of samples of S + 1 tokens, int64, by position."""
+    """Dataset of samples by position."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, i: int, /) -> npt.NDArray[np.int64]: ...
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Micro-batch, on the host or on a device.
-
-    Attributes:
-        tokens_BS: int64, input token ids.
-        targets_BS: int64, the next token of each input token.
-        loss_mask_BS: float32, weight of each target in the loss.
-        positions_BS: int64, position ids; None: positions in the sample.
-        documents_BS: int32, number of each token's document in the sample, for attention within
-            documents; None: tokens attend to all tokens before them.
-    """
-
-    tokens_BS: Tensor
-    targets_BS: Tensor
-    loss_mask_BS: Tensor
-    positions_BS: Tensor | None = None
-    documents_BS: Tensor | None = None
-
-    def to(self, device: torch.device) -> Batch:
-        """Return the batch on *device*; copies from pinned memory do not block the host."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with *function* applied to each tensor."""
-        tensors = {name: function(x) for name, x in vars(self).items() if x is not None}
-        return replace(self, **tensors)
-
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors that are not None."""
-        return [tensor for tensor in vars(self).values() if tensor is not None]
+    def __getitem__(self, i: int, /) -> Any: ...
 
 
 class BatchLoader:
@@ -86,8 +50,7 @@ class BatchLoader:
         pin: Function that copies a tensor to pinned memory; None to leave tensors in pageable
             memory.
         prefetch: Number of micro-batches to prepare in advance.
-        vocab_size: Number of ids in the vocabulary, to check tokens against; None: no check.
-        masks: Document-boundary masks; None: samples are treated as one document.
+        collation: Function that makes a micro-batch of samples.
         begin: Function called first in the thread, such as to set its current device.
 
     Attributes:
@@ -108,8 +71,7 @@ class BatchLoader:
         total_samples: int | None = None,
         pin: Callable[[Tensor], Tensor] | None = None,
         prefetch: int = 4,
-        vocab_size: int | None = None,
-        masks: DocumentMasks | None = None,
+        collation: Collation = _CAUSAL_LM,
         begin: Callable[[], None] | None = None,
     ) -> None:
         total = len(dataset) if total_samples is None else total_samples
@@ -119,8 +81,8 @@ class BatchLoader:
             raise ValueError(f"{micro_batch_size=}, {prefetch=}, {consumed_samples=}")
         if total > len(dataset):
             raise ValueError(f"{total} samples wanted of a dataset of {len(dataset)}")
-        self._dataset, self._pin, self._vocab_size = dataset, pin, vocab_size
-        self._masks, self._begin = masks, begin
+        self._dataset, self._pin = dataset, pin
+        self._collation, self._begin = collation, begin
         self._micro_batch_size = micro_batch_size
         self._stride = micro_batch_size * data_parallel_size
         self._first = consumed_samples + data_parallel_rank * micro_batch_size
@@ -221,31 +183,5 @@ class BatchLoader:
 
     def _build(self, first: int) -> Batch:
         samples = [self._dataset[first + i] for i in range(self._micro_batch_size)]
-        tokens = torch.from_numpy(np.stack(samples))
-        if self._vocab_size is not None:
-            _check_vocabulary(tokens, self._vocab_size, first)
-        inputs_BS, targets_BS = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        masks = self._masks
-        if masks is None:
-            batch = Batch(inputs_BS, targets_BS, torch.ones(inputs_BS.shape, dtype=torch.float32))
-        else:
-            batch = Batch(
-                inputs_BS,
-                targets_BS,
-                masks.loss_mask(inputs_BS),
-                masks.positions(inputs_BS),
-                masks.documents(inputs_BS),
-            )
+        batch = self._collation(samples, first)
         return batch if self._pin is None else batch.map(self._pin)
-
-
-def _check_vocabulary(tokens: Tensor, vocab_size: int, first: int) -> None:
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= vocab_size:
-        raise DataError(
-            f"the data contains token {low if low < 0 else high}; the vocabulary has {vocab_size} "
-            "ids",
-            why=f"found in samples {first} to {first + len(tokens) - 1}; the dataset was prepared "
-            "with another tokenizer, or is damaged",
-            hint="give the tokenizer of the dataset, or prepare it again",
-        )

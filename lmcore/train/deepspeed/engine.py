@@ -43,7 +43,7 @@ from lmcore.train.step_record import PendingStep, StepRecord
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.data.loading.loader import Batch
+    from lmcore.data.loading.batch import Batch
     from lmcore.parallel.parallel_model import ParallelModel
     from lmcore.parallel.tensor_layout import TensorLayout
     from lmcore.runtime.runtime import Runtime
@@ -184,7 +184,8 @@ class DeepSpeedEngine:
         self.package.zero.Init(module=root, config_dict_or_path=self.config, dtype=self._half)
         # The weight of the head may be the embedding's, and is used outside of that module.
         head = self.parallel.model.head_weight
-        self.package.zero.register_external_parameter(root, head)
+        if head is not None:
+            self.package.zero.register_external_parameter(root, head)
 
     def step(
         self,
@@ -228,11 +229,13 @@ class DeepSpeedEngine:
             engine.optimizer.gradient_accumulation_steps = count
         if self._half is torch.float16:
             engine.optimizer.override_loss_scale(scale)
-        losses = []
+        losses, kind = [], self.parallel.model.sample_kind
         for number in range(1, count + 1):
             engine.set_gradient_accumulation_boundary(number == count)
             with self.profiler_range("data"):
-                arguments, options = loss_arguments(next(batches), self.device, share=1.0 / count)
+                arguments, options = loss_arguments(
+                    next(batches), kind, self.device, share=1.0 / count
+                )
             with self.profiler_range("forward"), self.context():
                 loss = engine(*arguments, **options)
             # Not the output itself: without a loss scale, DeepSpeed would divide its gradient by

@@ -26,7 +26,7 @@ from lmcore.train.report.display import Display, PlainDisplay, Progress, SilentD
 from lmcore.train.report.metrics import MetricsFile, TensorBoard
 from lmcore.train.report.profiler import Profile
 from lmcore.train.report.run_directory import RunDirectory
-from lmcore.train.report.sample import Sample, take_sample
+from lmcore.train.report.sample import Sample, can_generate, take_sample
 from lmcore.train.report.startup_clock import PhaseClock
 
 if TYPE_CHECKING:
@@ -56,12 +56,14 @@ class RunResult:
         status: "completed", or the reason for an early end.
         summary: Content of `summary.json`.
         sample: Text from the trained model, if one was asked for.
+        can_generate: True if the model can continue a text.
     """
 
     directory: Path
     status: str
     summary: dict[str, Any]
     sample: Sample | None
+    can_generate: bool
 
 
 @contextlib.contextmanager
@@ -383,7 +385,8 @@ class RunReport:
             if sample is not None:
                 summary["sample"] = {"prompt": sample.prompt, "text": sample.text}
                 self.directory.write_json("summary.json", summary)
-        return RunResult(self.directory.path, self.status, summary, sample)
+        generates = can_generate(engine.state.model)
+        return RunResult(self.directory.path, self.status, summary, sample, generates)
 
     def _summary(self, state: TrainState) -> dict[str, Any]:
         memory, seconds = self.runtime.device.memory_stats, time.monotonic() - self._began

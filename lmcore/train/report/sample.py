@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from lmcore.checkpoint import read_manifest
 from lmcore.generation.generate import generate
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lmcore.train.datasets import RunDatasets
     from lmcore.train.engine import Engine
 
-__all__ = ["Sample", "generate_sample", "take_sample", "whole_model"]
+__all__ = ["Sample", "can_generate", "generate_sample", "take_sample", "whole_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,11 @@ class Sample:
 
     prompt: str
     text: str
+
+
+def can_generate(model: Model) -> TypeGuard[CausalLM]:
+    """Return True if a model can continue a text."""
+    return isinstance(model, CausalLM) and model.causal
 
 
 def take_sample(
@@ -60,6 +65,8 @@ def take_sample(
         with engine.state.evaluation_weights():
             return generate_sample(engine.state.model, datasets, plan, runtime)
     if plan.config.training.sample_tokens == 0 or checkpoint is None:
+        return None
+    if not can_generate(engine.state.model):
         return None
     model = whole_model(checkpoint, runtime)
     return generate_sample(model, datasets, plan, runtime) if model else None
@@ -97,7 +104,7 @@ def generate_sample(
     training, tokenizer = plan.config.training, datasets.tokenizer
     if training.sample_tokens == 0 or not tokenizer.encodes_any_text:
         return None
-    if not isinstance(model, CausalLM) or not model.causal:
+    if not can_generate(model):
         return None
     room = model.shape.max_position_embeddings
     if training.sample_prompt is not None:

@@ -27,6 +27,7 @@ from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
 from lmcore.data.dataset.document_mask import DocumentMasks
+from lmcore.data.loading.batch import CausalLMCollation
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.model.gpt import GPT
 from lmcore.plugin import PluginSet, Selection, build_op_table, discover
@@ -134,7 +135,7 @@ def run(plan: RunPlan, runtime: Runtime, *, twice: bool = False) -> dict[str, An
             micro_batch_size=plan.config.training.micro_batch_size,
             data_parallel_rank=state.parallel.mesh.data_rank,
             data_parallel_size=plan.layout.data,
-            masks=masks_of(plan),
+            collation=CausalLMCollation(masks=masks_of(plan)),
         ) as batches:
             for number in range(steps):
                 result = engine.step(batches).result()

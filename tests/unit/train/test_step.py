@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.data.loading.loader import Batch, BatchLoader
+from lmcore.data.loading.batch import CausalLMBatch
+from lmcore.data.loading.loader import BatchLoader
+from lmcore.model.protocol import CAUSAL_LM
 from lmcore.train.diagnose.non_finite import NonFiniteError, check_weights
 from lmcore.train.step import TrainStep, mean_loss
 
@@ -105,14 +107,15 @@ def test_uncounted_tokens(make_plan: Any, make_datasets: Any, make_state: Any) -
     with loader(plan, make_datasets(plan), state) as batches:
         batch = next(batches)
     device = torch.device("cpu")
-    mask = torch.zeros_like(batch.loss_mask_BS)
+    mask = torch.zeros_like(batch.loss_weight_BS)
     mask[1, 3:7] = 1.0
-    some = mean_loss(state.model.loss, dataclasses.replace(batch, loss_mask_BS=mask), device)
+    counted = dataclasses.replace(batch, loss_weight_BS=mask)
+    some = mean_loss(state.model.loss, counted, CAUSAL_LM, device)
     logits = state.model.logits(state.model(batch.tokens_BS))[1, 3:7]
     wanted = torch.nn.functional.cross_entropy(logits, batch.targets_BS[1, 3:7])
     torch.testing.assert_close(some, wanted)
-    none = Batch(batch.tokens_BS, batch.targets_BS, torch.zeros_like(mask))
-    assert mean_loss(state.model.loss, none, device).item() == 0.0
+    none = CausalLMBatch(batch.tokens_BS, batch.targets_BS, torch.zeros_like(mask))
+    assert mean_loss(state.model.loss, none, CAUSAL_LM, device).item() == 0.0
 
 
 def test_clipping(one_step: Any) -> None:

@@ -38,7 +38,9 @@ def plain_mean(state: Any, samples: list[Any]) -> float:
 def test_mean(parts: Any, runtime: Any, first: int) -> None:
     """It is the mean over the asked samples, without dropout."""
     plan, state, corpus = parts
-    found = validate(state.parallel, corpus.valid, plan, runtime, first_sample=first)
+    found = validate(
+        state.parallel, corpus.valid, plan, runtime, collation=corpus.collation, first_sample=first
+    )
     assert found is not None
     assert found.samples == 16
     wanted = plain_mean(state, [corpus.valid[first + i] for i in range(16)])
@@ -50,7 +52,9 @@ def test_leaves_the_run_alone(parts: Any, runtime: Any) -> None:
     plan, state, corpus = parts
     state.model.train()
     before = torch.get_rng_state(), state.model.final_norm.weight.detach().clone()
-    validate(state.parallel, corpus.valid, plan, runtime, first_sample=0)
+    validate(
+        state.parallel, corpus.valid, plan, runtime, collation=corpus.collation, first_sample=0
+    )
     assert state.model.training
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.equal(state.model.final_norm.weight, before[1])
@@ -63,7 +67,9 @@ def test_numbers_drawn_meanwhile(parts: Any, runtime: Any, monkeypatch: pytest.M
     loss = state.model.loss
     monkeypatch.setattr(state.model, "loss", lambda *batch: torch.rand(3).sum() * 0 + loss(*batch))
     before = torch.get_rng_state()
-    validate(state.parallel, corpus.valid, plan, runtime, first_sample=0)
+    validate(
+        state.parallel, corpus.valid, plan, runtime, collation=corpus.collation, first_sample=0
+    )
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -76,7 +82,15 @@ def test_stop(parts: Any, runtime: Any) -> None:
         asked.append(1)
         return len(asked) == 3
 
-    found = validate(state.parallel, corpus.valid, plan, runtime, first_sample=0, stop=stop)
+    found = validate(
+        state.parallel,
+        corpus.valid,
+        plan,
+        runtime,
+        collation=corpus.collation,
+        first_sample=0,
+        stop=stop,
+    )
     assert found is None
     assert len(asked) == 3
     assert state.model.training
@@ -88,7 +102,9 @@ def test_not_finite(parts: Any, runtime: Any) -> None:
     with torch.no_grad():
         state.model.final_norm.weight.fill_(math.nan)
     with pytest.raises(NonFiniteError, match="validation loss is nan at validation sample 8"):
-        validate(state.parallel, corpus.valid, plan, runtime, first_sample=8)
+        validate(
+            state.parallel, corpus.valid, plan, runtime, collation=corpus.collation, first_sample=8
+        )
     assert state.model.training
 
 

@@ -208,7 +208,7 @@ class TinyRuns:
                 data_parallel_size=plan.layout.data,
                 prefetch=plan.config.data.num_prefetch,
                 pin=runtime.device.pin_memory,
-                vocab_size=plan.vocab_size,
+                collation=datasets.collation,
             ) as batches,
         ):
             while state.iteration < steps:

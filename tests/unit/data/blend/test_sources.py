@@ -113,7 +113,7 @@ def test_more_than_the_surplus(write, settings):
     sources = sources_of(
         *((write(name, 2), weight) for name, weight in zip(names, shares_of_each, strict=True))
     )
-    _, weights = weigh_sources(sources, LENGTH)
+    _, weights = weigh_sources(sources, settings)
     size, wanted = source_sizes(weights, 38)
     taken = np.bincount(build_blend_index(weights, size)[0], minlength=len(names))
     assert (taken > wanted).any()
@@ -126,11 +126,11 @@ def test_small_source_is_left_out_of_a_blend_by_size(write, settings, caplog):
     """A source of less than one sample is named; alone it is an error."""
     small, large = sources_of((write("a", 1),), (write("b", 50),))
     with caplog.at_level(logging.WARNING):
-        kept, weights = weigh_sources([small, large], LENGTH)
+        kept, weights = weigh_sources([small, large], settings)
     assert (kept, weights) == ([large], [1.0])
     assert f"`{small.name}`: less than one sample of 9 tokens" in caplog.text
     with pytest.raises(DataError, match="no source has a sample"):
-        weigh_sources([small], LENGTH)
+        weigh_sources([small], settings)
 
 
 def test_split_divides_every_source(write, caplog):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.dataset.document_mask import DocumentMasks
+from lmcore.data.loading.batch import CausalLMCollation
 from lmcore.data.loading.loader import BatchLoader
 
 EOD = 0
@@ -73,10 +74,10 @@ def test_batches_carry_them():
         pinned.append(tensor)
         return tensor
 
-    masks = DocumentMasks(EOD, True, True, True)
-    with BatchLoader(Sample(), micro_batch_size=2, masks=masks, pin=pin) as loader:
+    collation = CausalLMCollation(masks=DocumentMasks(EOD, True, True, True))
+    with BatchLoader(Sample(), micro_batch_size=2, collation=collation, pin=pin) as loader:
         batch = next(loader)
-    assert batch.loss_mask_BS.tolist() == [[1, 1, 0, 1, 0]] * 2
+    assert batch.loss_weight_BS.tolist() == [[1, 1, 0, 1, 0]] * 2
     assert batch.positions_BS.tolist() == [[0, 1, 2, 0, 1]] * 2
     assert batch.documents_BS.tolist() == [[0, 0, 0, 1, 1]] * 2
     assert len(pinned) == 5

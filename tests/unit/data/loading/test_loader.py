@@ -38,9 +38,9 @@ def test_batch_is_tokens_and_the_tokens_after_them():
         batch = next(loader)
     assert batch.tokens_BS.tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
     assert batch.targets_BS.tolist() == [[1, 2, 3, 4], [11, 12, 13, 14]]
-    assert batch.loss_mask_BS.tolist() == [[1.0] * 4] * 2
+    assert batch.loss_weight_BS.tolist() == [[1.0] * 4] * 2
     assert batch.tokens_BS.dtype == batch.targets_BS.dtype == torch.int64
-    assert batch.loss_mask_BS.dtype == torch.float32
+    assert batch.loss_weight_BS.dtype == torch.float32
     assert batch.tokens_BS.is_contiguous()
     assert batch.targets_BS.is_contiguous()
 
@@ -181,5 +181,5 @@ def test_pin_is_applied_to_every_tensor():
     with BatchLoader(Counting(2), micro_batch_size=2, pin=pin) as loader:
         batch = next(loader)
     assert batch.tokens_BS[0, 0] == 1
-    assert batch.loss_mask_BS[0, 0] == 2
+    assert batch.loss_weight_BS[0, 0] == 2
     assert threads == ["lmcore-data"] * 3

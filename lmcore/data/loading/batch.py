@@ -1,0 +1,128 @@
+"""Micro-batches: the tensors of some samples, and how samples of a kind become one.
+
+Shapes: B micro-batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmcore.data.dataset.document_mask import DocumentMasks
+from lmcore.errors import DataError
+
+__all__ = ["Batch", "CausalLMBatch", "CausalLMCollation", "Collation", "check_vocabulary"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Micro-batch, on the host or on a device; the fields of a subclass are its tensors.
+
+    They have the names that the sample kind of the model gives to the arguments of its loss; an
+    optional one may be None.
+    """
+
+    def to(self, device: torch.device) -> Self:
+        """Return the batch on *device*; copies from pinned memory do not block the host."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the batch with *function* applied to each tensor."""
+        return replace(self, **{name: function(x) for name, x in self.named_tensors().items()})
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are not None, by name."""
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+
+
+class Collation(Protocol):
+    """Function that makes a micro-batch of samples."""
+
+    def __call__(self, samples: Sequence[Any], first: int) -> Batch:
+        """Return the batch of *samples*, on the host.
+
+        Args:
+            samples: Samples of consecutive positions.
+            first: Position of the first one in its dataset, for messages.
+
+        Raises:
+            DataError: A token is not in the vocabulary.
+        """
+
+
+@dataclass(frozen=True)
+class CausalLMBatch(Batch):
+    """Micro-batch of a causal language model.
+
+    Attributes:
+        tokens_BS: int64, input token ids.
+        targets_BS: int64, the next token of each input token.
+        loss_weight_BS: float32, weight of each target in the loss.
+        positions_BS: int64, position ids; None: positions in the sample.
+        documents_BS: int32, number of each token's document in the sample, for attention within
+            documents; None: tokens attend to all tokens before them.
+    """
+
+    tokens_BS: Tensor
+    targets_BS: Tensor
+    loss_weight_BS: Tensor
+    positions_BS: Tensor | None = None
+    documents_BS: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class CausalLMCollation:
+    """Collation of samples of S + 1 tokens, int64.
+
+    Attributes:
+        vocab_size: Number of ids in the vocabulary, to check tokens against; None: no check.
+        masks: Document-boundary masks; None: samples are treated as one document.
+    """
+
+    vocab_size: int | None = None
+    masks: DocumentMasks | None = None
+
+    def __call__(self, samples: Sequence[Any], first: int) -> CausalLMBatch:
+        """Return the batch of *samples*; see `Collation`."""
+        tokens = torch.from_numpy(np.stack(samples))
+        if self.vocab_size is not None:
+            check_vocabulary(tokens, self.vocab_size, first)
+        inputs_BS, targets_BS = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        masks = self.masks
+        if masks is None:
+            ones_BS = torch.ones(inputs_BS.shape, dtype=torch.float32)
+            return CausalLMBatch(inputs_BS, targets_BS, ones_BS)
+        return CausalLMBatch(
+            inputs_BS,
+            targets_BS,
+            masks.loss_mask(inputs_BS),
+            masks.positions(inputs_BS),
+            masks.documents(inputs_BS),
+        )
+
+
+def check_vocabulary(tokens: Tensor, vocab_size: int, first: int) -> None:
+    """Raise unless all tokens are in the vocabulary.
+
+    Args:
+        tokens: Token ids, one row for each sample.
+        vocab_size: Number of ids in the vocabulary.
+        first: Position of the first sample in its dataset.
+
+    Raises:
+        DataError: A token is not; the message names it and its samples.
+    """
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= vocab_size:
+        raise DataError(
+            f"the data contains token {low if low < 0 else high}; the vocabulary has {vocab_size} "
+            "ids",
+            why=f"found in samples {first} to {first + len(tokens) - 1}; the dataset was prepared "
+            "with another tokenizer, or is damaged",
+            hint="give the tokenizer of the dataset, or prepare it again",
+        )

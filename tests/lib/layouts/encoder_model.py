@@ -1,0 +1,177 @@
+"""Family for tests that has nothing of a GPT but its blocks: a bidirectional encoder.
+
+It restores hidden tokens.  Its samples are not arrays, the tensors of its batches have other names
+and another order, and its loss is its own.  `register` adds it to lmcore's registries; the settings
+choose it by `--position-embedding-type none`.
+
+Shapes: B micro-batch, S sequence, H hidden, V padded vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lmcore.config.model_family import FAMILIES, ModelFamily
+from lmcore.config.section.model import ModelSection
+from lmcore.data.blend.sources import GPTSamples, OpenSource, SampleSettings
+from lmcore.data.loading.batch import Batch, check_vocabulary
+from lmcore.model.layers import Embedding
+from lmcore.model.protocol import Model, SampleKind
+from lmcore.model.registry import MODEL_CLASSES
+from lmcore.model.transformer import Block, norm_of
+from lmcore.train.sample_format import SAMPLE_FORMATS, SampleFormat
+
+NAME = "Encoder"
+MASKED = SampleKind(
+    "masked-tokens",
+    arguments=("hidden_weight_BS", "originals_BS", "inputs_BS"),
+    loss_weight="hidden_weight_BS",
+    options=("types_BS",),
+)
+NUM_TYPES = 2
+
+
+class Encoder(Model):
+    """Encoder whose tokens attend to all others, with embeddings of types and its own loss."""
+
+    causal = False
+    sample_kind = MASKED
+
+    def __init__(self, shape: Any, ops: Any, recompute: Any, **options: Any) -> None:
+        super().__init__(shape, ops, recompute, **options)
+        self.words = Embedding(shape.padded_vocab_size, shape.hidden_size)
+        self.places = Embedding(shape.max_position_embeddings, shape.hidden_size)
+        self.types = Embedding(NUM_TYPES, shape.hidden_size)
+        self.body = nn.ModuleList(
+            Block(shape, ops, recompute.attention, causal=False) for _ in self.part.layers
+        )
+        self.norm = norm_of(shape, ops)
+        self.output_bias = nn.Parameter(torch.zeros(shape.padded_vocab_size))
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """Blocks, in order."""
+        return list(self.body)
+
+    def initial_weight(self, name: str, size: torch.Size, seed: int) -> Tensor:
+        """Return ones for gains, zeros for biases, and matrices drawn from N(0, 0.1)."""
+        if len(size) < 2:
+            return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0)
+        generator = torch.Generator().manual_seed(seed + sum(name.encode()))
+        return torch.empty(size).normal_(0.0, 0.1, generator=generator)
+
+    def loss(
+        self,
+        hidden_weight_BS: Tensor,
+        originals_BS: Tensor,
+        inputs_BS: Tensor,
+        *,
+        types_BS: Tensor,
+    ) -> Tensor:
+        """Return the weighted sum of the cross entropies of the hidden tokens."""
+        places_S = torch.arange(inputs_BS.shape[1], device=inputs_BS.device)
+        x_BSH = self.words(inputs_BS) + self.places(places_S) + self.types(types_BS)
+        x_BSH = self.norm(self.recompute.run_blocks(self.layers, x_BSH))
+        scores_BSV = functional.linear(x_BSH, self.words.weight, self.output_bias)
+        losses = functional.cross_entropy(
+            scores_BSV.flatten(0, 1).float(), originals_BS.flatten(), reduction="none"
+        )
+        return (losses * hidden_weight_BS.flatten()).sum()
+
+
+@dataclass(frozen=True)
+class MaskedSample:
+    """Tokens, and True where a token is hidden from the model."""
+
+    tokens_S: np.ndarray[Any, np.dtype[np.int64]]
+    hidden_S: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class MaskedDataset:
+    """Windows of tokens, of which a fifth is hidden; see `SourceSamples`."""
+
+    def __init__(self, windows: Any, seed: int) -> None:
+        self.windows, self.seed = windows, seed
+        self.key, self.order = windows.key, f"masked:{seed}:{windows.order}"
+        self.available = windows.available
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, i: int) -> MaskedSample:
+        return self.read(i)
+
+    def read(self, i: int) -> MaskedSample:
+        """Return sample *i*, with the same hidden tokens each time."""
+        tokens_S = self.windows.read(i)[:-1]
+        hidden_S = np.random.default_rng([self.seed, i]).random(len(tokens_S)) < 0.2
+        return MaskedSample(tokens_S, hidden_S)
+
+
+class MaskedSamples(GPTSamples):
+    """Builder of samples with hidden tokens."""
+
+    def build(  # type: ignore[override]
+        self, source: OpenSource, num_samples: int | None, settings: SampleSettings, *, name: str
+    ) -> MaskedDataset:
+        """Return the samples of a source."""
+        return MaskedDataset(super().build(source, num_samples, settings, name=name), settings.seed)
+
+
+@dataclass(frozen=True)
+class MaskedBatch(Batch):
+    """Micro-batch with the names of `MASKED`, in another order."""
+
+    inputs_BS: Tensor
+    types_BS: Tensor
+    originals_BS: Tensor
+    hidden_weight_BS: Tensor
+
+
+def masked_format(plan: Any, tokenizer: Any) -> SampleFormat:
+    """Return builder and collation of a run's samples."""
+
+    def collate(samples: Sequence[MaskedSample], first: int) -> MaskedBatch:
+        tokens_BS = torch.from_numpy(np.stack([sample.tokens_S for sample in samples]))
+        hidden_BS = torch.from_numpy(np.stack([sample.hidden_S for sample in samples]))
+        check_vocabulary(tokens_BS, plan.vocab_size, first)
+        second_half_S = torch.arange(tokens_BS.shape[1]) >= tokens_BS.shape[1] // 2
+        types_BS = second_half_S.long().expand_as(tokens_BS).contiguous()
+        inputs_BS = tokens_BS.masked_fill(hidden_BS, tokenizer.eod)
+        return MaskedBatch(inputs_BS, types_BS, tokens_BS, hidden_BS.float())
+
+    return SampleFormat(MaskedSamples(), collate)
+
+
+def parameter_count(model: ModelSection, padded_vocab_size: int) -> int:
+    """Return the number of parameters: embeddings, blocks with 12 h^2 + 13 h, norm and bias."""
+    h, positions = model.hidden_size, model.max_position_embeddings or model.seq_length
+    embeddings = (padded_vocab_size + positions + NUM_TYPES) * h
+    return embeddings + model.num_layers * (12 * h * h + 13 * h) + 2 * h + padded_vocab_size
+
+
+def flops_per_step(model: ModelSection, padded_vocab_size: int, global_batch_size: int) -> int:
+    """Return six for each parameter and token."""
+    return 6 * global_batch_size * model.seq_length * parameter_count(model, padded_vocab_size)
+
+
+def register() -> None:
+    """Add the family to the registries, before the families that match any settings."""
+    family = ModelFamily(
+        NAME,
+        lambda settings: settings.position_embedding_type == "none",
+        parameter_count,
+        flops_per_step,
+    )
+    others = dict(FAMILIES)
+    FAMILIES.clear()
+    FAMILIES.update({NAME: family} | others)
+    MODEL_CLASSES[NAME] = Encoder
+    SAMPLE_FORMATS[MASKED.name] = masked_format
