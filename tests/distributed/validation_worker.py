@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 from layouts.worker import Samples, of_case, plan_of
 
 from lmcore.config.plan import RunPlan
+from lmcore.data.loading.batch import CausalLMCollation
 from lmcore.plugin import Selection, discover
 from lmcore.plugin.selection import HANDED_DOWN
 from lmcore.runtime.launch.rank import rank_info
@@ -39,7 +40,9 @@ def run(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
     with build_engine(plan, runtime) as engine:
         parallel = engine.state.parallel
         parallel.initialize(plan.config.training.seed)
-        whole = validate(parallel, samples, plan, runtime, first_sample=0)
+        whole = validate(
+            parallel, samples, plan, runtime, collation=CausalLMCollation(), first_sample=0
+        )
         assert whole is not None
         asked = itertools.count()
         stopped = validate(
@@ -47,6 +50,7 @@ def run(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
             samples,
             plan,
             runtime,
+            collation=CausalLMCollation(),
             first_sample=0,
             stop=lambda: next(asked) >= 2 and runtime.rank.rank == 1,
         )
@@ -57,7 +61,9 @@ def run(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
         parallel.reshard()
         words = ""
         try:
-            validate(parallel, samples, plan, runtime, first_sample=0)
+            validate(
+                parallel, samples, plan, runtime, collation=CausalLMCollation(), first_sample=0
+            )
         except NonFiniteError as error:
             words = error.what
         return {"whole": whole.loss, "stopped": stopped is None, "asked": next(asked), "nan": words}
