@@ -95,7 +95,7 @@ class MaskedSample:
 
 
 class MaskedDataset:
-    """Windows of tokens, of which a fifth is hidden; see `SourceSamples`."""
+    """Windows of tokens, a fifth of them hidden; see `SourceSamples`."""
 
     def __init__(self, windows: Any, seed: int) -> None:
         self.windows, self.seed = windows, seed
