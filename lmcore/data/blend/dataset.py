@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from lmcore.data.blend.index import BlendIndex, build_blend_index
+from lmcore.data.indexed.mapped_files import MappedFiles
 from lmcore.errors import CheckpointError
 
 __all__ = [
@@ -211,6 +212,7 @@ class BlendedDataset:
         self._source_index, self._sample_index = (
             index if index is not None else build_blend_index(self.weights, size)
         )
+        self._files = MappedFiles(self._source_index, self._sample_index)
         if not len(self.sources) == len(self.weights) == len(self.taken):
             raise ValueError("a blend has a weight and a count for each source")
         needed = self.consumed(start + size)
@@ -226,8 +228,10 @@ class BlendedDataset:
         """Return the sample at position *i* of the run.
 
         Raises:
+            DataError: A file was cut short since it was opened.
             IndexError: *i* is not a position of this blend.
         """
+        self._files.check(i)
         source, sample = self.locate(i)
         return self.sources[source].read(sample)
 

@@ -14,6 +14,7 @@ from lmcore.data.dataset.gpt_index import FINAL_EPOCH_THRESHOLD, IndexRequest
 from lmcore.data.dataset.gpt_reader import SampleReader
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.fingerprint import content_fingerprint
+from lmcore.data.indexed.mapped_files import MappedFiles
 from lmcore.data.indexed.statistics import sequence_statistics
 
 __all__ = ["GPTDataset"]
@@ -73,6 +74,13 @@ class GPTDataset:
         )
         self.index = request.index_of(arrays)
         self._reader = SampleReader(indexed, self.index, sequence_length)
+        self._files = MappedFiles(
+            indexed.stored,
+            indexed.index.starts,
+            self.index.document_index,
+            self.index.sample_index,
+            self.index.shuffle_index,
+        )
 
     def __len__(self) -> int:
         """Return the number of samples requested; the index may hold a few more."""
@@ -94,7 +102,12 @@ class GPTDataset:
         return self.index.samples
 
     def read(self, i: int) -> npt.NDArray[np.int64]:
-        """Return sample *i* of those available, also beyond the number requested."""
+        """Return sample *i* of those available, also beyond the number requested.
+
+        Raises:
+            DataError: A file was cut short since it was opened.
+        """
+        self._files.check(i)
         return self._reader.read(int(self.index.shuffle_index[i]))
 
 

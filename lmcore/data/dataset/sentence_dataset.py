@@ -15,6 +15,7 @@ from lmcore.data.cache.index_cache import index_cache_dir, load_or_build
 from lmcore.data.dataset.sentence_index_cache import BlockRequest, SegmentRequest
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.fingerprint import content_fingerprint
+from lmcore.data.indexed.mapped_files import MappedFiles
 from lmcore.data.indexed.statistics import sequence_statistics
 from lmcore.errors import DataError
 
@@ -73,6 +74,7 @@ class SentenceDataset:
             indexed, wanted, cache_dir=cache_dir, name=name, statistics=statistics
         )
         self.rows: npt.NDArray[np.integer] = arrays["mapping"]
+        self._files = MappedFiles(indexed.stored, indexed.index.starts, self.rows)
         self.key = content_fingerprint(indexed, sequences, statistics=statistics)
         settings = [self.key, wanted.seed, wanted.kind, dict(wanted.settings())]
         self.order = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
@@ -85,8 +87,10 @@ class SentenceDataset:
         """Return row *i* of the sentence index.
 
         Raises:
+            DataError: A file was cut short since it was opened.
             IndexError: *i* is not the number of a row.
         """
+        self._files.check(i)
         if not 0 <= i < len(self.rows):
             raise IndexError(f"sample {i} of {len(self.rows)}")
         return [int(value) for value in self.rows[i]]
