@@ -98,7 +98,9 @@ class _Frame:
 
     def _call_again(self) -> None:
         node: Any = self.inputs.grad_fn
-        arguments = [one.detach().requires_grad_(one.requires_grad) for one in node.saved_tensors]
+        arguments = [
+            tensor.detach().requires_grad_(tensor.requires_grad) for tensor in node.saved_tensors
+        ]
         found = 0
 
         def pack(tensor: Tensor) -> Tensor:

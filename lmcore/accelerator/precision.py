@@ -68,13 +68,13 @@ class PrecisionPolicy:
     @property
     def words(self) -> str:
         """The policy in words, for messages."""
-        how = f" ({self.summary})" if self.summary else ""
+        suffix = f" ({self.summary})" if self.summary else ""
         if {self.compute, self.keep, self.reduce, self.activations} == {self.compute}:
-            return f"{self.name}: everything in {self.compute}{how}"
+            return f"{self.name}: everything in {self.compute}{suffix}"
         out = f" to {self.output}" if self.output else ""
         scale = ", dynamic loss scale" if self.loss_scaling else ""
         return (
-            f"{self.name}: products in {self.compute}{out}{how}, weights in {self.keep}, "
+            f"{self.name}: products in {self.compute}{out}{suffix}, weights in {self.keep}, "
             f"gradients summed in {self.reduce}{scale}"
         )
 
@@ -232,16 +232,16 @@ def _verify(policy: PrecisionPolicy, device: Device) -> None:
         "gradients of weights": (parameter, policy.reduce, grad_TO.T @ x_TI),
         "gradients of inputs": (x, policy.keep, grad_TO @ weight_OI),
     }
-    for what, (tensor, dtype, expected) in gradients.items():
+    for name, (tensor, dtype, expected) in gradients.items():
         if tensor.grad is None:
-            raise _not_in_force(policy, device, f"{what} do not exist")
-        _expect(policy, device, what, tensor.grad, dtype, expected)
+            raise _not_in_force(policy, device, f"{name} do not exist")
+        _expect(policy, device, name, tensor.grad, dtype, expected)
 
 
 def _expect(
     policy: PrecisionPolicy,
     device: Device,
-    what: str,
+    name: str,
     found: Tensor,
     dtype: str,
     expected: Tensor,
@@ -250,13 +250,13 @@ def _expect(
 
     if _dtype_name(found.dtype) != dtype:
         raise _not_in_force(
-            policy, device, f"{what} under it are {_dtype_name(found.dtype)}, not {dtype}"
+            policy, device, f"{name} under it are {_dtype_name(found.dtype)}, not {dtype}"
         )
     values = found.detach().to("cpu", torch.float64)
     if not torch.allclose(values, expected, rtol=1e-2, atol=1e-2):
         worst = (values - expected).abs().argmax()
         raise DeviceError(
-            f"precision `{policy.name}` computes wrong {what} on device `{device.type}`",
+            f"precision `{policy.name}` computes wrong {name} on device `{device.type}`",
             why=f"one of them is {values.flatten()[worst]:g}, not "
             f"{expected.flatten()[worst]:g}; numbers this small are exact in {policy.compute}",
             hint="report this to the authors of the device's plugin, or try another `--precision`",
@@ -281,10 +281,10 @@ def _verify_model(policy: PrecisionPolicy, model: nn.Module) -> None:
                 f"precision `{policy.name}` is not in force in the model",
                 why=f"`{name}` is {_dtype_name(parameter.dtype)}, not {policy.keep}",
             )
-    projections = [one for one in model.modules() if isinstance(one, torch.nn.Linear)]
+    projections = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     if not projections:
         return
-    least = min(projections, key=lambda one: one.weight.numel())
+    least = min(projections, key=lambda module: module.weight.numel())
     rows = 16  # 8-bit formats take no fewer
     x_RI = torch.zeros(
         rows, least.in_features, dtype=least.weight.dtype, device=least.weight.device

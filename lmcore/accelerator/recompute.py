@@ -228,17 +228,17 @@ def _trial(
         inner_BH = torch.nn.functional.dropout(x_BH @ weight_HH, 0.5)
         return x_BH + torch.nn.functional.dropout(torch.tanh(inner_BH), 0.5)
 
-    where = device.torch_device
-    weight_HH = torch.linspace(-1.0, 1.0, 256, device=where).view(16, 16).requires_grad_()
-    x_BH = torch.linspace(-2.0, 2.0, 256, device=where).view(16, 16).requires_grad_()
+    torch_device = device.torch_device
+    weight_HH = torch.linspace(-1.0, 1.0, 256, device=torch_device).view(16, 16).requires_grad_()
+    x_BH = torch.linspace(-2.0, 2.0, 256, device=torch_device).view(16, 16).requires_grad_()
     out_BH = run(layer, run(layer, x_BH, remember=remember), remember=remember)
     loss = out_BH.square().sum()
-    before = torch.rand(8, device=where)
+    before = torch.rand(8, device=torch_device)
     loss.backward()
     assert weight_HH.grad is not None
     assert x_BH.grad is not None
     return {
         "loss": loss.detach(),
         "gradients": torch.cat([weight_HH.grad, x_BH.grad]),
-        "random numbers": torch.cat([before, torch.rand(8, device=where)]),
+        "random numbers": torch.cat([before, torch.rand(8, device=torch_device)]),
     }

@@ -111,8 +111,8 @@ class _Registry(Generic[T]):
             )
         return summary.strip()
 
-    def _error(self, what: str, *, why: str) -> PluginError:
-        return PluginError(f"plugin {self._plugin} {what}", why=why)
+    def _error(self, message: str, *, why: str) -> PluginError:
+        return PluginError(f"plugin {self._plugin} {message}", why=why)
 
 
 class OptionRegistry(_Registry[type]):
@@ -152,8 +152,8 @@ class OptionRegistry(_Registry[type]):
         problem = section_problem(self._name, section)
         if problem is not None:
             raise self._error(f"registers {section!r:.100} as its settings", why=problem)
-        for one in plugin_options(self._name, section):
-            for flag in one.flags:
+        for option in plugin_options(self._name, section):
+            for flag in option.flags:
                 if flag in self._taken:
                     raise self._error(
                         f"registers the flag `{flag}`, which is taken",

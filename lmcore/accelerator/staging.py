@@ -113,10 +113,10 @@ def stage_tensors(stager: CheckpointStager, tensors: Mapping[str, Tensor]) -> di
     return staged
 
 
-def _shares_memory(one: Tensor, other: Tensor) -> bool:
+def _shares_memory(first: Tensor, other: Tensor) -> bool:
     return (
-        one.device == other.device
-        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        first.device == other.device
+        and first.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
     )
 
 

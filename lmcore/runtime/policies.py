@@ -59,15 +59,15 @@ def start_policies(
         DeviceError: A policy is not in force.
         PluginError: Two plugins offer the same policy.
     """
-    asked = config.accelerator
-    precision = choose_precision(precision_policies(plugins, selection, device), asked.precision)
+    section = config.accelerator
+    precision = choose_precision(precision_policies(plugins, selection, device), section.precision)
     precision.verify(device)
     if not precision.loss_scaling:
-        _without_loss_scale(asked, precision)
-    recompute = choose_recompute(recompute_policies(plugins, selection, device), asked.recompute)
-    placed = asked.recompute_method is not None or asked.recompute_num_layers != 1
+        _without_loss_scale(section, precision)
+    recompute = choose_recompute(recompute_policies(plugins, selection, device), section.recompute)
+    placed = section.recompute_method is not None or section.recompute_num_layers != 1
     if placed and recompute.block is None:
-        flag = "--recompute-method" if asked.recompute_method else "--recompute-num-layers"
+        flag = "--recompute-method" if section.recompute_method else "--recompute-num-layers"
         raise ConfigError(
             f"`{flag}` does not go with `--recompute {recompute.name}`",
             why="it says which whole layers are recomputed, and this policy recomputes none",
@@ -77,24 +77,24 @@ def start_policies(
     return Policies(
         precision,
         recompute,
-        Placement(asked.recompute_method or "uniform", asked.recompute_num_layers),
+        Placement(section.recompute_method or "uniform", section.recompute_num_layers),
         choose_stager(
             checkpoint_stagers(plugins, selection, device), copies=config.checkpoint.async_save
         ),
     )
 
 
-def _without_loss_scale(asked: AcceleratorSection, precision: PrecisionPolicy) -> None:
+def _without_loss_scale(section: AcceleratorSection, precision: PrecisionPolicy) -> None:
     """Refuse a fixed loss scale; log settings of a dynamic one, which have no effect."""
-    if asked.loss_scale:
+    if section.loss_scale:
         raise ConfigError(
-            f"`--loss-scale {asked.loss_scale:g}` does not go with precision `{precision.name}`",
+            f"`--loss-scale {section.loss_scale:g}` does not go with precision `{precision.name}`",
             why="its gradients do not underflow: there is nothing to scale",
             hint="leave `--loss-scale` out, or use a precision that needs it, such as `fp16`",
         )
     plain = AcceleratorSection()
     for name in DYNAMIC_SCALE:
-        if getattr(asked, name) != getattr(plain, name):
+        if getattr(section, name) != getattr(plain, name):
             flag = name.replace("_", "-")
             text = "`--%s` changes nothing: precision `%s` has no loss scale"
             logger.info(text, flag, precision.name)

@@ -117,9 +117,9 @@ def start_runtime(
         check_device(rendezvous, selection, plugins)
         check_versions(rendezvous, selection, plugins)
 
-    asked = config.accelerator
-    if asked.num_threads is not None:
-        torch.set_num_threads(asked.num_threads)
+    section = config.accelerator
+    if section.num_threads is not None:
+        torch.set_num_threads(section.num_threads)
     device = create_device(plugins, selection, config)
     device.set_current()
     problems = [
@@ -132,7 +132,7 @@ def start_runtime(
     rng.verify()
     policies = start_policies(config, plugins, selection, device)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_deterministic(wanted=asked.deterministic))
+        stack.enter_context(_deterministic(wanted=section.deterministic))
         processes, backend = None, config.parallel.distributed_backend
         if rendezvous is not None:
             timeout = config.parallel.distributed_timeout_minutes * 60
@@ -156,9 +156,9 @@ def start_runtime(
                 plugins,
                 selection,
                 device,
-                preferences=parse_preferences(asked.ops),
-                strict=asked.strict_ops,
-                deterministic=asked.deterministic,
+                preferences=parse_preferences(section.ops),
+                strict=section.strict_ops,
+                deterministic=section.deterministic,
             ),
             processes=processes,
         )

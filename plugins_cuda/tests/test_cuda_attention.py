@@ -123,7 +123,7 @@ def test_flash_2_gets_no_copies(install: Any) -> None:
         kernel(q, k, v, causal=True)
     finally:
         torch.use_deterministic_algorithms(mode=False)
-    assert [(one["dropout_p"], one["deterministic"]) for one in calls] == [
+    assert [(call["dropout_p"], call["deterministic"]) for call in calls] == [
         (0.1, False),
         (0.0, True),
     ]
@@ -255,8 +255,8 @@ def test_flex_inside_a_compiled_block(flex_on_cpu: None) -> None:
     expected = with_gradients(
         reference.attention, tuple(x.double() for x in qkv), causal=True, mask=documents()
     )
-    for mine, right in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine.double(), right, atol=1e-4, rtol=1e-4)
+    for tensor, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(tensor.double(), right, atol=1e-4, rtol=1e-4)
 
 
 def test_block_masks_are_kept_while_the_mask_lives() -> None:

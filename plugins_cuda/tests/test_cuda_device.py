@@ -105,11 +105,11 @@ def test_dtypes_follow_the_capability(gpu, capability, extra):
 def test_compiled_blocks_are_the_default(gpu, monkeypatch, capability, installed, pays):
     """They are where torch's compiler works: a GPU that Triton writes for, and Triton."""
     find = importlib.util.find_spec
-    there = object() if installed else None
+    module = object() if installed else None
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name, *more: there if name == "triton" else find(name, *more),
+        lambda name, *more: module if name == "triton" else find(name, *more),
     )
     gpu.properties.major, gpu.properties.minor = capability
     gpu.built = []
@@ -129,7 +129,7 @@ def test_deterministic_products(gpu, monkeypatch):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
-def test_tf32_is_asked_for(gpu):
+def test_tf32_is_requested(gpu):
     """Torch's precision of products changes on request alone, and the peak with it."""
     torch.set_float32_matmul_precision("highest")
     plain = device.create_device(PROBE)
@@ -141,7 +141,7 @@ def test_tf32_is_asked_for(gpu):
     assert fast.require("peak_flops")("float32") == 378e12
 
 
-def test_tf32_of_the_environment_stays_and_is_told(gpu):
+def test_tf32_of_the_environment_is_kept_and_reported(gpu):
     """A variable that NVIDIA's containers set is no error, and MFU takes it into account."""
     torch.set_float32_matmul_precision("high")
     found = device.create_device(PROBE)
@@ -201,17 +201,19 @@ def test_other_errors_of_the_first_use_have_hints(gpu, message, hint):
     assert hint in caught.value.hint
 
 
-def test_another_cudnn_than_torchs_is_told(gpu, monkeypatch):
+def test_a_cudnn_other_than_torchs_is_reported(gpu, monkeypatch):
     """A copy that is found first, as in some containers, is named with the fix."""
-    said = "cuDNN version incompatibility: PyTorch was compiled against (9, 20, 0), not (9, 19, 0)"
+    message = (
+        "cuDNN version incompatibility: PyTorch was compiled against (9, 20, 0), not (9, 19, 0)"
+    )
 
     def refuse():
-        raise RuntimeError(said)
+        raise RuntimeError(message)
 
     monkeypatch.setattr(torch.backends.cudnn, "version", refuse)
     with pytest.raises(DeviceError, match="a cuDNN that it was not built with") as caught:
         device.create_device(PROBE)
-    assert caught.value.why == said
+    assert caught.value.why == message
     assert "`LD_LIBRARY_PATH`" in caught.value.hint
 
 
@@ -260,7 +262,7 @@ def test_hints_of_faults(message, word):
     assert word in hint_for(message)
 
 
-def test_nccl_is_told_its_device_and_says_its_version(monkeypatch):
+def test_nccl_gets_its_device_and_reports_its_version(monkeypatch):
     """The backend is given the device; its record has the version of the library."""
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))

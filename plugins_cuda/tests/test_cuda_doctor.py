@@ -33,7 +33,7 @@ def check(monkeypatch):
         monkeypatch.setattr(doctor, "read_use", lambda _library, _uuid: use)
         for name, value in env.items():
             monkeypatch.setenv(name, value)
-        return {one.name: one for one in doctor.checks(probe(facts, env))}
+        return {check.name: check for check in doctor.checks(probe(facts, env))}
 
     return run
 
@@ -41,14 +41,14 @@ def check(monkeypatch):
 def test_nothing_fails_without_hardware(check):
     """No GPU, no driver, a torch without CUDA: nothing to check."""
     found = check(NO_DRIVER)
-    assert {one.status for one in found.values()} == {CheckStatus.SKIPPED}
+    assert {check.status for check in found.values()} == {CheckStatus.SKIPPED}
 
 
 def test_a_machine_in_order_is_ok(check):
     """Driver, build, memory of each GPU and NCCL."""
     found = check(FIT)
     assert set(found) == {"driver", "torch build", "cuda:0 memory", "cuda:1 memory", "nccl"}
-    assert {one.status for one in found.values()} == {CheckStatus.OK}
+    assert {check.status for check in found.values()} == {CheckStatus.OK}
     assert found["nccl"].detail == "version 2.29.7"
     assert "for sm_90" in found["torch build"].detail
 
@@ -72,15 +72,15 @@ def test_gpus_in_use_slowed_or_throttled_are_warned_of(check):
     """The report has the processes with memory, the missing watts and the slowdowns."""
     use = GpuUse(80 << 30, 70 << 30, (GpuProcess(7, "train", 69 << 30),), 400.0, 700.0, ("heat",))
     found = check(FIT, use)
-    for name, words in (("memory", "process 7 (train)"), ("power", "400 W of 700 W"),
+    for name, detail in (("memory", "process 7 (train)"), ("power", "400 W of 700 W"),
                         ("clock", "slowed down now by heat")):  # fmt: skip
         assert found[f"cuda:0 {name}"].status is CheckStatus.WARNING
-        assert words in found[f"cuda:0 {name}"].detail
+        assert detail in found[f"cuda:0 {name}"].detail
     assert "-pl 700" in found["cuda:1 power"].fix
     assert check(FIT, None)["cuda:0 memory"].status is CheckStatus.SKIPPED
 
 
-def test_what_the_driver_keeps_is_told(check):
+def test_driver_settings_are_reported(check):
     """Lost GPUs, a missing NVML and files that may not be opened."""
     lost = replace(DRIVER, faults=(GpuFault(5, 15, "GPU is lost"),))
     found = check(replace(FIT, driver=lost, denied=(DeniedFile("/dev/nvidia9", ""),)))

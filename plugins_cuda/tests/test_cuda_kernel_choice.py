@@ -52,8 +52,8 @@ def gpu(capability: tuple[int, int], *packages: str, **problems: str) -> Gpu:
     return Gpu(capability, found, lambda name: None)
 
 
-def resolve(where: Gpu, op: str, dtype: str = "bfloat16", **case: Any) -> Resolution:
-    impls = [OpImpl(**{**vars(impl), "plugin": "cuda"}) for impl in kernels_for(where)]
+def resolve(device: Gpu, op: str, dtype: str = "bfloat16", **case: Any) -> Resolution:
+    impls = [OpImpl(**{**vars(impl), "plugin": "cuda"}) for impl in kernels_for(device)]
     table = OpTable(OP_SPECS, impls, device_plugin="cuda")
     return table.resolve(op, op_context(SPECS[op], "cuda", dtype, {**USUAL, **case}))
 
@@ -96,14 +96,16 @@ def test_attention(packages: tuple[str, ...], case: str) -> None:
     wanted = ATTENTION[packages, case]
     for dtype in ("bfloat16", "float16"):
         chosen = [
-            resolve(gpu(one, *packages), "attention", **{"dtype": dtype, **CASES[case]}).chosen
-            for one in CAPABILITIES
+            resolve(
+                gpu(capability, *packages), "attention", **{"dtype": dtype, **CASES[case]}
+            ).chosen
+            for capability in CAPABILITIES
         ]
         assert chosen == wanted
 
 
 @pytest.mark.parametrize(
-    "kernel,where,case,said",
+    "kernel,capability,case,reason",
     [
         ("flash-attn-3", (8, 0), {}, "is for compute capability 9.x, this GPU has 8.0"),
         ("flash-attn-4", (12, 0), {}, "is for compute capability 9.x and 10.x, this GPU has 12.0"),
@@ -118,10 +120,12 @@ def test_attention(packages: tuple[str, ...], case: str) -> None:
         ("flash-attn-2", (8, 0), {}, "`sdpa` has priority 10, this 8"),
     ],
 )
-def test_reasons(kernel: str, where: tuple[int, int], case: dict[str, Any], said: str) -> None:
+def test_reasons(
+    kernel: str, capability: tuple[int, int], case: dict[str, Any], reason: str
+) -> None:
     """Each kernel that is not chosen says why, in words that name the limit."""
-    reasons = dict(resolve(gpu(where, *FLASH), "attention", **case).rejected)
-    assert said in reasons[kernel]
+    reasons = dict(resolve(gpu(capability, *FLASH), "attention", **case).rejected)
+    assert reason in reasons[kernel]
 
 
 def test_a_package_that_is_not_there() -> None:
@@ -140,18 +144,18 @@ def test_a_package_for_another_torch_is_passed_over() -> None:
 
 def test_an_import_is_tried_once_and_last() -> None:
     """Compiled parts are loaded for a case that all other rules admit, once."""
-    asked: list[str] = []
+    questions: list[str] = []
 
     def problem(name: str) -> str:
-        asked.append(name)
+        questions.append(name)
         return "undefined symbol"
 
-    where = Gpu((9, 0), {"flash-attn-3": Package("3.0")}, problem)
-    assert resolve(where, "attention", dropout=0.1).chosen == "sdpa"
-    assert asked == []
+    device = Gpu((9, 0), {"flash-attn-3": Package("3.0")}, problem)
+    assert resolve(device, "attention", dropout=0.1).chosen == "sdpa"
+    assert questions == []
     for _ in range(2):
-        assert dict(resolve(where, "attention").rejected)["flash-attn-3"] == "undefined symbol"
-    assert asked == ["flash-attn-3"]
+        assert dict(resolve(device, "attention").rejected)["flash-attn-3"] == "undefined symbol"
+    assert questions == ["flash-attn-3"]
 
 
 ALL = tuple(PACKAGES)
@@ -187,9 +191,9 @@ ALL = tuple(PACKAGES)
 )
 def test_other_ops(op: str, packages: tuple[str, ...], case: dict[str, Any], wanted: str) -> None:
     """The other ops get what the table says, alike on every generation that packages are for."""
-    for one in CAPABILITIES:
-        if one >= (8, 0) or not packages:
-            assert resolve(gpu(one, *packages), op, **case).chosen == wanted
+    for capability in CAPABILITIES:
+        if capability >= (8, 0) or not packages:
+            assert resolve(gpu(capability, *packages), op, **case).chosen == wanted
 
 
 @pytest.mark.parametrize("op", [name for name in SPECS if name != "attention"])
@@ -203,8 +207,8 @@ def test_deterministic(op: str) -> None:
 
 def test_an_old_liger() -> None:
     """A liger-kernel before the version that was compared says which it needs."""
-    where = Gpu((9, 0), {"liger-kernel": Package("0.5.2")}, lambda name: None)
-    reasons = dict(resolve(where, "swiglu").rejected)
+    device = Gpu((9, 0), {"liger-kernel": Package("0.5.2")}, lambda name: None)
+    reasons = dict(resolve(device, "swiglu").rejected)
     assert reasons["liger"] == "needs `liger-kernel` 0.8.5, not 0.5.2"
 
 
@@ -212,9 +216,9 @@ def test_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook reads capability and packages from the device's facts, and adds Triton kernels."""
     seen: dict[str, Any] = {}
 
-    def offers(device_type: str, **how: Any) -> list[OpImpl]:
-        seen.update(how, device_type=device_type)
-        return [OpImpl("swiglu", "triton", "a:b", priority=how["priority"])]
+    def offers(device_type: str, **options: Any) -> list[OpImpl]:
+        seen.update(options, device_type=device_type)
+        return [OpImpl("swiglu", "triton", "a:b", priority=options["priority"])]
 
     module: Any = ModuleType("lmcore_triton.offers")
     module.op_impls = offers
@@ -229,25 +233,25 @@ def test_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen["capability"] == (9, 0)
     assert seen["dtypes"] == {"bfloat16"}
     assert found[-1].id == "triton"
-    (apex,) = (one for one in found if one.id == "apex-fused-adam")
+    (apex,) = (kernel for kernel in found if kernel.id == "apex-fused-adam")
     assert apex.supports is not None
     verdict = apex.supports(OpContext("cuda", "float32"))
     assert verdict is not None
     assert verdict.reason == "broken"
 
 
-@pytest.mark.parametrize("where", [(9, 0), (10, 0)])
-def test_the_page_has_them_all(where: tuple[int, int]) -> None:
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+def test_the_page_has_them_all(capability: tuple[int, int]) -> None:
     """Every kernel is in the documentation with its op and priority."""
     page = Path(__file__).parents[2] / "docs/reference/cuda-kernels.md"
     rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
-    for one in kernels_for(gpu(where)):
-        first = one.id if one.op == "attention" else one.op
+    for kernel in kernels_for(gpu(capability)):
+        first = kernel.id if kernel.op == "attention" else kernel.op
         cells = next(line for line in rows if line.startswith(f"| `{first}` |")).split("|")
-        if one.op == "attention":
-            assert str(one.priority) in re.findall(r"\d+", cells[2])
+        if kernel.op == "attention":
+            assert str(kernel.priority) in re.findall(r"\d+", cells[2])
         else:
-            assert f"`{one.id}` {one.priority}" in cells[2]
+            assert f"`{kernel.id}` {kernel.priority}" in cells[2]
 
 
 def test_no_torch() -> None:

@@ -72,7 +72,7 @@ def test_apex_grad_norm(apex: Any, dtype: torch.dtype) -> None:
     found = apex.grad_norm(grads)
     assert found.shape == ()
     assert found.dtype == torch.float32
-    expected = reference.grad_norm([one.double() for one in grads])
+    expected = reference.grad_norm([grad.double() for grad in grads])
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
     assert apex.grad_norm([]) == 0
 
@@ -130,7 +130,7 @@ def test_a_model_of_them(*, masked: bool) -> None:
     """A model bound to them has the loss and the gradients of one that is bound to references."""
     table = OpTable(
         OP_SPECS,
-        [one for one in kernels_for(Gpu((9, 0), {})) if one.id != "flex"],
+        [kernel for kernel in kernels_for(Gpu((9, 0), {})) if kernel.id != "flex"],
         device_plugin="cuda",
     )
     shape = ModelShape(2, 32, 4, 64, 16, 64)
@@ -142,10 +142,10 @@ def test_a_model_of_them(*, masked: bool) -> None:
         model.initialize(1)
         loss = model.loss(tokens, tokens.roll(-1), torch.ones(2, 16), documents_BS=documents)
         loss.backward()
-        found.append([loss.detach(), *(one.grad for one in model.parameters())])
-    for mine, right in zip(*found, strict=True):
-        torch.testing.assert_close(mine, right, atol=1e-4, rtol=1e-4)
-    chosen = {one.op: one.chosen for one in table.resolutions}
+        found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    for tensor, right in zip(*found, strict=True):
+        torch.testing.assert_close(tensor, right, atol=1e-4, rtol=1e-4)
+    chosen = {resolution.op: resolution.chosen for resolution in table.resolutions}
     assert chosen == {
         "attention": "sdpa",
         "layer_norm": "torch",

@@ -122,7 +122,7 @@ def test_an_nvml_error_is_reported_in_its_words(failing):
 
 
 @pytest.mark.parametrize("failing", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetName"])
-def test_gpus_that_do_not_answer_are_told_one_by_one(failing):
+def test_gpus_that_do_not_answer_are_reported_one_by_one(failing):
     """A lost GPU takes no other one down."""
     report = read_driver(FakeNvml(failing, 15))
     assert (report.status, report.gpus) == (0, ())
@@ -189,8 +189,8 @@ class FakeDriver:
         raw[:] = bytes(range(16))
         return 0
 
-    def cuDeviceGetAttribute(self, value, which, device):  # noqa: N802
-        return self._int(value, {75: 8, 76: 9}[which.value])
+    def cuDeviceGetAttribute(self, value, attribute, device):  # noqa: N802
+        return self._int(value, {75: 8, 76: 9}[attribute.value])
 
 
 def test_the_compute_driver_answers_where_nvml_is_missing():
@@ -203,11 +203,13 @@ def test_the_compute_driver_answers_where_nvml_is_missing():
     )
 
 
-@pytest.mark.parametrize("status, words", [(100, "no NVML"), (802, "not yet initialized; no NVML")])
-def test_a_compute_driver_without_gpus_says_why(status, words):
+@pytest.mark.parametrize(
+    "status, message", [(100, "no NVML"), (802, "not yet initialized; no NVML")]
+)
+def test_a_compute_driver_without_gpus_says_why(status, message):
     """No GPU is no fault; another status is, in the driver's words."""
     report = read_compute_driver(FakeDriver(status), "no NVML")
     assert report.gpus == ()
     assert report.status == (0 if status == 100 else status)
-    assert words in report.message
+    assert message in report.message
     assert not read_compute_driver(None, "no NVML").library

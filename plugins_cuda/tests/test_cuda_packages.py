@@ -68,7 +68,7 @@ def test_a_requirement_of_an_extra_is_none(install: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "version,url,said",
+    "version,url,expected",
     [
         ("2.8.3+cu13torch2.12cxx11abitrue", "", "was built for torch 2.12"),
         ("2.8.3", "https://x/flash_attn-2.8.3+cu13torch2.8cxx11abiTRUE-cp311.whl", "torch 2.8"),
@@ -77,11 +77,13 @@ def test_a_requirement_of_an_extra_is_none(install: Any) -> None:
         ("2.8.3", "file:///home/me/flash_attn-2.8.3-cp311.whl", None),
     ],
 )
-def test_name_of_the_file_tells(version: str, url: str, said: str | None, install: Any) -> None:
+def test_version_is_read_from_the_file_name(
+    version: str, url: str, expected: str | None, install: Any
+) -> None:
     """A wheel says in its name, which pip records, what torch and CUDA it was built for."""
     install("flash-attn", "flash-attn", version, url=url)
     problem = installed_packages(TORCH)["flash-attn"].problem
-    assert (problem is None) if said is None else (problem is not None and said in problem)
+    assert (problem is None) if expected is None else (problem is not None and expected in problem)
 
 
 def test_the_other_apex(install: Any) -> None:
@@ -141,10 +143,10 @@ def test_strict_ops_refuses_a_misfit(*, strict: bool) -> None:
     assert "pip uninstall apex" in str(problem.hint)
 
 
-def test_doctor_tells_of_packages() -> None:
+def test_doctor_reports_packages() -> None:
     """`lmcore doctor` has a line for each installed package; a misfit has its command."""
     found = doctor._packages({"apex": Package("0.1", "broken"), "liger-kernel": Package("0.8.5")})
-    assert [(one.name, one.status, one.detail) for one in found] == [
+    assert [(check.name, check.status, check.detail) for check in found] == [
         ("apex", CheckStatus.WARNING, "broken"),
         ("liger-kernel", CheckStatus.OK, "0.8.5"),
     ]

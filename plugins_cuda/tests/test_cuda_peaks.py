@@ -65,7 +65,7 @@ def test_tf32_counts_where_it_is_used():
     assert peak_flops("Tesla T4", "float32", tf32=True) == pytest.approx(8.1e12)
 
 
-def test_a_longer_name_stands_before_its_beginning():
+def test_a_longer_name_comes_before_its_prefix():
     """Else an "RTX 4070 Ti" would be taken for an "RTX 4070"."""
     names = list(PEAKS)
     for place, name in enumerate(names):

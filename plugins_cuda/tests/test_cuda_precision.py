@@ -67,7 +67,9 @@ def test_quantize_extremes() -> None:
 
 
 def gradients(function: Any, x: Tensor, w: Tensor, b: Tensor | None, g: Tensor) -> list[Tensor]:
-    leaves = [None if one is None else one.detach().clone().requires_grad_() for one in (x, w, b)]
+    leaves = [
+        None if tensor is None else tensor.detach().clone().requires_grad_() for tensor in (x, w, b)
+    ]
     out = function(*leaves)
     out.backward(g.to(out.dtype))
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf is not None)]
@@ -84,17 +86,17 @@ def test_linear(rows: int, *, with_bias: bool) -> None:
         functional.linear, x.double(), w.double(), None if b is None else b.double(), g.double()
     )
     # Half a step is 2^-4 of a number in e4m3 and 2^-3 in e5m2; over a sum they partly cancel.
-    for mine, wanted, limit in zip(found, right, (0.05, 0.1, 0.1, 0.005), strict=False):
-        assert (mine.double() - wanted).norm() <= limit * wanted.norm()
+    for tensor, wanted, limit in zip(found, right, (0.05, 0.1, 0.1, 0.005), strict=False):
+        assert (tensor.double() - wanted).norm() <= limit * wanted.norm()
     assert found[0].dtype == torch.bfloat16
-    assert {one.dtype for one in found[1:]} == {torch.float32}
+    assert {tensor.dtype for tensor in found[1:]} == {torch.float32}
 
 
 def test_linear_computes_in_8_bits() -> None:
     """Products are exactly the products of the factors rounded to 8 bits."""
     x, w = draw(16, 32), draw(16, 32)
-    small = [precision_float8.quantize(one, FACTORS) for one in (x, w)]
-    x8, w8 = (one.double() * scale.double() for one, scale in small)
+    small = [precision_float8.quantize(tensor, FACTORS) for tensor in (x, w)]
+    x8, w8 = (tensor.double() * scale.double() for tensor, scale in small)
     found = precision_float8.linear(x, w, None)
     torch.testing.assert_close(found.double(), x8 @ w8.T, rtol=2**-8, atol=1e-6)
     assert (x8 - x).norm() > 0.01 * x.norm()
@@ -110,7 +112,7 @@ def test_keeps_8_bits_for_the_backward_pass() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         precision_float8.linear(draw(32, 64).requires_grad_(), draw(48, 64).requires_grad_(), None)
-    assert sorted(one.nbytes for one in kept) == [4, 4, 32 * 64, 48 * 64]
+    assert sorted(tensor.nbytes for tensor in kept) == [4, 4, 32 * 64, 48 * 64]
 
 
 @pytest.mark.parametrize("shape", [(48, 60), (50, 64)])
@@ -128,12 +130,12 @@ def test_compiles_whole() -> None:
     """A compiled block takes forward and backward in without a break, with the same bits."""
     x, w, g = draw(2, 16, 64).flatten(0, 1), draw(48, 64), draw(32, 48)
     compiled = torch.compile(precision_float8.linear, backend="aot_eager", fullgraph=True)
-    for mine, wanted in zip(
+    for tensor, wanted in zip(
         gradients(compiled, x, w, None, g),
         gradients(precision_float8.linear, x, w, None, g),
         strict=True,
     ):
-        assert torch.equal(mine, wanted)
+        assert torch.equal(tensor, wanted)
 
 
 def test_policy_is_in_force() -> None:
@@ -175,15 +177,15 @@ def test_a_bound_op_is_exchanged() -> None:
 def test_a_gpu_without() -> None:
     """On a device without 8-bit products the policy is offered as unavailable, with the reason."""
     device: Any = SimpleNamespace(type="cuda", dtypes=frozenset({"float32"}), facts={})
-    found = {one.name: one for one in lmcore_precision_policies(device)}
+    found = {policy.name: policy for policy in lmcore_precision_policies(device)}
     assert set(found) == {"fp32", "fp16", "fp8"}
     assert "not in float8_e4m3fn" in str(within_dtypes(found["fp8"], device).available())
     recent: Any = SimpleNamespace(
         type="cuda", dtypes=frozenset({"bfloat16", "float8_e4m3fn"}), facts={}
     )
-    policies = {one.name: one for one in lmcore_precision_policies(recent)}
+    policies = {policy.name: policy for policy in lmcore_precision_policies(recent)}
     assert within_dtypes(policies["fp8"], recent).available() is None
-    assert max(policies.values(), key=lambda one: one.priority).name == "bf16"
+    assert max(policies.values(), key=lambda policy: policy.priority).name == "bf16"
 
 
 def test_trains_as_bf16_does() -> None:

@@ -136,7 +136,7 @@ def test_a_present_probe_has_facts_for_the_record():
         (replace(FIT, driver=NO_DRIVER), None),
     ],
 )
-def test_versions_are_told_where_the_device_cannot_be_used_too(facts, driver):
+def test_versions_are_reported_for_an_unusable_device_too(facts, driver):
     """They are what someone who looks for the fault needs."""
     found = probe(facts, {}).facts
     assert found.get("driver") == driver
@@ -176,22 +176,22 @@ def test_files_that_may_not_be_opened_are_found(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("files", [(), ("nvidia0",)])
-def test_the_compute_driver_is_asked_where_there_is_a_device_file(tmp_path, monkeypatch, files):
+def test_the_compute_driver_is_queried_if_there_is_a_device_file(tmp_path, monkeypatch, files):
     """Its library is loaded only where NVML's is missing and a GPU is there all the same."""
     (tmp_path / "dev").mkdir()
     for name in files:
         (tmp_path / "dev" / name).touch()
     monkeypatch.setattr(facts_module, "load_library", lambda: None)
     monkeypatch.setattr(facts_module, "load_driver", lambda: None)
-    asked = []
+    calls = []
 
     def read(library, missing):
-        asked.append((library, missing))
+        calls.append((library, missing))
         return replace(DRIVER, already_visible=True)
 
     monkeypatch.setattr(facts_module, "read_compute_driver", read)
     found = read_facts(tmp_path)
-    assert asked == ([(None, "`libnvidia-ml.so.1` is not installed")] if files else [])
+    assert calls == ([(None, "`libnvidia-ml.so.1` is not installed")] if files else [])
     assert found.driver.gpus == (GPUS if files else ())
 
 
@@ -237,11 +237,11 @@ def test_policies_follow_the_gpu():
         facts: ClassVar = {"capability": "8.0"}
 
     old = plugin.lmcore_precision_policies(Old)
-    plain = [(one.name, one.loss_scaling) for one in old if one.name != "fp8"]
+    plain = [(policy.name, policy.loss_scaling) for policy in old if policy.name != "fp8"]
     assert plain == [("fp32", False), ("fp16", True)]
-    assert max(old, key=lambda one: one.priority).name == "fp32"
+    assert max(old, key=lambda policy: policy.priority).name == "fp32"
     new = plugin.lmcore_precision_policies(New)
-    assert max(new, key=lambda one: one.priority).name == "bf16"
+    assert max(new, key=lambda policy: policy.priority).name == "bf16"
 
 
 def test_the_probe_is_one_of_the_contract():

@@ -89,9 +89,9 @@ def test_late_numbers_are_the_numbers(tmp_path: Path) -> None:
     flags = "--deterministic --no-compile"
     late = train(tmp_path / "late", flags)
     at_once = train(tmp_path / "at-once", f"{flags} --no-async-metrics")
-    for one, other in zip(late, at_once, strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
-        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-5)
+    for first, other in zip(late, at_once, strict=True):
+        assert first["loss"] == pytest.approx(other["loss"], rel=1e-6)
+        assert first["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-5)
 
 
 def test_profile(tmp_path: Path) -> None:
@@ -99,6 +99,6 @@ def test_profile(tmp_path: Path) -> None:
     train(tmp_path / "run", "--profile --profile-step-start 5 --profile-step-end 6")
     (path,) = (tmp_path / "run" / "profile").iterdir()
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    assert any(one.get("cat") == "kernel" for one in events)
-    named = {one["name"] for one in events if one.get("cat") == "user_annotation"}
+    assert any(event.get("cat") == "kernel" for event in events)
+    named = {event["name"] for event in events if event.get("cat") == "user_annotation"}
     assert named >= {"data", "forward", "backward", "reduce", "optimizer"}

@@ -67,7 +67,7 @@ def test_hiding_all_by_mistake_is_one(visible, fault, fix):
     assert fix in found.fix
 
 
-def test_a_mistake_behind_a_gpu_is_told():
+def test_a_mistake_after_a_gpu_is_reported():
     """CUDA uses the entries before it, and so does the probe."""
     found = visible_gpus(GPUS, {"CUDA_VISIBLE_DEVICES": "1,9,2"})
     assert "leaves 1 of 4: `9` is no GPU here, and CUDA stops there" in found.evidence
@@ -77,7 +77,7 @@ def test_a_process_sees_one_part():
     """Of a GPU in parts the first, or the one that is named, and no whole GPU beside it."""
     for env in ({}, {"CUDA_VISIBLE_DEVICES": "1,0"}, {"CUDA_VISIBLE_DEVICES": "MIG-78,MIG-77"}):
         found = visible_gpus(PARTED, env)
-        assert [one.index for one in found.gpus] == [0]
+        assert [gpu.index for gpu in found.gpus] == [0]
         assert "(MIG)" in found.evidence
 
 
@@ -88,5 +88,5 @@ def test_a_gpu_in_parts_without_a_part_is_a_fault_where_there_is_no_other():
     assert "in MIG mode" in found.fault
     assert "-mig 0" in found.fix
     found = visible_gpus([empty, GPUS[1]], {})
-    assert ([one.index for one in found.gpus], found.fault) == ([1], "")
+    assert ([gpu.index for gpu in found.gpus], found.fault) == ([1], "")
     assert "1 in MIG mode" in found.evidence

@@ -69,7 +69,12 @@ class Sources:
         """Return the path of a module's source, None where it has none here."""
         path = module.replace(".", "/")
         return next(
-            (one for one in (f"{path}/__init__.py", f"{path}.py") if one in self.paths), None
+            (
+                candidate
+                for candidate in (f"{path}/__init__.py", f"{path}.py")
+                if candidate in self.paths
+            ),
+            None,
         )
 
     def names(self, module: str) -> dict[str, ast.AST | None]:
@@ -109,7 +114,7 @@ class Sources:
                 self._import(node, package, found)
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for name in (one for target in targets for one in ast.walk(target)):
+                for name in (node for target in targets for node in ast.walk(target)):
                     if isinstance(name, ast.Name):
                         found.setdefault(name.id, None)
 
@@ -146,7 +151,7 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from statements(node.body)
             yield from statements(node.orelse)
         elif isinstance(node, ast.Try):
-            for part in (node.body, *(one.body for one in node.handlers), node.orelse):
+            for part in (node.body, *(handler.body for handler in node.handlers), node.orelse):
                 yield from statements(part)
         else:
             yield node
@@ -158,8 +163,8 @@ def signature(node: ast.FunctionDef) -> str:
     for one in ast.walk(arguments):
         if isinstance(one, ast.arg):
             one.annotation = None
-    arguments.defaults = [literal(one) for one in arguments.defaults]
-    arguments.kw_defaults = [one and literal(one) for one in arguments.kw_defaults]
+    arguments.defaults = [literal(default) for default in arguments.defaults]
+    arguments.kw_defaults = [default and literal(default) for default in arguments.kw_defaults]
     return f"({ast.unparse(arguments)})"
 
 
@@ -215,15 +220,15 @@ def record(sources: Sources) -> dict[str, Any]:
         "compiled": compiled(sources),
         "signatures": {name: signatures(found) for name, found in modules.items()},
         "names": {
-            name: " ".join(sorted(one for one in found if not one.startswith("_")))
+            name: " ".join(sorted(member for member in found if not member.startswith("_")))
             for name, found in names.items()
         },
     }
 
 
-def write(where: Path) -> Path:
+def write(folder: Path) -> Path:
     """Record the torch of a wheel or a folder; return the file."""
-    found = record(Sources(where))
+    found = record(Sources(folder))
     file = SIGNATURES / f"torch-{found['torch']}.json"
     SIGNATURES.mkdir(exist_ok=True)
     file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -243,12 +248,12 @@ def main() -> None:
     """Record what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", nargs="+", help="a version, a wheel, or the folder torch lies in")
-    for what in parser.parse_args().what:
-        if Path(what).exists():
-            print(write(Path(what)))
+    for target in parser.parse_args().what:
+        if Path(target).exists():
+            print(write(Path(target)))
             continue
         with tempfile.TemporaryDirectory() as folder:
-            print(write(fetch(what, Path(folder))))
+            print(write(fetch(target, Path(folder))))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def bindings(install: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return loaded
 
 
-def test_xccl_is_told_its_device_and_sums(
+def test_xccl_gets_its_device_and_sums(
     xpu: Any, none_installed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the default; the core passes the device, sums, and records oneCCL's version."""
@@ -174,7 +174,7 @@ def test_bindings_that_register_nothing(
         register()
 
 
-def test_torch_is_asked_as_it_wants() -> None:
+def test_torch_is_called_with_its_signature() -> None:
     """The argument of the core for a backend with `needs_device_id` is a parameter of torch's."""
     assert "device_id" in inspect.signature(distributed.init_process_group).parameters
     assert distributed.Backend.default_device_backend_map["xpu"] == "xccl"
@@ -189,8 +189,8 @@ def test_the_device_is_current_before_the_group_and_named_at_it(
     device = create_device(Probe("xpu", ProbeState.PRESENT, 2))
     seen: list[tuple[int, Any, Any]] = []
 
-    def init(backend: Any = None, **how: Any) -> None:
-        seen.append((xpu.current, backend, how["device_id"]))
+    def init(backend: Any = None, **options: Any) -> None:
+        seen.append((xpu.current, backend, options["device_id"]))
 
     fake = create_autospec(distributed.init_process_group, side_effect=init)
     monkeypatch.setattr(distributed, "init_process_group", fake)

@@ -59,9 +59,9 @@ def test_a_tile_has_its_share_of_the_peak(xpu: Any) -> None:
     """In the flat hierarchy a device is half of a Max 1550."""
     tile = create_device(PROBE).require("peak_flops")("bfloat16")
     xpu.cards = [Card(gpu_eu_count=1024)]
-    whole = create_device(PROBE).require("peak_flops")("bfloat16")
-    assert whole == pytest.approx(838.9e12)
-    assert tile == pytest.approx(whole / 2)
+    peak = create_device(PROBE).require("peak_flops")("bfloat16")
+    assert peak == pytest.approx(838.9e12)
+    assert tile == pytest.approx(peak / 2)
 
 
 @pytest.mark.parametrize(
@@ -131,25 +131,25 @@ def test_others_memory_is_warned_of(xpu: Any, caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         None,
         "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
         "level_zero backend failed with error: 40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)",
     ],
 )
-def test_no_memory_left(xpu: Any, said: str | None) -> None:
+def test_no_memory_left(xpu: Any, message: str | None) -> None:
     """A full card is recognised by torch's or Level Zero's message; the hint names a tool."""
-    if said is None:
+    if message is None:
         xpu.cards[0].used = 64 * GIB
     else:
-        xpu.errors["allocate"] = RuntimeError(f"{said}\nmore")
+        xpu.errors["allocate"] = RuntimeError(f"{message}\nmore")
     with pytest.raises(DeviceError) as caught:
         create_device(PROBE)
     assert caught.value.what == (
         "`xpu:0` (Intel(R) Data Center GPU Max 1550) has no memory left for this process"
     )
-    assert said is None or caught.value.why == said
+    assert message is None or caught.value.why == message
     assert "xpu-smi ps" in str(caught.value.hint)
 
 
@@ -214,7 +214,7 @@ def test_hints(message: str, word: str) -> None:
     assert not is_out_of_memory(message)
 
 
-def test_tf32_is_asked_for(xpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_is_requested(xpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """OneDNN's setting changes on request alone, and the peak of float32 with it."""
     allowed = [False]
 

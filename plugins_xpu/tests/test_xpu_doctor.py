@@ -63,7 +63,7 @@ def check(monkeypatch):
         monkeypatch.setattr(doctor, "read_host", lambda: host)
         monkeypatch.setattr(doctor, "installed_packages", lambda: packages or {})
         monkeypatch.setattr(torch.xpu, "device_count", lambda: seen)
-        return {one.name: one for one in doctor.checks(found)}
+        return {check.name: check for check in doctor.checks(found)}
 
     return run
 
@@ -72,7 +72,7 @@ def test_nothing_fails_without_hardware(check):
     """Without GPU, libraries and XPU in torch the report has the needs of a GPU."""
     found = check(NOTHING)
     assert set(found) == {"device nodes", "level zero", "torch build"}
-    assert {one.status for one in found.values()} == {CheckStatus.SKIPPED}
+    assert {check.status for check in found.values()} == {CheckStatus.SKIPPED}
     assert str(found["level zero"].fix).startswith("for an Intel GPU: install Intel's GPU runtime")
     assert str(found["torch build"].fix).startswith("for an Intel GPU: run `pip install")
 
@@ -80,7 +80,7 @@ def test_nothing_fails_without_hardware(check):
 def test_a_machine_in_order_is_ok(check):
     """Nodes, libraries, torch, devices, XCCL and what its processes share."""
     found = check(FIT)
-    assert {one.status for one in found.values()} == {CheckStatus.OK}
+    assert {check.status for check in found.values()} == {CheckStatus.OK}
     names = {"device nodes", "level zero", "torch build", "devices", "xccl", "oneccl"}
     assert set(found) == names | {"CCL_ZE_IPC_EXCHANGE"}
     assert found["devices"].detail == "torch sees 4; 4 of 4 tiles on 2 cards are left"
@@ -91,7 +91,7 @@ def test_a_machine_in_order_is_ok(check):
 @pytest.mark.parametrize(
     "facts, failed",
     [
-        (replace(FIT, gpus=tuple(replace(one, **SHUT) for one in MAX)), {"device nodes"}),
+        (replace(FIT, gpus=tuple(replace(gpu, **SHUT) for gpu in MAX)), {"device nodes"}),
         (replace(FIT, loader=False), {"level zero"}),
         (replace(FIT, torch=TorchBuild("2.13.0+cpu", None)), {"torch build"}),
         (replace(FIT, torch=TorchBuild("", None)), {"torch build"}),
@@ -100,7 +100,7 @@ def test_a_machine_in_order_is_ok(check):
 def test_what_is_at_fault_fails(check, facts, failed):
     """With the probe's fix, and nothing behind it is tried."""
     found = check(facts)
-    bad = {one.name for one in found.values() if one.status is CheckStatus.FAILED}
+    bad = {check.name for check in found.values() if check.status is CheckStatus.FAILED}
     assert bad == failed
     assert all(found[name].fix == probe(facts, {}).fix for name in bad)
     assert "devices" not in found
@@ -217,7 +217,7 @@ def test_a_torch_without_xccl_is_warned_of(check, monkeypatch):
 def test_the_hook_runs_the_checks_of_this_machine():
     """The hook works on any machine."""
     found = plugin.lmcore_doctor(plugin.lmcore_probe({}))
-    assert [one.name for one in found][:3] == ["device nodes", "level zero", "torch build"]
+    assert [check.name for check in found][:3] == ["device nodes", "level zero", "torch build"]
 
 
 MAX_CARDS = [card_of("0x0bd5")] * 2
@@ -226,14 +226,17 @@ ARC_CARDS = [card_of("0xe20b")] * 2
 
 def told(cards=MAX_CARDS, env=None, **host):
     """Return oneCCL's checks by name."""
-    return {one.name: one for one in ccl_checks(cards, env or {}, replace(ROOMY, **host))}
+    return {check.name: check for check in ccl_checks(cards, env or {}, replace(ROOMY, **host))}
 
 
 def test_nothing_set_is_in_order():
     """The variables that runs need are set for them."""
     assert told()["oneccl"].detail == "nothing set; lmcore sets what runs need"
-    yours = told(env={"CCL_LOG_LEVEL": "info", "CCL_BCAST": "double_tree"})["oneccl"]
-    assert (yours.status, yours.detail) == (CheckStatus.OK, "yours: CCL_BCAST, CCL_LOG_LEVEL")
+    user_choice = told(env={"CCL_LOG_LEVEL": "info", "CCL_BCAST": "double_tree"})["oneccl"]
+    assert (user_choice.status, user_choice.detail) == (
+        CheckStatus.OK,
+        "yours: CCL_BCAST, CCL_LOG_LEVEL",
+    )
 
 
 @pytest.mark.parametrize(
@@ -292,7 +295,7 @@ def test_what_lmcore_sets_is_whole(slingshot, more):
     base = {"LOCAL_RANK": "0", **more, "LD_LIBRARY_PATH": "/ccl/lib"}
     wanted = launch_env(base, probe(ARC_FIT, {}), place, slingshot=slingshot)
     found = told(ARC_CARDS, {**base, **wanted}, slingshot=slingshot)
-    assert {one.status for one in found.values()} == {CheckStatus.OK}
+    assert {check.status for check in found.values()} == {CheckStatus.OK}
 
 
 @pytest.mark.parametrize(

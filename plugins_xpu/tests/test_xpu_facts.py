@@ -184,7 +184,7 @@ def test_all_facts_come_together(tree, monkeypatch):
 
     monkeypatch.setattr(facts_module.ctypes, "CDLL", load)
     found = read_facts(root)
-    assert [one.address for one in found.gpus] == ["0000:03:00.0"]
+    assert [gpu.address for gpu in found.gpus] == ["0000:03:00.0"]
     assert (found.loader, found.runtime, found.container) == (True, False, True)
     assert found.torch == torch_build("xpu")
     assert found.kernel
@@ -209,15 +209,15 @@ def test_a_device_that_goes_away_meanwhile_is_passed_over(tmp_path):
 
 def test_the_loader_may_come_with_torchs_wheel(tmp_path, monkeypatch):
     """In the folder of the environment's libraries, or in torch's own."""
-    there = facts_module._comes_with_torch
-    assert not there(facts_module.LOADER, tmp_path)
+    original = facts_module._comes_with_torch
+    assert not original(facts_module.LOADER, tmp_path)
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / facts_module.LOADER).touch()
-    assert there(facts_module.LOADER, tmp_path)
+    assert original(facts_module.LOADER, tmp_path)
     (tmp_path / "torch/lib").mkdir(parents=True)
     (tmp_path / "torch/lib/libze_other.so").touch()
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "torch")])
     monkeypatch.setattr(facts_module.importlib.util, "find_spec", lambda _name: spec)
-    assert there("libze_other.so", tmp_path)
+    assert original("libze_other.so", tmp_path)
     monkeypatch.setattr(facts_module.importlib.util, "find_spec", lambda _name: None)
-    assert not there("libze_other.so", tmp_path)
+    assert not original("libze_other.so", tmp_path)

@@ -105,7 +105,7 @@ def test_other_ops(
 
 
 @pytest.mark.parametrize(
-    "packages, kernel, case, said",
+    "packages, kernel, case, reason",
     [
         ({}, "ipex", {}, f"needs `{EXTENSION}`, not installed"),
         (ENDED, "ipex", {}, "is for torch 2.8"),
@@ -119,10 +119,10 @@ def test_other_ops(
     ],
 )
 def test_reasons(
-    packages: dict[str, Package], kernel: str, case: dict[str, Any], said: str
+    packages: dict[str, Package], kernel: str, case: dict[str, Any], reason: str
 ) -> None:
     """Each kernel that is not chosen says why."""
-    assert said in dict(resolve(offered(packages), "layer_norm", **case).rejected)[kernel]
+    assert reason in dict(resolve(offered(packages), "layer_norm", **case).rejected)[kernel]
 
 
 def test_triton_that_does_not_load() -> None:
@@ -144,8 +144,10 @@ def test_a_host_without_a_compiler(
 ) -> None:
     """Triton builds what launches kernels on the host, in C++ for these GPUs."""
     del compiler["g++"]
-    said = dict(resolve(offered(FITS), "swiglu").rejected)["triton"]
-    assert said == "Triton needs a C++ compiler: there is none of `$CXX`, `icpx`, `clang++`, `g++`"
+    reason = dict(resolve(offered(FITS), "swiglu").rejected)["triton"]
+    assert (
+        reason == "Triton needs a C++ compiler: there is none of `$CXX`, `icpx`, `clang++`, `g++`"
+    )
     compiler["c++-14"] = "/usr/bin/c++-14"
     monkeypatch.setenv("CXX", "c++-14")
     assert resolve(offered(FITS), "swiglu").chosen == "triton"
@@ -167,7 +169,7 @@ def test_without_the_sister_package(monkeypatch: pytest.MonkeyPatch) -> None:
         "find_spec",
         lambda name, *more: None if name == "lmcore_triton" else find(name, *more),
     )
-    assert {one.id for one in offered(FITS)} == {
+    assert {kernel.id for kernel in offered(FITS)} == {
         *("sdpa", "onednn", "torch", "fused", "foreach", "ipex")
     }
 
@@ -176,9 +178,9 @@ def test_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook reads packages from the device's facts, and passes on what Triton needs to know."""
     seen: dict[str, Any] = {}
 
-    def offers(device_type: str, **how: Any) -> list[OpImpl]:
-        seen.update(how, device_type=device_type)
-        return [OpImpl("swiglu", "triton", "a:b", how["priority"], supports=lambda case: None)]
+    def offers(device_type: str, **options: Any) -> list[OpImpl]:
+        seen.update(options, device_type=device_type)
+        return [OpImpl("swiglu", "triton", "a:b", options["priority"], supports=lambda case: None)]
 
     module: Any = ModuleType("lmcore_triton.offers")
     module.op_impls = offers
@@ -222,6 +224,6 @@ def test_torch_has_what_is_promised() -> None:
 def test_the_page_has_them_all() -> None:
     """Every kernel is in the documentation with its op and priority."""
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
-    for one in offered(FITS):
-        cells = next(line for line in rows if line.startswith(f"| `{one.op}` |")).split("|")
-        assert re.search(rf"`{one.id}` {one.priority}\b", cells[2]), (one.op, one.id)
+    for kernel in offered(FITS):
+        cells = next(line for line in rows if line.startswith(f"| `{kernel.op}` |")).split("|")
+        assert re.search(rf"`{kernel.id}` {kernel.priority}\b", cells[2]), (kernel.op, kernel.id)

@@ -41,9 +41,9 @@ def test_shared_keys_and_values(groups: int, monkeypatch: pytest.MonkeyPatch) ->
     seen = []
     attend = functional.scaled_dot_product_attention
 
-    def watched(q: Any, k: Any, v: Any, **how: Any) -> Any:
+    def watched(q: Any, k: Any, v: Any, **options: Any) -> Any:
         seen.append((k.shape[1], v.shape[1]))
-        return attend(q, k, v, **how)
+        return attend(q, k, v, **options)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
     generator = torch.Generator().manual_seed(1)
@@ -55,10 +55,10 @@ def test_shared_keys_and_values(groups: int, monkeypatch: pytest.MonkeyPatch) ->
     gradients = torch.autograd.grad(wanted.square().sum(), values)
     found = attention(*values, causal=True)
     torch.testing.assert_close(found, wanted)
-    for one, other in zip(
+    for result, other in zip(
         torch.autograd.grad(found.square().sum(), values), gradients, strict=True
     ):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(result, other)
     with torch.no_grad():
         torch.testing.assert_close(attention(*values, causal=True), wanted)
     assert seen == [(4, 4), (groups, groups)]

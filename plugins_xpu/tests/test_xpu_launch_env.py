@@ -13,7 +13,7 @@ from lmcore_xpu.launch_env import LAUNCH_GROUP, launch_env
 
 def probed(*generations):
     """Return a probe that found devices of these generations."""
-    gpus = [{"generation": one} for one in generations]
+    gpus = [{"generation": generation} for generation in generations]
     return Probe("xpu", ProbeState.PRESENT, len(gpus), facts={"gpus": gpus})
 
 
@@ -119,7 +119,7 @@ def test_another_provider_of_the_users_is_not_tuned(provider, used):
         *(({name: "x"}, {}) for name in LAUNCH_GROUP),
     ],
 )
-def test_oneccl_is_told_of_the_launcher(env, wanted):
+def test_oneccl_gets_the_launcher(env, wanted):
     """By PALS with PMIx and a module's oneCCL; not where the user or Intel MPI has begun."""
     found = launch_env(env, AURORA, place(0, 24, here=12))
     assert found == ORDER | wanted

@@ -30,8 +30,8 @@ TINY = (
 def folder_of(package: str, source: Path) -> Path:
     """Return the folder of an installed package, or of its source."""
     found = importlib.util.find_spec(package)
-    where = found.submodule_search_locations if found else None
-    return Path(where[0]) if where else source / package
+    folders = found.submodule_search_locations if found else None
+    return Path(folders[0]) if folders else source / package
 
 
 @pytest.fixture(scope="session")
@@ -67,9 +67,9 @@ def environment(tmp_path_factory):
 def lmcore(environment, tmp_path):
     """Function that runs a command in a process of its own, and returns its output."""
 
-    def run(*words: str, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
         done = warm.run(
-            [sys.executable, "-m", "lmcore.cli.main", *words],
+            [sys.executable, "-m", "lmcore.cli.main", *arguments],
             capture_output=True,
             text=True,
             timeout=100,
@@ -90,21 +90,21 @@ def losses(folder: Path) -> list[float]:
 def test_it_is_the_plugin_that_is_found(lmcore):
     """The probe of lmcore-xpu speaks, and its device is chosen."""
     found = json.loads(lmcore("plugins", "--json").stdout)
-    one = next(one for one in found["plugins"] if one["name"] == "xpu-on-sim")
-    assert one["state"] == "usable", one
-    assert one["selected"]
-    assert "0000:04:00.0" in json.dumps(one)
+    plugin = next(plugin for plugin in found["plugins"] if plugin["name"] == "xpu-on-sim")
+    assert plugin["state"] == "usable", plugin
+    assert plugin["selected"]
+    assert "0000:04:00.0" in json.dumps(plugin)
 
 
 @pytest.mark.slow
 def test_the_doctor_tries_the_device(lmcore):
     """Every check of the plugin, and the core's products and sum on two devices, end well."""
     found = json.loads(lmcore("doctor", "--json", LMCORE_DEVICE="sim").stdout)
-    (checks,) = (one["checks"] for one in found["groups"] if "xpu-on-sim" in one["name"])
-    said = {one["name"]: (one["status"], one["detail"]) for one in checks}
-    assert "failed" not in {status for status, _ in said.values()}, said
-    assert said["device works"] == ("ok", f"{NAME}: bfloat16, float16, float32, float64")
-    assert said["all-reduce"][1].startswith("2 processes over `simccl`: sum right")
+    (checks,) = (group["checks"] for group in found["groups"] if "xpu-on-sim" in group["name"])
+    results = {check["name"]: (check["status"], check["detail"]) for check in checks}
+    assert "failed" not in {status for status, _ in results.values()}, results
+    assert results["device works"] == ("ok", f"{NAME}: bfloat16, float16, float32, float64")
+    assert results["all-reduce"][1].startswith("2 processes over `simccl`: sum right")
 
 
 @pytest.mark.slow
@@ -114,22 +114,22 @@ def test_two_processes_go_on_as_one(lmcore, tmp_path):
     Reductions sum and divide, since XCCL's do not average, and kernels are the plugin's.
     """
     batch = f"train --device sim {TINY} --global-batch-size 8 --train-iters 4"
-    one, two = tmp_path / "one", tmp_path / "two"
-    lmcore(*f"{batch} --nproc-per-node 1 --save-interval 2 --save {one}".split())
-    begun = one / "checkpoints" / "iter_0000002"
-    more = f"--zero-stage 2 --nproc-per-node 2 --load {begun} --save {two}"
+    first, second = tmp_path / "one", tmp_path / "two"
+    lmcore(*f"{batch} --nproc-per-node 1 --save-interval 2 --save {first}".split())
+    begun = first / "checkpoints" / "iter_0000002"
+    more = f"--zero-stage 2 --nproc-per-node 2 --load {begun} --save {second}"
     lmcore(*f"{batch} {more}".split())
-    expected = losses(one)
+    expected = losses(first)
     assert len(expected) == 4
     assert expected[-1] < expected[0]
-    assert losses(two) == pytest.approx(expected[2:], rel=1e-3)
-    assert (two / "checkpoints" / "iter_0000004").is_dir()
-    environment = json.loads((two / "environment.json").read_text())
+    assert losses(second) == pytest.approx(expected[2:], rel=1e-3)
+    assert (second / "checkpoints" / "iter_0000004").is_dir()
+    environment = json.loads((second / "environment.json").read_text())
     assert environment["selection"]["plugin"] == "xpu-on-sim"
     assert environment["device"]["name"] == NAME
     assert environment["device"]["facts"]["torch_xpu"] == "20250302"
     assert environment["precision"]["name"] == "bf16"
     assert environment["comm_backend"] == "simccl"
-    kernels = json.loads((two / "kernels.json").read_text())
+    kernels = json.loads((second / "kernels.json").read_text())
     chosen = {op["op"]: op["chosen"] for op in kernels["ops"]}
     assert chosen["attention"] == "sdpa"

@@ -34,10 +34,10 @@ def only_what_is_put_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     real = importlib.metadata.distribution
 
     def found(name: str) -> importlib.metadata.Distribution:
-        one = real(name)
-        if tmp_path not in Path(str(one.locate_file(""))).parents:
+        distribution = real(name)
+        if tmp_path not in Path(str(distribution.locate_file(""))).parents:
             raise importlib.metadata.PackageNotFoundError(name)
-        return one
+        return distribution
 
     monkeypatch.setattr(importlib.metadata, "distribution", found)
 
@@ -138,9 +138,9 @@ def test_an_older_triton(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_triton_for_other_gpus(install: Any, version: str) -> None:
     """A package of that name without the part for these GPUs is reported as such."""
     install("triton", "triton" if version else "", version or "1", requires="")
-    which = f" {version}" if version else ""
+    suffix = f" {version}" if version else ""
     assert installed_packages(TORCH)[TRITON].problem == (
-        f"the installed `triton`{which} is for other GPUs: it has no `backends/intel`"
+        f"the installed `triton`{suffix} is for other GPUs: it has no `backends/intel`"
     )
 
 
@@ -185,9 +185,9 @@ def test_the_extension_ends_the_process(install: Any) -> None:
 
 def test_facts_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages are read from a device's facts, and without them from the installation."""
-    told = {TRITON: Package("3.7.2"), EXTENSION: Package("2.8.10+xpu", "for torch 2.8")}
-    device: Any = SimpleNamespace(facts={FACT: describe(told)})
-    assert packages_of(device) == told
+    recorded = {TRITON: Package("3.7.2"), EXTENSION: Package("2.8.10+xpu", "for torch 2.8")}
+    device: Any = SimpleNamespace(facts={FACT: describe(recorded)})
+    assert packages_of(device) == recorded
     monkeypatch.setattr(packages, "installed_packages", lambda: {TRITON: Package("1")})
     bare: Any = SimpleNamespace(facts={})
     assert packages_of(bare) == {TRITON: Package("1")}
@@ -196,12 +196,12 @@ def test_facts_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("strict", [True, False])
 def test_strict_ops_refuses_a_misfit(*, strict: bool) -> None:
     """With `--strict-ops` packages whose kernels cannot be used are problems, bindings are none."""
-    told = {
+    recorded = {
         EXTENSION: Package("2.8.10+xpu", "is for torch 2.8"),
         BINDINGS: Package("2.8.0+xpu", "is for torch 2.8"),
         TRITON: Package("3.5.0", "torch wants another"),
     }
-    device: Any = SimpleNamespace(facts={FACT: describe(told)}, name="Intel GPU")
+    device: Any = SimpleNamespace(facts={FACT: describe(recorded)}, name="Intel GPU")
     config: Any = SimpleNamespace(accelerator=SimpleNamespace(strict_ops=strict), plugins={})
     found = problems_of(device, config)
     assert found == plugin.lmcore_validate_config(device, config)

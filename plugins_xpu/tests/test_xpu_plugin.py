@@ -24,7 +24,7 @@ def test_what_it_is() -> None:
     assert (info.name, info.api, info.torch) == ("xpu", ">=1.1,<2", ">=2.11")
     assert info.provides == ("xpu",)
     points = importlib.metadata.entry_points(group="lmcore.plugins", name="xpu")
-    assert all(one.value == "lmcore_xpu.plugin" for one in points)
+    assert all(point.value == "lmcore_xpu.plugin" for point in points)
 
 
 def test_the_hooks_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_the_hooks_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"world_size": 2, "local_world_size": 2, "local_rank": 1}
     assert plugin.lmcore_launch_env(PROBE, place)["CCL_LOCAL_RANK"] == "1"
     assert isinstance(plugin.lmcore_probe({}), Probe)
-    assert all(isinstance(one, Check) for one in plugin.lmcore_doctor(PROBE))
+    assert all(isinstance(check, Check) for check in plugin.lmcore_doctor(PROBE))
 
 
 def test_the_options() -> None:

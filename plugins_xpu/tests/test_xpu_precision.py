@@ -16,7 +16,7 @@ ALL = frozenset({"float64", "float32", "float16", "bfloat16"})
 def policies(dtypes: frozenset[str]) -> dict[str, Any]:
     device: Any = SimpleNamespace(type="xpu", dtypes=dtypes)
     offered = plugin.lmcore_precision_policies(device)
-    return {one.name: within_dtypes(one, device) for one in offered}
+    return {policy.name: within_dtypes(policy, device) for policy in offered}
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def policies(dtypes: frozenset[str]) -> dict[str, Any]:
 def test_precisions(dtypes: frozenset[str], default: str, refused: set[str]) -> None:
     """bfloat16 is the default where it is, float64 never; what a card lacks is refused by name."""
     found = policies(dtypes)
-    usable = [one for one in found.values() if one.available() is None]
-    assert max(usable, key=lambda one: one.priority).name == default
-    assert {name for name, one in found.items() if one.available() is not None} == refused
+    usable = [policy for policy in found.values() if policy.available() is None]
+    assert max(usable, key=lambda policy: policy.priority).name == default
+    assert {name for name, policy in found.items() if policy.available() is not None} == refused
     for name in refused:
         assert "computes products in" in found[name].available()
     assert "fp8" not in found
@@ -42,6 +42,6 @@ def test_precisions(dtypes: frozenset[str], default: str, refused: set[str]) -> 
 def test_what_they_do() -> None:
     """Half precisions compute products by autocast; fp16 scales the loss; weights stay wide."""
     found = policies(ALL)
-    assert {one.keep for one in found.values()} == {"float32", "float64"}
-    assert [name for name, one in found.items() if one.loss_scaling] == ["fp16"]
+    assert {policy.keep for policy in found.values()} == {"float32", "float64"}
+    assert [name for name, policy in found.items() if policy.loss_scaling] == ["fp16"]
     assert (found["bf16"].compute, found["fp64"].compute) == ("bfloat16", "float64")

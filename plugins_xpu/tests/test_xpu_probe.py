@@ -112,7 +112,7 @@ def test_every_state_of_a_machine(facts, env, state, count, evidence, fix):
 
 
 @pytest.mark.parametrize("state, torch", [("present", XPU_TORCH), ("broken", CPU_TORCH)])
-def test_versions_are_told_in_every_state(state, torch):
+def test_versions_are_reported_in_every_state(state, torch):
     """Driver, runtime and build of torch are what someone who looks for a fault needs."""
     found = probe(replace(FIT, torch=torch), {})
     assert found.state == state
@@ -121,7 +121,7 @@ def test_versions_are_told_in_every_state(state, torch):
     assert found.facts.get("runtime") == ("oneAPI 20250302" if torch.toolkit else None)
 
 
-def test_a_machine_without_a_driver_tells_of_none():
+def test_a_machine_without_a_driver_reports_none():
     """The fact is left out, not empty."""
     assert "driver" not in probe(with_cards(driver=None), {}).facts
 
@@ -143,7 +143,7 @@ def test_each_device_is_described_in_torchs_order():
     }
     whole = probe(FIT, COMPOSITE).facts
     assert whole["hierarchy"] == "COMPOSITE"
-    assert [one["tiles"] for one in whole["gpus"]] == [[0, 1]] * 3
+    assert [gpu["tiles"] for gpu in whole["gpus"]] == [[0, 1]] * 3
     assert whole["gpus"][0]["memory"] == 128 << 30
 
 
@@ -154,20 +154,20 @@ def test_the_answer_travels_as_json():
     assert again.facts == found.facts
 
 
-def test_a_nightly_torch_is_not_asked_of_the_index():
+def test_a_nightly_torch_is_not_offered_from_the_index():
     """The command names a release only where it is one."""
     nightly = replace(FIT, torch=TorchBuild("2.14.0.dev20261101+cpu", None))
     assert "'torch' --index-url" in probe(nightly, {}).fix
 
 
-def test_different_gpus_are_told_with_the_mask_that_leaves_one_kind():
+def test_different_gpus_are_reported_with_a_mask_for_one_kind():
     """A run over them waits for the slowest; it is no fault."""
     two = gpu(5, "0xe20b")
     found = probe(having(OWN, OTHER_ARC, ARC, two), {})
     assert (found.state, found.count) == ("present", 3)
-    said = "\n".join(found.evidence)
-    assert "different GPUs: 1 x Arc A770 Graphics, 2 x Arc B580 Graphics; a run waits" in said
-    assert "`export ZE_AFFINITY_MASK=2,3` leaves Arc B580 Graphics alone" in said
+    text = "\n".join(found.evidence)
+    assert "different GPUs: 1 x Arc A770 Graphics, 2 x Arc B580 Graphics; a run waits" in text
+    assert "`export ZE_AFFINITY_MASK=2,3` leaves Arc B580 Graphics alone" in text
     assert probe(having(OWN, OTHER_ARC, ARC, two), {"ZE_AFFINITY_MASK": "2,3"}).count == 2
 
 
@@ -179,7 +179,7 @@ def test_tiles_of_one_card_are_alike():
 def test_level_zero_counts_what_it_can_open():
     """A closed GPU has no number; where all are closed, each has."""
     assert counted_gpus(HALF.gpus) == list(CARDS[1:])
-    shut = [replace(one, **SHUT) for one in (ANCIENT, *CARDS)]
+    shut = [replace(gpu, **SHUT) for gpu in (ANCIENT, *CARDS)]
     assert counted_gpus(shut) == shut[1:]
 
 

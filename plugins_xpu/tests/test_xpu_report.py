@@ -59,8 +59,8 @@ def test_the_report_has_every_result(scripts, tmp_path):
     """Device, versions, levels, failed checks, and a row for each model, measured or not."""
     suite = scripts("device_suite")
     bounds = {"least": {"ratio_of_bare": 0.99}, "most": {"warm_start_seconds": 5.0}}
-    asked = suite.Suite("xpu", "bf16", None, scripts("xpu").CASES, **bounds)
-    shown = scripts("device_report").write_report(asked, RESULTS, tmp_path)
+    planned = suite.Suite("xpu", "bf16", None, scripts("xpu").CASES, **bounds)
+    shown = scripts("device_report").write_report(planned, RESULTS, tmp_path)
     assert json.loads((tmp_path / "report.json").read_text()) == RESULTS
     page = (tmp_path / "report.md").read_text()
     assert page in shown
@@ -94,26 +94,26 @@ def test_the_report_names_nobody(scripts, tmp_path, monkeypatch):
 def test_a_device_of_little_memory_leaves_models_out(scripts, tmp_path, monkeypatch):
     """A model's needs are compared with the device's memory before anything is started."""
     suite = scripts("device_suite")
-    asked = suite.Suite("xpu", "bf16", None, scripts("xpu").CASES)
-    with scripts("device_run").Runner(asked, tmp_path, 100) as runner:
+    planned = suite.Suite("xpu", "bf16", None, scripts("xpu").CASES)
+    with scripts("device_run").Runner(planned, tmp_path, 100) as runner:
         runner.results["what"] = {"memory": 4 << 30}
         monkeypatch.setattr(runner, "answer", lambda *_, **__: {"flops": 1e12})
         scripts("device_speed").speed(runner)
     rows = [value for name, value in runner.results.items() if name.startswith("speed.")]
-    assert len(rows) == len(asked.cases)
+    assert len(rows) == len(planned.cases)
     assert all("left_out" in row["lmcore"] for row in rows)
 
 
 def test_the_time_that_ends_leaves_out_contenders(scripts, tmp_path, monkeypatch):
     """Every model is measured by one contender before the next one comes to the first of them."""
     cases = scripts("xpu").CASES
-    asked = scripts("device_suite").Suite("xpu", "bf16", None, cases)
+    planned = scripts("device_suite").Suite("xpu", "bf16", None, cases)
     speed = scripts("device_speed")
     order = []
     monkeypatch.setattr(
         speed, "_measured", lambda _, case, name: order.append((name, case.model)) or {}
     )
-    with scripts("device_run").Runner(asked, tmp_path, 100, ["lmcore", "bare"]) as runner:
+    with scripts("device_run").Runner(planned, tmp_path, 100, ["lmcore", "bare"]) as runner:
         monkeypatch.setattr(runner, "answer", lambda *_, **__: {"flops": 1e12})
         speed.speed(runner)
     assert order == [(name, case.model) for name in ("lmcore", "bare") for case in cases]
@@ -121,10 +121,10 @@ def test_the_time_that_ends_leaves_out_contenders(scripts, tmp_path, monkeypatch
 
 def test_a_part_that_takes_too_long_is_ended_with_all_it_started(scripts, tmp_path):
     """The output of a stopped part is kept; its child process does not keep the device."""
-    asked = scripts("device_suite").Suite("xpu", "bf16", None, ())
+    planned = scripts("device_suite").Suite("xpu", "bf16", None, ())
     pid = tmp_path / "pid"
     script = f"echo begun; sleep 600 & echo $! >{pid}; wait"
-    with scripts("device_run").Runner(asked, tmp_path / "out", 100) as runner:
+    with scripts("device_run").Runner(planned, tmp_path / "out", 100) as runner:
         status, text = runner.process(["sh", "-c", script], "slow", seconds=1.0)
         assert (status, text) == (None, "begun\n")
         end = time.monotonic() + 30

@@ -25,7 +25,10 @@ def recorded(request, recorded_torch):
 
 def parameters(signature):
     """Return name, kind and default of each parameter."""
-    return [(one.name, one.kind, one.default) for one in signature.parameters.values()]
+    return [
+        (parameter.name, parameter.kind, parameter.default)
+        for parameter in signature.parameters.values()
+    ]
 
 
 def written(text):
@@ -45,9 +48,9 @@ def test_the_record_is_what_is_installed(installed_torch):
     """Every recorded function of the installed torch has the recorded parameters."""
     count = 0
     for module, functions in installed_torch["signatures"].items():
-        where = importlib.import_module(module)
+        loaded = importlib.import_module(module)
         for name, text in functions.items():
-            found = where
+            found = loaded
             for part in name.split("."):
                 found = inspect.getattr_static(found, part, None) or getattr(found, part)
             found = getattr(found, "__func__", found)  # `__new__`
@@ -71,8 +74,8 @@ def test_the_record_of_each_version_is_complete(recorded):
 def test_the_drivers_functions_are_those_of_torchs_stubs(xpu, recorded):
     """Each function of the stand-in is one of torch's compiled part, with its parameters."""
     for name, function in xpu.functions().items():
-        ours = [one[0] for one in parameters(inspect.signature(function))]
-        theirs = [one[0] for one in parameters(written(recorded["compiled"][name]))]
+        ours = [parameter[0] for parameter in parameters(inspect.signature(function))]
+        theirs = [parameter[0] for parameter in parameters(written(recorded["compiled"][name]))]
         assert ours == theirs, name
 
 
@@ -98,17 +101,22 @@ def known_names(tree: ast.Module) -> dict[str, str]:
     known = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            ours = [one for one in node.names if one.name.partition(".")[0] == "torch"]
-            known |= {one.asname or "torch": one.name if one.asname else "torch" for one in ours}
+            imports = [alias for alias in node.names if alias.name.partition(".")[0] == "torch"]
+            known |= {
+                alias.asname or "torch": alias.name if alias.asname else "torch"
+                for alias in imports
+            }
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
-            known |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+            known |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
     return known
 
 
 def full_name(node, known: dict[str, str]) -> str | None:
     """Return "torch.nn.functional.gelu" of `F.gelu`, None of what is not torch's."""
-    first, _, rest = (dotted(node) or "").partition(".")
-    return f"{known[first]}.{rest}".rstrip(".") if first in known else None
+    first, _, attributes = (dotted(node) or "").partition(".")
+    return f"{known[first]}.{attributes}".rstrip(".") if first in known else None
 
 
 def uses(tree: ast.Module) -> Iterator[str]:
@@ -131,10 +139,10 @@ def misfits(tree: ast.Module, recorded) -> Iterator[str]:
             (isinstance(node, ast.Call) and full_name(node.func, known)) or ""
         ).rpartition(".")
         text = recorded["signatures"].get(module, {}).get(last)
-        if text is None or any(isinstance(one, ast.Starred) for one in node.args):
+        if text is None or any(isinstance(arg, ast.Starred) for arg in node.args):
             continue
         try:
-            keywords = {one.arg: 0 for one in node.keywords if one.arg}
+            keywords = {keyword.arg: 0 for keyword in node.keywords if keyword.arg}
             written(text).bind(*node.args, **keywords)
         except TypeError as error:
             yield f"{module}.{last}{text}: {error}"

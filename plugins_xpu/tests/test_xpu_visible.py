@@ -24,7 +24,7 @@ OLD = gpu(0, "0xa780")
 def seen(gpus, **env):
     """Return what is visible, each device as its place on the bus and its tiles."""
     found = visible_units(gpus, env)
-    return found, [(int(one.gpu.address[5:7], 16), one.tiles) for one in found.units]
+    return found, [(int(unit.gpu.address[5:7], 16), unit.tiles) for unit in found.units]
 
 
 @pytest.mark.parametrize("hierarchy", [None, "", "FLAT", "COMBINED"])
@@ -34,24 +34,24 @@ def test_a_tile_is_a_device_by_default(hierarchy):
     found, units = seen(MAX, **env)
     assert units == [(1, (0,)), (1, (1,)), (2, (0,)), (2, (1,)), (3, (0,)), (3, (1,))]
     assert found.evidence == ()
-    assert not any(one.whole for one in found.units)
+    assert not any(unit.whole for unit in found.units)
 
 
 def test_a_card_is_a_device_in_the_composite_hierarchy():
     """With all of its tiles, and the memory of all."""
     found, units = seen(MAX, ZE_FLAT_DEVICE_HIERARCHY="COMPOSITE")
     assert units == [(1, (0, 1)), (2, (0, 1)), (3, (0, 1))]
-    assert all(one.whole for one in found.units)
+    assert all(unit.whole for unit in found.units)
 
 
 def test_memory_is_the_share_of_the_tiles():
     """Half of the card for one of two tiles."""
-    one = Gpu("0000:03:00.0", "0x0bd5", "xe", "renderD128", True, 2, 128)
-    assert Unit(one, (1,)).memory == 64
-    assert Unit(one, (0, 1)).memory == 128
+    gpu = Gpu("0000:03:00.0", "0x0bd5", "xe", "renderD128", True, 2, 128)
+    assert Unit(gpu, (1,)).memory == 64
+    assert Unit(gpu, (0, 1)).memory == 128
 
 
-def test_a_word_that_is_no_hierarchy_is_told_of():
+def test_an_unknown_hierarchy_is_reported():
     """The driver compares whole words, in capitals."""
     found, units = seen(MAX, ZE_FLAT_DEVICE_HIERARCHY="composite")
     assert len(units) == 6
@@ -167,7 +167,7 @@ def test_masks_are_written_as_they_are_read():
             assert list(found.units) == wanted
 
 
-CARDS = [Unit(one, (0, 1)) for one in MAX]
+CARDS = [Unit(gpu, (0, 1)) for gpu in MAX]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ CARDS = [Unit(one, (0, 1)) for one in MAX]
         ("!opencl:gpu", CARDS),
         ("level_zero:0.1", [Unit(MAX[0], (1,))]),
         ("level_zero:1.*", [Unit(MAX[1], (0,)), Unit(MAX[1], (1,))]),
-        ("level_zero:*.0", [Unit(one, (0,)) for one in MAX]),
+        ("level_zero:*.0", [Unit(gpu, (0,)) for gpu in MAX]),
         ("level_zero:0,0.0.0", CARDS[:1]),
     ],
 )

@@ -318,7 +318,7 @@ def test_grad_norm_kernels_match_the_reference(accelerator: Any, dtype: str) -> 
         assert kernel([]).item() == 0.0
 
 
-def test_grad_norm_tells_of_values_that_are_not_finite(accelerator: Any) -> None:
+def test_grad_norm_is_non_finite_for_non_finite_values(accelerator: Any) -> None:
     """A NaN or an infinity in one gradient reaches the norm."""
     for name, kernel in kernels(accelerator, "grad_norm", "float32"):
         for value in (float("nan"), float("inf")):
@@ -381,7 +381,7 @@ def _weights(like: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dropout", [0.002, 0.1, 0.5, 0.9, 0.995])
-def test_dropped_channels_are_as_many_as_asked_for(
+def test_dropped_channels_match_the_probability(
     accelerator: Any, added: Any, dropout: float
 ) -> None:
     """The share is the probability's, survivors are scaled up, and the mean stays 1."""

@@ -321,7 +321,7 @@ def test_who_draws_alike(runs: Runs) -> None:
 
 
 @parameters(ANEW)
-def test_another_layout_draws_anew(read: Runs, pair: tuple[str, str]) -> None:
+def test_another_layout_draws_other_numbers(read: Runs, pair: tuple[str, str]) -> None:
     """Random numbers are neither the checkpoint's nor the first step's; they differ by rank."""
     source, layout = pair
     name = f"{source}-in-{layout}{SAVE}"

@@ -63,7 +63,7 @@ def test_loss_is_every_ranks(name: str, found: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_is_told_to_stop(name: str, found: Any) -> None:
+def test_one_rank_receives_a_stop_signal(name: str, found: Any) -> None:
     """All ranks stop before the same batch, and none waits in a collective of a layer."""
     assert [one["stopped"] for one in found[name]] == [True, True]
     assert [one["asked"] for one in found[name]] == [3, 3]

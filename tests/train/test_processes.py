@@ -180,7 +180,7 @@ def test_processes_end_with_their_launcher(start: Any, tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_a_failure_is_told_once(many: Any, tmp_path: Path) -> None:
+def test_a_failure_is_reported_once(many: Any, tmp_path: Path) -> None:
     """A loss that is not finite in both processes is one error; nothing is saved."""
     run = many("run", "--train-iters 50 --lr 1e30 --clip-grad 0 --lr-decay-style constant")
     assert run.status == 1

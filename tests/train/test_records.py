@@ -272,7 +272,7 @@ def test_plugins_hear(start: Any, finish: Any, hearer: dict[str, str]) -> None:
     assert (last["status"], last["iteration"]) == ("completed", 3)
 
 
-def test_plugins_hear_of_failures(start: Any, finish: Any, hearer: dict[str, str]) -> None:
+def test_plugins_are_notified_of_failures(start: Any, finish: Any, hearer: dict[str, str]) -> None:
     """The end of a run that failed is heard of too."""
     run = finish(start("run", "--train-iters 9 --lr 1e30 --clip-grad 0", env=hearer), "run")
     assert run.status == 1

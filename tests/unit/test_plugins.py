@@ -490,7 +490,7 @@ def test_two_devices_of_equal_right_are_listed():
     assert "b looked at" in error.value.why
 
 
-def test_two_plugins_for_one_device_type_are_told_apart_by_name():
+def test_two_plugins_for_one_device_type_are_distinguished_by_name():
     """Where the device type cannot choose, the allow-list can."""
     plugins = found(point("a", probe_of("chip")), point("b", probe_of("chip")))
     with pytest.raises(DeviceError) as error:
@@ -816,7 +816,7 @@ def test_doctor_checks_are_checked():
         doctor_checks(record(chip(lmcore_doctor=["on"])[0], "chip"))
 
 
-def test_the_op_table_has_the_users_wishes():
+def test_the_op_table_has_the_users_preferences():
     """Preferences, strictness and determinism reach the table."""
     fast = OpImpl("attention", "fast", "x:y")
     sure = OpImpl("attention", "sure", "x:y", priority=1, traits=frozenset({"deterministic"}))
@@ -986,7 +986,7 @@ def test_an_extension_that_fails_leaves_the_environment_to_the_others(caplog):
     assert "RuntimeError: broken" in caplog.text
 
 
-def test_a_device_that_vanished_is_told_with_what_was_seen():
+def test_a_vanished_device_is_reported_with_the_probe_evidence():
     """Between the probe and the creation another process may take it, or it may drop out."""
     plugins, selection = chip(lmcore_create_device=RuntimeError("no device found"))
     with pytest.raises(PluginError) as error:

@@ -62,7 +62,7 @@ _DTYPES = {
 
 def attribute_options() -> dict[str, Option]:
     """Return the declarations of all attributes by name."""
-    return {one.name: one for one in options_of(OpAttributes)}
+    return {option.name: option for option in options_of(OpAttributes)}
 
 
 def op_context(
@@ -85,13 +85,13 @@ def dtype_name(text: str, further: Iterable[str] = ()) -> str:
         ConfigError: It is none.
     """
     plain = text.strip().lower().removeprefix("torch.")
-    for name, others in _DTYPES.items():
-        if plain == name or plain in others:
+    for name, spellings in _DTYPES.items():
+        if plain == name or plain in spellings:
             return name
     known = dict.fromkeys([*_DTYPES, *further])
     if plain in known:
         return plain
-    shorter = [other for others in _DTYPES.values() for other in others]
+    shorter = [other for spellings in _DTYPES.values() for other in spellings]
     raise ConfigError(
         f"`--dtype {text}`: unknown dtype", hint=suggestion(plain, [*known, *shorter])
     )

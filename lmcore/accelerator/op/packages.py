@@ -79,9 +79,9 @@ class PackageKind:
             try:
                 load(module)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the import of a package may raise anything
-                said = " ".join(str(error).split()) or type(error).__name__
+                text = " ".join(str(error).split()) or type(error).__name__
                 return (
-                    f"`{self.name}` is installed, and its `{module}` cannot be loaded: {said:.300}"
+                    f"`{self.name}` is installed, and its `{module}` cannot be loaded: {text:.300}"
                 )
         return None
 
@@ -137,7 +137,8 @@ class UsablePackages:
 def describe(packages: Packages) -> dict[str, dict[str, str | None]]:
     """Return JSON values, for `Device.facts[FACT]`."""
     return {
-        name: {"version": one.version, "problem": one.problem} for name, one in packages.items()
+        name: {"version": package.version, "problem": package.problem}
+        for name, package in packages.items()
     }
 
 
@@ -146,7 +147,7 @@ def packages_in_facts(device: Device) -> dict[str, Package] | None:
     fact: Mapping[str, Mapping[str, Any]] | None = device.facts.get(FACT)
     if fact is None:
         return None
-    return {name: Package(one["version"], one["problem"]) for name, one in fact.items()}
+    return {name: Package(record["version"], record["problem"]) for name, record in fact.items()}
 
 
 def strict_problems(
@@ -159,7 +160,8 @@ def strict_problems(
     if not config.accelerator.strict_ops:
         return []
     problems = (
-        (kinds[name], one.problem or kinds[name].import_problem()) for name, one in packages.items()
+        (kinds[name], package.problem or kinds[name].import_problem())
+        for name, package in packages.items()
     )
     return [_refused(kind, why) for kind, why in problems if why is not None]
 
@@ -235,11 +237,13 @@ def _torch_requirements(distribution: importlib.metadata.Distribution) -> list[A
     found = []
     for text in distribution.requires or ():
         try:
-            one = Requirement(text)
+            requirement = Requirement(text)
         except InvalidRequirement:
             continue
-        if one.name == "torch" and (one.marker is None or one.marker.evaluate({"extra": ""})):
-            found.append(one.specifier)
+        if requirement.name == "torch" and (
+            requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        ):
+            found.append(requirement.specifier)
     return found
 
 

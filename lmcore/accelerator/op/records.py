@@ -234,4 +234,4 @@ def _is_word(value: object) -> bool:
 
 
 def _are_words(values: object, kinds: tuple[type, ...]) -> bool:
-    return isinstance(values, kinds) and all(_is_word(one) for one in values)  # type: ignore[attr-defined]
+    return isinstance(values, kinds) and all(_is_word(value) for value in values)  # type: ignore[attr-defined]

@@ -38,60 +38,68 @@ def signature_problem(function: Callable[..., Any], reference: Callable[..., Any
     if found is None:
         return None
     wanted = inspect.signature(reference).parameters.values()
-    positional = [one for one in wanted if one.kind in _BY_POSITION]
-    named = [one for one in wanted if one.kind is Parameter.KEYWORD_ONLY]
+    positional = [parameter for parameter in wanted if parameter.kind in _BY_POSITION]
+    named = [parameter for parameter in wanted if parameter.kind is Parameter.KEYWORD_ONLY]
     parameters = list(found.parameters.values())
-    first = [one for one in parameters if one.kind in _BY_POSITION][: len(positional)]
-    rest = [one for one in parameters if one not in first]
-    problems = [*_positional_problems(first, rest, positional), *_named_problems(rest, named)]
+    first = [parameter for parameter in parameters if parameter.kind in _BY_POSITION][
+        : len(positional)
+    ]
+    remaining = [parameter for parameter in parameters if parameter not in first]
+    problems = [
+        *_positional_problems(first, remaining, positional),
+        *_named_problems(remaining, named),
+    ]
     return "; ".join(problems) or None
 
 
 def _positional_problems(
-    first: Sequence[Parameter], rest: Sequence[Parameter], wanted: Sequence[Parameter]
+    first: Sequence[Parameter], remaining: Sequence[Parameter], wanted: Sequence[Parameter]
 ) -> Iterator[str]:
     """Yield what is wrong with the parameters that take what is passed by position."""
-    takes_any = any(one.kind is Parameter.VAR_POSITIONAL for one in rest)
+    takes_any = any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in remaining)
     if len(first) < len(wanted) and not takes_any:
-        names = ", ".join(f"`{one.name}`" for one in wanted)
+        names = ", ".join(f"`{parameter.name}`" for parameter in wanted)
         count = f"{len(first)} argument{'' if len(first) == 1 else 's'}"
         yield f"it takes {count} by position, the op passes {len(wanted)}: {names}"
         return
-    stems = [_stem(one.name) for one in wanted]
-    for place, (mine, theirs) in enumerate(zip(first, wanted, strict=False)):
-        stem = _stem(mine.name)
+    stems = [_stem(parameter.name) for parameter in wanted]
+    for place, (parameter, expected) in enumerate(zip(first, wanted, strict=False)):
+        stem = _stem(parameter.name)
         if stem != stems[place] and stem in stems:
-            yield f"its `{mine.name}` is in the place of the op's `{theirs.name}`"
-        yield from _default_problem(mine, theirs)
+            yield f"its `{parameter.name}` is in the place of the op's `{expected.name}`"
+        yield from _default_problem(parameter, expected)
 
 
-def _named_problems(rest: Sequence[Parameter], wanted: Sequence[Parameter]) -> Iterator[str]:
+def _named_problems(remaining: Sequence[Parameter], wanted: Sequence[Parameter]) -> Iterator[str]:
     """Yield what is wrong with the parameters that are passed by name, or not at all."""
-    by_name = {one.name: one for one in rest if one.kind in _BY_NAME}
-    takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in rest)
-    for theirs in wanted:
-        if theirs.name in by_name:
-            yield from _default_problem(by_name[theirs.name], theirs)
+    by_name = {parameter.name: parameter for parameter in remaining if parameter.kind in _BY_NAME}
+    takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in remaining)
+    for expected in wanted:
+        if expected.name in by_name:
+            yield from _default_problem(by_name[expected.name], expected)
         elif not takes_any:
-            yield f"it does not take `{theirs.name}` by name, as the op passes it"
-    passed = {one.name for one in wanted}
-    for mine in rest:
-        required = mine.default is Parameter.empty and mine.kind not in {
+            yield f"it does not take `{expected.name}` by name, as the op passes it"
+    passed = {parameter.name for parameter in wanted}
+    for parameter in remaining:
+        required = parameter.default is Parameter.empty and parameter.kind not in {
             Parameter.VAR_POSITIONAL,
             Parameter.VAR_KEYWORD,
         }
-        if required and (mine.name not in passed or mine.kind is Parameter.POSITIONAL_ONLY):
-            yield f"it needs `{mine.name}`, which the op does not pass"
+        if required and (
+            parameter.name not in passed or parameter.kind is Parameter.POSITIONAL_ONLY
+        ):
+            yield f"it needs `{parameter.name}`, which the op does not pass"
 
 
-def _default_problem(mine: Parameter, theirs: Parameter) -> Iterator[str]:
+def _default_problem(parameter: Parameter, expected: Parameter) -> Iterator[str]:
     """Yield how the defaults differ, where the op may leave the argument out."""
-    if theirs.default is Parameter.empty:
+    if expected.default is Parameter.empty:
         return
-    if mine.default is Parameter.empty:
-        yield f"it needs `{mine.name}`, which the op may leave out"
-    elif not _is_scalar(mine.default) or mine.default != theirs.default:
-        yield f"its default of `{mine.name}` is {mine.default!r}, the op's is {theirs.default!r}"
+    if parameter.default is Parameter.empty:
+        yield f"it needs `{parameter.name}`, which the op may leave out"
+    elif not _is_scalar(parameter.default) or parameter.default != expected.default:
+        default, right = parameter.default, expected.default
+        yield f"its default of `{parameter.name}` is {default!r}, the op's is {right!r}"
 
 
 def _is_scalar(value: object) -> bool:

@@ -163,13 +163,13 @@ class OpTable:
         if not supporting:
             source = REFERENCE if allowed is None else "preference"
             return Resolution(op, REFERENCE, "lmcore", source, tuple(reasons.items()), context)
-        chosen, *others = supporting
-        reasons |= {impl.id: self._outranked(impl, chosen) for impl in others}
+        chosen, *alternatives = supporting
+        reasons |= {impl.id: self._outranked(impl, chosen) for impl in alternatives}
         rejected = [(impl.id, reasons[impl.id]) for impl in candidates if impl is not chosen]
         rejected.append((REFERENCE, f"`{chosen.id}` supports the case"))
         if chosen.id in wanted:
             source = "preference"
-        elif any(impl.priority == chosen.priority for impl in others):
+        elif any(impl.priority == chosen.priority for impl in alternatives):
             source = "tie"
         else:
             source = "priority"
@@ -207,8 +207,8 @@ class OpTable:
         try:
             verdict: object = impl.supports(context)
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-            if asked := self._unanswered(impl, context, error):
-                return f"asks for `{asked}`, which is not given"
+            if problem := self._unanswered(impl, context, error):
+                return f"asks for `{problem}`, which is not given"
             reason = f"its `supports` raised {type(error).__name__}: {error}"
         else:
             if verdict is None:
@@ -302,19 +302,19 @@ class OpTable:
     def _take_forbidden(self) -> list[Resolution]:
         """Return the references that were bound in spite of `strict`, and forget that they were."""
         unmet, self._forbidden_references = self._forbidden_references, []
-        for one in unmet:
-            self._bound.pop(_case(one.op, one.context), None)
+        for resolution in unmet:
+            self._bound.pop(_case(resolution.op, resolution.context), None)
         return unmet
 
     def _raise_forbidden(self) -> None:
         unmet = self._take_forbidden()
         if not unmet:
             return
-        ops = list(dict.fromkeys(one.op for one in unmet))
+        ops = list(dict.fromkeys(resolution.op for resolution in unmet))
         named = f"op `{ops[0]}` has" if len(ops) == 1 else f"ops `{'`, `'.join(ops)}` have"
         raise ConfigError(
             f"`--strict-ops`: {named} no kernel for this case",
-            why="\n".join(dict.fromkeys(_why_reference(one) for one in unmet)),
+            why="\n".join(dict.fromkeys(_why_reference(resolution) for resolution in unmet)),
             hint="leave `--strict-ops` out, or install a plugin whose kernels support the case; "
             f"`lmcore ops explain {ops[0]}` says more",
         )
@@ -334,7 +334,8 @@ class OpTable:
     def choices(self) -> dict[str, str]:
         """Return kernel and plugin by case, of all that was bound; reasons are left out."""
         return {
-            _case(one.op, one.context): f"{one.plugin}:{one.chosen}" for one in self.resolutions
+            _case(resolution.op, resolution.context): f"{resolution.plugin}:{resolution.chosen}"
+            for resolution in self.resolutions
         }
 
     def fingerprint(self) -> str:
@@ -352,7 +353,7 @@ class OpTable:
             "strict": self.strict,
             "traits": sorted(self.traits),
             "preferences": {op: list(ids) for op, ids in self.preferences.items()},
-            "ops": [one.to_dict() for one in self.resolutions],
+            "ops": [resolution.to_dict() for resolution in self.resolutions],
         }
 
 
@@ -364,5 +365,5 @@ def _case(op: str, context: OpContext) -> str:
 
 def _why_reference(resolution: Resolution) -> str:
     reasons = "; ".join(f"`{name}`: {why}" for name, why in resolution.rejected)
-    where = f"{resolution.op} ({resolution.context.device_type}, {resolution.context.dtype})"
-    return f"{where}: {reasons or 'no plugin brings one'}"
+    case = f"{resolution.op} ({resolution.context.device_type}, {resolution.context.dtype})"
+    return f"{case}: {reasons or 'no plugin brings one'}"

@@ -141,8 +141,8 @@ def rotary_embedding(x_BNSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
     """Rotate channel i and channel i + R by the angle of the position, for i < R; R <= D / 2."""
     half = cos_SR.shape[-1]
     wide = x_BNSD.to(torch.promote_types(x_BNSD.dtype, torch.float32))
-    first, second, rest = wide.split([half, half, x_BNSD.shape[-1] - 2 * half], dim=-1)
-    turned = [first * cos_SR - second * sin_SR, second * cos_SR + first * sin_SR, rest]
+    first, second, tail = wide.split([half, half, x_BNSD.shape[-1] - 2 * half], dim=-1)
+    turned = [first * cos_SR - second * sin_SR, second * cos_SR + first * sin_SR, tail]
     return torch.cat(turned, dim=-1).to(x_BNSD.dtype)
 
 

@@ -104,8 +104,8 @@ def fork(
     def work() -> int:
         os.setpgid(0, 0)
         close()
-        for one in filter(None, (stdin, stderr)):
-            one.close()
+        for stream in filter(None, (stdin, stderr)):
+            stream.close()
         _move(own_stdin, _STDIN)
         sys.stdin = open(_STDIN, closefd=False, encoding="utf-8")  # noqa: SIM115  # for its life
         if own_stderr is not None:
@@ -122,8 +122,8 @@ def fork(
         failed.pop_all()
     with contextlib.suppress(OSError):  # in both processes: either may be first
         os.setpgid(pid, pid)
-    for one in filter(None, (own_stdin, own_stderr)):
-        one.close()
+    for stream in filter(None, (own_stdin, own_stderr)):
+        stream.close()
     return ForkedProcess(pid, stdin, stderr)
 
 

@@ -131,8 +131,8 @@ class _Workers:
         try:
             for rank in range(self.size):
                 self.workers.append(self._start(rank))
-            for one in self.workers:  # after all forks: a forked process has no other threads
-                one.read_errors()
+            for worker in self.workers:  # after all forks: a forked process has no other threads
+                worker.read_errors()
         except BaseException as cause:
             self._kill()
             if not isinstance(cause, OSError):
@@ -157,8 +157,8 @@ class _Workers:
         if self.function is not None:
 
             def close() -> None:
-                for one in self.workers:
-                    one.close()
+                for worker in self.workers:
+                    worker.close()
                 if fd is None:
                     self.server.close()
 
@@ -180,30 +180,30 @@ class _Workers:
         deadline: float | None = None
         with self._signals_passed_on():
             while not self._all_ended():
-                if deadline is None and any(one.status for one in self.workers):
+                if deadline is None and any(worker.status for worker in self.workers):
                     deadline = time.monotonic() + _GRACE_SECONDS
                 if deadline is not None and time.monotonic() > deadline:
                     break
                 time.sleep(_POLL_SECONDS)
-        ended = [one for one in self.workers if one.ended is not None]
+        ended = [worker for worker in self.workers if worker.ended is not None]
         self._kill()
         for worker in self.workers:
             worker.report = read_report(worker.report_file)
         return self._status(ended)
 
     def _all_ended(self) -> bool:
-        for one in self.workers:
-            if one.ended is None and one.status is not None:
-                one.ended = time.time()
-        return all(one.ended is not None for one in self.workers)
+        for worker in self.workers:
+            if worker.ended is None and worker.status is not None:
+                worker.ended = time.time()
+        return all(worker.ended is not None for worker in self.workers)
 
     @contextlib.contextmanager
     def _signals_passed_on(self) -> Iterator[None]:
         def pass_on(number: int, _frame: object) -> None:
             self.received = signal.Signals(number)
-            for one in self.workers:
-                if one.status is None:
-                    one.process.send_signal(number)
+            for worker in self.workers:
+                if worker.status is None:
+                    worker.process.send_signal(number)
 
         before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
         try:
@@ -213,18 +213,18 @@ class _Workers:
                 signal.signal(number, handler)
 
     def _kill(self) -> None:
-        for one in self.workers:
-            kill_group(one.process)
-            for reader in one.readers:
+        for worker in self.workers:
+            kill_group(worker.process)
+            for reader in worker.readers:
                 reader.join(timeout=1.0)
-            one.close()
+            worker.close()
 
     def _status(self, ended: Sequence[_Worker]) -> int:
         """Show what failed, and return the exit status."""
-        failed = [one for one in ended if one.status]
+        failed = [worker for worker in ended if worker.status]
         if not failed:
             return 0
-        if self.received is signal.SIGINT and all(_interrupted(one) for one in failed):
+        if self.received is signal.SIGINT and all(_interrupted(worker) for worker in failed):
             sys.stderr.write("interrupted\n")
             return INTERRUPTED
         first = min(failed, key=_precedence)
@@ -248,9 +248,9 @@ def _failure_text(first: _Worker, workers: Sequence[_Worker]) -> str:
     size = len(workers)
     shown = first.report.text if first.report else _ending(first, size)
     groups: dict[str, list[int]] = {}
-    for one in workers:
-        if one is not first:
-            groups.setdefault(_in_short(one, shown), []).append(one.rank)
+    for worker in workers:
+        if worker is not first:
+            groups.setdefault(_in_short(worker, shown), []).append(worker.rank)
     lines = [shown, "", f"from rank {first.rank} of {size}"]
     lines += [f"  {named_ranks(ranks)}: {text}" for text, ranks in groups.items()]
     return "\n".join(lines)
@@ -259,8 +259,8 @@ def _failure_text(first: _Worker, workers: Sequence[_Worker]) -> str:
 def _ending(worker: _Worker, size: int) -> str:
     status = worker.status or 0
     if status >= 0:
-        what = f"rank {worker.rank} of {size} ended with exit status {status} and said nothing"
-        return RunError(what, why="its last lines are above").render()
+        message = f"rank {worker.rank} of {size} ended with exit status {status} and said nothing"
+        return RunError(message, why="its last lines are above").render()
     name = signal_name(-status)
     why = "its last lines are above"
     if -status == signal.SIGKILL:

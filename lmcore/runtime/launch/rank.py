@@ -109,11 +109,11 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
 def _contradiction(info: RankInfo) -> str:
     """Return the first contradiction between the numbers; empty if there is none."""
     for size, rank in (("world_size", "rank"), ("local_world_size", "local_rank")):
-        many, which = getattr(info, size), getattr(info, rank)
+        many, index = getattr(info, size), getattr(info, rank)
         if many < 1:
             return f"{size.upper()} is {many}"
-        if which >= many:
-            return f"{rank.upper()} is {which} of {size.upper()} {many}; ranks begin with 0"
+        if index >= many:
+            return f"{rank.upper()} is {index} of {size.upper()} {many}; ranks begin with 0"
     if info.local_world_size > info.world_size:
         return f"LOCAL_WORLD_SIZE is {info.local_world_size} and WORLD_SIZE only {info.world_size}"
     if info.local_rank > info.rank:

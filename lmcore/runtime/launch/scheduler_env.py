@@ -67,9 +67,9 @@ def translate(env: Mapping[str, str]) -> dict[str, str]:
     """
     size = env.get("WORLD_SIZE", "").strip()
     if size:
-        here = env.get("LOCAL_SIZE", "").strip()
-        if here and not env.get("LOCAL_WORLD_SIZE", "").strip():
-            return {"LOCAL_WORLD_SIZE": here}
+        local_size = env.get("LOCAL_SIZE", "").strip()
+        if local_size and not env.get("LOCAL_WORLD_SIZE", "").strip():
+            return {"LOCAL_WORLD_SIZE": local_size}
         return {} if size == "1" or env.get("RANK", "").strip() else _ranks_among(size, env)
     for dialect in (_OPEN_MPI, _PMI):
         ranks = _ranks(dialect, env)
@@ -102,7 +102,7 @@ def _refuse_half(dialect: _Dialect, env: Mapping[str, str]) -> None:
     if rank is None or size in {None, "1"}:
         return
     lacking = [
-        one for one in (dialect.local_rank, dialect.local_world_size) if not _first(one, env)
+        name for name in (dialect.local_rank, dialect.local_world_size) if not _first(name, env)
     ]
     raise ConfigError(
         f"a launcher started this process as one of {size}, without its rank on the host",
@@ -143,8 +143,8 @@ def _slurm(env: Mapping[str, str]) -> dict[str, str]:
     rank, local, node = (env.get(f"SLURM_{name}", "") for name in ("PROCID", "LOCALID", "NODEID"))
     if not (size and tasks and rank and local and node):
         return {}
-    here = tasks_on_node(tasks, int(node)) if node.isdigit() else None
-    if here is None:
+    local_size = tasks_on_node(tasks, int(node)) if node.isdigit() else None
+    if local_size is None:
         raise ConfigError(
             f"`SLURM_STEP_TASKS_PER_NODE={tasks}` does not say how many processes node {node} has",
             hint=_SET_THEM,
@@ -153,7 +153,7 @@ def _slurm(env: Mapping[str, str]) -> dict[str, str]:
         "RANK": rank,
         "WORLD_SIZE": size,
         "LOCAL_RANK": local,
-        "LOCAL_WORLD_SIZE": str(here),
+        "LOCAL_WORLD_SIZE": str(local_size),
     }
 
 

@@ -27,23 +27,25 @@ _NOT_USED = "not used"
 _MAX_DIFFERENCES = 5
 
 
-def check_equal(rendezvous: Rendezvous, what: str, value: Any, *, hint: str | None = None) -> None:
+def check_equal(
+    rendezvous: Rendezvous, subject: str, value: Any, *, hint: str | None = None
+) -> None:
     """Stop the run on every rank unless all give the same JSON *value*; all ranks must call it.
 
     Args:
         rendezvous: Connection of the processes.
-        what: Name of the value for messages, such as "the version of lmcore".
+        subject: Name of the value for messages, such as "the version of lmcore".
         value: JSON value of this rank; of mappings only the keys that differ are shown.
         hint: Hint for a difference.
 
     Raises:
         RunError: The values differ; with the ranks that have each.
     """
-    values = rendezvous.gather(value, what)
+    values = rendezvous.gather(value, subject)
     lines = _differences(values)
     if lines:
         raise RunError(
-            f"the processes of this run differ in {what}",
+            f"the processes of this run differ in {subject}",
             why="\n".join(lines),
             hint=hint or "run `lmcore doctor` on every host of the run and make them alike",
         )
@@ -66,7 +68,7 @@ def check_device(rendezvous: Rendezvous, selection: Selection, plugins: PluginSe
         verify(selection, plugins)
     except LmcoreError as error:
         complaint = {"what": error.what, "why": error.why, "hint": error.hint}
-    said = rendezvous.gather(
+    replies = rendezvous.gather(
         {
             "device": selection.probe.device_type,
             "plugin": f"{selection.plugin} ({selection.distribution} {selection.version})",
@@ -75,9 +77,9 @@ def check_device(rendezvous: Rendezvous, selection: Selection, plugins: PluginSe
         },
         "the device that every rank uses",
     )
-    _stop_if_chosen_differently(said)
-    complaints = [one["complaint"] for one in said]
-    unable = [rank for rank, one in enumerate(complaints) if one is not None]
+    _stop_if_chosen_differently(replies)
+    complaints = [reply["complaint"] for reply in replies]
+    unable = [rank for rank, complaint in enumerate(complaints) if complaint is not None]
     if not unable:
         return
     lines = []
@@ -93,15 +95,15 @@ def check_device(rendezvous: Rendezvous, selection: Selection, plugins: PluginSe
     )
 
 
-def _stop_if_chosen_differently(said: Sequence[Mapping[str, Any]]) -> None:
-    choices = _folded([{"device": one["device"], "plugin": one["plugin"]} for one in said])
+def _stop_if_chosen_differently(replies: Sequence[Mapping[str, Any]]) -> None:
+    choices = _folded([{"device": reply["device"], "plugin": reply["plugin"]} for reply in replies])
     if len(choices) == 1:
         return
     lines = []
     for ranks, choice in choices:
         lines.append(f"{named_ranks(ranks)}: `{choice['device']}` of plugin {choice['plugin']}")
         # Hosts differ in serial numbers and free memory; the first rank's evidence is enough.
-        lines += [f"  {line}" for line in said[ranks[0]]["evidence"]]
+        lines += [f"  {line}" for line in replies[ranks[0]]["evidence"]]
     raise DeviceError(
         "the processes of this run use different devices",
         why="\n".join(lines),
@@ -117,8 +119,8 @@ def check_versions(rendezvous: Rendezvous, selection: Selection, plugins: Plugin
         RunError: Versions differ; with the ranks that have each.
     """
     versions = {f"package {name}": _version(name) for name in ("lmcore", "torch")}
-    for one in plugins.participants(selection.plugin):
-        versions[f"plugin {one.name}"] = f"{one.distribution} {one.version}"
+    for participant in plugins.participants(selection.plugin):
+        versions[f"plugin {participant.name}"] = f"{participant.distribution} {participant.version}"
     check_equal(
         rendezvous,
         "the versions of their software",
@@ -140,15 +142,15 @@ def check_kernels(rendezvous: Rendezvous, table: OpTable, *, parts: bool = False
     Raises:
         RunError: The ops that differ, which ranks run what, and why they run nothing better.
     """
-    what = "the kernels that their model runs"
-    if len(set(rendezvous.gather(table.fingerprint(), what))) == 1:
+    subject = "the kernels that their model runs"
+    if len(set(rendezvous.gather(table.fingerprint(), subject))) == 1:
         return
-    differences = _kernel_differences(rendezvous.gather(_kernels(table), what), parts=parts)
+    differences = _kernel_differences(rendezvous.gather(_kernels(table), subject), parts=parts)
     if not differences:
         return
     lines = _cut(differences)
     raise RunError(
-        f"the processes of this run differ in {what}",
+        f"the processes of this run differ in {subject}",
         why="\n".join(lines),
         hint="`lmcore ops explain` on each host says why; `--ops` chooses the same for all",
     )
@@ -157,12 +159,12 @@ def check_kernels(rendezvous: Rendezvous, table: OpTable, *, parts: bool = False
 def _kernels(table: OpTable) -> dict[str, tuple[str, str]]:
     """Return the chosen kernel and the reasons against better ones, by op and case."""
     found = {}
-    for one in table.resolutions:
-        case = [one.context.device_type, one.context.dtype]
-        case += [f"{key} {value}" for key, value in sorted(one.context.attributes.items())]
-        reasons = [f"not `{name}`: {reason}" for name, reason in one.rejected]
-        choice = f"`{one.chosen}` of `{one.plugin}`"
-        found[f"op `{one.op}` ({', '.join(case)})"] = (choice, "; ".join(reasons))
+    for resolution in table.resolutions:
+        case = [resolution.context.device_type, resolution.context.dtype]
+        case += [f"{key} {value}" for key, value in sorted(resolution.context.attributes.items())]
+        reasons = [f"not `{name}`: {reason}" for name, reason in resolution.rejected]
+        choice = f"`{resolution.chosen}` of `{resolution.plugin}`"
+        found[f"op `{resolution.op}` ({', '.join(case)})"] = (choice, "; ".join(reasons))
     return found
 
 
@@ -175,13 +177,13 @@ def _kernel_differences(
     """
     found = []
     for case in dict.fromkeys(case for value in values for case in value):
-        said = [value.get(case, (_NOT_USED, "")) for value in values]
-        groups = _folded([choice for choice, _ in said])
+        choices = [value.get(case, (_NOT_USED, "")) for value in values]
+        groups = _folded([choice for choice, _ in choices])
         kernels = {choice for _, choice in groups} - ({_NOT_USED} if parts else set())
         if len(kernels) > 1:
             lines = [f"{case}:"]
             for ranks, choice in groups:
-                reasons = said[ranks[0]][1]
+                reasons = choices[ranks[0]][1]
                 lines.append(_cut_text(f"  {named_ranks(ranks)}: {choice}; {reasons}".rstrip("; ")))
             found.append(lines)
     return found
@@ -220,7 +222,7 @@ def _differences(values: Sequence[Any]) -> list[str]:
 
 def _cut(differences: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of the first differences, and how many more there are."""
-    lines = [line for one in differences[:_MAX_DIFFERENCES] for line in one]
+    lines = [line for difference in differences[:_MAX_DIFFERENCES] for line in difference]
     more = len(differences) - _MAX_DIFFERENCES
     return [*lines, f"and {more} more"] if more > 0 else lines
 

@@ -68,7 +68,9 @@ def backend_of(
         DeviceError: There is no backend, or none of that name.
     """
     offered = comm_backends(plugins, selection, device)
-    return choose_comm_backend([one for one in offered if one.device_type == device.type], wanted)
+    return choose_comm_backend(
+        [backend for backend in offered if backend.device_type == device.type], wanted
+    )
 
 
 @contextlib.contextmanager

@@ -342,8 +342,8 @@ def error_fields(error: BaseException) -> dict[str, str | None]:
     """Return what, why and hint of an error, as JSON."""
     if isinstance(error, LmcoreError):
         return {"what": error.what, "why": error.why, "hint": error.hint}
-    what = f"{type(error).__name__}: {error}".rstrip(": ")
-    return {"what": what, "why": None, "hint": None}
+    message = f"{type(error).__name__}: {error}".rstrip(": ")
+    return {"what": message, "why": None, "hint": None}
 
 
 def _first_line(error: BaseException) -> str:

@@ -76,9 +76,9 @@ def run(fake: Callable[..., None]) -> Callable[..., Mapping[str, Any]]:
             declaration = read_declaration(find_declaration(target.module), checks)
         runner = Runner(target, declaration, checks, patience=patience)
         wanted = [
-            one.id
-            for one in checks
-            if any(one.id == name or (name.endswith("*") and one.id.startswith(name[:-1]))
+            check.id
+            for check in checks
+            if any(check.id == name or (name.endswith("*") and check.id.startswith(name[:-1]))
                    for name in ids)
         ]  # fmt: skip
         assert wanted

@@ -34,20 +34,22 @@ def suite(tmp_path: Path, fake_site: Path) -> Callable[..., subprocess.Completed
     as a user's do.
     """
 
-    def start(*words: str, mode: str = "", pyargs: bool = True, cold: bool = False) -> Any:
+    def start(*arguments: str, mode: str = "", pyargs: bool = True, cold: bool = False) -> Any:
         from importlib.metadata import entry_points
 
-        installed = any(one.name == "lmcore_conformance" for one in entry_points(group="pytest11"))
+        installed = any(
+            point.name == "lmcore_conformance" for point in entry_points(group="pytest11")
+        )
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
         command += [] if cold else ["-p", "suite.calls"]
         command += [] if installed else ["-p", "lmcore_conformance.pytest_plugin"]
         command += ["--pyargs", "lmcore_conformance"] if pyargs else []
-        inherited = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+        inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
         path = os.pathsep.join([str(fake_site), *inherited])
         (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         run = subprocess.run if cold else warm.run
         return run(
-            [*command, *words],
+            [*command, *arguments],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": path, "FAKE": mode, "OMP_NUM_THREADS": "1"},
             capture_output=True,
@@ -59,7 +61,7 @@ def suite(tmp_path: Path, fake_site: Path) -> Callable[..., subprocess.Completed
 
 
 @pytest.mark.parametrize(
-    "words, mode, status, expected",
+    "arguments, mode, status, expected",
     [
         (
             "--accelerator fake",
@@ -93,10 +95,10 @@ def suite(tmp_path: Path, fake_site: Path) -> Callable[..., subprocess.Completed
     ],
 )
 def test_nothing_can_be_tested(
-    suite: Any, words: str, mode: str, status: int, expected: list[str]
+    suite: Any, arguments: str, mode: str, status: int, expected: list[str]
 ) -> None:
     """The message has the evidence and what to do; the exit status is 2."""
-    done = suite(*words.split(), mode=mode)
+    done = suite(*arguments.split(), mode=mode)
     assert done.returncode == status, done.stdout
     for text in expected:
         assert text in done.stdout + done.stderr
@@ -131,8 +133,8 @@ def test_a_wrong_declaration(tmp_path: Path, text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "text, expected",
     [
-        pytest.param(*one, marks=pytest.mark.full if place else ())
-        for place, one in enumerate(WRONG_DECLARATIONS)
+        pytest.param(*declaration, marks=pytest.mark.full if place else ())
+        for place, declaration in enumerate(WRONG_DECLARATIONS)
     ],
 )
 def test_nothing_is_tested_by_a_wrong_declaration(
@@ -156,9 +158,9 @@ def test_a_report(suite: Any, tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stdout
     report = json.loads(file.read_text(encoding="utf-8"))
-    failed = {one["id"] for one in report["checks"] if one["status"] == "failed"}
+    failed = {check["id"] for check in report["checks"] if check["status"] == "failed"}
     assert failed == {"device.rng-state", "device.rng-streams"}
-    verdicts = {one["level"]: one["verdict"] for one in report["levels"]}
+    verdicts = {level["level"]: level["verdict"] for level in report["levels"]}
     assert verdicts == {
         "L0": "reached",
         "L1": "failed",
@@ -171,7 +173,7 @@ def test_a_report(suite: Any, tmp_path: Path) -> None:
     assert "`rand`: a state put back gives other numbers" in done.stdout
     assert "why it matters: Recomputation and `--load` put states back." in done.stdout
     assert "declared gap: `streams` is closed: there are no queues here" in done.stdout
-    (level,) = (one for one in report["levels"] if one["level"] == "L1")
+    (level,) = (entry for entry in report["levels"] if entry["level"] == "L1")
     assert level["gaps"] == 5
     assert level["claimed"] == pytest.approx(1 - 5 / level["checks"], abs=1e-3)
 
@@ -184,8 +186,8 @@ def test_claiming_nothing_is_seen(suite: Any, tmp_path: Path) -> None:
     lines = ['suite = ">=1"', "[closed]", *(f'"{name}" = "not yet done"' for name in ids)]
     lines += [f'{name} = "not yet done"' for name in names]
     file.write_text("\n".join(lines), encoding="utf-8")
-    words = ("--accelerator", "fake", "--requirements", str(file), "--levels", "L4")
-    done = suite(*words)
+    arguments = ("--accelerator", "fake", "--requirements", str(file), "--levels", "L4")
+    done = suite(*arguments)
     assert done.returncode == 0, done.stdout
     assert (
         "L4 distributed         22        0        0       22        0       0%  not claimed"
@@ -211,8 +213,8 @@ def test_in_an_authors_own_tests(suite: Any, tmp_path: Path) -> None:
         "        assert self.level == 'L0'\n",
         encoding="utf-8",
     )
-    words = ("test_mine.py", "-k", "TestMine and (idempotent or more)")
-    done = suite("--accelerator", "fake", *words, pyargs=False)
+    arguments = ("test_mine.py", "-k", "TestMine and (idempotent or more)")
+    done = suite("--accelerator", "fake", *arguments, pyargs=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
     done = suite("test_mine.py", "-k", "TestMine and not more", pyargs=False)
@@ -223,11 +225,11 @@ def test_in_an_authors_own_tests(suite: Any, tmp_path: Path) -> None:
 def test_only_what_is_selected_is_made(suite: Any, tmp_path: Path) -> None:
     """`-k` chooses checks; the device is created for them, and the rest is not run."""
     file = tmp_path / "report.json"
-    words = ("--accelerator", "fake", "-k", "device.seed", "--conformance-json", str(file))
-    done = suite(*words)
+    arguments = ("--accelerator", "fake", "-k", "device.seed", "--conformance-json", str(file))
+    done = suite(*arguments)
     assert done.returncode == 0, done.stdout
     report = json.loads(file.read_text(encoding="utf-8"))
-    made = [one["id"] for one in report["checks"] if one["status"] == "passed"]
+    made = [check["id"] for check in report["checks"] if check["status"] == "passed"]
     assert made == ["device.create", "device.seed"]
     done = suite("--accelerator", "fake", "-k", "device.seed", mode="crash-create")
     assert done.returncode == 1, done.stdout
@@ -239,7 +241,7 @@ def test_only_what_is_selected_is_made(suite: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["cpu", "sim"])
 def test_a_device_reaches_every_level(suite: Any, tmp_path: Path, name: str) -> None:
     """Our own plugins pass all that they claim."""
-    if name not in {one.name for one in discover(probe=False)}:
+    if name not in {plugin.name for plugin in discover(probe=False)}:
         pytest.skip(f"the plugin `{name}` is not installed")
     file = tmp_path / "report.json"
     done = suite("--accelerator", name, "--conformance-json", str(file), cold=True)

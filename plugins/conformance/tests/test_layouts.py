@@ -17,7 +17,7 @@ from lmcore_conformance.tiny_run import Trained
 
 def trained(*weights: list[float]) -> Trained:
     tensors = {f"model.{place}": torch.tensor(values) for place, values in enumerate(weights)}
-    layouts = {name: TensorLayout.whole(tuple(one.shape)) for name, one in tensors.items()}
+    layouts = {name: TensorLayout.whole(tuple(tensor.shape)) for name, tensor in tensors.items()}
     return Trained([], [], tensors, {}, layouts)
 
 

@@ -33,7 +33,7 @@ PATIENCE = 4.0
 
 def members(part: str) -> list[str]:
     """Return the ids of the checks that a part has."""
-    return [one.id for one in all_checks() if part in {one.group, one.id}]
+    return [check.id for check in all_checks() if part in {check.group, check.id}]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def results() -> Callable[[str, str], Mapping[str, Result]]:
     runners: dict[str, Runner] = {}
 
     def made(name: str, part: str) -> dict[str, Result]:
-        if name not in {one.name for one in discover(probe=False)}:
+        if name not in {plugin.name for plugin in discover(probe=False)}:
             pytest.skip(f"the plugin `{name}` is not installed")
         if name not in runners:
             checks = all_checks()
@@ -50,7 +50,7 @@ def results() -> Callable[[str, str], Mapping[str, Result]]:
             declaration = read_declaration(find_declaration(target.module), checks)
             runners[name] = Runner(target, declaration, checks, patience=PATIENCE)
         runners[name].choose(members(part))
-        return {one: runners[name].result(one) for one in members(part)}
+        return {member: runners[name].result(member) for member in members(part)}
 
     return made
 
@@ -62,22 +62,24 @@ def test_a_part_holds(results: Any, name: str, part: str) -> None:
     """Each check passes, or is about something that the plugin has declared not to have."""
     found = results(name, part)
     assert found
-    wrong = [one for one in found.values() if one.status not in {Status.PASSED, Status.GAP}]
+    wrong = [
+        result for result in found.values() if result.status not in {Status.PASSED, Status.GAP}
+    ]
     assert wrong == []
 
 
 def test_the_parts_are_the_whole() -> None:
     """The simulated device is held to every check."""
-    parts = [one for part in PARTS["sim"] for one in members(part)]
-    assert sorted(parts) == sorted(one.id for one in all_checks())
+    parts = [member for part in PARTS["sim"] for member in members(part)]
+    assert sorted(parts) == sorted(check.id for check in all_checks())
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_little_is_declared_absent(name: str) -> None:
     """Nine tenths of all checks are claimed."""
-    if name not in {one.name for one in discover(probe=False)}:
+    if name not in {plugin.name for plugin in discover(probe=False)}:
         pytest.skip(f"the plugin `{name}` is not installed")
     checks = all_checks()
     declaration = read_declaration(find_declaration(find_target(name).module), checks)
-    closed = [one.id for one in checks if declaration.why_closed(one) is not None]
+    closed = [check.id for check in checks if declaration.why_closed(check) is not None]
     assert len(closed) < 0.1 * len(checks), closed

@@ -12,11 +12,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 
 def failing(results: Any) -> set[str]:
-    return {name for name, one in results.items() if one.status == "failed"}
+    return {name for name, result in results.items() if result.status == "failed"}
 
 
 @pytest.mark.parametrize(
-    "mode, names, broken, words",
+    "mode, names, broken, message",
     [
         ("slow-import", "contract.import-time", {"contract.import-time"}, " s"),
         (
@@ -91,14 +91,14 @@ def failing(results: Any) -> set[str]:
         ),
     ],
 )
-def test_each_is_caught(run: Any, mode: str, names: str, broken: set[str], words: str) -> None:
+def test_each_is_caught(run: Any, mode: str, names: str, broken: set[str], message: str) -> None:
     """The check that is about it fails with the words that name it; its neighbours pass."""
     results = run(mode, *names.split())
     assert failing(results) == broken, results
     (name,) = broken
     text = "\n".join((results[name].detail, *results[name].findings))
-    assert words in text
-    assert all(results[one].status == "passed" for one in results.keys() - broken)
+    assert message in text
+    assert all(results[result].status == "passed" for result in results.keys() - broken)
 
 
 def test_a_device_that_crashes_when_it_is_created(run: Any) -> None:

@@ -83,7 +83,7 @@ def test_a_claim_is_held_to_what_its_run_asks_for(run: Any) -> None:
 
 def test_a_kernel_that_crashes_or_hangs_loses_only_its_check(run: Any) -> None:
     """The check says how its process ended and where; those after it are made."""
-    for mode, patience, words in (
+    for mode, patience, message in (
         ("crash-op", 1.0, "was killed by SIGSEGV; it was in `string_at`"),
         ("hang-op", 0.05, "no answer in time; it was in `hang_op` (kernels.py"),
     ):
@@ -92,4 +92,4 @@ def test_a_kernel_that_crashes_or_hangs_loses_only_its_check(run: Any) -> None:
         first, broken, last = (results[name] for name in names)
         assert (first.status, last.status) == ("passed", "passed"), results
         assert broken.status == "failed"
-        assert words in broken.detail
+        assert message in broken.detail

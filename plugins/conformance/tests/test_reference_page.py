@@ -37,38 +37,38 @@ def test_page_is_up_to_date(generator: ModuleType) -> None:
 
 def test_order_does_not_depend_on_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks of the layouts that were imported before are in their place."""
-    wanted = [one.id for one in all_checks()]
+    wanted = [check.id for check in all_checks()]
     known = registry._REGISTERED
-    first = {name: one for name, one in known.items() if name.startswith("parallel.")}
+    first = {name: check for name, check in known.items() if name.startswith("parallel.")}
     monkeypatch.setattr(registry, "_REGISTERED", first | known)
-    assert [one.id for one in all_checks()] == wanted
+    assert [check.id for check in all_checks()] == wanted
 
 
 def test_every_check_says_what_and_why() -> None:
     """Each has a level, what holds, a reason, a limit, and requirements that exist."""
     checks = all_checks()
-    assert len(checks) == len({one.id for one in checks}) > 150
-    for one in checks:
-        assert one.level in LEVELS
-        for text in (one.title, one.reason):
-            assert text.endswith("."), one.id
-            assert len(text.split()) > 3, one.id
-        assert 0 < one.seconds <= 300
-        assert set(one.requires) <= set(REQUIREMENTS), one.id
-    assert {one.level for one in checks} == set(LEVELS)
+    assert len(checks) == len({check.id for check in checks}) > 150
+    for check in checks:
+        assert check.level in LEVELS
+        for text in (check.title, check.reason):
+            assert text.endswith("."), check.id
+            assert len(text.split()) > 3, check.id
+        assert 0 < check.seconds <= 300
+        assert set(check.requires) <= set(REQUIREMENTS), check.id
+    assert {check.level for check in checks} == set(LEVELS)
 
 
 def test_every_requirement_has_a_check() -> None:
     """Each requirement that an author can close is used by a check."""
-    asked = {name for one in all_checks() for name in one.requires}
-    assert asked == set(REQUIREMENTS)
+    required = {name for check in all_checks() for name in check.requires}
+    assert required == set(REQUIREMENTS)
 
 
 def test_every_op_of_the_core_is_checked() -> None:
     """An op that joins the core joins the suite."""
     from lmcore.accelerator import OP_SPECS
 
-    ids = {one.id for one in all_checks()}
+    ids = {check.id for check in all_checks()}
     for spec in OP_SPECS:
         own = {name for name in ids if name.startswith(f"ops.{spec.name}.")}
         assert own, spec.name

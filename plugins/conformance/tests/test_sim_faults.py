@@ -27,7 +27,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(faults: str, *ids: str, patience: float = 1.0) -> dict[str, Result]:
         monkeypatch.setenv("LMCORE_SIM_FAULTS", faults)
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        if "sim" not in {one.name for one in discover(probe=False)}:
+        if "sim" not in {plugin.name for plugin in discover(probe=False)}:
             pytest.skip("lmcore-sim is importable, but no plugin: install it")
         checks = all_checks()
         target = find_target("sim")
@@ -40,7 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    "faults, good, bad, words",
+    "faults, good, bad, message",
     [
         ("fail:gelu@1", "ops.linear.forward", "ops.bias_gelu.forward", "RuntimeError"),
         ("wrong:gelu=1.001", "ops.linear.forward", "ops.bias_gelu.forward", "times the tolerance"),
@@ -65,28 +65,28 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("wrong:reduce_scatter", "parallel.pipeline", "parallel.context", "norms differ by"),
     ],
 )
-def test_each_fault_is_caught(run: Any, faults: str, good: str, bad: str, words: str) -> None:
+def test_each_fault_is_caught(run: Any, faults: str, good: str, bad: str, message: str) -> None:
     """The check of what is broken fails with words that say how; what is not broken passes."""
     # Where one of two processes finds a fault the other waits for it until the limit.
     patience = 0.05 if bad.startswith("distributed.") else 1.0
     results = run(faults, good, bad, patience=patience)
     assert results[good].status == "passed", results
     assert results[bad].status == "failed", results
-    assert any(words in line for line in (results[bad].detail, *results[bad].findings))
+    assert any(message in line for line in (results[bad].detail, *results[bad].findings))
 
 
 def test_a_collective_that_hangs(run: Any) -> None:
     """It is given up within its limit; the checks around it are made."""
     names = ("distributed.all-reduce", "distributed.broadcast", "distributed.all-gather")
     results = run("hang:broadcast", *names, patience=0.05)
-    assert Counter(one.status for one in results.values()) == {"passed": 2, "failed": 1}
+    assert Counter(result.status for result in results.values()) == {"passed": 2, "failed": 1}
     assert "no answer in time" in results["distributed.broadcast"].detail
 
 
 def test_a_slow_device_passes(run: Any) -> None:
     """Slowness alone is no failure."""
     results = run("slow=200us", "device.transfer", "ops.linear.forward", "device.seed")
-    assert {one.status for one in results.values()} == {"passed"}
+    assert {result.status for result in results.values()} == {"passed"}
 
 
 @pytest.mark.full  # test_levels.py makes all checks of it
@@ -95,4 +95,4 @@ def test_a_sim_without_faults_passes(run: Any) -> None:
     names = ("ops.bias_gelu.forward", "ops.layer_norm.backward", "device.dtype.float32")
     more = ("device.rng-state", "train.precision-in-force", "distributed.all-reduce")
     results = run("", *names, *more, "device.declaration")
-    assert {one.status for one in results.values()} == {"passed"}, results
+    assert {result.status for result in results.values()} == {"passed"}, results

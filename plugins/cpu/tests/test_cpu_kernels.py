@@ -47,8 +47,8 @@ def test_a_gpt_in_float32_trains_without_references(traits):
         GPT(SHAPE, OpBinding(ops, "cpu", "float32"))
         for op in ("adamw", "grad_norm"):
             ops.bind(op, OpContext("cpu", "float32"))
-    assert {one.plugin for one in ops.resolutions} == {"cpu"}
-    assert {one.source for one in ops.resolutions} == {"priority"}
+    assert {resolution.plugin for resolution in ops.resolutions} == {"cpu"}
+    assert {resolution.source for resolution in ops.resolutions} == {"priority"}
 
 
 def test_strict_names_what_a_compiled_model_lacks():

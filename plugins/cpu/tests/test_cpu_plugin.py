@@ -95,7 +95,7 @@ def test_a_disturbance_does_not_lower_the_peak(monkeypatch):
     assert next(times) == 8.0, "three in a row were no faster: it stopped"
 
 
-def test_the_peak_knows_the_fastest_product_of_this_plugin(monkeypatch):
+def test_the_peak_covers_the_fastest_product_of_this_plugin(monkeypatch):
     """A model cannot be faster than the peak because its projections go another way."""
     rates = iter([100.0, 120.0])
     peak = device_module._PeakFlops(size=8)

@@ -29,9 +29,9 @@ def sections():
 @pytest.fixture
 def allocator(monkeypatch):
     """Count the calls that make the allocator keep memory."""
-    told = []
-    monkeypatch.setattr(device_module, "keep_freed_memory", lambda: told.append(1) or True)
-    return told
+    calls = []
+    monkeypatch.setattr(device_module, "keep_freed_memory", lambda: calls.append(1) or True)
+    return calls
 
 
 def test_the_flags_reach_the_section(sections):
@@ -46,7 +46,7 @@ def test_the_flags_reach_the_section(sections):
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_the_allocator_is_told_only_where_it_should_be(allocator, sections, keeps):
+def test_the_allocator_is_configured_only_if_supported(allocator, sections, keeps):
     """By default freed memory is kept; off, the allocator stays as it is, and the facts say so."""
     flags = [] if keeps else ["--no-cpu-keep-freed-memory"]
     device = plugin.lmcore_create_device(load_config(flags, plugins=sections).config)
@@ -91,8 +91,8 @@ def test_each_number_is_measured_in_turn():
     block = lambda: seen.append(torch.get_num_threads())  # noqa: E731
     rates = threads.measure(block, 1e6, [1, 2], seconds=0.0)
     assert seen == [1, 1, 2, 2]  # a warm-up and a measurement, whatever the time
-    assert [one.num_threads for one in rates] == [1, 2]
-    assert [one.rounds for one in rates] == [1, 1]
+    assert [rate.num_threads for rate in rates] == [1, 2]
+    assert [rate.rounds for rate in rates] == [1, 1]
     assert rates[0].gflops == pytest.approx(1e6 / rates[0].milliseconds / 1e6)
     assert torch.get_num_threads() == before
 
@@ -132,9 +132,9 @@ def test_output(capsys, dtype):
     assert text.splitlines()[-1].startswith("recommended: --num-threads ")
     assert threads.run([*small, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["num_threads"] for one in found["rates"]] == threads.candidates(found["cores"])
-    assert all(one["gflops"] > 0 for one in found["rates"])
-    assert found["recommended"] in {one["num_threads"] for one in found["rates"]}
+    assert [rate["num_threads"] for rate in found["rates"]] == threads.candidates(found["cores"])
+    assert all(rate["gflops"] > 0 for rate in found["rates"])
+    assert found["recommended"] in {rate["num_threads"] for rate in found["rates"]}
 
 
 def test_help_loads_no_torch():

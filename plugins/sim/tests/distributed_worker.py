@@ -92,17 +92,17 @@ def groups(rank: int, size: int) -> None:
             dist.all_reduce(part)
     manager.wait()
     same(torch.cat(parts), [2, 2, 1, 1, 1])
-    work = dist.all_reduce(one := full(rank, 2), async_op=True)
+    work = dist.all_reduce(tensor := full(rank, 2), async_op=True)
     future = work.get_future()
     future.wait()
     same(future.value()[0], [1, 1])
-    same(one, [1, 1])
+    same(tensor, [1, 1])
     same_group = dist.new_group([0, 1])
-    dist.all_reduce(one, group=same_group)
-    same(one, [2, 2])
+    dist.all_reduce(tensor, group=same_group)
+    same(tensor, [2, 2])
     alone = [dist.new_group([0]), dist.new_group([1])][rank]
-    dist.all_reduce(one, group=alone)
-    same(one, [2, 2])
+    dist.all_reduce(tensor, group=alone)
+    same(tensor, [2, 2])
     try:
         dist.all_reduce(torch.ones(2), group=same_group)
     except RuntimeError as error:
@@ -135,7 +135,7 @@ def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def as_one_process(model: nn.Module, rank: int, size: int, tolerance: float = 1e-5) -> None:
-    x, y = (one.chunk(size)[rank].to("sim") for one in samples())
+    x, y = (sample.chunk(size)[rank].to("sim") for sample in samples())
     found = losses(model, x, y)
     dist.all_reduce(found, op=dist.ReduceOp.AVG)
     torch.testing.assert_close(found.cpu(), losses(network(), *samples()), rtol=0, atol=tolerance)
@@ -174,7 +174,7 @@ def tensor_parallel(rank: int, size: int) -> None:
     mesh = init_device_mesh("sim", (size,))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     model = parallelize_module(network().to("sim"), mesh, plan)
-    found = losses(model, *(one.to("sim") for one in samples()))
+    found = losses(model, *(sample.to("sim") for sample in samples()))
     torch.testing.assert_close(found.cpu(), losses(network(), *samples()), rtol=0, atol=1e-5)
     torch.manual_seed(7)
     ones = distribute_tensor(torch.ones(256, device="sim"), mesh, [Shard(0)])
@@ -194,7 +194,7 @@ def faulty(rank: int, size: int) -> None:
 
 
 def main() -> None:
-    what, rank, size, port = sys.argv[1], *map(int, sys.argv[2:])
+    case, rank, size, port = sys.argv[1], *map(int, sys.argv[2:])
     torch.set_num_threads(1)
     torch.accelerator.set_device_index(rank)
     address = f"tcp://127.0.0.1:{port}"
@@ -205,7 +205,7 @@ def main() -> None:
         world_size=size,
         timeout=timedelta(seconds=60),
     )
-    globals()[what](rank, size)
+    globals()[case](rank, size)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -27,11 +27,11 @@ class Narrow(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for one in tree_leaves(made):
-            if isinstance(one, Tensor) and one.device.type == "sim":
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, Tensor) and leaf.device.type == "sim":
                 seen.add(func.overloadpacket.__name__)
-                if one.dtype in {torch.float64, torch.complex128}:
-                    raise AssertionError(f"`{func}` makes a {one.dtype} on the device")
+                if leaf.dtype in {torch.float64, torch.complex128}:
+                    raise AssertionError(f"`{func}` makes a {leaf.dtype} on the device")
         return made
 
 

@@ -99,9 +99,9 @@ def test_a_run_waits_for_nothing_and_is_the_same(run_python: RunPython, tmp_path
     """No step waits for the device; rows and validations equal a run that waits."""
     rows = {}
     for name, flags in (("late", ""), ("at-once", "--no-async-metrics")):
-        words = f"{TINY} {flags} --train-iters 7 --save {tmp_path / name} --save-interval 5"
+        arguments = f"{TINY} {flags} --train-iters 7 --save {tmp_path / name} --save-interval 5"
         script = str(Path(__file__).parent / "watched_run.py")
-        done = run_python(script, *words.split(), LMCORE_SIM_FAULTS="slow:copy=500us")
+        done = run_python(script, *arguments.split(), LMCORE_SIM_FAULTS="slow:copy=500us")
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == f"watched {7 if name == 'late' else 0}"
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
@@ -117,13 +117,13 @@ def test_profile(run_python: RunPython, tmp_path: Path) -> None:
     """A profile names the parts of a step on this device too."""
     import gzip
 
-    words = f"{TINY} --train-iters 4 --save {tmp_path / 'run'} --profile --save-interval 3"
+    arguments = f"{TINY} --train-iters 4 --save {tmp_path / 'run'} --profile --save-interval 3"
     steps = "--profile-step-start 2 --profile-step-end 3"
-    done = run_python("-m", "lmcore.cli.main", "train", *words.split(), *steps.split())
+    done = run_python("-m", "lmcore.cli.main", "train", *arguments.split(), *steps.split())
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "run" / "profile").iterdir()
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    found = [one["name"] for one in events if one.get("cat") == "user_annotation"]
+    found = [event["name"] for event in events if event.get("cat") == "user_annotation"]
     counts = {"data": 2, "forward": 2, "backward": 2, "reduce": 1, "optimizer": 1, "checkpoint": 1}
     assert {name: found.count(name) for name in counts} == counts
     assert "host, ms a step: data " in done.stderr

@@ -160,8 +160,8 @@ def test_each_device_has_its_random_numbers(sim: ModuleType) -> None:
     first = [torch.rand(5, device="sim"), layer(torch.ones(64, device="sim"))]
     sim.set_rng_state(state)
     again = [torch.rand(5, device="sim"), layer(torch.ones(64, device="sim"))]
-    for one, two in zip(first, again, strict=True):
-        assert torch.equal(one, two)
+    for before, after in zip(first, again, strict=True):
+        assert torch.equal(before, after)
     assert not torch.equal(torch.rand(5, device="sim"), first[0])
     assert torch.equal(torch.get_rng_state(), host)
     assert torch.equal(sim.get_rng_state("sim:1"), other)
@@ -177,7 +177,7 @@ def test_generators_of_the_device(sim: ModuleType) -> None:
     with pytest.raises(RuntimeError, match="'sim' device type for generator"):
         torch.randn(2, device="sim", generator=torch.Generator())
     torch.manual_seed(9)
-    assert [one.initial_seed() for one in sim.default_generators] == [9, 9]
+    assert [generator.initial_seed() for generator in sim.default_generators] == [9, 9]
 
 
 @pytest.mark.parametrize("draw", ["rand", "randn", "uniform", "dropout", "bernoulli"])

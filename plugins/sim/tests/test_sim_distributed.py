@@ -22,12 +22,12 @@ def start(environment: dict[str, str]) -> Iterator[Start]:
     """Return a function that starts two processes; they are killed at the test's end."""
     processes: list[WarmPopen] = []
 
-    def go(what: str, **env: str) -> list[WarmPopen]:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            port = str(one.getsockname()[1])
+    def go(case: str, **env: str) -> list[WarmPopen]:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = str(sock.getsockname()[1])
         for rank in range(2):
-            command = [sys.executable, str(WORKER), what, str(rank), "2", port]
+            command = [sys.executable, str(WORKER), case, str(rank), "2", port]
             processes.append(
                 WarmPopen(
                     command,
@@ -46,12 +46,12 @@ def start(environment: dict[str, str]) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize(
-    "what",
+    "case",
     ["reductions", "movements", "messages", "groups", "ddp", "fsdp", "tensor_parallel"],
 )
-def test_two_processes(start: Start, what: str) -> None:
+def test_two_processes(start: Start, case: str) -> None:
     """Collectives move the right numbers; data, sharded and tensor parallel train as one."""
-    for process in start(what):
+    for process in start(case):
         _, err = process.communicate(timeout=90)
         assert process.returncode == 0, err
 

@@ -71,11 +71,11 @@ def test_a_graph_does_what_autograd_did(sim: ModuleType) -> None:
         random = torch.Generator().manual_seed(seed)
         x.copy_(torch.randn(6, 8, generator=random))
         y.copy_(torch.randint(5, (6,), generator=random))
-        torch._foreach_zero_([one.grad for one in model.parameters()])
+        torch._foreach_zero_([parameter.grad for parameter in model.parameters()])
         sim.manual_seed(seed)
         out = call()
         loss = out if out is not None else recorded
-        return [loss.cpu(), *(one.grad.cpu() for one in model.parameters())]
+        return [loss.cpu(), *(parameter.grad.cpu() for parameter in model.parameters())]
 
     step()
     graph = torch.accelerator.Graph()
@@ -158,8 +158,10 @@ def train(run_python: RunPython, tmp_path: Path) -> Callable[..., subprocess.Com
     """Return what trains a tiny model on the device, into the folder of that name."""
 
     def go(name: str, flags: str, **env: str) -> subprocess.CompletedProcess[str]:
-        words = f"train {TINY} {flags}".split()
-        return run_python("-m", "lmcore.cli.main", *words, "--save", str(tmp_path / name), **env)
+        arguments = f"train {TINY} {flags}".split()
+        return run_python(
+            "-m", "lmcore.cli.main", *arguments, "--save", str(tmp_path / name), **env
+        )
 
     return go
 
@@ -211,8 +213,8 @@ def test_nothing_is_waited_for(run_python: RunPython, tmp_path: Path) -> None:
 
     The one wait is that before the record begins.
     """
-    words = f"{TINY} {ONE} --train-iters 6 --step-graph".split()
-    done = run_python(str(WATCHED), *words, "--save", str(tmp_path / "run"))
+    arguments = f"{TINY} {ONE} --train-iters 6 --step-graph".split()
+    done = run_python(str(WATCHED), *arguments, "--save", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "watched 6"
 
@@ -233,8 +235,8 @@ def test_what_cannot_be_recorded(run_python: RunPython, tmp_path: Path) -> None:
         "from lmcore.cli.main import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
-    words = f"train {TINY} {ONE} --train-iters 6 --step-graph --save {tmp_path / 'run'}".split()
-    done = run_python(str(broken), *words)
+    arguments = f"train {TINY} {ONE} --train-iters 6 --step-graph --save {tmp_path / 'run'}".split()
+    done = run_python(str(broken), *arguments)
     assert done.returncode == 2
     assert "cannot be captured" in done.stderr
     assert "an op has the host wait for its result" in done.stderr

@@ -45,14 +45,14 @@ def test_results_are_those_of_the_cpu(sim: ModuleType, name: str) -> None:
     """An op gives the CPU's result on its own device, and leaves its arguments alone."""
     x, y = inputs()
     expected = OPS[name](x, y)
-    on_device = [one.to("sim:1") for one in (x, y)]
+    on_device = [tensor.to("sim:1") for tensor in (x, y)]
     found = OPS[name](*on_device)
     if name != "number":
         assert found.device == torch.device("sim:1")
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-6, atol=1e-6)
     assert found.stride() == expected.stride()
-    for one, two in zip(on_device, (x, y), strict=True):
-        assert torch.equal(one.cpu(), two)
+    for moved, two in zip(on_device, (x, y), strict=True):
+        assert torch.equal(moved.cpu(), two)
 
 
 @pytest.mark.parametrize("name", ["product", "unfold", "norm", "softmax", "convolution", "index"])
@@ -61,9 +61,9 @@ def test_gradients_are_those_of_the_cpu(sim: ModuleType, name: str) -> None:
     x, y = inputs()
     gradients = []
     for device in ("cpu", "sim"):
-        leaves = [one.detach().to(device).requires_grad_() for one in (x, y)]
+        leaves = [tensor.detach().to(device).requires_grad_() for tensor in (x, y)]
         OPS[name](*leaves).square().sum().backward()
-        gradients.append([one.grad for one in leaves])
+        gradients.append([leaf.grad for leaf in leaves])
     for expected, found in zip(*gradients, strict=True):
         assert (expected is None) == (found is None)
         if expected is not None:
@@ -76,9 +76,9 @@ def test_outputs_that_are_given_are_resized(sim: ModuleType) -> None:
     out = torch.empty(0, device="sim")
     torch.add(torch.ones(600, device="sim"), 1, out=out)
     assert out.sum().item() == 1200
-    where = torch.empty(0, dtype=torch.long, device="sim")
-    torch.nonzero(torch.tensor([0.0, 1.0, 1.0], device="sim"), out=where)
-    assert where.tolist() == [[1], [2]]
+    destination = torch.empty(0, dtype=torch.long, device="sim")
+    torch.nonzero(torch.tensor([0.0, 1.0, 1.0], device="sim"), out=destination)
+    assert destination.tolist() == [[1], [2]]
 
 
 def test_views_share_memory(sim: ModuleType) -> None:

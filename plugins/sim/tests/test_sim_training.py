@@ -26,9 +26,9 @@ def train(run_python: RunPython, tmp_path: Path) -> Callable[..., subprocess.Com
     def go(name: str, device: str, flags: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         many = "" if "--nproc-per-node" in flags else "--nproc-per-node 1"
         micro = "" if "--micro-batch-size" in flags else "--micro-batch-size 4"
-        words = f"train --device {device} {TINY} {micro} {many} {flags}".split()
+        arguments = f"train --device {device} {TINY} {micro} {many} {flags}".split()
         save = str(tmp_path / name)
-        return run_python("-m", "lmcore.cli.main", *words, "--save", save, **env)
+        return run_python("-m", "lmcore.cli.main", *arguments, "--save", save, **env)
 
     return go
 
@@ -88,8 +88,8 @@ def test_two_processes_are_as_good_as_one(train: Any, tmp_path: Path) -> None:
     One process for each device is what `lmcore train` starts by itself.
     """
     batch = "--global-batch-size 8 --train-iters 8"
-    one = train("cpu", "cpu", f"{batch} --micro-batch-size 8")
-    assert one.returncode == 0, one.stderr
+    single = train("cpu", "cpu", f"{batch} --micro-batch-size 8")
+    assert single.returncode == 0, single.stderr
     expected = losses(tmp_path / "cpu")
     for name, flags in {"whole": "--micro-batch-size 4", "parts": "--micro-batch-size 2"}.items():
         done = train(name, "sim", f"{batch} {flags} --nproc-per-node 2")
@@ -105,8 +105,10 @@ def test_a_process_for_each_device(run_python: RunPython, tmp_path: Path) -> Non
     """By default `lmcore train` starts as many processes as there are devices."""
     for count in (1, 3):
         save = tmp_path / str(count)
-        words = f"train --device sim {TINY} --micro-batch-size 2 --train-iters 2 --save {save}"
-        done = run_python("-m", "lmcore.cli.main", *words.split(), LMCORE_SIM_DEVICES=str(count))
+        arguments = f"train --device sim {TINY} --micro-batch-size 2 --train-iters 2 --save {save}"
+        done = run_python(
+            "-m", "lmcore.cli.main", *arguments.split(), LMCORE_SIM_DEVICES=str(count)
+        )
         assert done.returncode == 0, done.stderr
         environment = json.loads((save / "environment.json").read_text())
         assert environment["rank"]["world_size"] == count
@@ -123,10 +125,10 @@ def test_a_continued_run_is_the_same_run(train: Any, tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     more = train("parts", "sim", f"{flags} --train-iters 6 --load {tmp_path / 'parts'}")
     assert more.returncode == 0, more.stderr
-    one, two = weights(tmp_path / "whole", 6), weights(tmp_path / "parts", 6)
-    assert one.keys() == two.keys()
+    one, second = weights(tmp_path / "whole", 6), weights(tmp_path / "parts", 6)
+    assert one.keys() == second.keys()
     for name, tensor in one.items():
-        assert torch.equal(tensor, two[name]), name
+        assert torch.equal(tensor, second[name]), name
 
 
 @pytest.mark.slow
@@ -147,8 +149,8 @@ def test_a_checkpoint_speaks(train: Any, run_python: RunPython, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     texts = []
     for device in ("sim", "cpu"):
-        words = f"generate --device {device} --load {tmp_path / 'run'} --prompt First --greedy"
-        spoken = run_python("-m", "lmcore.cli.main", *words.split(), "--tokens", "8")
+        arguments = f"generate --device {device} --load {tmp_path / 'run'} --prompt First --greedy"
+        spoken = run_python("-m", "lmcore.cli.main", *arguments.split(), "--tokens", "8")
         assert spoken.returncode == 0, spoken.stderr
         texts.append(spoken.stdout)
     assert texts[0] == texts[1]

@@ -28,7 +28,7 @@ class NoWaiting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
-        of_device = any(isinstance(one, Tensor) and one.device.type == "sim" for one in args)
+        of_device = any(isinstance(arg, Tensor) and arg.device.type == "sim" for arg in args)
         if of_device and name.startswith(READS):
             raise AssertionError(f"`{name}` waits for the device")
         if name == "copy_":

@@ -94,8 +94,8 @@ def stack_bytes(binary: bytes) -> int:
         file.write(binary)
         file.flush()
         command = [str(program), "--dump-resource-usage", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\d+)", told).group(1))  # type: ignore[union-attr]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", output).group(1))  # type: ignore[union-attr]
 
 
 def compiled() -> dict[str, Any]:
@@ -170,10 +170,10 @@ def _keeper(graphs: list[list[str]]) -> Callable[..., Any]:
         ]
         return make_boxed_func(
             lambda *_: tuple(
-                one
-                if one is None
-                else torch.empty_strided(one.shape, one.stride(), dtype=one.dtype)
-                for one in results
+                result
+                if result is None
+                else torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
+                for result in results
             )
         )
 

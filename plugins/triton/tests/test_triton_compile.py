@@ -25,9 +25,9 @@ KERNELS = {
 @cache
 def worker(capability: int) -> dict:
     """Return what the worker prints; it is not to interpret."""
-    what = ["compiled", "widest", "traced"] if capability == 90 else ["compiled"]
+    variants = ["compiled", "widest", "traced"] if capability == 90 else ["compiled"]
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, WORKER, str(capability), *what]
+    command = [sys.executable, WORKER, str(capability), *variants]
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     return json.loads(run.stdout.splitlines()[-1])
@@ -41,16 +41,16 @@ def test_every_kernel_compiles(capability):
     """For Ampere and Hopper each kernel becomes a binary, from what a model would launch."""
     found = worker(capability)["compiled"]
     assert found.keys() == KERNELS
-    for name, one in found.items():
-        assert one["binary"] > 1000, name
-        assert one["target"].startswith(f"sm_{capability}"), name
+    for name, kernel in found.items():
+        assert kernel["binary"] > 1000, name
+        assert kernel["target"].startswith(f"sm_{capability}"), name
 
 
 @on_hopper
 def test_no_kernel_adds_in_an_order_of_chance():
     """Kernels that claim to be deterministic have no atomic additions."""
     found = worker(90)["compiled"]
-    assert {name for name, one in found.items() if one["atomics"]} == set()
+    assert {name for name, kernel in found.items() if kernel["atomics"]} == set()
 
 
 @on_hopper
@@ -60,8 +60,8 @@ def test_registers_hold_what_they_should():
     Of the longest scores some do, in the backward pass; a copy would cost more.
     """
     found = worker(90)
-    stack = {name: one["stack"] for name, one in found["compiled"].items() if one["stack"]}
-    stack |= {name: one["stack"] for name, one in found["widest"].items() if one["stack"]}
+    stack = {name: kernel["stack"] for name, kernel in found["compiled"].items() if kernel["stack"]}
+    stack |= {name: kernel["stack"] for name, kernel in found["widest"].items() if kernel["stack"]}
     assert stack.pop("softmax_backward", 0) <= 64
     assert stack == {}
 
@@ -69,7 +69,7 @@ def test_registers_hold_what_they_should():
 @on_hopper
 def test_memory_is_read_in_the_widest_pieces():
     """A thread moves 16 bytes at a time where rows are whole numbers of those."""
-    narrow = {name: one["widest"] for name, one in worker(90)["compiled"].items()}
+    narrow = {name: kernel["widest"] for name, kernel in worker(90)["compiled"].items()}
     assert narrow == dict.fromkeys(narrow, 4)
 
 
@@ -77,7 +77,7 @@ def test_memory_is_read_in_the_widest_pieces():
 def test_rows_are_found_beyond_two_to_the_31():
     """Places in memory are products in 64 bits: logits of 50304 by 65536 do not wrap around."""
     found = worker(90)["compiled"]
-    assert {name for name, one in found.items() if not one["wide_rows"]} == set()
+    assert {name for name, kernel in found.items() if not kernel["wide_rows"]} == set()
 
 
 @on_hopper

@@ -76,24 +76,28 @@ def compare(kernel, arguments, *, grad=None, **named) -> None:
     op = kernel.__name__
     out = kernel(*arguments, **named)
     oracle = [
-        one.detach().double().requires_grad_(one.requires_grad)
-        if isinstance(one, Tensor) and one.is_floating_point()
-        else one
-        for one in arguments
+        argument.detach().double().requires_grad_(argument.requires_grad)
+        if isinstance(argument, Tensor) and argument.is_floating_point()
+        else argument
+        for argument in arguments
     ]
     wanted = getattr(reference, op)(*oracle, **named)
     assert out.shape == wanted.shape
     if grad is None:
         grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out.dtype)
-    leaves = [one for one in arguments if isinstance(one, Tensor) and one.requires_grad]
-    twins = [one for one in oracle if isinstance(one, Tensor) and one.requires_grad]
+    leaves = [
+        argument
+        for argument in arguments
+        if isinstance(argument, Tensor) and argument.requires_grad
+    ]
+    twins = [tensor for tensor in oracle if isinstance(tensor, Tensor) and tensor.requires_grad]
     grads = torch.autograd.grad(out, leaves, grad)
     wanted_grads = torch.autograd.grad(wanted, twins, grad.double())
     for leaf, found, right in zip(
         [out, *leaves], [out, *grads], [wanted, *wanted_grads], strict=True
     ):
         assert found.dtype == leaf.dtype
-        least = min((leaf.dtype, arguments[0].dtype), key=lambda one: -torch.finfo(one).eps)
+        least = min((leaf.dtype, arguments[0].dtype), key=lambda dtype: -torch.finfo(dtype).eps)
         tolerance = SPECS[op].tolerances[str(least).removeprefix("torch.")]
         scale = max(1.0, right.abs().max().item()) if right.numel() else 1.0
         torch.testing.assert_close(
@@ -131,11 +135,11 @@ def test_the_cases_of_every_kernel(case, dtype):
         copy = values.to(dtype).detach().clone(memory_format=torch.preserve_format)
         arguments[place] = copy.requires_grad_()
     ordered = [arguments[place] for place in range(len(arguments))]
-    tensors = [one for one in ordered if isinstance(one, Tensor)]
-    before = [one.detach().clone() for one in tensors]
+    tensors = [tensor for tensor in ordered if isinstance(tensor, Tensor)]
+    before = [tensor.detach().clone() for tensor in tensors]
     compare(KERNELS[case.op], ordered, **case.kwargs)
-    for one, kept in zip(tensors, before, strict=True):
-        assert torch.equal(one.detach().nan_to_num(), kept.nan_to_num())
+    for tensor, kept in zip(tensors, before, strict=True):
+        assert torch.equal(tensor.detach().nan_to_num(), kept.nan_to_num())
 
 
 WIDTHS = [1, 2, 31, 128, 129, 384, 1000, 1025, 1536]
@@ -144,7 +148,10 @@ WIDTHS = [1, 2, 31, 128, 129, 384, 1000, 1025, 1536]
 @pytest.mark.parametrize(
     "width",
     # One in each dtype in the fast set.
-    [pytest.param(one, marks=() if one in {1, 129, 1536} else pytest.mark.full) for one in WIDTHS],
+    [
+        pytest.param(width, marks=() if width in {1, 129, 1536} else pytest.mark.full)
+        for width in WIDTHS
+    ],
 )
 def test_rows_of_any_width(width):
     """Widths around tiles, and several tiles side by side, with rows that fill none of them."""
@@ -275,7 +282,7 @@ def test_masks_of_any_number_of_dims(shape):
     "dropout",
     [pytest.param(0.02, marks=pytest.mark.full), 0.5, pytest.param(0.9, marks=pytest.mark.full)],
 )
-def test_as_much_is_dropped_as_asked_for(dropout):
+def test_the_dropped_share_matches_the_probability(dropout):
     """The share is the probability's, survivors are scaled up, gradients pass where values do."""
     x = torch.full((41, 707), 0.75).requires_grad_()
     bias, residual = torch.full((707,), 0.25).requires_grad_(), torch.zeros(41, 707)
@@ -299,7 +306,7 @@ def test_neighbours_are_dropped_independently():
     again = bias_dropout_add(
         torch.ones(128, 512), None, torch.zeros(128, 512), dropout=0.5, training=True
     )
-    kept, other = ((one != 0).double().flatten() - 0.5 for one in (out, again))
+    kept, other = ((tensor != 0).double().flatten() - 0.5 for tensor in (out, again))
     bound = 4.5 / kept.numel() ** 0.5
     for distance in (1, 2, 3, 64, 128, 192, 256, 512, 1024, 512 * 16):
         assert abs((kept[:-distance] * kept[distance:]).mean().item() * 4) < bound, distance
@@ -319,7 +326,7 @@ def test_a_layer_computed_again_drops_the_same():
     again = torch.autograd.grad(
         checkpoint(layer, x, use_reentrant=False).sum(), [x, bias, residual]
     )
-    assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(kept, again, strict=True))
 
 
 def test_dropout_keeps_no_mask():
@@ -327,7 +334,7 @@ def test_dropout_keeps_no_mask():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         bias_dropout_add(draw(4, 33, 65), draw(65), draw(4, 33, 65), dropout=0.1, training=True)
-    assert sum(one.numel() * one.element_size() for one in kept) == 8
+    assert sum(tensor.numel() * tensor.element_size() for tensor in kept) == 8
 
 
 def test_dropping_all_leaves_the_residual():
@@ -352,7 +359,7 @@ def test_equal_inputs_give_equal_bits():
         loss = linear_cross_entropy(total, draw(40, 40), targets, torch.ones(90))
         return list(torch.autograd.grad(loss, [x, gain, offset]))
 
-    assert all(torch.equal(one, other) for one, other in zip(once(), once(), strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(once(), once(), strict=True))
 
 
 def test_a_target_that_does_not_exist_gives_nan():
@@ -444,7 +451,7 @@ def test_a_small_loss_weight_is_kept_in_float16():
     weight, share = weight.detach().half().requires_grad_(), share * 1e-7
     loss = linear_cross_entropy(hidden, weight, target, share) * 2.0**20
     grads = torch.autograd.grad(loss, [hidden, weight])
-    oracle = [one.detach().double().requires_grad_() for one in (hidden, weight)]
+    oracle = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
     right = reference.linear_cross_entropy(*oracle, target, share.double()) * 2.0**20
     for found, wanted in zip(grads, torch.autograd.grad(right, oracle), strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=2e-2, atol=2e-4)
@@ -466,7 +473,7 @@ def test_under_autocast_products_are_narrow_and_the_weights_gradient_is_not():
     grads = torch.autograd.grad(loss, [hidden, weight])
     assert loss.dtype == torch.float32
     assert [grad.dtype for grad in grads] == [torch.bfloat16, torch.float32]
-    oracle = [one.detach().bfloat16().double().requires_grad_() for one in (hidden, weight)]
+    oracle = [tensor.detach().bfloat16().double().requires_grad_() for tensor in (hidden, weight)]
     right = reference.linear_cross_entropy(*oracle, target, share.double())
     torch.testing.assert_close(loss.double(), right, rtol=2e-2, atol=0)
     for found, wanted in zip(grads, torch.autograd.grad(right, oracle), strict=True):
@@ -493,9 +500,9 @@ def test_the_benchmark_measures_every_kernel(benchmark):
 def test_the_benchmark_does_not_time_what_is_wrong(benchmark, monkeypatch):
     """A kernel whose gradient is off is named, with how far off it is."""
     (call,) = (
-        one
-        for one in benchmark.calls(benchmark.SIZES["tiny"], torch.device("cpu"), torch.float32)
-        if one.op == "swiglu"
+        call
+        for call in benchmark.calls(benchmark.SIZES["tiny"], torch.device("cpu"), torch.float32)
+        if call.op == "swiglu"
     )
     monkeypatch.setattr("lmcore_triton.activation.swiglu", lambda x: 1.1 * swiglu(x))
     clock = benchmark.Clock(torch.device("cpu"))

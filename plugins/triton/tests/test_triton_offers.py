@@ -59,7 +59,7 @@ def test_every_kernel_is_a_function_with_the_arguments_of_its_op():
             for node in ast.parse(text).body
             if isinstance(node, ast.FunctionDef) and node.name == name
         ]
-        arguments = [one.arg for one in (*found.args.args, *found.args.kwonlyargs)]
+        arguments = [argument.arg for argument in (*found.args.args, *found.args.kwonlyargs)]
         reference = inspect.signature(load_target(SPECS[impl.op].reference))
         assert arguments == list(reference.parameters), impl.load
 

@@ -124,14 +124,14 @@ def _claim(index: int, name: str, use: GpuUse | None) -> None:
     try:
         torch.empty(1, device=torch.device("cuda", index))
     except RuntimeError as error:  # torch.OutOfMemoryError and AcceleratorError are of this kind
-        said = first_line(error)
-        if not is_out_of_memory(said):
+        message = first_line(error)
+        if not is_out_of_memory(message):
             raise DeviceError(
-                f"`cuda:{index}` ({name}) cannot be used", why=said, hint=hint_for(said)
+                f"`cuda:{index}` ({name}) cannot be used", why=message, hint=hint_for(message)
             ) from error
         raise DeviceError(
             f"`cuda:{index}` ({name}) has no memory left for this process",
-            why=use.words if use else said,
+            why=use.words if use else message,
             hint="end what uses it (`nvidia-smi` lists it), or choose other GPUs with "
             "`CUDA_VISIBLE_DEVICES`",
         ) from error

@@ -28,8 +28,8 @@ def checks(probe: Probe) -> list[Check]:
     found = [_driver(facts, probe), _build(facts, probe)]
     found += _visible(facts, os.environ)
     found += [
-        Check("device file", CheckStatus.WARNING, f"`{one.path}` may not be opened", probe.fix)
-        for one in facts.denied
+        Check("device file", CheckStatus.WARNING, f"`{node.path}` may not be opened", probe.fix)
+        for node in facts.denied
         if facts.driver.gpus
     ]
     if probe.state is not ProbeState.PRESENT:
@@ -43,10 +43,10 @@ def checks(probe: Probe) -> list[Check]:
 def _packages(packages: Packages) -> list[Check]:
     """Return a check for each kernel package that is installed."""
     return [
-        Check(name, CheckStatus.WARNING, one.problem, PACKAGES[name].install)
-        if one.problem
-        else Check(name, CheckStatus.OK, one.version or "installed, without a version")
-        for name, one in packages.items()
+        Check(name, CheckStatus.WARNING, package.problem, PACKAGES[name].install)
+        if package.problem
+        else Check(name, CheckStatus.OK, package.version or "installed, without a version")
+        for name, package in packages.items()
     ]
 
 
@@ -55,10 +55,10 @@ def _driver(facts: Facts, probe: Probe) -> Check:
     if not driver.library or driver.status:
         status = CheckStatus.FAILED if probe.state is ProbeState.BROKEN else CheckStatus.SKIPPED
         return Check("driver", status, driver.message, probe.fix)
-    cuda = ".".join(str(one) for one in driver.cuda)
+    cuda = ".".join(str(part) for part in driver.cuda)
     detail = f"{driver.version or 'version unknown'}, {len(driver.gpus)} GPUs, CUDA up to {cuda}"
     if driver.faults:
-        lost = "; ".join(f"place {one.index}: {one.message}" for one in driver.faults)
+        lost = "; ".join(f"place {fault.index}: {fault.message}" for fault in driver.faults)
         fix = "see `dmesg` for `Xid`; GPUs that a batch system keeps from this job count too"
         return Check("driver", CheckStatus.WARNING, f"{detail}; not usable: {lost}", fix)
     if driver.already_visible:
@@ -77,7 +77,7 @@ def _build(facts: Facts, probe: Probe) -> Check:
     detail = f"torch {torch.version}, CUDA {torch.toolkit}"
     if facts.architectures:
         detail += f", for {' '.join(facts.architectures)}"
-    unfit = without_kernels(facts.architectures, [one.capability for one in facts.driver.gpus])
+    unfit = without_kernels(facts.architectures, [gpu.capability for gpu in facts.driver.gpus])
     if not unfit:
         return Check("torch build", CheckStatus.OK, detail)
     names = ", ".join(sorted({facts.driver.gpus[number].name for number in unfit}))

@@ -88,9 +88,9 @@ def _of_apex(gpu: Gpu) -> list[OpImpl]:
     any_of = dtypes(*HALF, "float32")
 
     def offer(op: str, name: str, traits: frozenset[str], *rules: Rule) -> OpImpl:
-        asked = supports(*rules, fits)
+        check = supports(*rules, fits)
         target = f"{_APEX}:{op}"
-        return OpImpl(op, name, target, 20, requires=("apex",), supports=asked, traits=traits)
+        return OpImpl(op, name, target, 20, requires=("apex",), supports=check, traits=traits)
 
     return [
         offer("adamw", "apex-fused-adam", _FUSED, single),

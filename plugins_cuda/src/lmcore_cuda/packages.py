@@ -90,7 +90,7 @@ _KINDS = (
         misfit=_other_cuda,
     ),
 )
-PACKAGES: Mapping[str, PackageKind] = {one.name: one for one in _KINDS}
+PACKAGES: Mapping[str, PackageKind] = {kind.name: kind for kind in _KINDS}
 """The packages by name."""
 
 
@@ -106,8 +106,8 @@ def installed_packages(torch: TorchBuild | None = None) -> dict[str, Package]:
 
 def packages_of(device: Device) -> dict[str, Package]:
     """Return the packages in a device's facts; without that fact, the installed ones."""
-    told = packages_in_facts(device)
-    return installed_packages() if told is None else told
+    recorded = packages_in_facts(device)
+    return installed_packages() if recorded is None else recorded
 
 
 def problems_of(device: Device, config: Config) -> list[Problem]:
@@ -123,11 +123,11 @@ def _apex(kind: PackageKind, torch: TorchBuild) -> Package | None:
     version = distribution.version if distribution is not None else ""
     if not module_is_there("apex.optimizers"):
         summary = _summary(distribution) if distribution is not None else ""
-        which = f" (`{summary:.80}`)" if summary else ""
+        suffix = f" (`{summary:.80}`)" if summary else ""
         return Package(
             version,
             f"the installed `apex` {version or 'without a version'} is another package of that "
-            f"name{which}: it has no `apex.optimizers`",
+            f"name{suffix}: it has no `apex.optimizers`",
         )
     if not module_is_there("amp_C"):
         return Package(version, "`apex` is installed without its CUDA extensions: no `amp_C`")

@@ -45,23 +45,23 @@ def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
 
 def _with_driver(facts: Facts, env: Mapping[str, str]) -> Probe:
     """Return the answer for a driver that works."""
-    driver, here = facts.driver, _driver_words(facts)
+    driver, driver_summary = facts.driver, _driver_words(facts)
     if not driver.gpus:
-        return _without_gpus(facts, here)
+        return _without_gpus(facts, driver_summary)
     if driver.already_visible:
-        return _usable(facts, driver.gpus, [here])
+        return _usable(facts, driver.gpus, [driver_summary])
     seen = visible_gpus(driver.gpus, env)
     if seen.hidden:
-        return _answer(facts, ProbeState.ABSENT, [seen.evidence, here])
+        return _answer(facts, ProbeState.ABSENT, [seen.evidence, driver_summary])
     if seen.fault:
-        return _answer(facts, ProbeState.BROKEN, [seen.fault, here], fix=seen.fix)
-    lost = [_fault_words(one) for one in driver.faults]
-    return _usable(facts, seen.gpus, [here, *filter(None, (seen.evidence,)), *lost])
+        return _answer(facts, ProbeState.BROKEN, [seen.fault, driver_summary], fix=seen.fix)
+    lost = [_fault_words(fault) for fault in driver.faults]
+    return _usable(facts, seen.gpus, [driver_summary, *filter(None, (seen.evidence,)), *lost])
 
 
 def _usable(facts: Facts, gpus: Sequence[Gpu], said: Sequence[str]) -> Probe:
     """Return the answer for visible GPUs: present if torch fits them, else broken."""
-    names = f"{len(gpus)} x {gpus[0].name}" if _alike(gpus) else ", ".join(one.name for one in gpus)
+    names = f"{len(gpus)} x {gpus[0].name}" if _alike(gpus) else ", ".join(gpu.name for gpu in gpus)
     evidence = [f"{names} ({said[0]})", *said[1:]]
     fault, fix = torch_fault(facts, gpus)
     if fault:
@@ -74,12 +74,12 @@ def _usable(facts: Facts, gpus: Sequence[Gpu], said: Sequence[str]) -> Probe:
         count=len(gpus),
         gpus=[
             {
-                "name": one.name,
-                "uuid": one.uuid,
-                "memory": one.memory,
-                "capability": capability_words([one.capability]),
+                "name": gpu.name,
+                "uuid": gpu.uuid,
+                "memory": gpu.memory,
+                "capability": capability_words([gpu.capability]),
             }
-            for one in gpus
+            for gpu in gpus
         ],
     )
 
@@ -91,15 +91,15 @@ def _driver_words(facts: Facts) -> str:
 
 
 def _without_driver(facts: Facts) -> Probe:
-    said = facts.driver.message
+    message = facts.driver.message
     if not facts.bus:
         return _answer(
-            facts, ProbeState.ABSENT, ["no NVIDIA GPU on the PCI bus", f"no driver: {said}"]
+            facts, ProbeState.ABSENT, ["no NVIDIA GPU on the PCI bus", f"no driver: {message}"]
         )
     return _answer(
         facts,
         ProbeState.BROKEN,
-        [*_bus(facts), f"no driver: {said}"],
+        [*_bus(facts), f"no driver: {message}"],
         fix="install the NVIDIA driver (in a container: start it with `--gpus all`) until "
         "`nvidia-smi` lists the GPU",
     )
@@ -107,7 +107,7 @@ def _without_driver(facts: Facts) -> Probe:
 
 def _denied(facts: Facts) -> Probe:
     """Return the answer for device files that this user may not open."""
-    files = ", ".join(f"`{one.path}`" for one in facts.denied)
+    files = ", ".join(f"`{node.path}`" for node in facts.denied)
     return _answer(
         facts,
         ProbeState.BROKEN,
@@ -117,25 +117,25 @@ def _denied(facts: Facts) -> Probe:
 
 
 def _join_group(denied: Sequence[DeniedFile]) -> str:
-    groups = {one.group for one in denied} - {"", "root"}
+    groups = {node.group for node in denied} - {"", "root"}
     if len(groups) == 1:
         return f"run `sudo usermod -aG {groups.pop()} $USER`, and log in again"
     return f"let this user read and write `{denied[0].path}`: ask the administrator of this machine"
 
 
-def _without_gpus(facts: Facts, here: str) -> Probe:
+def _without_gpus(facts: Facts, driver_summary: str) -> Probe:
     """Return the answer for a driver that works and lists no GPU."""
     faults = facts.driver.faults
     if not faults:
-        return _answer(facts, ProbeState.ABSENT, [f"{here}: it lists no GPU"])
-    if all(one.status == NO_PERMISSION for one in faults):
+        return _answer(facts, ProbeState.ABSENT, [f"{driver_summary}: it lists no GPU"])
+    if all(fault.status == NO_PERMISSION for fault in faults):
         # The files may be opened, so it is a control group that keeps them from this process.
-        said = f"{here}: its {len(faults)} GPUs are not given to this process"
-        return _answer(facts, ProbeState.ABSENT, [said, "ask the batch system for GPUs"])
+        message = f"{driver_summary}: its {len(faults)} GPUs are not given to this process"
+        return _answer(facts, ProbeState.ABSENT, [message, "ask the batch system for GPUs"])
     return _answer(
         facts,
         ProbeState.BROKEN,
-        [here, *(_fault_words(one) for one in faults)],
+        [driver_summary, *(_fault_words(fault) for fault in faults)],
         fix="reset the GPU (`sudo nvidia-smi --gpu-reset`) or reboot; see `dmesg` for `Xid`",
     )
 
@@ -145,7 +145,7 @@ def _fault_words(fault: GpuFault) -> str:
 
 
 def _alike(gpus: Sequence[Gpu]) -> bool:
-    return len({one.name for one in gpus}) == 1
+    return len({gpu.name for gpu in gpus}) == 1
 
 
 def _bus(facts: Facts) -> list[str]:

@@ -111,14 +111,14 @@ def _claim(index: int, name: str) -> None:
     try:
         torch.empty(1, device=torch.device("xpu", index))
     except RuntimeError as error:  # torch.OutOfMemoryError is of this kind
-        said = first_line(error)
-        if not is_out_of_memory(said):
+        message = first_line(error)
+        if not is_out_of_memory(message):
             raise DeviceError(
-                f"`xpu:{index}` ({name}) cannot be used", why=said, hint=hint_for(said)
+                f"`xpu:{index}` ({name}) cannot be used", why=message, hint=hint_for(message)
             ) from error
         raise DeviceError(
             f"`xpu:{index}` ({name}) has no memory left for this process",
-            why=said,
+            why=message,
             hint="end what uses it (`xpu-smi ps` lists it), or choose other GPUs with "
             "`ZE_AFFINITY_MASK`",
         ) from error
@@ -131,7 +131,7 @@ def _dtypes(properties: Any) -> frozenset[str]:
         "bfloat16": properties.has_bfloat16_conversions,
         "float64": properties.has_fp64,
     }
-    return frozenset({"float32", *(name for name, there in has.items() if there)})
+    return frozenset({"float32", *(name for name, supported in has.items() if supported)})
 
 
 def _memory_stats(device: torch.device, total: int) -> Callable[[], MemoryStats]:

@@ -37,7 +37,7 @@ def checks(probe: Probe) -> list[Check]:
     found += _allocator(units, env)
     found += _packages(installed_packages(), env)
     found.append(_xccl())
-    return found + ccl_checks([one.gpu.card for one in units], env, read_host())
+    return found + ccl_checks([unit.gpu.card for unit in units], env, read_host())
 
 
 def _missing(probe: Probe) -> CheckStatus:
@@ -56,11 +56,11 @@ def _fix(probe: Probe, wanted: str) -> str | None:
 def _nodes(facts: Facts, probe: Probe) -> Check:
     if not facts.gpus:
         return Check("device nodes", CheckStatus.SKIPPED, "no Intel GPU on the PCI bus")
-    usable = [one for one in facts.gpus if one.access]
+    usable = [gpu for gpu in facts.gpus if gpu.access]
     detail = f"{len(usable)} of {len(facts.gpus)} GPUs can be opened by this user"
     if len(usable) == len(facts.gpus):
         return Check("device nodes", CheckStatus.OK, detail)
-    closed = next(one for one in facts.gpus if not one.access)
+    closed = next(gpu for gpu in facts.gpus if not gpu.access)
     if not usable:
         return Check("device nodes", _missing(probe), detail, probe.fix)
     fix = f"see who may open {closed.path or closed.address}, or leave it out with `{MASK}`"
@@ -68,9 +68,11 @@ def _nodes(facts: Facts, probe: Probe) -> Check:
 
 
 def _libraries(facts: Facts, probe: Probe) -> Check:
-    there = {LOADER: facts.loader, RUNTIME: facts.runtime}
-    detail = ", ".join(f"{name} {'found' if found else 'missing'}" for name, found in there.items())
-    if all(there.values()):
+    loaded = {LOADER: facts.loader, RUNTIME: facts.runtime}
+    detail = ", ".join(
+        f"{name} {'found' if found else 'missing'}" for name, found in loaded.items()
+    )
+    if all(loaded.values()):
         return Check("level zero", CheckStatus.OK, detail)
     return Check("level zero", _missing(probe), detail, _fix(probe, INSTALL_RUNTIME))
 
@@ -98,16 +100,16 @@ def _variables(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Iterator[Check]:
     if odd:
         yield Check(name, CheckStatus.WARNING, "; ".join(odd), "leave out what is no device")
         return
-    said = "; ".join(seen.evidence) or f"leaves {len(seen.units)} devices"
-    yield Check(name, CheckStatus.OK, said)
+    message = "; ".join(seen.evidence) or f"leaves {len(seen.units)} devices"
+    yield Check(name, CheckStatus.OK, message)
 
 
 def _seen(units: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str]) -> Check:
     """Compare the devices that torch sees with the expected ones."""
     from torch import xpu
 
-    expected, present = len(units), sum(one.tiles for one in gpus)
-    tiles = sum(len(one.tiles) for one in units)
+    expected, present = len(units), sum(gpu.tiles for gpu in gpus)
+    tiles = sum(len(unit.tiles) for unit in units)
     count = xpu.device_count()
     detail = f"torch sees {count}; {tiles} of {present} tiles on {len(gpus)} cards are left"
     if count == expected:
@@ -141,11 +143,11 @@ def _runtime(facts: Facts, env: Mapping[str, str]) -> Iterator[Check]:
 def _allocator(units: Sequence[Unit], env: Mapping[str, str]) -> Iterator[Check]:
     """Warn of expandable segments on Arc cards, which fail with some drivers."""
     name = next(
-        (one for one in _ALLOCATOR if f"{_SEGMENTS}:true" in env.get(one, "").lower()), None
+        (name for name in _ALLOCATOR if f"{_SEGMENTS}:true" in env.get(name, "").lower()), None
     )
     if name is None:
         return
-    arcs = sorted({one.gpu.card.name for one in units if one.gpu.card.is_arc})
+    arcs = sorted({unit.gpu.card.name for unit in units if unit.gpu.card.is_arc})
     if not arcs:
         yield Check("allocator", CheckStatus.OK, f"`{name}={env[name]}`")
         return
@@ -156,16 +158,16 @@ def _allocator(units: Sequence[Unit], env: Mapping[str, str]) -> Iterator[Check]
 
 def _packages(packages: Packages, env: Mapping[str, str]) -> Iterator[Check]:
     """Return a check for each package that lmcore could use and that is installed."""
-    for name, one in packages.items():
+    for name, package in packages.items():
         unset = environment_problem(env) if name == BINDINGS else None
-        if one.problem is not None:
+        if package.problem is not None:
             fix = PACKAGES[name].install or f"`pip uninstall {PACKAGES[name].distributions[0]}`"
-            yield Check(name, CheckStatus.WARNING, one.problem, fix)
+            yield Check(name, CheckStatus.WARNING, package.problem, fix)
         elif unset is not None:
             fix = "that, or `--distributed-backend xccl`, the default"
             yield Check(name, CheckStatus.WARNING, unset, fix)
         else:
-            yield Check(name, CheckStatus.OK, one.version or "installed, without a version")
+            yield Check(name, CheckStatus.OK, package.version or "installed, without a version")
 
 
 def _xccl() -> Check:

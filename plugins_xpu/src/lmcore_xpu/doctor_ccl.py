@@ -69,8 +69,8 @@ def _environment(env: Mapping[str, str], host: Host) -> Check:
     """Find incomplete groups of variables."""
     wrong = [*_halves(env), *_misplaced(env, host)]
     if wrong:
-        said, fixes = zip(*wrong, strict=True)
-        detail = "half set: " + "; ".join(said)
+        messages, fixes = zip(*wrong, strict=True)
+        detail = "half set: " + "; ".join(messages)
         return Check("oneccl", CheckStatus.WARNING, detail, "; ".join(dict.fromkeys(fixes)))
     names = sorted(name for name in env if name.startswith("CCL_"))
     detail = f"yours: {', '.join(names)}" if names else "nothing set; lmcore sets what runs need"
@@ -87,7 +87,7 @@ def _halves(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if other and (not rule.values or other in rule.values):
             continue
         has = f"`{rule.other}={other}`" if other else f"no `{rule.other}`"
-        choice = " or ".join(f"`{rule.other}={one}`" for one in rule.values)
+        choice = " or ".join(f"`{rule.other}={value}`" for value in rule.values)
         wanted = choice or f"`{rule.other}`"
         yield (
             f"`{rule.name}={value}` with {has}",
@@ -138,12 +138,12 @@ def _exchange(cards: Sequence[Card], env: Mapping[str, str], host: Host) -> Iter
         )
         yield Check(name, CheckStatus.WARNING, detail, f"{sockets}, or unset it: lmcore sets that")
     elif linked and value in {"", "pidfd"} and (0, 0) < host.kernel < _PIDFD_KERNEL:
-        linux = ".".join(str(one) for one in host.kernel)
+        linux = ".".join(str(part) for part in host.kernel)
         detail = f"oneCCL's default, `pidfd`, needs Linux 5.6; this is {linux}"
         yield Check(name, CheckStatus.WARNING, detail, sockets)
     else:
-        told = value or ("oneCCL's default" if linked else "lmcore sets `sockets`")
-        yield Check(name, CheckStatus.OK, told)
+        shown = value or ("oneCCL's default" if linked else "lmcore sets `sockets`")
+        yield Check(name, CheckStatus.OK, shown)
 
 
 def _limits(cards: Sequence[Card], host: Host) -> Iterator[Check]:

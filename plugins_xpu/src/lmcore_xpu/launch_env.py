@@ -59,15 +59,17 @@ def launch_env(
         # The numbers are the bus's, and those that the probe shows.  Beside a mask it would change
         # what the mask's numbers mean.
         wanted[_ORDER] = "1"
-    world_size, here = (int(rank_info.get(name, 1)) for name in ("world_size", "local_world_size"))
+    world_size, local_world_size = (
+        int(rank_info.get(name, 1)) for name in ("world_size", "local_world_size")
+    )
     if world_size == 1:
         return wanted
     wanted |= _launcher(env, rank_info)
-    if here > 1 and not _all_linked(probe.facts.get("gpus", [])):
+    if local_world_size > 1 and not _all_linked(probe.facts.get("gpus", [])):
         # Cards without links between them: with oneCCL's default, pidfd, sharded training of larger
         # models has hung in its first broadcast (intel/torch-xpu-ops#4238).
         wanted["CCL_ZE_IPC_EXCHANGE"] = "sockets"
-    if slingshot and world_size > here and "cxi" in env.get("FI_PROVIDER", "cxi"):
+    if slingshot and world_size > local_world_size and "cxi" in env.get("FI_PROVIDER", "cxi"):
         wanted |= _SLINGSHOT
     return wanted
 
@@ -102,4 +104,4 @@ def _any(names: Sequence[str], env: Mapping[str, str]) -> bool:
 
 def _all_linked(gpus: Sequence[Mapping[str, Any]]) -> bool:
     """Return True if all GPUs are of the series with links (Xe Link) between cards and tiles."""
-    return all(str(one.get("generation", "")) == "Xe-HPC" for one in gpus)
+    return all(str(gpu.get("generation", "")) == "Xe-HPC" for gpu in gpus)

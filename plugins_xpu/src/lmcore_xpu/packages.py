@@ -82,7 +82,7 @@ def _bindings(distribution: importlib.metadata.Distribution, torch: TorchBuild) 
 
 def _of_another_torch(name: str, version: str, torch: TorchBuild, instead: str) -> str | None:
     """Return that a package is not for this torch: its first two numbers are its torch's."""
-    numbers = [re.findall(r"\d+", one.partition("+")[0])[:2] for one in (version, torch.version)]
+    numbers = [re.findall(r"\d+", text.partition("+")[0])[:2] for text in (version, torch.version)]
     if numbers[0] == numbers[1]:
         return None
     return (
@@ -127,7 +127,7 @@ _KINDS = (
         f"--index-url {_INDEX}",
     ),
 )
-PACKAGES: Mapping[str, PackageKind] = {one.name: one for one in _KINDS}
+PACKAGES: Mapping[str, PackageKind] = {kind.name: kind for kind in _KINDS}
 """The packages by name."""
 
 
@@ -143,8 +143,8 @@ def installed_packages(torch: TorchBuild | None = None) -> dict[str, Package]:
 
 def packages_of(device: Device) -> dict[str, Package]:
     """Return the packages that a device's facts tell of; without that fact, the installed ones."""
-    told = packages_in_facts(device)
-    return installed_packages() if told is None else told
+    recorded = packages_in_facts(device)
+    return installed_packages() if recorded is None else recorded
 
 
 def problems_of(device: Device, config: Config) -> list[Problem]:
@@ -152,7 +152,7 @@ def problems_of(device: Device, config: Config) -> list[Problem]:
 
     The bindings have no kernels; `--distributed-backend` says what is the matter with them.
     """
-    kernels = {name: one for name, one in packages_of(device).items() if name != BINDINGS}
+    kernels = {name: package for name, package in packages_of(device).items() if name != BINDINGS}
     return strict_problems(kernels, PACKAGES, config)
 
 
@@ -173,9 +173,9 @@ def _triton(kind: PackageKind, torch: TorchBuild) -> Package | None:
     other = _distribution(_OTHER_TRITON)
     version = distribution.version if distribution is not None else ""
     if not _has_backend():
-        which = f" {other.version}" if other is not None else ""
+        suffix = f" {other.version}" if other is not None else ""
         return Package(
-            version, f"the installed `triton`{which} is for other GPUs: it has no `backends/intel`"
+            version, f"the installed `triton`{suffix} is for other GPUs: it has no `backends/intel`"
         )
     if distribution is None:
         return Package()
@@ -207,8 +207,8 @@ def _other_wanted(distribution: importlib.metadata.Distribution) -> str | None:
             wanted = Requirement(text)
         except InvalidRequirement:
             continue
-        asked = wanted.name in _TRITONS and (wanted.marker is None or wanted.marker.evaluate())
-        if asked and not wanted.specifier.contains(distribution.version, prereleases=True):
+        required = wanted.name in _TRITONS and (wanted.marker is None or wanted.marker.evaluate())
+        if required and not wanted.specifier.contains(distribution.version, prereleases=True):
             return (
                 f"`{distribution.name}` {distribution.version} is installed, and torch wants "
                 f"`{wanted.name}{wanted.specifier}`"

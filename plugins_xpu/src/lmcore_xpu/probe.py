@@ -25,15 +25,17 @@ def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
     """Return what the facts mean for a process with the environment *env*."""
     if not facts.gpus:
         return _answer(facts, ProbeState.ABSENT, ["no Intel GPU on the PCI bus"])
-    fit = [one for one in facts.gpus if one.card.usable]
+    fit = [gpu for gpu in facts.gpus if gpu.card.usable]
     listed = _listed(facts.gpus)
     if not fit:
-        said = "PyTorch has no kernels for this GPU: it supports Xe-HPG, Xe-HPC and newer ones"
-        return _answer(facts, ProbeState.ABSENT, [said, *listed])
-    if not facts.container and all(one.error == errno.EPERM for one in fit):
+        message = "PyTorch has no kernels for this GPU: it supports Xe-HPG, Xe-HPC and newer ones"
+        return _answer(facts, ProbeState.ABSENT, [message, *listed])
+    if not facts.container and all(gpu.error == errno.EPERM for gpu in fit):
         # The user may open the nodes, so that it is a control group that keeps them closed.
-        said = f"{len(fit)} Intel GPUs are not given to this process: ask the batch system for GPUs"
-        return _answer(facts, ProbeState.ABSENT, [said, *listed])
+        message = (
+            f"{len(fit)} Intel GPUs are not given to this process: ask the batch system for GPUs"
+        )
+        return _answer(facts, ProbeState.ABSENT, [message, *listed])
     gpus = counted_gpus(facts.gpus)
     seen = visible_units(gpus, env)
     if seen.hidden:
@@ -57,7 +59,7 @@ def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
         count=len(seen.units),
         more={
             "hierarchy": "COMPOSITE" if composite(env) else "FLAT",
-            "gpus": [_described(one) for one in seen.units],
+            "gpus": [_described(unit) for unit in seen.units],
         },
     )
 
@@ -67,13 +69,13 @@ def counted_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
 
     If it may open none, return all supported ones: what it would count.
     """
-    known = [one for one in gpus if one.card.has_driver]
-    return [one for one in known if one.access] or known
+    known = [gpu for gpu in gpus if gpu.card.has_driver]
+    return [gpu for gpu in known if gpu.access] or known
 
 
 def kinds(units: Iterable[Unit]) -> Counter[str]:
     """Return how many devices there are of each model."""
-    return Counter(one.gpu.card.name for one in units)
+    return Counter(unit.gpu.card.name for unit in units)
 
 
 def mixed(units: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str]) -> tuple[str, str]:
@@ -83,22 +85,22 @@ def mixed(units: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str]) ->
         return "", ""
     names = ", ".join(f"{count} x {name}" for name, count in found.items())
     most = found.most_common(1)[0][0]
-    mask = mask_of([one for one in units if one.gpu.card.name == most], gpus, env)
-    said = f"different GPUs: {names}; a run waits for the slowest and has the smallest's memory"
-    return said, f"`export {MASK}={mask}` leaves {most} alone"
+    mask = mask_of([unit for unit in units if unit.gpu.card.name == most], gpus, env)
+    message = f"different GPUs: {names}; a run waits for the slowest and has the smallest's memory"
+    return message, f"`export {MASK}={mask}` leaves {most} alone"
 
 
 def _fault(facts: Facts, fit: Sequence[Gpu], seen: Visible) -> tuple[str, str]:
     """Return the first thing that keeps the GPUs from being used, and its fix."""
-    if not any(one.access for one in fit):
-        first = min(fit, key=lambda one: one.card.integrated)  # a card before the processor's
+    if not any(gpu.access for gpu in fit):
+        first = min(fit, key=lambda gpu: gpu.card.integrated)  # a card before the processor's
         return _closed_gpu(facts, first)
     if seen.fault:
         return seen.fault, seen.fix
     lacking = [
         library
-        for library, there in ((LOADER, facts.loader), (RUNTIME, facts.runtime))
-        if not there
+        for library, found in ((LOADER, facts.loader), (RUNTIME, facts.runtime))
+        if not found
     ]
     if lacking:
         return (
@@ -127,26 +129,26 @@ def _closed_gpu(facts: Facts, gpu: Gpu) -> tuple[str, str]:
             "start the container with `--device /dev/dri`",
         )
     if gpu.error not in {errno.EACCES, errno.EPERM}:
-        said = f"{gpu.path} does not open: {os.strerror(gpu.error)}"
-        return said, "see `dmesg` for the GPU's driver; reset the GPU or reboot"
-    said = f"this user may not open {gpu.path}"
+        message = f"{gpu.path} does not open: {os.strerror(gpu.error)}"
+        return message, "see `dmesg` for the GPU's driver; reset the GPU or reboot"
+    message = f"this user may not open {gpu.path}"
     if facts.container:
-        return said, f"start the container with `--device /dev/dri --group-add {gpu.group}`"
+        return message, f"start the container with `--device /dev/dri --group-add {gpu.group}`"
     if gpu.group in {"", "root"}:
         return (
-            said,
+            message,
             f"let this user read and write {gpu.path}: ask the administrator of this machine",
         )
-    return said, f"run `sudo usermod -aG {gpu.group} $USER` and log in again"
+    return message, f"run `sudo usermod -aG {gpu.group} $USER` and log in again"
 
 
 def _closed(gpus: Sequence[Gpu]) -> list[str]:
     """Tell of GPUs that this process may not open beside others that it may."""
-    shut = [one for one in gpus if not one.access]
+    shut = [gpu for gpu in gpus if not gpu.access]
     if not shut or len(shut) == len(gpus):
         return []
-    where = ", ".join(one.path or one.address for one in shut)
-    return [f"{len(shut)} of {len(gpus)} GPUs are closed to this process: {where}"]
+    paths = ", ".join(gpu.path or gpu.address for gpu in shut)
+    return [f"{len(shut)} of {len(gpus)} GPUs are closed to this process: {paths}"]
 
 
 def torch_command(torch: TorchBuild) -> str:
@@ -163,9 +165,9 @@ def torch_command(torch: TorchBuild) -> str:
 def _listed(gpus: Sequence[Gpu]) -> list[str]:
     """Return a line for each kind of GPU: how many, which, where, and under which driver."""
     groups: dict[tuple[object, ...], list[Gpu]] = {}
-    for one in gpus:
-        groups.setdefault((one.device_id, one.driver, one.tiles, one.card), []).append(one)
-    return [_line(those) for those in groups.values()]
+    for gpu in gpus:
+        groups.setdefault((gpu.device_id, gpu.driver, gpu.tiles, gpu.card), []).append(gpu)
+    return [_line(group) for group in groups.values()]
 
 
 def _line(gpus: Sequence[Gpu]) -> str:
@@ -173,10 +175,10 @@ def _line(gpus: Sequence[Gpu]) -> str:
     owner = "the processor's " if first.card.integrated else ""
     number = f"{len(gpus)} x " if len(gpus) > 1 else ""
     tiles = f" of {first.tiles} tiles" if first.tiles > 1 else ""
-    where = ", ".join(one.address for one in gpus)
+    addresses = ", ".join(gpu.address for gpu in gpus)
     known = f" ({first.device_id})" if first.device_id not in first.card.name else ""
-    what = f"{number}{owner}{first.card.name}{known}{tiles}"
-    return f"{what} at {where}, driver {first.driver or 'none'}"
+    summary = f"{number}{owner}{first.card.name}{known}{tiles}"
+    return f"{summary} at {addresses}, driver {first.driver or 'none'}"
 
 
 def _described(unit: Unit) -> dict[str, object]:
@@ -197,7 +199,7 @@ def _described(unit: Unit) -> dict[str, object]:
 def _versions(facts: Facts) -> dict[str, object]:
     """Return what is installed, under the names that `lmcore plugins` and `doctor` show."""
     found: dict[str, object] = {"torch_build": facts.torch.version}
-    drivers = sorted({one.driver for one in facts.gpus if one.driver})
+    drivers = sorted({gpu.driver for gpu in facts.gpus if gpu.driver})
     if drivers:
         found["driver"] = f"{' and '.join(drivers)} of Linux {facts.kernel}".strip()
     if facts.torch.toolkit:

@@ -210,30 +210,30 @@ AXES = ("data", "tensor", "context", "pipeline")
 
 def factors(name: str, flags: str, num_processes: int) -> dict[str, str]:
     """Return the level of each factor that applies to a case."""
-    words = shlex.split(flags)
+    arguments = shlex.split(flags)
 
     def value(flag: str, default: str = "") -> str:
-        return words[words.index(flag) + 1] if flag in words else default
+        return arguments[arguments.index(flag) + 1] if flag in arguments else default
 
     tensor = int(value("--tensor-model-parallel-size", "1"))
     context = int(value("--context-parallel-size", "1"))
     pipeline = int(value("--pipeline-model-parallel-size", "1"))
-    zero = value("--zero-stage", "1" if "--use-distributed-optimizer" in words else "")
+    zero = value("--zero-stage", "1" if "--use-distributed-optimizer" in arguments else "")
     found = {
         "processes": str(num_processes),
         "kind": Case.of(name).kind,
         "recompute": value("--recompute", "none"),
-        "accumulation": "more" if "--micro-batch-size" in words else "usual",
+        "accumulation": "more" if "--micro-batch-size" in arguments else "usual",
     }
     if zero or num_processes > tensor * context * pipeline:
-        replicas = "hybrid " if "--data-parallel-replicas" in words else ""
+        replicas = "hybrid " if "--data-parallel-replicas" in arguments else ""
         found["data"] = f"{replicas}zero{zero}" if zero else "replicas"
     if tensor > 1:
-        found["tensor"] = "sequence parallel" if SP in words else "tensor parallel"
+        found["tensor"] = "sequence parallel" if SP in arguments else "tensor parallel"
     if context > 1:
         found["context"] = "context parallel"
     if pipeline > 1:
-        interleaved = "--num-layers-per-virtual-pipeline-stage" in words
+        interleaved = "--num-layers-per-virtual-pipeline-stage" in arguments
         found["pipeline"] = value("--pipeline-schedule", "1f1b") + " interleaved" * interleaved
     return found
 
@@ -304,7 +304,7 @@ def least(
 def marked(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
     """Return names as parameters of a test; slow ones run in the full set only."""
     few = set(fast)
-    return [one if one in few else pytest.param(one, marks=pytest.mark.full) for one in cases]
+    return [case if case in few else pytest.param(case, marks=pytest.mark.full) for case in cases]
 
 
 FAST = cover(CASES, levels_and_pairs)

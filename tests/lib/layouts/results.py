@@ -148,29 +148,29 @@ class Results:
 
     def steps(self, name: str) -> list[tuple[float, float]]:
         """Return loss and gradient norm of each step, after checking that all ranks agree."""
-        first, *others = [part["steps"] for part in self.parts(name)]
-        assert all(other == first for other in others), f"{name}: ranks differ"
+        first, *remaining = [part["steps"] for part in self.parts(name)]
+        assert all(other == first for other in remaining), f"{name}: ranks differ"
         return list(first)
 
     def whole(self, name: str, key: str) -> dict[str, Tensor]:
         """Return whole tensors, after checking that all elements exist and replicas are equal."""
         found: dict[str, Tensor] = {}
-        there: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for rank, part in enumerate(self.parts(name)):
             for tensor, shape, offset, values in part[key]:
                 if tensor not in found:
                     found[tensor] = torch.zeros(shape, dtype=values.dtype)
-                    there[tensor] = torch.zeros(shape, dtype=torch.bool)
+                    tensors[tensor] = torch.zeros(shape, dtype=torch.bool)
                 box = tuple(
                     slice(first, first + size)
                     for first, size in zip(offset, values.shape, strict=True)
                 )
-                known = there[tensor][box]
+                known = tensors[tensor][box]
                 same = found[tensor][box][known] == values[known]
                 assert bool(same.all()), f"{name}: rank {rank} has another {tensor} ({key})"
                 found[tensor][box] = values
-                there[tensor][box] = True
-        lacking = [tensor for tensor, known in there.items() if not bool(known.all())]
+                tensors[tensor][box] = True
+        lacking = [tensor for tensor, known in tensors.items() if not bool(known.all())]
         assert not lacking, f"{name}: nobody has all of {lacking} ({key})"
         return found
 

@@ -84,9 +84,11 @@ class Samples:
 
 def plan_of(flags: str, world_size: int) -> RunPlan:
     """Return the plan of a case."""
-    words = shlex.split(flags)
-    rest = [word for name, value in BASE.items() if name not in words for word in (name, value)]
-    loaded = load_config([*rest, *words])
+    arguments = shlex.split(flags)
+    defaults = [
+        word for name, value in BASE.items() if name not in arguments for word in (name, value)
+    ]
+    loaded = load_config([*defaults, *arguments])
     valid = validate(loaded, world_size=world_size)
     return resolve(valid, tokenizer=TokenizerIdentity(VOCABULARY))
 

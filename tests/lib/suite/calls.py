@@ -32,8 +32,8 @@ def popen(command: Sequence[str], **more: Any) -> subprocess.Popen[Any]:
     if group in COLD or target in COLD_TARGETS:
         return _Popen(command, **more)
     if group in NESTED:
-        here = "from suite.calls import install; install(nested=True)"
-        command = [*command[:3], f"{here}\n{command[3]}", *command[4:]]
+        statement = "from suite.calls import install; install(nested=True)"
+        command = [*command[:3], f"{statement}\n{command[3]}", *command[4:]]
     return warm.WarmPopen(command, **more)
 
 
@@ -48,14 +48,14 @@ class CopiedServer(warm._Server):
 
     def __init__(self) -> None:
         self.env = dict(os.environ)
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         if not os.fork():
             self._socket.close()
             try:
-                warm._serve(theirs)
+                warm._serve(peer)
             finally:
                 os._exit(0)  # the client is gone, or sees that this process is
-        theirs.close()
+        peer.close()
 
 
 def install(*, nested: bool = False) -> None:

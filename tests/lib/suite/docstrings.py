@@ -86,16 +86,16 @@ def findings(root: Path) -> Iterator[Finding]:
             elif verb and "/tests/" not in file and _NO_VERB.match(text):
                 yield Finding(file, line, "begins with no verb", first)
             for found in _PHRASE.finditer(text):
-                words = " ".join(found[0].split())
-                if (file, words.lower()) not in QUOTED:
-                    yield Finding(file, line + text.count("\n", 0, found.end()), "says", words)
+                phrase = " ".join(found[0].split())
+                if (file, phrase.lower()) not in QUOTED:
+                    yield Finding(file, line + text.count("\n", 0, found.end()), "says", phrase)
 
 
 def main() -> int:
     """Print what is refused; return the exit status."""
     found = list(findings(ROOT))
-    for file, line, rule, words in found:
-        print(f"{file}:{line}: {rule}: {words}")
+    for file, line, rule, phrase in found:
+        print(f"{file}:{line}: {rule}: {phrase}")
     return int(bool(found))
 
 

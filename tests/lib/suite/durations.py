@@ -121,23 +121,23 @@ class Limits:
     def folder_of(self, nodeid: str) -> str | None:
         """Return the innermost folder with a budget that has a test; None if there is none."""
         file = Path(nodeid.partition("::")[0])
-        return next((str(one) for one in file.parents if str(one) in self.folders), None)
+        return next((str(folder) for folder in file.parents if str(folder) in self.folders), None)
 
     def used(self, taken: Mapping[str, Taken]) -> dict[str, float]:
         """Return the seconds that the fast tests of each folder took."""
         found: defaultdict[str, float] = defaultdict(float)
-        for nodeid, one in taken.items():
+        for nodeid, test in taken.items():
             folder = self.folder_of(nodeid)
-            if folder is not None and not one.full:
-                found[folder] += one.reference
+            if folder is not None and not test.full:
+                found[folder] += test.reference
         return dict(found)
 
     def exceeded(self, taken: Mapping[str, Taken]) -> Iterator[str]:
         """Yield a sentence for each test and each folder that took too long."""
-        for nodeid, one in taken.items():
-            if one.reference > LONGEST and not one.full:
+        for nodeid, test in taken.items():
+            if test.reference > LONGEST and not test.full:
                 yield (
-                    f"{nodeid} took {one.reference:.1f} s, over {LONGEST:g}: "
+                    f"{nodeid} took {test.reference:.1f} s, over {LONGEST:g}: "
                     "make it faster, or mark it `full`"
                 )
         for folder, seconds in self.used(taken).items():
@@ -202,8 +202,8 @@ class Durations:
             "set": str(self._config.stash[SET]),
             "seconds": time.monotonic() - self._begin,
             "slowness": statistics.median(self._slowness) if self._slowness else 1.0,
-            "outcomes": Counter(one.outcome for one in self._taken.values()),
-            "tests": {nodeid: vars(one) for nodeid, one in self._taken.items()},
+            "outcomes": Counter(test.outcome for test in self._taken.values()),
+            "tests": {nodeid: vars(test) for nodeid, test in self._taken.items()},
         }
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -64,8 +64,8 @@ class Environment:
         venv.create(home, with_pip=False)
         self.python = home / "bin" / "python"
         self.packages = next((home / "lib").glob("python*")) / "site-packages"
-        mine = [*site.getsitepackages(), sysconfig.get_path("purelib")]
-        lines = [f"import site; site.addsitedir({path!r})" for path in dict.fromkeys(mine)]
+        folders = [*site.getsitepackages(), sysconfig.get_path("purelib")]
+        lines = [f"import site; site.addsitedir({path!r})" for path in dict.fromkeys(folders)]
         (self.packages / "zz_outer.pth").write_text("\n".join(lines) + "\n")
 
     def see(self, package: str, distribution: str = "") -> None:
@@ -87,10 +87,12 @@ class Environment:
 
     def install_source(self, *folders: Path) -> None:
         """Install distributions from their folders, built by what is here if it is here."""
-        here = importlib.util.find_spec("setuptools") is not None
-        self._pip(*(["--no-index", "--no-build-isolation"] if here else []), *map(str, folders))
+        has_setuptools = importlib.util.find_spec("setuptools") is not None
+        self._pip(
+            *(["--no-index", "--no-build-isolation"] if has_setuptools else []), *map(str, folders)
+        )
 
-    def _pip(self, *words: str) -> None:
+    def _pip(self, *arguments: str) -> None:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
         if self.virtual:
             pip += ["--python", str(self.python), "install"]
@@ -98,24 +100,24 @@ class Environment:
             pip += ["install", "--target", str(self.packages)]
         # Pins for what a build installs are refused where it is to install nothing.
         env = {name: value for name, value in os.environ.items() if name != "PIP_BUILD_CONSTRAINT"}
-        command = [*pip, "--quiet", "--no-deps", *words]
+        command = [*pip, "--quiet", "--no-deps", *arguments]
         subprocess.run(command, check=True, timeout=120, env=env)
 
-    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run `lmcore WORDS`."""
-        return self.start(*COMMAND, *words, **env)
+        return self.start(*COMMAND, *arguments, **env)
 
-    def run_with_forks(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def run_with_forks(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run `lmcore WORDS`; if it is forked, so is what it calls in processes of their own."""
         command = COMMAND if self.virtual else ("-c", COMMAND_WITH_FORKS)
-        return self.start(*command, *words, **env)
+        return self.start(*command, *arguments, **env)
 
-    def pytest(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def pytest(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run pytest; if it is forked, so is the training that it starts."""
         forks = () if self.virtual else ("-p", "suite.calls")
-        return self.start("-m", "pytest", "-q", "-p", "no:cacheprovider", *forks, *words)
+        return self.start("-m", "pytest", "-q", "-p", "no:cacheprovider", *forks, *arguments)
 
-    def start(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def start(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run `python WORDS`."""
         inherited = {
             name: value
@@ -125,7 +127,7 @@ class Environment:
         path = {} if self.virtual else {"PYTHONPATH": str(self.packages)}
         run = subprocess.run if self.virtual else warm.run
         return run(
-            [str(self.python), "-P", *words],
+            [str(self.python), "-P", *arguments],
             cwd=self.work,
             env={**inherited, **path, "OMP_NUM_THREADS": "1", **env},
             capture_output=True,
@@ -138,7 +140,7 @@ class Environment:
         """Return what `lmcore plugins --json` says of each plugin, by name."""
         found = self.run("plugins", "--json", **env)
         assert found.returncode == 0, found.stderr
-        return {one["name"]: one for one in json.loads(found.stdout)["plugins"]}
+        return {plugin["name"]: plugin for plugin in json.loads(found.stdout)["plugins"]}
 
 
 @pytest.fixture(scope="session")

@@ -113,8 +113,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     """Say which set runs, and how to run it again."""
     chosen = config.stash[SET]
-    rest = "" if chosen.full else "; `full`: all tests"
-    return f"test set: {VARIABLE}={chosen}{rest}"
+    note = "" if chosen.full else "; `full`: all tests"
+    return f"test set: {VARIABLE}={chosen}{note}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -141,10 +141,10 @@ def named_tests(arguments: Sequence[str], here: Path, root: Path) -> list[str]:
     """Return the arguments that name tests, and not only a file or a folder, as pytest's names."""
     found = []
     for argument in arguments:
-        file, colons, rest = argument.partition("::")
+        file, colons, test_id = argument.partition("::")
         if colons:
             path = Path(os.path.relpath(here / file, root))
-            found.append(f"{path.as_posix()}::{rest}")
+            found.append(f"{path.as_posix()}::{test_id}")
     return found
 
 

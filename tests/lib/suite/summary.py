@@ -20,13 +20,13 @@ def environments(records: list[dict[str, Any]]) -> list[str]:
     """Return the lines of the table of environments."""
     head = f"{'environment':<22}{'set':>9}{'passed':>8}{'failed':>8}{'skipped':>9}"
     lines = [f"{head}{'wall s':>8}{'test s':>8}{'slowness':>10}"]
-    for one in records:
-        counts = one["outcomes"]
-        busy = sum(test["seconds"] for test in one["tests"].values())
+    for record in records:
+        counts = record["outcomes"]
+        busy = sum(test["seconds"] for test in record["tests"].values())
         lines.append(
-            f"{one['name']:<22}{one['set']:>9}{counts.get('passed', 0):>8}"
+            f"{record['name']:<22}{record['set']:>9}{counts.get('passed', 0):>8}"
             f"{counts.get('failed', 0):>8}{counts.get('skipped', 0):>9}"
-            f"{one['seconds']:>8.0f}{busy:>8.0f}{one['slowness']:>10.2f}"
+            f"{record['seconds']:>8.0f}{busy:>8.0f}{record['slowness']:>10.2f}"
         )
     return lines
 
@@ -36,7 +36,7 @@ def folders(records: list[dict[str, Any]], limits: Limits) -> list[str]:
     lines = [f"{'folder':<34}{'test s':>8}{'budget':>8}"]
     used: dict[str, float] = {}
     for record in records:  # an environment's tests have the whole budget
-        taken = {nodeid: Taken(**one) for nodeid, one in record["tests"].items()}
+        taken = {nodeid: Taken(**test) for nodeid, test in record["tests"].items()}
         for folder, seconds in limits.used(taken).items():
             used[folder] = max(used.get(folder, 0.0), seconds)
     for folder, seconds in sorted(used.items()):

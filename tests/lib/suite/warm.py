@@ -137,20 +137,22 @@ def _program(args: Any, env: Mapping[str, str]) -> dict[str, Any] | None:
     """Return what of an order is in the command; None if a fork cannot run it."""
     if sys.platform != "linux" or isinstance(args, (str, bytes, os.PathLike)):
         return None
-    words = [os.fsdecode(one) for one in args]
-    if not words or words[0] != sys.executable:
+    arguments = [os.fsdecode(arg) for arg in args]
+    if not arguments or arguments[0] != sys.executable:
         return None
-    rest = words[1:]
-    while rest[:1] == ["-P"]:
-        rest = rest[1:]
-    if not (rest and rest[0].endswith(".py")) and not (len(rest) > 1 and rest[0] in {"-m", "-c"}):
+    options = arguments[1:]
+    while options[:1] == ["-P"]:
+        options = options[1:]
+    if not (options and options[0].endswith(".py")) and not (
+        len(options) > 1 and options[0] in {"-m", "-c"}
+    ):
         return None
     if any(env.get(name, value) != value for name, value in THREADS.items()):
         return None
     if _read_at_start(env) != _read_at_start(_server().env):
         return None
-    safe = len(words) - len(rest) > 1 or bool(env.get("PYTHONSAFEPATH"))
-    return {"words": words, "program": rest, "safe": safe}
+    safe = len(arguments) - len(options) > 1 or bool(env.get("PYTHONSAFEPATH"))
+    return {"words": arguments, "program": options, "safe": safe}
 
 
 def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -166,16 +168,16 @@ class _Server:
     """The client's end of the process that forks."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         paths = [str(Path(__file__).parents[1]), *_path_variable(os.environ)]
         self.env = {**os.environ, **THREADS, "PYTHONPATH": os.pathsep.join(paths)}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "suite.warm", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "suite.warm", str(peer.fileno())],
             env=self.env,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[peer.fileno()],
             stdin=subprocess.DEVNULL,
         )
-        theirs.close()
+        peer.close()
         atexit.register(self.close)
 
     def start(self, order: dict[str, Any], streams: list[int]) -> int:
@@ -227,7 +229,7 @@ def _adoption() -> Iterator[None]:
 
 
 def _path_variable(env: Mapping[str, str]) -> list[str]:
-    return [one for one in env.get("PYTHONPATH", "").split(os.pathsep) if one]
+    return [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 # In the process that forks

@@ -41,7 +41,7 @@ def files(paths: Iterable[str]) -> Iterator[Path]:
         found = [ROOT / path] if (ROOT / path).is_file() else (ROOT / path).rglob("*")
         for file in sorted(found):
             parts = file.relative_to(ROOT).parts
-            left = any(Path(part).match(one) for part in parts for one in LEFT_BY_BUILDS)
+            left = any(Path(part).match(pattern) for part in parts for pattern in LEFT_BY_BUILDS)
             if file.is_file() and not left and not is_test(parts):
                 yield file
 
@@ -178,18 +178,18 @@ def fail(command: list[str], status: int) -> NoReturn:
     sys.exit(status)
 
 
-def main(what: str, *words: str) -> None:
+def main(command: str, *arguments: str) -> None:
     """Do what is asked."""
-    if what == "install":
+    if command == "install":
         install()
-    elif what == "ensure":
-        ensure(Path(words[0]))
-    elif what == "accelerators":
-        accelerators(Path(words[0]))
-    elif what == "packages":
-        packages(Path(words[0]), *words[1:])
+    elif command == "ensure":
+        ensure(Path(arguments[0]))
+    elif command == "accelerators":
+        accelerators(Path(arguments[0]))
+    elif command == "packages":
+        packages(Path(arguments[0]), *arguments[1:])
     else:
-        sys.exit(f"error: unknown command `{what}`\n{__doc__}")
+        sys.exit(f"error: unknown command `{command}`\n{__doc__}")
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def test_defaults_do_not_invent_what_torch_does_not_have(chip_module):
 
 
 @pytest.mark.parametrize("count, hint", [(2, "at most 2 processes"), (0, "lmcore doctor")])
-def test_a_process_without_a_device_of_its_own_is_told(chip_module, monkeypatch, count, hint):
+def test_a_process_without_a_device_is_an_error(chip_module, monkeypatch, count, hint):
     """A local rank beyond the devices that torch sees is an error; one below them is the index."""
     module, _ = chip_module
     monkeypatch.setattr(module, "device_count", lambda: count, raising=False)
@@ -165,7 +165,7 @@ def test_the_host_can_be_a_device_by_defaults(monkeypatch):
     assert {"pin_memory", "new_stream", "new_event", "memory_stats"} <= set(device.missing)
 
 
-def test_a_function_that_every_device_has_is_asked_for_by_name(chip_module):
+def test_a_function_of_every_device_is_required_by_name(chip_module):
     """Where torch's module lacks it the plugin brings it, or is told which one."""
     module, _ = chip_module
     del module.get_rng_state
@@ -177,7 +177,7 @@ def test_a_function_that_every_device_has_is_asked_for_by_name(chip_module):
 
 
 @pytest.mark.parametrize("index", [None, 0])
-def test_a_type_that_torch_does_not_know_is_an_error_in_words(index):
+def test_an_unknown_device_type_is_a_device_error(index):
     """The message says that a package may have to be imported first."""
     with pytest.raises(DeviceError, match="does not know a device type `nosuch`") as error:
         Device.from_torch("nosuch", index)

@@ -202,7 +202,7 @@ def test_verify_refuses_a_device_that_does_not(device: Device) -> None:
     assert caught.value.why == "a state put back gave other numbers"
 
 
-def test_verify_refuses_a_generator_that_stands_still(
+def test_verify_refuses_a_generator_that_never_advances(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A generator that gives the same numbers for ever restores them, and is no generator."""

@@ -86,7 +86,7 @@ def test_fills_parameters_and_views_in_place(saved: Path, tensors: dict[str, tor
     assert parameter.requires_grad
 
 
-def test_partial_load_reads_what_was_asked(saved: Path):
+def test_partial_load_reads_the_given_tensors(saved: Path):
     """Names that are not asked for are not needed."""
     target = {"optimizer.step": torch.tensor(0)}
     load_checkpoint(saved, target)

@@ -200,7 +200,7 @@ def test_a_directory_that_others_do_not_see(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_damage_is_found_once_and_told_to_all(
+def test_damage_is_found_once_and_reported_to_all_ranks(
     ranks: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files are verified by one rank each; what one finds keeps every rank from reading."""
@@ -226,7 +226,7 @@ def test_damage_is_found_once_and_told_to_all(
     assert sorted(summed) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
 
 
-def test_what_one_asks_for_in_vain_is_told_to_all(
+def test_a_missing_tensor_of_one_rank_is_reported_to_all(
     ranks: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     """A tensor that one rank alone wants and the checkpoint lacks ends the load of all, at once."""

@@ -202,7 +202,7 @@ def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_bar_tells_pace_and_what_is_left(fraction: float, left: float | None, shown: str) -> None:
+def test_bar_shows_pace_and_time_left(fraction: float, left: float | None, shown: str) -> None:
     """Where the input's size is known the line is a bar with the time that is left."""
     progress = PrepareProgress(10, 4 * 2**20, 2.0, fraction, left)
     assert progress.bar() == shown

@@ -246,7 +246,7 @@ def test_a_crash_in_the_devices_creation_is_a_row(rows):
     assert "product float32" not in found
 
 
-def test_a_crash_of_one_rank_alone_is_told_of_that_rank(rows, monkeypatch):
+def test_a_crash_of_one_rank_names_that_rank(rows, monkeypatch):
     """The other's words, that its neighbour stopped, say less."""
     together = functools.partial(call_together, grace=0.5)  # the other can only wait
     monkeypatch.setattr(doctor_plugin, "call_together", together)

@@ -140,7 +140,7 @@ def test_the_dtype_is_the_default_precisions(op, capsys):
     assert json.loads(printed(capsys, "explain", op, "--json"))["dtype"] == "float32"
 
 
-def test_a_dtype_that_the_device_lacks_is_told(capsys, monkeypatch):
+def test_a_dtype_that_the_device_lacks_is_reported(capsys, monkeypatch):
     """A case that no run would have is answered all the same, with a word about it."""
     monkeypatch.setattr("lmcore_cpu.device._DTYPES", frozenset({"float32"}))
     assert "device `cpu` does not compute in float16" in printed(
@@ -174,7 +174,7 @@ def test_strict_fails_after_the_explanation(capsys):
         (["explain", "linear", "--in-features", "0"], "out of range", None),
     ],
 )
-def test_what_is_wrong_is_said_with_a_way_out(argv, what, hint):
+def test_errors_have_a_fix(argv, what, hint):
     """A misspelt command, op, dtype or kernel, or an attribute that the op does not have."""
     with pytest.raises(ConfigError) as error:
         ops.run(argv)

@@ -59,7 +59,7 @@ def test_a_worker_that_cannot_follow_stops():
     assert "0.0" in str(error.value)
 
 
-def test_a_worker_cannot_wish_for_another_device():
+def test_a_worker_cannot_choose_another_device():
     """`--device` in a worker must be what its launcher chose."""
     chosen = select(discover(env={"LMCORE_PLUGINS": ""}), requested="cpu", env={})
     os.environ[HANDED_DOWN] = chosen.to_json()

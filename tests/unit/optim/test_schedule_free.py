@@ -60,7 +60,7 @@ def test_state_is_that_of_the_weights_to_use(bench: Any) -> None:
         optimizer.state_tensors()
 
 
-def test_weights_without_state_begin_anew(bench: Any) -> None:
+def test_weights_without_state_begin_again(bench: Any) -> None:
     """Weights that were loaded alone are where all three sequences begin."""
     named, loaded = bench.weights(), bench.weights(seed=2)
     optimizer = bench.make("schedulefree", named)

@@ -198,7 +198,7 @@ def test_a_second_section_is_refused():
     assert "a second section" in refusal("lmcore_add_options", plugin_sections, twice)
 
 
-def test_plugins_that_are_off_or_failed_are_told_apart(caplog):
+def test_disabled_and_failed_plugins_are_distinguished(caplog):
     """A section of a plugin that is off is passed over later, a failed one's is an error."""
     plugins = found(
         "lmcore_add_options",

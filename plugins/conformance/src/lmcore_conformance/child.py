@@ -43,7 +43,7 @@ def run_group(
         patience: Factor on the time limits of checks.
     """
     faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)
-    wanted = [one for one in all_checks() if one.id in ids]
+    wanted = [check for check in all_checks() if check.id in ids]
     if group == "contract":
         from lmcore_conformance.checks.contract import ContractBench
 

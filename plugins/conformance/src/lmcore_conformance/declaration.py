@@ -133,8 +133,8 @@ def _reasons(
         raise _wrong(path, f"`{part}` is no table", f"write `[{part}]`, then `NAME = REASON`")
     for name, reason in table.items():
         if name not in known:
-            what = "requirement or check" if part == "closed" else "requirement"
-            raise _wrong(path, f"`{part}` names `{name}`, no {what}", suggestion(name, known))
+            kind = "requirement or check" if part == "closed" else "requirement"
+            raise _wrong(path, f"`{part}` names `{name}`, no {kind}", suggestion(name, known))
         if not isinstance(reason, str) or len(reason.split()) < 2:
             raise _wrong(path, f"`{part}` gives no reason for `{name}`", "say why, in a few words")
     return dict(table)

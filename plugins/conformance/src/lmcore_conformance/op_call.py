@@ -148,7 +148,7 @@ def call(
     function: Function,
     case: Case,
     dtype: torch.dtype,
-    where: torch.device,
+    device: torch.device,
     *,
     layout: Callable[[Tensor], Tensor] = _plain,
     incoming: torch.dtype | None = None,
@@ -159,7 +159,7 @@ def call(
         function: The kernel.
         case: Its numbers.
         dtype: dtype of its floating arguments.
-        where: Device.
+        device: Device.
         layout: memory layout of arguments and incoming gradient.
         incoming: Dtype through which the incoming gradient is rounded; default: *dtype*.
     """
@@ -167,7 +167,7 @@ def call(
     def sent(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return value.to(where, dtype if value.is_floating_point() else None)
+        return value.to(device, dtype if value.is_floating_point() else None)
 
     arguments = {place: sent(value) for place, value in case.others.items()}
     leaves = {}
@@ -179,7 +179,7 @@ def call(
     out = function(*(arguments[place] for place in sorted(arguments)), **kwargs)
     generator = torch.Generator().manual_seed(5)
     grad = torch.randn(out.shape, dtype=torch.float64, generator=generator)
-    grad = grad.to(incoming or dtype).to(where, out.dtype)
+    grad = grad.to(incoming or dtype).to(device, out.dtype)
     grad = layout(grad) if grad.dim() else grad
     grads = torch.autograd.grad(out, list(leaves.values()), grad)
     return Outcome(out.detach(), dict(zip(leaves, grads, strict=True)))
@@ -210,8 +210,10 @@ def difference(found: Tensor, wanted: Tensor, op: str, dtype: str) -> str | None
     worst = int(share.argmax())
     if share.flatten()[worst] <= 1:
         return None
-    one, right = found.flatten()[worst].item(), wanted.flatten()[worst].item()
-    return f"has {one:.7g} where {right:.7g} is right, {share.max().item():.3g} times the tolerance"
+    value, right = found.flatten()[worst].item(), wanted.flatten()[worst].item()
+    return (
+        f"has {value:.7g} where {right:.7g} is right, {share.max().item():.3g} times the tolerance"
+    )
 
 
 def dtypes_of(bench: Bench) -> Iterator[str]:

@@ -95,8 +95,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse to run the suite on nothing."""
-    words = [str(one).partition("::")[0] for one in config.invocation_params.args]
-    named = {"lmcore_conformance", "lmcore_conformance.suite"} & set(words)
+    arguments = [str(arg).partition("::")[0] for arg in config.invocation_params.args]
+    named = {"lmcore_conformance", "lmcore_conformance.suite"} & set(arguments)
     if named and not config.getoption("--accelerator"):
         raise pytest.UsageError(
             "the conformance suite needs `--accelerator NAME`; `lmcore plugins` lists the names"
@@ -126,7 +126,9 @@ def _start(config: pytest.Config, named: str) -> Conformance:
     from lmcore_conformance.runner import Runner
     from lmcore_conformance.target import find_target
 
-    levels = [one.strip() for one in (config.getoption("--levels") or ",".join(LEVELS)).split(",")]
+    levels = [
+        level.strip() for level in (config.getoption("--levels") or ",".join(LEVELS)).split(",")
+    ]
     for level in levels:
         if level not in LEVELS:
             raise ConfigError(f"`--levels {level}`: no such level", hint=suggestion(level, LEVELS))
@@ -157,8 +159,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("conformance_check", [None], ids=["no accelerator"])
         return
     level = getattr(metafunc.cls, "level", "")
-    found = [one for one in state.checks if one.level == level and level in state.levels]
-    metafunc.parametrize("conformance_check", found, ids=[one.id for one in found])
+    found = [check for check in state.checks if check.level == level and level in state.levels]
+    metafunc.parametrize("conformance_check", found, ids=[check.id for check in found])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -166,8 +168,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     state = config.stash.get(_STATE, None)
     if state is None:
         return
-    unasked = {one.level for one in state.checks} - set(state.levels)
-    items[:] = [one for one in items if getattr(_class_of(one), "level", "") not in unasked]
+    unasked = {check.level for check in state.checks} - set(state.levels)
+    items[:] = [item for item in items if getattr(_class_of(item), "level", "") not in unasked]
 
 
 def _class_of(item: pytest.Item) -> object:
@@ -185,7 +187,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     state = session.config.stash.get(_STATE, None)
     if state is not None:
         chosen = [_check_of(item) for item in session.items]
-        state.runner.choose(one.id for one in chosen if one is not None)
+        state.runner.choose(check.id for check in chosen if check is not None)
 
 
 def _check_of(item: pytest.Item) -> Check | None:

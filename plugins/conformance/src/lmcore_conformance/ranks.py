@@ -53,14 +53,14 @@ def run_group(
         patience: Factor on the time limits of checks.
     """
     faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)
-    wanted = [one for one in all_checks() if one.id in ids]
+    wanted = [check for check in all_checks() if check.id in ids]
     bench = RankBench(closed)
     place = rank_info(os.environ)
     seconds = _SHORT_SECONDS if group.endswith("timeout") else _COLLECTIVE_SECONDS
     with join_processes(place, timeout=SETUP_SECONDS / 2) as rendezvous:
         check_device(rendezvous, bench.selection, bench.plugins)
         arguments = (bench.plugins, bench.selection, bench.device, rendezvous)
-        backends = [one for one in bench.backends if one.available() is None]
+        backends = [backend for backend in bench.backends if backend.available() is None]
         if not backends:
             for check in wanted:
                 yield {"ends": _no_backend(check, bench).to_dict()}
@@ -82,7 +82,7 @@ def run_group(
 
 
 def _no_backend(check: Check, bench: Bench) -> Result:
-    reasons = [f"`{one.name}`: {one.available()}" for one in bench.backends]
+    reasons = [f"`{backend.name}`: {backend.available()}" for backend in bench.backends]
     why = "; ".join(reasons) or "its plugin brings no communication backend"
     return Result(check.id, Status.GAP, f"processes cannot exchange tensors: {why}")
 

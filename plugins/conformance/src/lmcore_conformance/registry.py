@@ -86,15 +86,15 @@ class Check:
 _REGISTERED: dict[str, Check] = {}
 
 
-def register(one: Check) -> None:
+def register(check: Check) -> None:
     """Add a check.
 
     Raises:
         ValueError: Its id is taken.
     """
-    if one.id in _REGISTERED:
-        raise ValueError(f"two checks are called `{one.id}`")
-    _REGISTERED[one.id] = one
+    if check.id in _REGISTERED:
+        raise ValueError(f"two checks are called `{check.id}`")
+    _REGISTERED[check.id] = check
 
 
 def check(
@@ -123,8 +123,8 @@ def all_checks() -> tuple[Check, ...]:
         importlib.import_module(module)
     levels = list(LEVELS)
 
-    def place(one: Check) -> tuple[int, int]:
-        own = one.run.__module__
-        return levels.index(one.level), modules.index(own) if own in modules else len(modules)
+    def place(check: Check) -> tuple[int, int]:
+        own = check.run.__module__
+        return levels.index(check.level), modules.index(own) if own in modules else len(modules)
 
     return tuple(sorted(_REGISTERED.values(), key=place))

@@ -73,33 +73,35 @@ class Report:
     def reached(self) -> list[str]:
         """Levels that are reached, from the first one without a gap between them."""
         found = []
-        for one in self.levels:
-            if one.verdict != "reached":
+        for level in self.levels:
+            if level.verdict != "reached":
                 break
-            found.append(one.level)
+            found.append(level.level)
         return found
 
     @property
     def claimed(self) -> float:
         """Share of all checks that the plugin does not declare to be gaps."""
-        total = sum(one.checks for one in self.levels)
-        return 1 - sum(one.gaps for one in self.levels) / total if total else 0.0
+        total = sum(level.checks for level in self.levels)
+        return 1 - sum(level.gaps for level in self.levels) / total if total else 0.0
 
     @property
     def badge(self) -> str:
         """One line for a badge."""
         levels = self.reached
         further = [
-            one.level for one in self.levels if one.verdict == "reached" and one.level not in levels
+            level.level
+            for level in self.levels
+            if level.verdict == "reached" and level.level not in levels
         ]
         span = "none"
         if levels:
             span = levels[0] if len(levels) == 1 else f"{levels[0]}-{levels[-1]}"
         more = f" and {', '.join(further)}" if further and levels else ", ".join(further)
         span = f"{span}{more}" if levels or not further else more
-        passed = sum(one.passed for one in self.levels)
-        total = sum(one.checks for one in self.levels)
-        left = sum(one.not_run for one in self.levels)
+        passed = sum(level.passed for level in self.levels)
+        total = sum(level.checks for level in self.levels)
+        left = sum(level.not_run for level in self.levels)
         # What was not run may be claimed by nobody's objection.
         share = f"{left} not run" if left else f"{self.claimed:.0%} claimed"
         suite = self.versions["suite"]
@@ -108,8 +110,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         values = asdict(self)
-        for one, level in zip(values["levels"], self.levels, strict=True):
-            one["claimed"] = round(level.claimed, 4)
+        for value, level in zip(values["levels"], self.levels, strict=True):
+            value["claimed"] = round(level.claimed, 4)
         return values | {"reached": self.reached, "claimed": self.claimed, "badge": self.badge}
 
 
@@ -128,11 +130,12 @@ def make_report(
         results: By id; a check without one was not run.
     """
     complete = {
-        one.id: results.get(one.id, Result(one.id, Status.NOT_RUN, "not selected"))
-        for one in checks
+        check.id: results.get(check.id, Result(check.id, Status.NOT_RUN, "not selected"))
+        for check in checks
     }
     described = tuple(
-        {"level": one.level, "title": one.title, **complete[one.id].to_dict()} for one in checks
+        {"level": check.level, "title": check.title, **complete[check.id].to_dict()}
+        for check in checks
     )
     return Report(
         plugin={
@@ -168,9 +171,9 @@ def _version(distribution: str) -> str:
 
 
 def _level(level: str, checks: Sequence[Check], results: Mapping[str, Result]) -> LevelReport:
-    own = [one for one in checks if one.level == level]
-    count = {status: sum(results[one.id].status is status for one in own) for status in Status}
-    excused = all(one.requires for one in own if results[one.id].status is Status.GAP)
+    own = [check for check in checks if check.level == level]
+    count = {status: sum(results[check.id].status is status for check in own) for status in Status}
+    excused = all(check.requires for check in own if results[check.id].status is Status.GAP)
     if count[Status.FAILED]:
         verdict = "failed"
     elif count[Status.NOT_RUN] == len(own):
@@ -204,18 +207,18 @@ def render(report: Report) -> list[str]:
         "",
         f"{'level':<16}{''.join(f'{name:>9}' for name in head)}  verdict",
     ]
-    for one in report.levels:
-        claimed = f"{one.claimed:.0%}" if one.passed + one.failed + one.gaps else ""
+    for level in report.levels:
+        claimed = f"{level.claimed:.0%}" if level.passed + level.failed + level.gaps else ""
         lines.append(
-            f"{one.level + ' ' + one.name:<16}{one.checks:>9}{one.passed:>9}{one.failed:>9}"
-            f"{one.gaps:>9}{one.not_run:>9}{claimed:>9}  {one.verdict}"
+            f"{level.level + ' ' + level.name:<16}{level.checks:>9}{level.passed:>9}"
+            f"{level.failed:>9}{level.gaps:>9}{level.not_run:>9}{claimed:>9}  {level.verdict}"
         )
-    offers = next((one for one in report.checks if one["id"] == "device.offers-twice"), None)
+    offers = next((check for check in report.checks if check["id"] == "device.offers-twice"), None)
     if offers is not None and offers["status"] == Status.PASSED:
         lines += ["", f"offers: {offers['detail']}"]
-    failed = [one for one in report.checks if one["status"] == Status.FAILED]
+    failed = [check for check in report.checks if check["status"] == Status.FAILED]
     if failed:
-        lines += ["", "failed:", *(f"  {one['id']}: {one['detail']:.160}" for one in failed)]
+        lines += ["", "failed:", *(f"  {check['id']}: {check['detail']:.160}" for check in failed)]
     if report.gaps:
         lines += ["", "declared gaps:", *(f"  {gap}" for gap in _listed(report.gaps))]
     return [*lines, "", report.badge]

@@ -31,8 +31,8 @@ class Requirement:
         """Return why the device does not offer it; None if it does, or if that is not known."""
         if self.offered is None or self.offered(bench):
             return None
-        said = bench.device.missing.get(self.ability, "")
-        return f"the device does not offer {self.summary}" + (f" ({said})" if said else "")
+        reason = bench.device.missing.get(self.ability, "")
+        return f"the device does not offer {self.summary}" + (f" ({reason})" if reason else "")
 
 
 def _ability(summary: str, name: str) -> Requirement:
@@ -49,13 +49,14 @@ def _dtype(name: str) -> Callable[[Bench], bool]:
 
 def _recompute(*names: str) -> Callable[[Bench], bool]:
     return lambda bench: any(
-        one.name in names and one.available() is None for one in bench.recompute_policies
+        policy.name in names and policy.available() is None for policy in bench.recompute_policies
     )
 
 
 def _mixed(bench: Bench) -> bool:
     return any(
-        one.compute != one.keep and one.available() is None for one in bench.precision_policies
+        policy.compute != policy.keep and policy.available() is None
+        for policy in bench.precision_policies
     )
 
 

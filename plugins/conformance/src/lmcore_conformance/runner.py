@@ -137,13 +137,13 @@ class Runner:
         messages = [_messages_of(outcome) for outcome in outcomes]
         many = len(outcomes) > 1
         for check in pending:
-            found = [one["ends"].get(check.id) for one in messages]
-            known = [one for one in found if one is not None]
-            if len(known) == len(outcomes) or any(one.status is Status.FAILED for one in known):
+            found = [message["ends"].get(check.id) for message in messages]
+            known = [end for end in found if end is not None]
+            if len(known) == len(outcomes) or any(end.status is Status.FAILED for end in known):
                 self.results[check.id] = self._permitted(check, _joined(known, many=many))
                 if many and self.results[check.id].status is Status.FAILED:
                     return  # what the processes did afterwards says nothing
-            elif any(one["at"] == check.id for one in messages):
+            elif any(message["at"] == check.id for message in messages):
                 detail = "; ".join(_faults(outcomes, messages, check.id, many=many))
                 self._keep(check.id, outcomes)
                 self.results[check.id] = _failure(check.id, detail)
@@ -172,7 +172,7 @@ class Runner:
         )
 
     def _keep(self, name: str, outcomes: Sequence[Outcome]) -> None:
-        self.logs[name] = "\n".join(one.log.strip() for one in outcomes if one.fault)
+        self.logs[name] = "\n".join(outcome.log.strip() for outcome in outcomes if outcome.fault)
 
 
 def _messages_of(outcome: Outcome) -> dict[str, Any]:
@@ -192,10 +192,10 @@ def _messages_of(outcome: Outcome) -> dict[str, Any]:
 def _joined(results: Sequence[Result], *, many: bool) -> Result:
     """Return one result of a check that several processes made: the worst."""
     order = [Status.FAILED, Status.GAP, Status.NOT_RUN, Status.PASSED]
-    worst = min(results, key=lambda one: order.index(one.status))
+    worst = min(results, key=lambda result: order.index(result.status))
     if not many or worst.status is not Status.FAILED:
         return worst
-    findings = list(dict.fromkeys(line for one in results for line in one.findings))
+    findings = list(dict.fromkeys(line for result in results for line in result.findings))
     return Result(worst.id, worst.status, worst.detail, tuple(findings), worst.seconds)
 
 
@@ -208,8 +208,8 @@ def _faults(
 ) -> list[str]:
     """Return how the processes ended that ended otherwise than they should."""
     found = []
-    for rank, (outcome, one) in enumerate(zip(outcomes, messages, strict=True)):
-        if outcome.fault and (at is None or one["at"] == at):
+    for rank, (outcome, message) in enumerate(zip(outcomes, messages, strict=True)):
+        if outcome.fault and (at is None or message["at"] == at):
             found.append((f"rank {rank}: " if many else "") + _ending(outcome))
     return found
 

@@ -84,10 +84,10 @@ def find_target(named: str, *, contract_only: bool = False) -> Target:
     _check_suite()
     points = metadata.entry_points(group=GROUP)
     record = _record(named)
-    (module,) = {one.value for one in points if one.name == record.entry_point}
+    (module,) = {point.value for point in points if point.name == record.entry_point}
     env = {name: value for name, value in os.environ.items() if name != OFF}
     plugins = discover(env=env | {ALLOW_LIST: record.entry_point})
-    record = next(one for one in plugins if one.entry_point == record.entry_point)
+    record = next(plugin for plugin in plugins if plugin.entry_point == record.entry_point)
     if record.state is PluginState.REFUSED:
         raise ConfigError(
             f"plugin {record.label} is not for this lmcore, and the suite is ({SUITE_VERSION})",
@@ -139,13 +139,13 @@ def _record(named: str) -> PluginRecord:
         found = list(discover(env={}))
     except LmcoreError as error:
         raise ConfigError("the installed plugins cannot be listed", why=str(error)) from error
-    matching = [one for one in found if named in {one.name, one.entry_point}]
+    matching = [plugin for plugin in found if named in {plugin.name, plugin.entry_point}]
     matching = matching or [
-        one for one in found if one.probe is not None and one.probe.device_type == named
+        plugin for plugin in found if plugin.probe is not None and plugin.probe.device_type == named
     ]
     if matching:
         return matching[0]
-    known = {one.name for one in found}
+    known = {plugin.name for plugin in found}
     raise ConfigError(
         f"`--accelerator {named}`: no installed plugin has this name or brings this device",
         why=f"there are {', '.join(f'`{name}`' for name in sorted(known))}",

@@ -100,7 +100,7 @@ class Trained:
             or not torch.equal(self.tensors[name], other.tensors[name])
         ]
         pairs = {"losses": (self.losses, other.losses), "norms": (self.norms, other.norms)}
-        return [name for name, (one, two) in pairs.items() if one != two] + found
+        return [name for name, (first, second) in pairs.items() if first != second] + found
 
 
 class TinyRuns:
@@ -149,11 +149,11 @@ class TinyRuns:
             return self._trained(plan, runtime, steps)
 
     def _plan(self, flags: str, world_size: int) -> RunPlan:
-        words = [*shape_flags().split(), "--data-path", self.prefix, *flags.split()]
-        words = _last_of_each(words)
-        if "--train-iters" not in words:
-            words += ["--train-iters", "20"]
-        loaded = load_config(words, plugins=plugin_sections(self.bench.plugins))
+        arguments = [*shape_flags().split(), "--data-path", self.prefix, *flags.split()]
+        arguments = _last_of_each(arguments)
+        if "--train-iters" not in arguments:
+            arguments += ["--train-iters", "20"]
+        loaded = load_config(arguments, plugins=plugin_sections(self.bench.plugins))
         sources, problems = inspect_sources(loaded.sources[0])
         return resolve(
             validate(loaded, world_size=world_size, further=problems),
@@ -173,8 +173,8 @@ class TinyRuns:
         return bench.plugins, *self._host
 
     def _trained(self, plan: RunPlan, runtime: Runtime, steps: int) -> Trained:
-        where = Path(plan.config.checkpoint.save or self.folder / "unused")
-        datasets = build_datasets(plan, self.tokenizer, where)
+        directory = Path(plan.config.checkpoint.save or self.folder / "unused")
+        datasets = build_datasets(plan, self.tokenizer, directory)
         order = datasets.order
         seed_everything(plan.config.training.seed, runtime, plan.layout)
         with runtime.ops.bind_all():
@@ -194,7 +194,12 @@ class TinyRuns:
 
         def snapshot() -> Snapshot:
             return take_snapshot(
-                state, plan, runtime, self.tokenizer, directory=where / "checkpoints", order=order
+                state,
+                plan,
+                runtime,
+                self.tokenizer,
+                directory=directory / "checkpoints",
+                order=order,
             )
 
         losses, norms = [], []
@@ -220,10 +225,13 @@ class TinyRuns:
                     saver.save()
         runtime.device.synchronize()
         tensors = {
-            name: one.detach().to("cpu").clone()
-            for name, one in (state.tensors() | random_states(runtime)).items()
+            name: tensor.detach().to("cpu").clone()
+            for name, tensor in (state.tensors() | random_states(runtime)).items()
         }
-        bound = {one.op: f"{one.plugin}:{one.chosen}" for one in runtime.ops.resolutions}
+        bound = {
+            resolution.op: f"{resolution.plugin}:{resolution.chosen}"
+            for resolution in runtime.ops.resolutions
+        }
         layouts = {f"model.{name}": layout for name, layout in parallel.layouts.items()}
         return Trained(losses, norms, tensors, bound, layouts)
 
@@ -242,7 +250,7 @@ def _runtime(
     device: Device,
     processes: Processes | None,
 ) -> Runtime:
-    asked = plan.config.accelerator
+    section = plan.config.accelerator
     policies = start_policies(plan.config, plugins, selection, device)
     return Runtime(
         rank=processes.rank if processes else RankInfo(),
@@ -258,9 +266,9 @@ def _runtime(
             plugins,
             selection,
             device,
-            preferences=parse_preferences(asked.ops),
-            strict=asked.strict_ops,
-            deterministic=asked.deterministic,
+            preferences=parse_preferences(section.ops),
+            strict=section.strict_ops,
+            deterministic=section.deterministic,
         ),
     )
 
@@ -275,11 +283,11 @@ def _deterministic(plan: RunPlan) -> Iterator[None]:
         torch.use_deterministic_algorithms(mode=before)
 
 
-def _last_of_each(words: list[str]) -> list[str]:
+def _last_of_each(arguments: list[str]) -> list[str]:
     """Return the words with the last use of each flag alone."""
     uses: dict[str, list[str]] = {}
     flag: list[str] = []
-    for word in words:
+    for word in arguments:
         if word.startswith("--"):
             uses[word] = flag = [word]
         else:

@@ -22,7 +22,7 @@ def parameter(name, default=None, kind="positional_or_keyword", annotation="int"
 
 
 def entry(described, name):
-    (found,) = [one for one in described if one["name"] == name]
+    (found,) = [entry for entry in described if entry["name"] == name]
     return found
 
 
@@ -293,10 +293,10 @@ def test_a_contract_does_not_differ_from_itself():
     assert version_problem(CURRENT, CURRENT) is None
 
 
-@pytest.mark.parametrize("what", [*BREAKING, *SEVERAL])
-def test_what_breaks_plugins_needs_the_next_first_number(what):
+@pytest.mark.parametrize("edit", [*BREAKING, *SEVERAL])
+def test_what_breaks_plugins_needs_the_next_first_number(edit):
     """A removal, a change, or a demand on the plugin is found, named, and needs 4.0."""
-    change, texts = (BREAKING | SEVERAL)[what]
+    change, texts = (BREAKING | SEVERAL)[edit]
     new = changed(change)
     found = compare(CURRENT, new)
     assert len(found) == len(texts), found
@@ -311,10 +311,10 @@ def test_what_breaks_plugins_needs_the_next_first_number(what):
     assert version_problem(CURRENT, new | {"api": "4.0"}) is None
 
 
-@pytest.mark.parametrize("what", COMPATIBLE)
-def test_what_is_added_needs_the_next_second_number(what):
+@pytest.mark.parametrize("edit", COMPATIBLE)
+def test_what_is_added_needs_the_next_second_number(edit):
     """An addition that plugins can ignore is found, named, and needs 3.5."""
-    change, text = COMPATIBLE[what]
+    change, text = COMPATIBLE[edit]
     new = changed(change)
     (found,) = compare(CURRENT, new)
     assert (found.kind, found.text) == (ChangeKind.COMPATIBLE, text)
@@ -325,19 +325,19 @@ def test_what_is_added_needs_the_next_second_number(what):
         assert version_problem(CURRENT, new | {"api": version}) is None
 
 
-@pytest.mark.parametrize("what", COMPATIBLE)
-def test_the_opposite_of_an_addition_breaks(what):
+@pytest.mark.parametrize("edit", COMPATIBLE)
+def test_the_opposite_of_an_addition_breaks(edit):
     """A compatible addition may not be taken back, except a default's value."""
-    new = changed(COMPATIBLE[what][0])
+    new = changed(COMPATIBLE[edit][0])
     (found,) = compare(new, CURRENT)
-    wanted = ChangeKind.COMPATIBLE if what == "function's default" else ChangeKind.BREAKING
+    wanted = ChangeKind.COMPATIBLE if edit == "function's default" else ChangeKind.BREAKING
     assert found.kind is wanted
 
 
-@pytest.mark.parametrize("what", WORDING)
-def test_another_wording_needs_no_other_version(what):
+@pytest.mark.parametrize("edit", WORDING)
+def test_another_wording_needs_no_other_version(edit):
     """A text that only says it better is found, and the version may stay."""
-    new = changed(WORDING[what])
+    new = changed(WORDING[edit])
     (found,) = compare(CURRENT, new)
     assert found.kind is ChangeKind.WORDING
     assert version_problem(CURRENT, new) is None

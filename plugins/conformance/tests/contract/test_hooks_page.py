@@ -48,7 +48,9 @@ def test_every_argument_is_documented_with_its_type(hook):
     signature = inspect.signature(HOOKS[hook])
     text = section("hooks.md", f"{hook}({', '.join(signature.parameters)})")
     listed = re.findall(r"^- `(\w+)`: `([^`]+)`, \S", text, re.MULTILINE)
-    assert listed == [(name, one.annotation) for name, one in signature.parameters.items()]
+    assert listed == [
+        (name, parameter.annotation) for name, parameter in signature.parameters.items()
+    ]
 
 
 @pytest.mark.parametrize("hook", HOOKS)

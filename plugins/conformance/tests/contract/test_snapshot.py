@@ -29,10 +29,10 @@ def test_the_snapshot_of_this_version_is_what_the_code_has():
     shipped = snapshot.load_contract(API_VERSION)
     changes = "\n".join(str(change) for change in compare(shipped, CURRENT))
     if shipped["frozen"]:
-        what = f"version {API_VERSION} is released: take this back, or raise `API_VERSION` first"
+        message = f"version {API_VERSION} is released: take this back, or raise `API_VERSION` first"
     else:
-        what = "if this is meant, run `python docs/generate.py` and name it in CHANGELOG.md"
-    assert {**CURRENT, "frozen": shipped["frozen"]} == shipped, f"{what}\n{changes}"
+        message = "if this is meant, run `python docs/generate.py` and name it in CHANGELOG.md"
+    assert {**CURRENT, "frozen": shipped["frozen"]} == shipped, f"{message}\n{changes}"
 
 
 def test_this_version_may_follow_each_older_one():
@@ -103,7 +103,7 @@ def test_what_plugins_can_import_is_described():
 
 def test_a_record_has_its_fields_and_defaults():
     """Names, annotations as written, and whether the field may be left out."""
-    fields = {one["name"]: one for one in CURRENT["types"]["Probe"]["fields"]}
+    fields = {field["name"]: field for field in CURRENT["types"]["Probe"]["fields"]}
     assert fields["state"] == {"name": "state", "type": "ProbeState", "default": False}
     assert fields["facts"] == {"name": "facts", "type": "Mapping[str, Any]", "default": True}
     assert CURRENT["types"]["CommBackend"]["methods"] == {}  # a field's default is no method
@@ -119,12 +119,14 @@ def test_an_op_is_described_as_its_reference_is(spec):
     assert described["attributes"] == list(spec.attributes)
     wanted = [
         {
-            "name": one.name,
-            "type": one.annotation,
-            "kind": one.kind.name.lower(),
-            "default": None if one.default is inspect.Parameter.empty else repr(one.default),
+            "name": parameter.name,
+            "type": parameter.annotation,
+            "kind": parameter.kind.name.lower(),
+            "default": None
+            if parameter.default is inspect.Parameter.empty
+            else repr(parameter.default),
         }
-        for one in inspect.signature(load_target(spec.reference)).parameters.values()
+        for parameter in inspect.signature(load_target(spec.reference)).parameters.values()
     ]
     assert described["parameters"] == wanted
 

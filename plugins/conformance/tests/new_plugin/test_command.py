@@ -35,10 +35,10 @@ def folder(tmp_path, monkeypatch):
 def new(capsys):
     """Return a function that runs the command and returns status, output and message."""
 
-    def call(*words):
-        status = main(["plugin", "new", *words])
-        said = capsys.readouterr()
-        return status, said.out, said.err
+    def call(*arguments):
+        status = main(["plugin", "new", *arguments])
+        output = capsys.readouterr()
+        return status, output.out, output.err
 
     return call
 
@@ -55,17 +55,17 @@ def test_it_says_what_to_do_next(new, folder):
         "lmcore-mychip/src/lmcore_mychip/probe.py",
     ):
         assert text in out
-    assert [one.name for one in folder.iterdir()] == ["lmcore-mychip"]
+    assert [path.name for path in folder.iterdir()] == ["lmcore-mychip"]
 
 
 def test_json_is_for_programs(new, folder):
     """It names every file that was written."""
     status, out, _ = new("my_chip", "--json", "--licence", "mit", "--torch-device", "npu")
     found = json.loads(out)
-    written = [one for one in (folder / "lmcore-my-chip").rglob("*") if one.is_file()]
+    written = [path for path in (folder / "lmcore-my-chip").rglob("*") if path.is_file()]
     assert status == 0
     assert found["files"] == sorted(
-        one.relative_to(folder / "lmcore-my-chip").as_posix() for one in written
+        path.relative_to(folder / "lmcore-my-chip").as_posix() for path in written
     )
     del found["files"]
     assert found == {
@@ -117,7 +117,7 @@ def test_the_distribution_says_who_and_what(kind):
 
 
 @pytest.mark.parametrize(
-    "name, said",
+    "name, message",
     [
         ("My-Chip", "did you mean `my_chip`?"),
         ("lmcore-mychip", "did you mean `mychip`?"),
@@ -133,11 +133,11 @@ def test_the_distribution_says_who_and_what(kind):
         ("conformance", "lmcore uses the name itself"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused(new, folder, name, said):
+def test_a_name_that_cannot_be_is_refused(new, folder, name, message):
     """The message has the reason, and the name that was probably meant."""
     status, _, err = new(name)
     assert status == 2
-    assert said in err
+    assert message in err
     assert not list(folder.iterdir())
 
 
@@ -176,9 +176,9 @@ def test_what_exists_is_left_alone(new, folder, make):
     status, _, err = new("chip")
     assert status == 2
     assert "exists already" in err
-    assert [one.name for one in folder.iterdir()] == ["lmcore-chip"]
+    assert [path.name for path in folder.iterdir()] == ["lmcore-chip"]
     if target.is_dir():
-        assert [one.name for one in target.iterdir()] == ["mine"] * (make == "folder")
+        assert [path.name for path in target.iterdir()] == ["mine"] * (make == "folder")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
@@ -215,10 +215,10 @@ def test_a_failure_in_the_middle_leaves_nothing(new, folder, monkeypatch, cause)
     """The folder is complete or absent, whatever happens while it is written."""
     plain = Path.write_text
 
-    def write_text(self, text, **how):
+    def write_text(self, text, **options):
         if self.name == "README.md":
             raise cause
-        return plain(self, text, **how)
+        return plain(self, text, **options)
 
     monkeypatch.setattr(Path, "write_text", write_text)
     status, _, err = new("chip")
@@ -250,14 +250,14 @@ def test_an_unknown_licence_lists_those_there_are(new, folder, given, meant):
     """With the nearest one first, where one is near."""
     status, _, err = new("chip", "--licence", given)
     assert status == 2
-    assert all(f"`{one}`" in err for one in LICENCES)
+    assert all(f"`{licence}`" in err for licence in LICENCES)
     assert ("did you mean" in err) == (meant is not None)
     assert meant is None or f"did you mean `{meant}`?" in err
     assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (("--without-device", "--torch-device", "npu"), "`--torch-device` does not go with"),
         (("--without-device", "--torch-module", "m"), "`--torch-module` does not go with"),
@@ -269,15 +269,15 @@ def test_an_unknown_licence_lists_those_there_are(new, folder, given, meant):
         (("--torch-devic", "npu"), "--torch-device"),
     ],
 )
-def test_flags_that_make_no_sense_are_refused(new, folder, flags, said):
+def test_flags_that_make_no_sense_are_refused(new, folder, flags, message):
     """Each with its reason, and nothing is written."""
     status, _, err = new("chip", *flags)
     assert status == 2
-    assert said in err
+    assert message in err
     assert not list(folder.iterdir())
 
 
-def test_all_problems_are_told_at_once(new):
+def test_all_problems_are_reported_together(new):
     """Name, device and licence in one message."""
     _, _, err = new("Bad", "--torch-device", "A:0", "--licence", "nobody")
     assert err.count("error:") == 3

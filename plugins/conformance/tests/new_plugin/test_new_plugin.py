@@ -53,7 +53,7 @@ def check(environment, name):
     found = environment.run("plugin", "check", f"lmcore-{name}", "--json")
     (plugin,) = json.loads(found.stdout)["plugins"]
     assert (found.returncode, plugin["passed"]) == (0, True), found.stdout
-    return {one["name"]: one["status"] for one in plugin["checks"]}
+    return {check["name"]: check["status"] for check in plugin["checks"]}
 
 
 def test_a_new_plugin_is_what_it_says(environment):
@@ -141,7 +141,7 @@ def own_chip(new_environment):
 
 
 @pytest.mark.timeout(300)  # it starts a dozen processes one after the other
-def test_a_device_that_torch_knows_works_as_it_is_written(own_chip, tmp_path):
+def test_a_generated_plugin_for_a_torch_device_works_unchanged(own_chip, tmp_path):
     """Once its nodes are found, check, own tests, doctor and training pass, on the device."""
     checks = check(own_chip, "mychip")
     assert set(checks.values()) == {"ok"}, checks
@@ -150,10 +150,10 @@ def test_a_device_that_torch_knows_works_as_it_is_written(own_chip, tmp_path):
     assert found.returncode == 0, found.stdout + found.stderr
     assert "the device is" not in found.stdout
     found = own_chip.run_with_forks("doctor", "--json")
-    groups = {one["name"]: one["checks"] for one in json.loads(found.stdout)["groups"]}
+    groups = {group["name"]: group["checks"] for group in json.loads(found.stdout)["groups"]}
     (doctor,) = (checks for name, checks in groups.items() if name.startswith("plugin mychip"))
-    assert {one["status"] for one in doctor} == {"ok"}, doctor
-    assert "`simccl`" in next(one["detail"] for one in doctor if one["name"] == "all-reduce")
+    assert {check["status"] for check in doctor} == {"ok"}, doctor
+    assert "`simccl`" in next(check["detail"] for check in doctor if check["name"] == "all-reduce")
     found = own_chip.run("train", *SMALL, "--device", "mychip", "--save", str(tmp_path / "run"))
     assert found.returncode == 0, found.stderr
     record = json.loads((tmp_path / "run" / "environment.json").read_text(encoding="utf-8"))
@@ -177,8 +177,15 @@ def test_a_new_plugin_conforms(environment):
     Processes that exchange something and what is beyond, levels 4 and 5, are the CPU's own: its
     tests see to them.
     """
-    words = ("--pyargs", "lmcore_conformance", "--accelerator", "mychip", "--levels", "L0,L1,L2,L3")
-    found = environment.pytest("-rs", *words)
+    arguments = (
+        "--pyargs",
+        "lmcore_conformance",
+        "--accelerator",
+        "mychip",
+        "--levels",
+        "L0,L1,L2,L3",
+    )
+    found = environment.pytest("-rs", *arguments)
     assert found.returncode == 0, found.stdout + found.stderr
     assert re.search(r"L3 training .* reached", found.stdout), found.stdout
 
@@ -192,15 +199,15 @@ def test_a_new_plugin_conforms_without_its_device(environment):
 @pytest.mark.timeout(300)
 def test_a_new_plugin_passes_some_checks(environment):
     """The contract, and a curve of losses: the rest is in the full set."""
-    words = ("--pyargs", "lmcore_conformance", "--accelerator", "mychip", "--levels", "L0,L3")
-    found = environment.pytest("-rs", *words, "-k", "contract or train.curve")
+    arguments = ("--pyargs", "lmcore_conformance", "--accelerator", "mychip", "--levels", "L0,L3")
+    found = environment.pytest("-rs", *arguments, "-k", "contract or train.curve")
     assert found.returncode == 0, found.stdout + found.stderr
     assert "10 passed" in found.stdout
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_a_device_that_torch_knows_conforms(own_chip):
+def test_a_torch_device_conforms(own_chip):
     """The first declaration has all that such a device lacks."""
     conform(own_chip, "mychip")
 
@@ -208,16 +215,16 @@ def test_a_device_that_torch_knows_conforms(own_chip):
 def code_lines(text):
     """Return how many lines have code: no comments, docstrings or empty ones."""
     described = (ast.Module, ast.FunctionDef, ast.ClassDef)
-    words = set()
+    docstring_lines = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, described) and ast.get_docstring(node) is not None:
-            words |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+            docstring_lines |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     nothing = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
     code = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in {*nothing, tokenize.ENDMARKER}:
             code |= set(range(token.start[0], token.end[0] + 1))
-    return len(code - words)
+    return len(code - docstring_lines)
 
 
 def test_a_working_backend_is_few_lines():
@@ -236,11 +243,11 @@ def test_a_working_backend_is_few_lines():
 
 def test_the_tutorial_shows_what_is_printed(environment):
     """The first command's output there is the command's."""
-    said = (environment.work / "mychip.txt").read_text(encoding="utf-8")
-    assert f"$ lmcore plugin new mychip --torch-device cpu\n{said}```" in TUTORIAL.read_text()
+    text = (environment.work / "mychip.txt").read_text(encoding="utf-8")
+    assert f"$ lmcore plugin new mychip --torch-device cpu\n{text}```" in TUTORIAL.read_text()
 
 
-def test_lines_are_counted_as_told():
+def test_reported_line_count_is_right():
     """Docstrings, comments and empty lines are no code; each line of a statement is."""
     head = '"""One\n\ntwo."""\n\nx = (\n    1,  # one\n)\n# no\n'
     body = 'def f():\n    """Say."""\n    return """a\nb"""\n'

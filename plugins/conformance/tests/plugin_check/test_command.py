@@ -97,9 +97,9 @@ def check(capsys):
 
 def lines(found, status=None):
     """Return the details of the one plugin's checks by name, of this status."""
-    (one,) = found["plugins"]
+    (plugin,) = found["plugins"]
     by_name = {}
-    for line in one["checks"]:
+    for line in plugin["checks"]:
         if status in {None, line["status"]}:
             by_name.setdefault(line["name"], []).append(line["detail"])
     return by_name
@@ -165,7 +165,7 @@ def test_an_extension_is_tried_on_the_cpu(install, check):
 
 
 @pytest.mark.parametrize(
-    "source, name, words",
+    "source, name, message",
     [
         ("import torch" + INFO, "import", "importing the plugin imports torch: "),
         ("import no_such_module" + INFO, "import", "No module named 'no_such_module'"),
@@ -221,7 +221,9 @@ def test_an_extension_is_tried_on_the_cpu(install, check):
         ),
     ],
 )
-def test_a_plugin_that_does_not_work_is_told_where(request, install, check, source, name, words):
+def test_a_plugin_that_does_not_work_is_reported_with_its_place(
+    request, install, check, source, name, message
+):
     """The step at which it fails is named with the cause, and the exit status says so."""
     if "import torch" in source:
         request.getfixturevalue("empty_torch")
@@ -231,7 +233,7 @@ def test_a_plugin_that_does_not_work_is_told_where(request, install, check, sour
     assert not found["passed"]
     failed = lines(found, "failed")
     assert set(failed) == {name}
-    assert words in " ".join(failed[name])
+    assert message in " ".join(failed[name])
 
 
 def test_a_device_that_cannot_be_created_is_the_one_failure(install, check):
@@ -334,7 +336,7 @@ def test_a_taken_name_is_a_finding(install, check):
 
 
 @pytest.mark.parametrize(
-    "arguments, words",
+    "arguments, message",
     [
         (["no-such-package"], "no package or plugin `no-such-package` is installed"),
         (["cpuu"], "did you mean `cpu`?"),
@@ -342,17 +344,17 @@ def test_a_taken_name_is_a_finding(install, check):
         ([], "missing argument `package`"),
     ],
 )
-def test_a_wrong_request_is_exit_status_2(install, capsys, arguments, words):
+def test_a_wrong_request_is_exit_status_2(install, capsys, arguments, message):
     """Nothing was checked, and the message says what there is."""
     assert main(["plugin", "check", *arguments]) == 2
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_wrong_version_lists_those_there_are(capsys):
     """The choices are the snapshots that are shipped."""
     assert main(["plugin", "check", "cpu", "--against", "0.1"]) == 2
-    told = capsys.readouterr().err
-    assert all(f"`{version}`" in told for version in contract_versions())
+    err = capsys.readouterr().err
+    assert all(f"`{version}`" in err for version in contract_versions())
 
 
 def test_text_output_reads_well(install, capsys):
@@ -400,7 +402,7 @@ def test_every_hook_has_a_check():
     assert {*DEVICE_CHECKS, *REGISTRATION_CHECKS, *special} == set(specified_hooks())
 
 
-def test_steps_without_an_end_are_all_told():
+def test_all_unfinished_steps_are_reported():
     """Planned checks are skipped; the check that was running at the end is the failure."""
     good = {"name": "a", "status": "ok", "detail": "", "fix": None}
     values = [{"steps": ["a", "b", "c"]}, {"begin": "a"}, {"check": good}, {"begin": "b"}]

@@ -35,12 +35,14 @@ def plugin(**functions):
     @hookimpl
     def lmcore_recompute_policies(): ...
 
-    mine = {name: one for name, one in locals().items() if name != "functions"} | functions
-    return types.SimpleNamespace(**{name: one for name, one in mine.items() if one is not None})
+    members = {name: value for name, value in locals().items() if name != "functions"} | functions
+    return types.SimpleNamespace(
+        **{name: value for name, value in members.items() if value is not None}
+    )
 
 
 def findings(subject, contract=CONTRACT):
-    return [one for one in check_hooks(subject, contract) if one.status != "ok"]
+    return [finding for finding in check_hooks(subject, contract) if finding.status != "ok"]
 
 
 def test_a_plugin_without_mistakes_has_none():
@@ -66,7 +68,7 @@ async def later(env): ...  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "name, function, words, fix",
+    "name, function, message, fix",
     [
         ("lmcore_prob", hookimpl(lambda: None), "no such hook", "`lmcore_probe`"),
         ("lmcore_frobnicate", hookimpl(lambda: None), "no such hook", "remove the mark"),
@@ -84,11 +86,11 @@ async def later(env): ...  # fmt: skip
         ("lmcore_probe", hookimpl(later), "it is `async`", ""),
     ],
 )
-def test_a_mistake_is_named_with_its_fix(name, function, words, fix):
+def test_a_mistake_is_named_with_its_fix(name, function, message, fix):
     """The hook, what is wrong with it, and where it can be said the name that was meant."""
     (found,) = findings(plugin(**{name: function}))
     assert (found.name, found.status) == (name, "failed")
-    assert words in found.detail
+    assert message in found.detail
     assert fix in (found.fix or "")
 
 
@@ -106,39 +108,39 @@ def test_an_imported_module_with_the_prefix_is_nothing():
 def test_several_mistakes_are_all_named():
     """Registration would stop at the first."""
     subject = plugin(lmcore_probe=hookimpl(unknown), lmcore_doctor=lambda: None, lmcore_prob=None)
-    assert {one.name for one in findings(subject)} == {"lmcore_probe", "lmcore_doctor"}
+    assert {finding.name for finding in findings(subject)} == {"lmcore_probe", "lmcore_doctor"}
 
 
 @pytest.mark.parametrize(
-    "missing, status, words",
+    "missing, status, message",
     [
         ("lmcore_plugin_info", "failed", "the one that every plugin needs"),
         ("lmcore_probe", "failed", "the device can never be chosen"),
         ("lmcore_create_device", "failed", "cannot be created"),
     ],
 )
-def test_a_hook_that_belongs_to_others_is_missed(missing, status, words):
+def test_a_hook_that_belongs_to_others_is_missed(missing, status, message):
     """A plugin that brings a device has the three hooks that it needs."""
     (found,) = findings(plugin(**{missing: None}))
     assert (found.name, found.status) == (missing, status)
-    assert words in found.detail
+    assert message in found.detail
 
 
 @pytest.mark.parametrize(
-    "missing, status, words",
+    "missing, status, message",
     [
         ("lmcore_precision_policies", "failed", "without a precision"),
         ("lmcore_recompute_policies", "failed", "without the policy `none`"),
         ("lmcore_comm_backends", "warning", "one process"),
     ],
 )
-def test_the_first_version_has_no_defaults(missing, status, words):
+def test_the_first_version_has_no_defaults(missing, status, message):
     """For version 1.0 a plugin that brings a device brings all that a run on it needs."""
     subject = plugin(**{missing: None})
     assert findings(subject) == []
     (found,) = findings(subject, load_contract("1.0"))
     assert (found.name, found.status) == (missing, status)
-    assert words in found.detail
+    assert message in found.detail
 
 
 def test_an_extension_needs_no_device_hooks():
@@ -157,7 +159,7 @@ def test_a_name_in_the_mark_counts():
     def look(probe): ...
 
     assert findings(plugin(look=look)) == []
-    hooks = [one.hook for one in implementations(plugin(look=look))]
+    hooks = [implementation.hook for implementation in implementations(plugin(look=look))]
     assert "lmcore_doctor" in hooks
 
 
@@ -181,7 +183,7 @@ def test_an_older_contract_lacks_what_came_later():
     del old["hooks"]["lmcore_doctor"]
     old["hooks"]["lmcore_create_device"]["arguments"].pop("config")
     subject = plugin(lmcore_doctor=hookimpl(lambda probe: []))
-    found = {one.name: one for one in findings(subject, old)}
+    found = {finding.name: finding for finding in findings(subject, old)}
     assert set(found) == {"lmcore_doctor", "lmcore_create_device"}
     assert "version 0.9 of the contract does not have this hook; it came later" in (
         found["lmcore_doctor"].detail

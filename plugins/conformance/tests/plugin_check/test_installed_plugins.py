@@ -13,7 +13,7 @@ def environment(throwaway_environment):
 
 
 @pytest.mark.parametrize(
-    "name, status, said",
+    "name, status, message",
     [
         ("goodchip", 0, "layer_norm"),
         ("broken", 1, "libfrobnicate.so.7"),
@@ -22,8 +22,8 @@ def environment(throwaway_environment):
         ("nosuch", 2, "lmcore-nosuch"),
     ],
 )
-def test_authors_can_check_theirs(environment, name, status, said):
+def test_authors_can_check_theirs(environment, name, status, message):
     """`lmcore plugin check` passes the good one and says what is wrong with the others."""
     found = environment.run("plugin", "check", f"lmcore-{name}")
     assert found.returncode == status, found.stdout + found.stderr
-    assert said in found.stdout + found.stderr
+    assert message in found.stdout + found.stderr

@@ -35,7 +35,8 @@ def _kernels(monkeypatch):
 
 def checked(*kernels, contract=CONTRACT):
     return [
-        (one.name, str(one.status), one.detail) for one in check_kernels(kernels, "chip", contract)
+        (kernel.name, str(kernel.status), kernel.detail)
+        for kernel in check_kernels(kernels, "chip", contract)
     ]
 
 
@@ -51,7 +52,7 @@ def test_a_kernel_that_can_be_bound_is_one_good_line():
 
 
 @pytest.mark.parametrize(
-    "fields, words",
+    "fields, message",
     [
         ({"op": "rms_nrom"}, "has no op `rms_nrom`; did you mean `rms_norm`?"),
         ({"id": "reference"}, "the id `reference` is the core's"),
@@ -68,13 +69,13 @@ def test_a_kernel_that_can_be_bound_is_one_good_line():
         ({"supports": lambda case: 1 // 0}, "`supports` raised ZeroDivisionError"),
     ],
 )
-def test_a_kernel_that_cannot_be_bound_is_told_why(fields, words):
+def test_a_kernel_that_cannot_be_bound_is_reported_with_the_reason(fields, message):
     """Records, targets, signatures and answers are each looked at."""
     found = checked(kernel(**fields))
     failed = [detail for _, status, detail in found if status == "failed"]
     assert len(failed) == 1
-    assert words in failed[0]
-    assert not [one for one in found if one[1] == "ok"]
+    assert message in failed[0]
+    assert not [finding for finding in found if finding[1] == "ok"]
 
 
 def test_one_wrong_answer_does_not_hide_another():
@@ -92,7 +93,7 @@ def test_one_wrong_answer_does_not_hide_another():
     assert "and for 3 other cases" in returned[2]
 
 
-def test_a_case_without_attributes_may_be_asked():
+def test_a_case_without_attributes_is_supported():
     """A kernel that raises there is warned, for only a person's question has such a case."""
 
     def supports(case):
@@ -104,7 +105,7 @@ def test_a_case_without_attributes_may_be_asked():
     assert line == ("rms_norm=mine", "ok", f"`{TARGET}` does 12 of 12 cases")
 
 
-def test_two_kernels_of_one_id_cannot_be_told_apart():
+def test_two_kernels_of_one_id_are_refused():
     """The second one is at fault; the same id for another op is none."""
     first, second = checked(kernel(), kernel())
     assert first[1] == "ok"
@@ -119,7 +120,7 @@ def test_a_package_that_is_missing_skips_the_kernel():
     ]
 
 
-def test_compiled_code_is_said_to_be_unchecked():
+def test_compiled_code_is_reported_as_unchecked():
     """A function without a signature is skipped in that, and asked for its cases all the same."""
     skipped, line = checked(kernel(load="builtins:max"))
     assert skipped[1] == "skipped"
@@ -161,14 +162,14 @@ def test_the_snapshot_has_the_signature_of_the_reference(spec):
     """Kernels are compared with the reference itself, annotations aside."""
     known = inspect.signature(reference_of(CONTRACT["ops"][spec.name])).parameters.values()
     real = inspect.signature(load_target(spec.reference)).parameters.values()
-    assert [(one.name, one.kind, one.default) for one in known] == [
-        (one.name, one.kind, one.default) for one in real
+    assert [(parameter.name, parameter.kind, parameter.default) for parameter in known] == [
+        (parameter.name, parameter.kind, parameter.default) for parameter in real
     ]
 
 
-def test_every_attribute_is_asked_for():
+def test_every_attribute_is_queried():
     """The cases know every attribute that an op can have, and give each a second value or one."""
-    names = [one.name for one in options_of(OpAttributes)]
+    names = [option.name for option in options_of(OpAttributes)]
     cases = list(contexts("chip", names))
     assert {name for case in cases for name in case.attributes} == set(names)
     assert {case.dtype for case in cases} == {"float32", "bfloat16", "float16", "float64"}

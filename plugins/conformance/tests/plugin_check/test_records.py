@@ -62,11 +62,11 @@ def optional_abilities():
 
 
 def details(checks, status="failed"):
-    return [one.detail for one in checks if one.status == status]
+    return [check.detail for check in checks if check.status == status]
 
 
 @pytest.mark.parametrize(
-    "record, words",
+    "record, message",
     [
         (Probe(3, ProbeState.PRESENT), "`Probe.device_type` is 3, and `str` is wanted"),
         (Probe("x", ProbeState.PRESENT, True), "`Probe.count` is True, and `int` is wanted"),
@@ -77,10 +77,10 @@ def details(checks, status="failed"):
         (CommBackend("x", "y", supports_average=1), "`CommBackend.supports_average` is 1"),
     ],
 )
-def test_a_field_of_a_wrong_kind_is_named(record, words):
+def test_a_field_of_a_wrong_kind_is_named(record, message):
     """The value and the annotation are shown."""
     (found,) = field_problems(record, CONTRACT)
-    assert words in found
+    assert message in found
 
 
 def test_right_records_have_no_problem():
@@ -94,7 +94,7 @@ def test_a_field_that_came_later_counts_where_it_is_given():
     """Held against an older version, a field it did not have is a finding unless it is default."""
     old = copy.deepcopy(CONTRACT) | {"api": "0.9"}
     fields = old["types"]["Probe"]["fields"]
-    fields[:] = [one for one in fields if one["name"] not in {"fix", "facts"}]
+    fields[:] = [field for field in fields if field["name"] not in {"fix", "facts"}]
     assert list(field_problems(Probe("x", ProbeState.ABSENT), old)) == []
     (found,) = field_problems(Probe("x", ProbeState.ABSENT, fix="screw"), old)
     assert "`Probe.fix` is given, and version 0.9 of the contract does not have it" in found
@@ -115,7 +115,7 @@ def broken(*_values: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "fields, words",
+    "fields, message",
     [
         ({"synchronize": broken}, "`synchronize` raised OSError: no power"),
         ({"set_current": broken}, "`set_current` raised OSError: no power"),
@@ -126,10 +126,10 @@ def broken(*_values: Any) -> Any:
         ({"seed": None}, "`Device.seed` is None, and `Callable[[int], None]` is wanted"),
     ],
 )
-def test_a_device_that_does_not_work_is_told(fields, words):
+def test_a_device_that_does_not_work_is_reported(fields, message):
     """Its record and its plain functions are tried."""
     checks = list(check_device(device(**fields), CONTRACT))
-    assert details(checks) == [words]
+    assert details(checks) == [message]
     assert len(checks) == 1
 
 
@@ -138,7 +138,7 @@ def backend(name="wire", device_type="chip", **fields):
 
 
 @pytest.mark.parametrize(
-    "backends, words",
+    "backends, message",
     [
         ([backend(), backend()], "it offers `wire` 2 times"),
         ([backend(device_type="moon")], "`wire` is for `moon`"),
@@ -148,10 +148,10 @@ def backend(name="wire", device_type="chip", **fields):
         ([backend(name=3)], "`CommBackend.name` is 3"),
     ],
 )
-def test_a_wrong_backend_is_told(backends, words):
+def test_a_wrong_backend_is_reported(backends, message):
     """Names, device types and answers are looked at."""
     (found,) = details(check_backends(backends, device(), CONTRACT))
-    assert words in found
+    assert message in found
 
 
 def test_backends_that_are_right_are_listed():
@@ -178,7 +178,7 @@ def _stand_ins(monkeypatch):
 
 
 @pytest.mark.usefixtures("_stand_ins")
-def test_a_precision_that_is_not_in_force_is_told():
+def test_a_precision_that_is_not_in_force_is_reported():
     """Each one that the device can run is verified; the others are not."""
     policies = [
         Policy("fp32", 3),
@@ -191,7 +191,7 @@ def test_a_precision_that_is_not_in_force_is_told():
 
 
 @pytest.mark.usefixtures("_stand_ins")
-def test_two_first_precisions_are_told():
+def test_two_default_precisions_are_reported():
     """A default that is a matter of chance is none."""
     policies = [Policy("a", 5), Policy("b", 5), Policy("c", 5, available=lambda: "no"), Policy("d")]
     (found,) = details(check_precisions(policies, device(), CONTRACT))

@@ -71,7 +71,7 @@ def run(argv: list[str]) -> int:
             "dtype": wanted.dtype,
             "hidden_size": wanted.hidden_size,
             "rows": wanted.rows,
-            "rates": [asdict(one) for one in rates],
+            "rates": [asdict(rate) for rate in rates],
             "recommended": best,
         }
         text = json.dumps(found, indent=2)
@@ -129,8 +129,8 @@ def measure(
 
 def recommend(rates: Sequence[Rate]) -> int:
     """Return the smallest number of threads that is almost as fast as the fastest."""
-    fastest = max(one.gflops for one in rates)
-    return min(one.num_threads for one in rates if one.gflops * _WORTH >= fastest)
+    fastest = max(rate.gflops for rate in rates)
+    return min(rate.num_threads for rate in rates if rate.gflops * _WORTH >= fastest)
 
 
 def _block(wanted: ThreadsSection) -> tuple[Callable[[], None], float]:
@@ -160,10 +160,10 @@ def _block(wanted: ThreadsSection) -> tuple[Callable[[], None], float]:
 def _table(rates: Sequence[Rate], best: int, title: str) -> str:
     lines = [title, "", "threads  GFLOP/s  ms a round  against one"]
     first = rates[0]
-    for one in rates:
-        marker = "  <- recommended" if one.num_threads == best else ""
+    for rate in rates:
+        marker = "  <- recommended" if rate.num_threads == best else ""
         lines.append(
-            f"{one.num_threads:>7}  {one.gflops:>7.1f}  {one.milliseconds:>10.2f}  "
-            f"{one.gflops / first.gflops:>10.2f}x{marker}"
+            f"{rate.num_threads:>7}  {rate.gflops:>7.1f}  {rate.milliseconds:>10.2f}  "
+            f"{rate.gflops / first.gflops:>10.2f}x{marker}"
         )
     return "\n".join([*lines, "", f"recommended: --num-threads {best}"])

@@ -68,7 +68,7 @@ def build(folder: Path = PACKAGE) -> Path:
 
 def _compile(command: Sequence[str], scratch: Path) -> list[str]:
     # The largest take longest; started first, they end together with the others.
-    sources = sorted((PACKAGE / "csrc").glob("*.cpp"), key=lambda one: -one.stat().st_size)
+    sources = sorted((PACKAGE / "csrc").glob("*.cpp"), key=lambda path: -path.stat().st_size)
     objects = [str(scratch / f"{source.stem}.o") for source in sources]
 
     def compile_one(source: Path, target: str) -> None:

@@ -36,8 +36,8 @@ def probe(env: Mapping[str, str], folder: Path = PACKAGE) -> Probe:
 def library_problem(folder: Path = PACKAGE) -> str | None:
     """Return why the compiled library in *folder* cannot be loaded by the installed torch."""
     if not (folder / LIBRARY).is_file():
-        others = [file.name for file in sorted(folder.glob("_C.*.so"))]
-        found = f"; there is `{others[0]}`, for another Python" if others else ""
+        libraries = [file.name for file in sorted(folder.glob("_C.*.so"))]
+        found = f"; there is `{libraries[0]}`, for another Python" if libraries else ""
         return f"its library is not compiled: `{LIBRARY}` is missing in {folder}{found}"
     try:
         built = json.loads((folder / RECORD).read_text(encoding="utf-8"))

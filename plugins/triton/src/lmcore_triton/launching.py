@@ -38,7 +38,9 @@ def is_traced(*tensors: object) -> bool:
     """Return True if a call is traced, and its tensors are symbolic."""
     if torch.compiler.is_compiling():
         return True
-    return any(isinstance(one, Tensor) and type(one) not in (Tensor, Parameter) for one in tensors)
+    return any(
+        isinstance(tensor, Tensor) and type(tensor) not in (Tensor, Parameter) for tensor in tensors
+    )
 
 
 def kernel_op(

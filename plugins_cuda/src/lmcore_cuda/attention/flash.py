@@ -37,7 +37,7 @@ def op_of(flash_attn_func: Callable[..., Any]) -> Callable[..., Tensor]:
         """Compute softmax attention; use torch's for a mask, dropout or float32."""
         if mask is not None or dropout or q_BNSD.dtype not in sdpa.HALF:
             return sdpa.attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
-        views = (one.transpose(1, 2) for one in (q_BNSD, k_BKTD, v_BKTD))
+        views = (tensor.transpose(1, 2) for tensor in (q_BNSD, k_BKTD, v_BKTD))
         found = flash_attn_func(*views, causal=causal)
         out_BSND: Tensor = found[0] if isinstance(found, tuple) else found
         return out_BSND.transpose(1, 2)

@@ -49,8 +49,8 @@ def block_mask(mask: Tensor, queries: int, keys: int, *, causal: bool) -> BlockM
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         own = batch if visible_bnST.shape[0] > 1 else batch * 0
-        which = head if visible_bnST.shape[1] > 1 else head * 0
-        return visible_bnST[own, which, query, key]
+        head_index = head if visible_bnST.shape[1] > 1 else head * 0
+        return visible_bnST[own, head_index, query, key]
 
     return BlockMask.from_kv_blocks(
         *_listed(part_bnQK),

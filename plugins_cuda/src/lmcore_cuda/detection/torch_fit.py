@@ -22,7 +22,7 @@ _WHEELS: tuple[tuple[tuple[int, int], str], ...] = (((13, 0), "cu130"), ((12, 6)
 def torch_fault(facts: Facts, gpus: Sequence[Gpu]) -> tuple[str, str]:
     """Return why torch cannot use the GPUs, and the fix; both empty when it can."""
     torch, driver_cuda = facts.torch, facts.driver.cuda
-    capabilities = [one.capability for one in gpus]
+    capabilities = [gpu.capability for gpu in gpus]
     command = torch_command(torch, driver_cuda, capabilities)
     oldest = dotted(_oldest_driver(capabilities))
     newer_driver = f"update the NVIDIA driver to one for CUDA {oldest} or newer"
@@ -55,13 +55,13 @@ def _other_kernels(gpus: Sequence[Gpu], unfit: Sequence[int], command: str, newe
         command: Command that installs a build for all GPUs and this driver; empty if none exists.
         newer: Advice to update the driver, for a build for all GPUs.
     """
-    fit = [one.uuid for number, one in enumerate(gpus) if number not in unfit]
+    fit = [gpu.uuid for number, gpu in enumerate(gpus) if number not in unfit]
     if fit:
         names = ", ".join(sorted({gpus[number].name for number in unfit}))
         return f"hide {names}: `export {VISIBLE}={','.join(fit)}`"
     if command:
         return f"run `{command}`"
-    if any(_has_build([one.capability for one in gpus])):
+    if any(_has_build([gpu.capability for gpu in gpus])):
         return newer
     return "build torch from source for it: no build of PyTorch has kernels for these GPUs"
 
@@ -72,8 +72,8 @@ def without_kernels(architectures: Sequence[str], capabilities: Sequence[Capabil
         return []
     return [
         number
-        for number, one in enumerate(capabilities)
-        if one != (0, 0) and not runs_on(one, architectures)
+        for number, capability in enumerate(capabilities)
+        if capability != (0, 0) and not runs_on(capability, architectures)
     ]
 
 

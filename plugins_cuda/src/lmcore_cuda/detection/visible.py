@@ -56,7 +56,7 @@ def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
     for entry in entries:
         if entry.startswith("MIG-"):
             return _one_part(gpus, found, entry, setting)
-        match = [one for one in gpus if entry == str(one.index) or _begins(one.uuid, entry)]
+        match = [gpu for gpu in gpus if entry == str(gpu.index) or _begins(gpu.uuid, entry)]
         if len(match) != 1:
             return _cut(gpus, found, entry, setting)
         if match[0] in found:
@@ -73,29 +73,31 @@ def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
 
 def _with_parts(gpus: Sequence[Gpu]) -> Visible:
     """Return the GPUs that a process sees if some are in parts (MIG)."""
-    parted = next((one for one in gpus if one.parts), None)
+    parted = next((gpu for gpu in gpus if gpu.parts), None)
     if parted is not None:
-        said = f"GPU {parted.index} is in parts (MIG): a process sees the first of them alone"
-        return Visible((parted,), said)
-    whole = tuple(one for one in gpus if not one.mig)
-    if gpus and not whole:
+        message = f"GPU {parted.index} is in parts (MIG): a process sees the first of them alone"
+        return Visible((parted,), message)
+    unpartitioned = tuple(gpu for gpu in gpus if not gpu.mig)
+    if gpus and not unpartitioned:
         return Visible(
             fault="the GPUs are in MIG mode, and no part (MIG instance) has been created",
             fix="create one (`sudo nvidia-smi mig -cgi 0 -C`), or use the GPU whole "
             "(`sudo nvidia-smi -mig 0`)",
         )
-    if len(whole) < len(gpus):
-        return Visible(whole, f"{len(gpus) - len(whole)} in MIG mode without a part")
-    return Visible(whole)
+    if len(unpartitioned) < len(gpus):
+        return Visible(
+            unpartitioned, f"{len(gpus) - len(unpartitioned)} in MIG mode without a part"
+        )
+    return Visible(unpartitioned)
 
 
 def _cut(gpus: Sequence[Gpu], found: Sequence[Gpu], entry: str, setting: str) -> Visible:
     """Return the GPUs before an entry that matches no GPU, or several."""
-    ambiguous = entry.startswith("GPU-") and any(one.uuid.startswith(entry) for one in gpus)
+    ambiguous = entry.startswith("GPU-") and any(gpu.uuid.startswith(entry) for gpu in gpus)
     wrong = f"`{entry}` {'is the beginning of several UUIDs' if ambiguous else 'is no GPU here'}"
     if found:
-        said = f"`{setting}` leaves {len(found)} of {len(gpus)}: {wrong}, and CUDA stops there"
-        return Visible(tuple(found), said)
+        message = f"`{setting}` leaves {len(found)} of {len(gpus)}: {wrong}, and CUDA stops there"
+        return Visible(tuple(found), message)
     known = "0" if len(gpus) == 1 else f"0 to {len(gpus) - 1}"
     return Visible(
         fault=f"`{setting}` hides all {len(gpus)} GPUs: {wrong}",
@@ -106,7 +108,7 @@ def _cut(gpus: Sequence[Gpu], found: Sequence[Gpu], entry: str, setting: str) ->
 
 def _one_part(gpus: Sequence[Gpu], found: Sequence[Gpu], entry: str, setting: str) -> Visible:
     """Return the GPU that has a part, by the part's UUID or, of old drivers, by the GPU's in it."""
-    owner = next((one for one in gpus if entry in one.parts or one.uuid in entry), None)
+    owner = next((gpu for gpu in gpus if entry in gpu.parts or gpu.uuid in entry), None)
     if owner is None:
         return _cut(gpus, found, entry, setting)
     return Visible((owner,), f"`{setting}`: a part of GPU {owner.index} (MIG), one for a process")

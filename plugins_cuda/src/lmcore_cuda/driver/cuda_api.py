@@ -88,7 +88,7 @@ def _gpu(library: Any, index: int) -> Gpu:
     _call(library, "cuDeviceTotalMem_v2", ctypes.byref(memory), device)
     raw = (ctypes.c_ubyte * 16)()
     _call(library, "cuDeviceGetUuid", raw, device)
-    major, minor = (_attribute(library, which, device) for which in (_MAJOR, _MINOR))
+    major, minor = (_attribute(library, attribute, device) for attribute in (_MAJOR, _MINOR))
     return Gpu(
         index,
         name.value.decode(errors="replace"),
@@ -98,7 +98,7 @@ def _gpu(library: Any, index: int) -> Gpu:
     )
 
 
-def _attribute(library: Any, which: int, device: ctypes.c_int) -> int:
+def _attribute(library: Any, attribute: int, device: ctypes.c_int) -> int:
     value = ctypes.c_int()
-    _call(library, "cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(which), device)
+    _call(library, "cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(attribute), device)
     return value.value

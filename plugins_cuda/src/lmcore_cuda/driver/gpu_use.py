@@ -83,7 +83,7 @@ class GpuUse:
         text = f"{in_gib(self.used)} of {in_gib(self.total)} are in use"
         if not self.processes:
             return f"{text}; the driver names no process (in a container it may not)"
-        shown = "; ".join(str(one) for one in self.processes[:6])
+        shown = "; ".join(str(process) for process in self.processes[:6])
         more = f"; and {len(self.processes) - 6} more" if len(self.processes) > 6 else ""
         return f"{text}: {shown}{more}"
 
@@ -123,13 +123,13 @@ def read_use(library: Any, uuid: str, proc: Path = Path("/proc")) -> GpuUse | No
 def _processes(nvml: Nvml, handle: ctypes.c_void_p, proc: Path) -> tuple[GpuProcess, ...]:
     found = [
         GpuProcess(
-            one.pid,
-            _program(nvml, one.pid, proc),
-            None if one.used == _NOT_AVAILABLE else int(one.used),
+            process.pid,
+            _program(nvml, process.pid, proc),
+            None if process.used == _NOT_AVAILABLE else int(process.used),
         )
-        for one in _running(nvml, handle)
+        for process in _running(nvml, handle)
     ]
-    return tuple(sorted(found, key=lambda one: -(one.used or 0)))
+    return tuple(sorted(found, key=lambda process: -(process.used or 0)))
 
 
 def _running(nvml: Nvml, handle: ctypes.c_void_p) -> list[ProcessInfo]:
@@ -178,4 +178,4 @@ def _slowdowns(nvml: Nvml, handle: ctypes.c_void_p) -> tuple[str, ...]:
         nvml.call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(reasons))
     except NvmlError:
         return ()
-    return tuple(words for bit, words in _SLOWDOWNS.items() if reasons.value & bit)
+    return tuple(reason for bit, reason in _SLOWDOWNS.items() if reasons.value & bit)

@@ -158,8 +158,8 @@ class Nvml:
 
     def _words(self, status: int) -> str:
         self.library.nvmlErrorString.restype = ctypes.c_char_p
-        said = self.library.nvmlErrorString(ctypes.c_int(status))
-        return said.decode(errors="replace") if said else f"status {status}"
+        text = self.library.nvmlErrorString(ctypes.c_int(status))
+        return text.decode(errors="replace") if text else f"status {status}"
 
     def text(self, function: str, *arguments: Any) -> str:
         """Return what a function writes into a buffer, whose length is its last argument."""

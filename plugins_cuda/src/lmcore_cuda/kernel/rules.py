@@ -50,8 +50,8 @@ def capability(gpu: Gpu, least: tuple[int, int], majors: Iterable[int] = (), why
         major, minor = gpu.capability
         if gpu.capability >= least and (not wanted or major in wanted):
             return None
-        told = f"is for compute capability {needs}, this GPU has {major}.{minor}"
-        return f"{told}; {why}" if why else told
+        reason = f"is for compute capability {needs}, this GPU has {major}.{minor}"
+        return f"{reason}; {why}" if why else reason
 
     return rule
 

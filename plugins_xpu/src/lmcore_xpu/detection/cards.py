@@ -63,7 +63,9 @@ _MAX_1100 = Card("Data Center GPU Max 1100", _HPC, 1, 48)
 
 def _discrete(generation: str, named: Mapping[int, tuple[str, int]]) -> dict[int, Card]:
     """Return cards of one tile, from names and GiB."""
-    return {one: Card(name, generation, 1, memory) for one, (name, memory) in named.items()}
+    return {
+        device_id: Card(name, generation, 1, memory) for device_id, (name, memory) in named.items()
+    }
 
 
 def _integrated(name: str, generation: str, *ids: int) -> dict[int, Card]:

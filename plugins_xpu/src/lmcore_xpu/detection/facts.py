@@ -146,7 +146,7 @@ def gpus(root: Path, try_node: Callable[[Path], int] = try_to_open) -> tuple[Gpu
 def _gpu(root: Path, device: Path, driver: str | None, try_node: Callable[[Path], int]) -> Gpu:
     device_id = _read(device / "device")
     card = card_of(device_id, device.name)
-    node = next((one.name for one in sorted((device / "drm").glob("renderD*"))), None)
+    node = next((path.name for path in sorted((device / "drm").glob("renderD*"))), None)
     gpu = Gpu(
         device.name,
         device_id,
@@ -222,7 +222,7 @@ def _can_load(library: str) -> bool:
 def _comes_with_torch(library: str, prefix: Path = Path(sys.prefix)) -> bool:
     """Return True if a wheel brought a library, where torch finds it and nobody else does."""
     spec = importlib.util.find_spec("torch")  # which imports nothing
-    own = [Path(one) / "lib" for one in (spec and spec.submodule_search_locations) or ()]
+    own = [Path(folder) / "lib" for folder in (spec and spec.submodule_search_locations) or ()]
     return any((folder / library).exists() for folder in (prefix / "lib", *own))
 
 

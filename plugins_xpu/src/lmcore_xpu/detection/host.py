@@ -52,5 +52,5 @@ def foreign_runtime(env: Mapping[str, str]) -> str | None:
 
     PyTorch's wheels bring the runtime that they were built with.
     """
-    folders = [one for one in env.get("LD_LIBRARY_PATH", "").split(":") if one]
-    return next((one for one in folders if any(Path(one).glob(_RUNTIME))), None)
+    folders = [folder for folder in env.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return next((folder for folder in folders if any(Path(folder).glob(_RUNTIME))), None)

@@ -78,12 +78,12 @@ def select(units: Sequence[Unit], env: Mapping[str, str]) -> Selected:
             fault=f"{setting} cannot be read: {terms}",
             fix=f"set it to {_EVERYTHING}, or to numbers such as `level_zero:0,1`, or unset it",
         )
-    accepting = [one for one in terms if not one.discards]
+    accepting = [term for term in terms if not term.discards]
     kept = list(units) if not accepting else _union(accepting, units)
     for term in terms:
         if term.discards:
             gone = _union([term], units)
-            kept = [one for one in kept if one not in gone]
+            kept = [unit for unit in kept if unit not in gone]
     if kept:
         few = len(kept) != len(units) or kept != list(units)
         return Selected(tuple(kept), f"{setting} leaves {len(kept)} of {len(units)}" if few else "")
@@ -106,7 +106,7 @@ def _terms(value: str) -> list[_Term] | str:
         if backend not in _BACKENDS:
             return f"`{backend}` is no backend"
         listed = tuple(part.strip() for part in devices.split(","))
-        wrong = next((one for one in listed if not _DEVICE.fullmatch(one)), None)
+        wrong = next((entry for entry in listed if not _DEVICE.fullmatch(entry)), None)
         if wrong is not None:
             return f"`{wrong}` is no device"
         found.append(_Term(discards, backend, listed))
@@ -121,7 +121,7 @@ def _union(terms: Sequence[_Term], units: Sequence[Unit]) -> list[Unit]:
             if term.backend not in {"*", _OURS}:
                 continue
             for device in term.devices:
-                found += [one for one in _matches(device, index, unit) if one not in found]
+                found += [match for match in _matches(device, index, unit) if match not in found]
     return found
 
 
@@ -146,12 +146,12 @@ def _matches(device: str, index: int, unit: Unit) -> list[Unit]:
 def _is_meant(terms: Sequence[_Term]) -> bool:
     """Return True if the selector certainly excludes GPUs."""
     return all(
-        one.backend == "native_cpu"
-        or set(one.devices) <= _OTHER_TYPES
+        term.backend == "native_cpu"
+        or set(term.devices) <= _OTHER_TYPES
         or (
-            one.discards
-            and one.backend in {"*", _OURS}
-            and not {"*", "gpu"}.isdisjoint(one.devices)
+            term.discards
+            and term.backend in {"*", _OURS}
+            and not {"*", "gpu"}.isdisjoint(term.devices)
         )
-        for one in terms
+        for term in terms
     )

@@ -58,7 +58,7 @@ def units_of(gpus: Sequence[Gpu], env: Mapping[str, str]) -> list[Unit]:
 def mask_of(wanted: Iterable[Unit], gpus: Sequence[Gpu], env: Mapping[str, str]) -> str:
     """Return the value of `ZE_AFFINITY_MASK` that leaves the *wanted* devices of all GPUs."""
     kept = list(wanted)
-    return ",".join(str(index) for index, one in enumerate(units_of(gpus, env)) if one in kept)
+    return ",".join(str(index) for index, unit in enumerate(units_of(gpus, env)) if unit in kept)
 
 
 def visible_units(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
@@ -73,7 +73,7 @@ def visible_units(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
     if seen.fault or seen.hidden:
         return replace(seen, evidence=(*notes, *seen.evidence))
     notes += seen.evidence
-    listed = sorted(seen.units, key=lambda one: one.gpu.card.integrated)  # stable
+    listed = sorted(seen.units, key=lambda unit: unit.gpu.card.integrated)  # stable
     chosen = select(listed, env)
     if chosen.fault:
         return Visible(evidence=tuple(notes), fault=chosen.fault, fix=chosen.fix)
@@ -96,18 +96,18 @@ def _of_torch(
     units: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str], notes: tuple[str, ...]
 ) -> Visible:
     """Apply torch's own rule, and check that it has kernels for the rest."""
-    discrete = [one for one in units if not one.gpu.card.integrated]
+    discrete = [unit for unit in units if not unit.gpu.card.integrated]
     if discrete and len(discrete) < len(units):
         notes += ("torch leaves the processor's GPU out, since there is a discrete one",)
     left = discrete or list(units)
-    unfit = [one for one in left if not one.gpu.card.usable]
-    fit = [one for one in left if one.gpu.card.usable]
+    unfit = [unit for unit in left if not unit.gpu.card.usable]
+    fit = [unit for unit in left if unit.gpu.card.usable]
     if not unfit:
         return Visible(tuple(left), notes)
-    names = ", ".join(sorted({one.gpu.card.name for one in unfit}))
+    names = ", ".join(sorted({unit.gpu.card.name for unit in unfit}))
     if not fit:
-        said = f"PyTorch has no kernels for {names}: it is older than the GPUs that it supports"
-        return Visible(evidence=(said, *notes), hidden=True)
+        message = f"PyTorch has no kernels for {names}: it is older than the GPUs that it supports"
+        return Visible(evidence=(message, *notes), hidden=True)
     return Visible(
         evidence=notes,
         fault=f"torch is given {names}, which PyTorch has no kernels for",
@@ -135,13 +135,13 @@ def _masked(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
     ignored = []
     for entry in entries:
         found = _named(entry, everything, env)
-        kept += [one for one in found if one not in kept]
+        kept += [unit for unit in found if unit not in kept]
         if not found:
             ignored.append(entry)
     if not kept:
         return _left_with_nothing(setting, ignored, everything, gpus, env)
     units = tuple(_united(kept)) if composite(env) else tuple(kept)
-    in_order = sorted(units, key=lambda one: (gpus.index(one.gpu), one.tiles))
+    in_order = sorted(units, key=lambda unit: (gpus.index(unit.gpu), unit.tiles))
     notes = [f"{setting} leaves {_left(in_order, everything)}"]
     if ignored:
         notes.append(f"{setting}: the driver ignores `{'`, `'.join(ignored)}`: no such device")
@@ -170,9 +170,9 @@ def _named(entry: str, everything: Sequence[Unit], env: Mapping[str, str]) -> li
 def _united(units: Iterable[Unit]) -> list[Unit]:
     """Return one device for each card, of all of its tiles that are named."""
     tiles: dict[str, tuple[Gpu, set[int]]] = {}
-    for one in units:
-        tiles.setdefault(one.gpu.address, (one.gpu, set()))[1].update(one.tiles)
-    return [Unit(gpu, tuple(sorted(its))) for gpu, its in tiles.values()]
+    for unit in units:
+        tiles.setdefault(unit.gpu.address, (unit.gpu, set()))[1].update(unit.tiles)
+    return [Unit(gpu, tuple(sorted(indices))) for gpu, indices in tiles.values()]
 
 
 def _left_with_nothing(
@@ -185,14 +185,14 @@ def _left_with_nothing(
     """Return the fault of a mask that matches no device."""
     dotted = [entry for entry in ignored if "." in entry]
     if not dotted or composite(env):
-        said = f"`{ignored[0]}` is no device here"
+        message = f"`{ignored[0]}` is no device here"
         return Visible(
-            fault=f"{setting} hides all {_count(everything)}: {said}",
+            fault=f"{setting} hides all {_count(everything)}: {message}",
             fix=_how(everything, gpus, env),
         )
     as_cards = {**env, HIERARCHY: _COMPOSITE}
     meant = _masked(gpus, as_cards).units
-    flat = mask_of([Unit(one.gpu, (tile,)) for one in meant for tile in one.tiles], gpus, env)
+    flat = mask_of([Unit(unit.gpu, (tile,)) for unit in meant for tile in unit.tiles], gpus, env)
     other = f", or `export {MASK}={flat}`" if flat else ""
     return Visible(
         fault=f"{setting} hides all {_count(everything)}: `{dotted[0]}` is a tile of a card, and "
@@ -209,17 +209,17 @@ def _how(everything: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str]
 
 
 def _count(units: Sequence[Unit]) -> str:
-    tiled = any(one.gpu.tiles > 1 and len(one.tiles) == 1 for one in units)
+    tiled = any(unit.gpu.tiles > 1 and len(unit.tiles) == 1 for unit in units)
     return f"{len(units)} {'tiles' if tiled else 'GPUs' if len(units) != 1 else 'GPU'}"
 
 
 def _left(units: Sequence[Unit], everything: Sequence[Unit]) -> str:
     """Return a text on the rest: "6 of 12 tiles, on 3 of 6 cards"."""
-    said = f"{len(units)} of {_count(everything)}"
-    cards, all_cards = ({one.gpu.address for one in those} for those in (units, everything))
-    tiles = sum(len(one.tiles) for one in units), sum(len(one.tiles) for one in everything)
+    message = f"{len(units)} of {_count(everything)}"
+    cards, all_cards = ({unit.gpu.address for unit in group} for group in (units, everything))
+    tiles = sum(len(unit.tiles) for unit in units), sum(len(unit.tiles) for unit in everything)
     if len(everything) > len(all_cards):
-        return f"{said}, on {len(cards)} of {len(all_cards)} cards"
+        return f"{message}, on {len(cards)} of {len(all_cards)} cards"
     if tiles[1] > len(everything):
-        return f"{said}, with {tiles[0]} of {tiles[1]} tiles"
-    return said
+        return f"{message}, with {tiles[0]} of {tiles[1]} tiles"
+    return message

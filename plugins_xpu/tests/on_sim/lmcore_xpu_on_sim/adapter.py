@@ -57,8 +57,8 @@ def _sim(value: Any) -> Any:
 def _on_sim(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        named = {name: _sim(one) for name, one in kwargs.items()}
-        return function(*(_sim(one) for one in args), **named)
+        named = {name: _sim(value) for name, value in kwargs.items()}
+        return function(*(_sim(arg) for arg in args), **named)
 
     return call
 

@@ -47,7 +47,7 @@ def _on_device(hook: Callable[..., Any]) -> Callable[..., Any]:
         stand_in()
         found = hook(*args, **kwargs)
         backends = isinstance(found, list) and found and isinstance(found[0], CommBackend)
-        return [_carried(one) for one in found] if backends else found
+        return [_carried(backend) for backend in found] if backends else found
 
     return hookimpl(call)
 

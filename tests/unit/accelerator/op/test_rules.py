@@ -68,7 +68,7 @@ def test_the_first_reason_is_the_answer() -> None:
     assert supports(rule("d", None))(case()) is None
 
 
-def test_a_package_is_asked_for() -> None:
+def test_a_package_is_required() -> None:
     """A missing package, one that does not fit and one that does not load each say so."""
     usable = UsablePackages(
         {"fits": Package("1"), "old": Package("1", "is for torch 2.8"), "broken": Package("1")},

@@ -93,7 +93,7 @@ def taken_twice(q, causal, *, dropout=0.0, mask=None): ...
         ),
     ],
 )
-def test_a_kernel_that_does_not_fit_is_told_why(kernel, words):
+def test_a_kernel_that_does_not_fit_is_refused_with_the_reason(kernel, words):
     """Each way to miss the op's call has its own words."""
     assert signature_problem(kernel, reference) == words
 
@@ -157,7 +157,7 @@ def test_a_positional_default_is_compared_too():
     assert signature_problem(differs, op) == "its default of `factor` is 2.0, the op's is 1.0"
 
 
-def test_compiled_code_without_a_signature_is_told_apart():
+def test_compiled_code_without_a_signature_is_recognised():
     """Nothing can be said of it, and a caller can find that out."""
     assert readable_signature(max) is None
     assert signature_problem(max, reference) is None

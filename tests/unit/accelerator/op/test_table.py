@@ -171,7 +171,7 @@ def test_a_reference_in_the_middle_of_a_preference_ends_it():
     assert dict(ops.resolutions[0].rejected)["late"] == "`reference` is preferred by --ops"
 
 
-def test_a_preference_that_cannot_be_met_is_told(caplog):
+def test_a_preference_that_cannot_be_met_is_reported(caplog):
     """The log names the wish, the reason and what is used."""
     never = impl("never", supports=lambda context: Reject("wrong moon"))
     table(never, impl("good"), preferences={"root": ("never",)}).bind("root", CONTEXT)

@@ -35,7 +35,7 @@ def test_a_missing_native_builder_is_a_warning_with_its_fix(monkeypatch):
 
 
 @pytest.mark.parametrize("free, status", [(10**12, "ok"), (10**9, "warning"), (10**7, "failed")])
-def test_little_disk_space_is_told(monkeypatch, free, status):
+def test_little_disk_space_is_reported(monkeypatch, free, status):
     """Less than 5 GB is a warning, less than 0.1 GB a failure."""
     usage = types.SimpleNamespace(free=free)
     monkeypatch.setattr(doctor_core.shutil, "disk_usage", lambda folder: usage)

@@ -79,7 +79,7 @@ def test_weights_are_kept(write, settings):
         assert abs(found[2] - 25) <= 1
 
 
-def test_one_source_stands_alone(write, settings):
+def test_one_source_is_used_alone(write, settings):
     """A single dataset without weight is no blend, and gives as many samples as are asked for."""
     (one,) = sources_of((write("a", 40),))
     samples = build_samples([one], 30, settings, name="train")

@@ -32,7 +32,7 @@ def test_by_hand():
     ]
 
 
-def test_only_what_is_asked_for():
+def test_only_the_given_outputs():
     """Nothing asked for, nothing changed."""
     masks = DocumentMasks(EOD)
     assert masks.positions(TOKENS) is None

@@ -56,7 +56,7 @@ def test_samples_are_the_stream_of_documents(make_dataset, tmp_path, monkeypatch
         assert made[i].tolist() == stream[at : at + 4]
 
 
-def test_length_is_what_was_asked_for(make_dataset, tmp_path):
+def test_length_is_as_given(make_dataset, tmp_path):
     """The dataset ends after the samples asked for, though the index may hold more."""
     made = dataset(make_dataset(DOCUMENTS), tmp_path, num_samples=3)
     assert len(made) == 3

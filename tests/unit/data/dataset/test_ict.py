@@ -72,7 +72,7 @@ def test_title_block_and_query_belong_together(indexed, titles, tmp_path, docume
 
 
 @pytest.mark.parametrize("probability, low, high", [(0.0, 0, 0), (1.0, 290, 300), (0.1, 12, 55)])
-def test_the_query_stays_in_its_block_as_often_as_asked(
+def test_the_query_is_kept_in_its_block_at_the_given_rate(
     indexed, titles, tmp_path, probability, low, high
 ):
     """The sentence is cut out of its block, but for the share that stays.

@@ -102,7 +102,7 @@ def test_blocks_by_hand(either):
     assert sorted(mapping.tolist()) == sorted(rows + rows)
 
 
-def test_short_samples_are_as_frequent_as_asked(either):
+def test_short_samples_have_the_given_frequency(either):
     """With a probability of .1 about a tenth of the samples is shorter, of any length from 2."""
     starts, sizes = arrays([[10] * 40 for _ in range(400)])
     mapping = segments(starts, sizes, longest=50, short_probability=0.1, seed=3, least_sentences=2)

@@ -222,7 +222,7 @@ def test_missing_files_suggest_what_is_there(tmp_path, given_name, hint):
 @pytest.mark.parametrize(
     "gone, hint", [(".idx", "lmcore data repair"), (".bin", "copy the `.bin`")]
 )
-def test_half_a_dataset_is_told_from_none(tmp_path, gone, hint):
+def test_half_a_dataset_is_distinguished_from_none(tmp_path, gone, hint):
     """If one of the two files exists the hint is about the other, not about the name."""
     prefix = write(tmp_path / "x_text_document", [[1]])
     Path(f"{prefix}{gone}").unlink()

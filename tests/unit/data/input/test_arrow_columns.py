@@ -126,7 +126,7 @@ def test_altered_files_end_in_an_error_or_in_texts(tmp_path, read, name, seed):
         assert all(isinstance(text, str) for text in found.texts)
 
 
-def test_other_files_are_told_apart(tmp_path, read):
+def test_other_formats_are_distinguished(tmp_path, read):
     """A name that promises Parquet over other bytes, and Feather's first version, are named."""
     (tmp_path / "x.parquet").write_bytes(b'{"text": "a"}\n')
     with pytest.raises(DataError, match="is not a Parquet file"):

@@ -44,7 +44,7 @@ ARCHIVES = [kind for kind in PACKERS if kind != "plain"]
 
 @pytest.mark.parametrize("kind", PACKERS)
 @pytest.mark.parametrize("ending", [".jsonl", ".json.gz"])
-def test_compression_is_told_by_content(tmp_path, kind, ending):
+def test_compression_is_detected_by_content(tmp_path, kind, ending):
     """Every compression is read, whatever the file is called."""
     path = tmp_path / f"x{ending}"
     path.write_bytes(PACKERS[kind](TEXT))
@@ -177,7 +177,7 @@ def test_blocks_do_not_depend_on_the_pieces_of_a_pipe(tmp_path, kind, size):
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
-def test_what_stands_before_a_damage_comes_first(tmp_path, kind):
+def test_content_before_damage_comes_first(tmp_path, kind):
     """All of the first member is read before the cut second one raises."""
     (tmp_path / "x").write_bytes(PACKERS[kind](TEXT) + PACKERS[kind](TEXT)[:-9])
     found = []

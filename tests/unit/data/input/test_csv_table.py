@@ -42,7 +42,7 @@ def test_numbers_are_those_of_lines(tmp_path, read):
     assert found.numbers[0] == 2
 
 
-def test_tsv_has_no_quotes_unless_asked(tmp_path, read):
+def test_tsv_has_no_quotes_by_default(tmp_path, read):
     """A quotation mark in a tsv, as GLUE's files have, opens nothing."""
     (tmp_path / "x.tsv").write_text('id\ttext\n1\t"He said.\n2\tYes."\n')
     assert read(tmp_path / "x.tsv").texts == ['"He said.', 'Yes."']

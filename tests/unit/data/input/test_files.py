@@ -57,7 +57,7 @@ def test_no_input_is_an_error():
         ("part-0", b"ARROW1..", "arrow"),
     ],
 )
-def test_format_is_told_by_name_and_content(tmp_path, name, content, expected):
+def test_format_is_detected_by_name_and_content(tmp_path, name, content, expected):
     """The name without its compression tells; for JSON, and names that say nothing, the content."""
     path = tmp_path / name
     path.write_bytes(content)
@@ -107,7 +107,7 @@ def test_directory_of_json_and_json_lines_is_of_one_kind(tmp_path):
     assert [file.format for file in find_inputs([str(tmp_path)])] == ["jsonl", "jsonl", "json"]
 
 
-def test_files_without_ending_are_read_where_the_format_is_said(tmp_path):
+def test_files_without_suffix_are_read_if_the_format_is_given(tmp_path):
     """WikiExtractor's `AA/wiki_00` are found in a directory when the format is given."""
     (tmp_path / "AA").mkdir()
     for name in ("AA/wiki_00", "AA/wiki_01.gz", "notes.md"):

@@ -96,7 +96,7 @@ def test_first_long_line_ends_the_reading_unless_skipped(tmp_path):
 
 
 @pytest.mark.parametrize("start", [b"PAR1", b"ARROW1\0\0"])
-def test_columns_are_told_from_lines(tmp_path, monkeypatch, start):
+def test_columns_are_distinguished_from_lines(tmp_path, monkeypatch, start):
     """Parquet or Arrow from standard input, or under a name of JSON lines, is named as such."""
     path = tmp_path / "in.jsonl"
     path.write_bytes(start + b"\x15\x04\x15\n" * 9)

@@ -64,7 +64,7 @@ def test_objects_are_those_of_the_whole_text(
         ('[{"text": "a"}, {"text": 1' + "0" * 9999 + "}]", "broken JSON", "digits"),
     ],
 )
-def test_broken_json_keeps_what_stands_before(tmp_path, read, content, reason, told):
+def test_broken_json_keeps_the_objects_before_it(tmp_path, read, content, reason, told):
     """The objects before the break come, the break is named with its line."""
     (tmp_path / "x.json").write_text(content)
     found = read(tmp_path / "x.json", "json", batch_bytes=8, skip=True)

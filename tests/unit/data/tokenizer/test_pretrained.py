@@ -114,7 +114,7 @@ def test_sentinels_are_called_as_in_each_fork(
         ({}, ["[CLS]"], ["[SEP]"]),
     ],
 )
-def test_configuration_says_what_stands_around(
+def test_configuration_sets_the_sentinels(
     config: dict[str, Any],
     before: list[str],
     after: list[str],

@@ -90,7 +90,7 @@ def test_own_copy_is_saved_again(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "tokenizer").encode("the")
 
 
-def test_another_tokenizer_gives_way_where_told(tmp_path: Path) -> None:
+def test_another_tokenizer_is_replaced_on_request(tmp_path: Path) -> None:
     """It is replaced whole; the same one is left as it is."""
     directory = tmp_path / "tokenizer"
     save_tokenizer(bpe(tmp_path / "source"), directory)

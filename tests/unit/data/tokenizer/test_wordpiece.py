@@ -263,7 +263,7 @@ def test_pickling_and_description(both: Tokenizer) -> None:
         assert copy.fingerprint() == both.fingerprint()
 
 
-def test_fingerprint_knows_case_and_sentinels(wordpieces: str) -> None:
+def test_fingerprint_depends_on_case_and_sentinels(wordpieces: str) -> None:
     """Types and options that give other ids have other fingerprints."""
     made = [
         build_tokenizer(LOWER, vocab_file=wordpieces),

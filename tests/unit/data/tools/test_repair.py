@@ -128,7 +128,7 @@ def test_metadata_says_that_ends_were_counted(tmp_path):
         ([[[1, 9]], [[2, 9]]], 9, False),
     ],
 )
-def test_metadata_of_an_index_made_anew(tmp_path, documents, eod, append_eod):
+def test_metadata_of_a_rebuilt_index(tmp_path, documents, eod, append_eod):
     """All documents end with the tokenizer's end, or the metadata does not say so."""
     prefix = write(tmp_path / "x", documents)
     describe(prefix, append_eod=False)
@@ -167,7 +167,7 @@ def test_uncounted_ends_keep_modes(tmp_path):
         ([1, 2], None, "the file is truncated"),
     ],
 )
-def test_what_cannot_be_known_is_said(tmp_path, tokens, eod, why):
+def test_unknown_metadata_is_reported(tmp_path, tokens, eod, why):
     """Tokens that are too many or too few for another reason are not guessed at."""
     prefix = write(tmp_path / "x", [[[1, 2]], [[3]]])
     np.array(tokens, dtype="<u2").tofile(tmp_path / "x.bin")
@@ -216,7 +216,7 @@ def test_index_is_rebuilt(tmp_path_factory, documents, dtype, piece):
     assert report.found[0] == "the index is missing"
 
 
-def test_metadata_tells_end_and_type(tmp_path):
+def test_metadata_has_eod_and_dtype(tmp_path):
     """Neither has to be named where the metadata is there; another name gets metadata too."""
     prefix = write(tmp_path / "x", [[[1, 2, EOD]], [[3, EOD]]])
     describe(prefix)
@@ -263,7 +263,7 @@ def test_index_that_cannot_be_rebuilt(tmp_path, changes, message):
     assert set(files(tmp_path)) == {"x.bin"}
 
 
-def test_rebuild_that_is_asked_for(tmp_path):
+def test_rebuild_on_request(tmp_path):
     """A sound index is made anew on request; the type of a token is the old one's."""
     prefix = write(tmp_path / "x", [[[1], [2, EOD, 3, EOD]]])
     repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y", rebuild=True, eod=EOD))
@@ -273,7 +273,7 @@ def test_rebuild_that_is_asked_for(tmp_path):
 
 @pytest.mark.parametrize("damage", [None, 40])
 @pytest.mark.parametrize("dataset_impl", ["mmap", "cached"])
-def test_index_made_anew_keeps_the_format(tmp_path, dataset_impl, damage):
+def test_rebuilt_index_keeps_the_format(tmp_path, dataset_impl, damage):
     """It has the format of the old one, which its first bytes tell though the rest be damaged."""
     documents = [[[1, EOD]], [[2, 3, EOD]]]
     prefix = write(tmp_path / "x", documents, dataset_impl=dataset_impl)
@@ -286,7 +286,7 @@ def test_index_made_anew_keeps_the_format(tmp_path, dataset_impl, damage):
     assert (report.dataset_impl, report.dtype) == (dataset_impl, "uint16")
 
 
-def test_index_made_anew_is_without_modes(tmp_path):
+def test_rebuilt_index_has_no_modes(tmp_path):
     """That they are left out is said."""
     prefix = write(tmp_path / "x", [[[1, EOD]]])
     with (tmp_path / "x.idx").open("ab") as file:

@@ -97,7 +97,7 @@ def test_yielded_values_come_back_in_order():
         ("nonesuch", (), "AttributeError: module 'subject' has no attribute 'nonesuch'"),
     ],
 )
-def test_a_bad_end_is_told_in_a_line(function, arguments, fault):
+def test_a_crash_is_reported_in_one_line(function, arguments, fault):
     """Signals, statuses and exceptions each have their words."""
     outcome = call_isolated(f"subject:{function}", *arguments, timeout=30)
     assert outcome.fault == fault

@@ -113,7 +113,7 @@ def test_a_failure_is_everyones(ranks, victim):
             assert error.what == f"rank {cause}: the disk is full"
 
 
-def test_a_bug_is_told_too(ranks):
+def test_a_bug_is_reported_too(ranks):
     """Its type and text."""
 
     def body(rendezvous):

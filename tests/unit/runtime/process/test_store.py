@@ -138,7 +138,7 @@ def test_a_process_that_never_starts_is_named(free_port):
     assert "waited for all processes of the run to start" in caught.value.why
 
 
-def test_rank_0_that_never_starts_is_told_by_its_address(free_port):
+def test_rank_0_that_never_starts_is_reported_with_its_address(free_port):
     """Rank 1 of two, alone."""
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
     with (
@@ -148,7 +148,7 @@ def test_rank_0_that_never_starts_is_told_by_its_address(free_port):
         pass
 
 
-def test_a_taken_port_is_told():
+def test_a_taken_port_is_reported():
     """Something else listens where rank 0 should."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

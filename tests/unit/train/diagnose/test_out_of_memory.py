@@ -160,7 +160,7 @@ def explained(error: BaseException, plan: Any, runtime: Any, *more: Any) -> OutO
     return caught.value
 
 
-def test_the_message_tells_all(trained: Any, device_of: Any, tmp_path: Path) -> None:
+def test_the_message_has_every_part(trained: Any, device_of: Any, tmp_path: Path) -> None:
     """Totals, consumers, sizes, torch's words, remedies and how to go on."""
     plan, state = trained
     (tmp_path / "run/checkpoints/iter_0000002").mkdir(parents=True)
@@ -229,7 +229,7 @@ def test_other_errors_pass(trained: Any, runtime: Any, error: Exception) -> None
     assert caught.value is error
 
 
-def test_the_hosts_memory_is_told_apart(make_plan: Any, device_of: Any, trained: Any) -> None:
+def test_host_memory_is_distinguished(make_plan: Any, device_of: Any, trained: Any) -> None:
     """Beside a device it has remedies of its own; where the host is the device it has not."""
     plan, state = trained
     error = explained(MemoryError(), plan, device_of(), state)
@@ -243,7 +243,7 @@ def test_the_hosts_memory_is_told_apart(make_plan: Any, device_of: Any, trained:
     assert "`--no-async-save`" in lines
 
 
-def test_the_places_are_told_from_the_stack(
+def test_the_phase_is_found_from_the_stack(
     make_plan: Any, make_state: Any, make_datasets: Any, runtime: Any, monkeypatch: Any
 ) -> None:
     """Forward, backward and update of a step, and the building of the model."""
@@ -273,7 +273,7 @@ def test_the_places_are_told_from_the_stack(
     )
 
 
-def test_a_model_that_does_not_fit_is_said(trained: Any, device_of: Any) -> None:
+def test_a_model_that_does_not_fit_is_reported(trained: Any, device_of: Any) -> None:
     """Then no smaller activation helps, and none is suggested."""
     plan, state = trained
     small = MemoryStats(9, 9, 9, total=1000)
@@ -288,7 +288,7 @@ def test_a_model_that_does_not_fit_is_said(trained: Any, device_of: Any) -> None
     assert "--recompute" not in (building.hint or "")
 
 
-def test_what_leads_stands_first(make_plan: Any, device_of: Any) -> None:
+def test_the_largest_part_comes_first(make_plan: Any, device_of: Any) -> None:
     """Smaller activations where there is room for them, else less that stays."""
     plan = make_plan("")
     first = remedies(plan, device_of(), use_of(kept=20, rest=50))[0]
@@ -299,7 +299,9 @@ def test_what_leads_stands_first(make_plan: Any, device_of: Any) -> None:
     assert "--micro-batch-size" in first
 
 
-def test_others_and_holes_are_told(make_plan: Any, device_of: Any, monkeypatch: Any) -> None:
+def test_other_processes_and_fragmentation_are_reported(
+    make_plan: Any, device_of: Any, monkeypatch: Any
+) -> None:
     """Both only where they are much of the memory."""
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     plan = make_plan("")

@@ -148,7 +148,7 @@ def test_rows_of_earlier_blocks(tmp_path: Path) -> None:
         assert path.read_text() == "".join(rows[:after])
 
 
-def test_new_run_starts_anew(tmp_path: Path) -> None:
+def test_new_run_replaces_the_file(tmp_path: Path) -> None:
     """Rows of a run that never saved are dropped by the run that starts in its directory."""
     path = tmp_path / "metrics.jsonl"
     for _ in range(2):

@@ -28,11 +28,11 @@ def _of(rank: int, dtype: torch.dtype = torch.float32, count: int = 1001) -> Ten
     return ((torch.arange(count) % 13) + 1 + 16 * rank).to(dtype)
 
 
-def _expect(bench: RankBench, what: str, found: Tensor, right: Tensor) -> None:
+def _expect(bench: RankBench, label: str, found: Tensor, right: Tensor) -> None:
     bench.device.synchronize()
     if not torch.equal(found.cpu(), right):
         wrong = int((found.cpu() != right).sum())
-        raise Failure(f"{what}: {wrong} of {right.numel()} numbers are wrong")
+        raise Failure(f"{label}: {wrong} of {right.numel()} numbers are wrong")
 
 
 @check(
@@ -48,7 +48,7 @@ def start(bench: RankBench) -> str:
     if distributed.get_world_size() != bench.size or distributed.get_rank() != bench.rank:
         raise Failure("the group has another size or rank than the run")
     places = bench.processes.gather([bench.device.type, bench.device.index])
-    if not bench.is_host and len({tuple(one) for one in places}) < len(places):
+    if not bench.is_host and len({tuple(place) for place in places}) < len(places):
         raise Failure(f"two processes use one device: {places}")
     return f"{bench.size} processes over `{bench.processes.backend.name}`"
 
@@ -131,9 +131,9 @@ def all_gather(bench: RankBench) -> str:
     parts = [torch.empty_like(_own(bench)) for _ in range(bench.size)]
     distributed.all_gather(parts, _own(bench))
     _expect(bench, "a list", torch.cat(parts), right)
-    whole = torch.empty(right.numel(), device=bench.where)
-    distributed.all_gather_into_tensor(whole, _own(bench))
-    _expect(bench, "one tensor", whole, right)
+    gathered = torch.empty(right.numel(), device=bench.where)
+    distributed.all_gather_into_tensor(gathered, _own(bench))
+    _expect(bench, "one tensor", gathered, right)
     return "both forms"
 
 
@@ -167,17 +167,17 @@ def reduce_scatter(bench: RankBench) -> str:
 def all_to_all(bench: RankBench) -> str:
     """Exchange equal parts, then parts of sizes that differ."""
     size, rank = bench.size, bench.rank
-    every = [_of(one, count=7 * size) for one in range(size)]
+    inputs = [_of(peer, count=7 * size) for peer in range(size)]
     found = torch.empty(7 * size, device=bench.where)
-    distributed.all_to_all_single(found, every[rank].to(bench.where))
-    right = torch.cat([one.chunk(size)[rank] for one in every])
+    distributed.all_to_all_single(found, inputs[rank].to(bench.where))
+    right = torch.cat([tensor.chunk(size)[rank] for tensor in inputs])
     _expect(bench, "equal parts", found, right)
     sizes = [[3 * a + b + 1 for b in range(size)] for a in range(size)]
-    given = [_of(one, count=sum(sizes[one])) for one in range(size)]
-    takes = [sizes[one][rank] for one in range(size)]
+    given = [_of(peer, count=sum(sizes[peer])) for peer in range(size)]
+    takes = [sizes[peer][rank] for peer in range(size)]
     found = torch.empty(sum(takes), device=bench.where)
     distributed.all_to_all_single(found, given[rank].to(bench.where), takes, sizes[rank])
-    right = torch.cat([given[one].split(sizes[one])[rank] for one in range(size)])
+    right = torch.cat([given[peer].split(sizes[peer])[rank] for peer in range(size)])
     _expect(bench, "unequal parts", found, right)
     return "equal and unequal parts"
 
@@ -193,19 +193,19 @@ def all_to_all(bench: RankBench) -> str:
 def gather_scatter(bench: RankBench) -> str:
     """Do each at each rank."""
     for root in range(bench.size):
-        here = bench.rank == root
-        parts = [torch.empty_like(_own(bench)) for _ in range(bench.size)] if here else None
+        is_root = bench.rank == root
+        parts = [torch.empty_like(_own(bench)) for _ in range(bench.size)] if is_root else None
         distributed.gather(_own(bench), parts, root)
         if parts:
             right = torch.cat([_of(rank) for rank in range(bench.size)])
             _expect(bench, f"gather at {root}", torch.cat(parts), right)
-        mine = torch.empty(1001, device=bench.where)
-        rows = [_of(5 + rank).to(bench.where) for rank in range(bench.size)] if here else None
-        distributed.scatter(mine, rows, root)
-        _expect(bench, f"scatter from {root}", mine, _of(5 + bench.rank))
+        received = torch.empty(1001, device=bench.where)
+        rows = [_of(5 + rank).to(bench.where) for rank in range(bench.size)] if is_root else None
+        distributed.scatter(received, rows, root)
+        _expect(bench, f"scatter from {root}", received, _of(5 + bench.rank))
         total = _own(bench)
         distributed.reduce(total, root)
-        if here:
+        if is_root:
             right = torch.stack([_of(rank) for rank in range(bench.size)]).sum(0)
             _expect(bench, f"reduce at {root}", total, right)
     return "at each rank"
@@ -254,7 +254,7 @@ def send_recv(bench: RankBench) -> str:
 def asynchronous(bench: RankBench) -> str:
     """Start eight reductions, compute, then wait."""
     tensors = [_own(bench) + number for number in range(8)]
-    works = [distributed.all_reduce(one, async_op=True) for one in tensors]
+    works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
     square = torch.eye(128, device=bench.where)
     for _ in range(20):
         square = square @ square
@@ -304,8 +304,8 @@ def leaves_alone(bench: RankBench) -> str:
     right[1000:2000] = torch.stack([_of(rank, count=1000) for rank in range(bench.size)]).sum(0)
     _expect(bench, "the neighbours of a slice", buffer, right)
     given = _own(bench)
-    whole = torch.empty(1001 * bench.size, device=bench.where)
-    distributed.all_gather_into_tensor(whole, given)
+    gathered = torch.empty(1001 * bench.size, device=bench.where)
+    distributed.all_gather_into_tensor(gathered, given)
     _expect(bench, "the input of a gather", given, _of(bench.rank))
     return "a slice, a gather"
 

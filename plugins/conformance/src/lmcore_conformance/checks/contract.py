@@ -67,14 +67,16 @@ class ContractBench:
             Failure: Some of them say that something is wrong.
             NotRun: All were skipped.
         """
-        mine = [one for one in self.lines if self._belongs(one.name, names, prefix)]
-        wrong = [one for one in mine if one.status is CheckStatus.FAILED]
+        matching = [line for line in self.lines if self._belongs(line.name, names, prefix)]
+        wrong = [line for line in matching if line.status is CheckStatus.FAILED]
         if wrong:
-            raise Failure(*(f"{one.name}: {one.detail}" for one in wrong))
-        if mine and all(one.status is CheckStatus.SKIPPED for one in mine):
-            raise NotRun(mine[0].detail)
-        warned = [f"{one.name}: {one.detail}" for one in mine if one.status is CheckStatus.WARNING]
-        return "; ".join(warned) or f"{len(mine)} lines of `lmcore plugin check`"
+            raise Failure(*(f"{line.name}: {line.detail}" for line in wrong))
+        if matching and all(line.status is CheckStatus.SKIPPED for line in matching):
+            raise NotRun(matching[0].detail)
+        warned = [
+            f"{line.name}: {line.detail}" for line in matching if line.status is CheckStatus.WARNING
+        ]
+        return "; ".join(warned) or f"{len(matching)} lines of `lmcore plugin check`"
 
     def _belongs(self, name: str, names: tuple[str, ...] | None, prefix: str) -> bool:
         if names is not None:
@@ -169,9 +171,9 @@ def registrations(bench: ContractBench) -> str:
 def offers(bench: ContractBench) -> str:
     """Judge the hooks that are about a device; without one most of them cannot be called."""
     found = bench.judge(None)
-    for one in bench.lines:
-        if one.name == "lmcore_create_device" and one.status is CheckStatus.SKIPPED:
-            raise NotRun(one.detail)
+    for line in bench.lines:
+        if line.name == "lmcore_create_device" and line.status is CheckStatus.SKIPPED:
+            raise NotRun(line.detail)
     return found
 
 
@@ -230,7 +232,7 @@ def idempotent(bench: ContractBench) -> str:
     found = bench.watched("watch_registration")
     if found["problem"]:
         raise Failure(found["problem"])
-    differing = [name for name, (one, other) in found["pairs"].items() if one != other]
+    differing = [name for name, (first, other) in found["pairs"].items() if first != other]
     if differing:
         raise Failure(*(f"{name} differs the second time" for name in differing))
     return ", ".join(found["pairs"])
@@ -292,7 +294,7 @@ def watch_registration(entry_point: str) -> dict[str, Any]:
     found = []
     for _ in range(2):
         plugins = discover()
-        record = next(one for one in plugins if one.entry_point == entry_point)
+        record = next(plugin for plugin in plugins if plugin.entry_point == entry_point)
         if record.info is None or record.reason:
             return {"problem": record.reason, "pairs": {}}
         assert record.probe is not None

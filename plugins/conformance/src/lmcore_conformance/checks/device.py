@@ -64,9 +64,9 @@ def declaration(bench: Bench) -> str:
         if len(reason.split()) < 2
     ]
     faults += [
-        f"`{name}` is closed, and the device offers {one.summary}"
-        for name, one in REQUIREMENTS.items()
-        if name in bench.closed and one.offered is not None and one.offered(bench)
+        f"`{name}` is closed, and the device offers {requirement.summary}"
+        for name, requirement in REQUIREMENTS.items()
+        if name in bench.closed and requirement.offered is not None and requirement.offered(bench)
     ]
     faults += [
         f"`Device.dtypes` has `{name}`, which torch does not know"
@@ -97,7 +97,7 @@ def offers_twice(bench: Bench) -> str:
         "checkpoint stagers": contract.checkpoint_stagers,
         "communication backends": contract.comm_backends,
     }.items():
-        first, second = ([_name(one) for one in ask(*arguments)] for _ in range(2))
+        first, second = ([_name(answer) for answer in ask(*arguments)] for _ in range(2))
         if first != second:
             raise Failure(f"{kind}: first {first}, then {second}")
         counts.append(f"{len(first)} {kind}")
@@ -152,18 +152,18 @@ def transfer(bench: Bench) -> str:
 def copies(bench: Bench) -> str:
     """Copy in several ways and compare with the host."""
     base = bench.values(6, 8).float()
-    there = base.to(bench.where)
+    on_device = base.to(bench.where)
     found = {
-        "clone": (there.t().clone(), base.t()),
-        "contiguous": (there[:, 1::3].contiguous(), base[:, 1::3]),
-        "cast to int64": (there.mul(100).to(torch.int64), base.mul(100).to(torch.int64)),
+        "clone": (on_device.t().clone(), base.t()),
+        "contiguous": (on_device[:, 1::3].contiguous(), base[:, 1::3]),
+        "cast to int64": (on_device.mul(100).to(torch.int64), base.mul(100).to(torch.int64)),
         "copy_ into a strided view": (
-            torch.zeros(8, 6, device=bench.where).t().copy_(there),
+            torch.zeros(8, 6, device=bench.where).t().copy_(on_device),
             base,
         ),
-        "cat": (torch.cat([there, there[:2]]), torch.cat([base, base[:2]])),
+        "cat": (torch.cat([on_device, on_device[:2]]), torch.cat([base, base[:2]])),
         "index": (
-            there[torch.tensor([3, 0, 3], device=bench.where)],
+            on_device[torch.tensor([3, 0, 3], device=bench.where)],
             base[torch.tensor([3, 0, 3])],
         ),
         "fill": (torch.empty(3, 3, device=bench.where).fill_(2.5), torch.full((3, 3), 2.5)),
@@ -171,8 +171,8 @@ def copies(bench: Bench) -> str:
     bench.device.synchronize()
     _raise(
         f"{name}: other numbers"
-        for name, (one, right) in found.items()
-        if not torch.equal(one.cpu(), right)
+        for name, (value, right) in found.items()
+        if not torch.equal(value.cpu(), right)
     )
     return ", ".join(found)
 
@@ -212,23 +212,23 @@ def _product(bench: Bench, name: str) -> str:
             bench.values(*shape, seed=seed).to(dtype)
             for seed, shape in enumerate(((rows, inner), (inner, columns), (rows, columns)))
         )
-        x, w = (one.to(bench.where).requires_grad_() for one in (left, right))
+        x, w = (tensor.to(bench.where).requires_grad_() for tensor in (left, right))
         out = x @ w
         grads = torch.autograd.grad(out, (x, w), grad.to(bench.where))
-        wide = [one.double() for one in (left, right, grad)]
+        wide = [tensor.double() for tensor in (left, right, grad)]
         right_ones = (wide[0] @ wide[1], wide[2] @ wide[1].T, wide[0].T @ wide[2])
-        for what, one, exact in zip(
+        for tensors, computed, exact in zip(
             ("products", "gradients", "gradients"), (out, *grads), right_ones, strict=True
         ):
-            if one.dtype != dtype:
-                raise Failure(f"{what} of {name} are {one.dtype}")
-            error = (bench.host(one) - exact).abs()
+            if computed.dtype != dtype:
+                raise Failure(f"{tensors} of {name} are {computed.dtype}")
+            error = (bench.host(computed) - exact).abs()
             scale = max(1.0, exact.abs().max().item())
             limit = allowed.absolute * scale + allowed.relative * exact.abs()
             share = (error / limit).max().item()
             if not share <= 1:
                 raise Failure(
-                    f"{what} of {rows} x {inner} by {inner} x {columns} are off by "
+                    f"{tensors} of {rows} x {inner} by {inner} x {columns} are off by "
                     f"{error.max().item():.1e}, {share:.1f} times what is allowed"
                 )
             worst = max(worst, share)
@@ -299,7 +299,7 @@ def stagers(bench: Bench) -> str:
         }
         for factor in (1.0, 3.0):
             live["weight"].mul_(factor)
-            before = {name: one.cpu().clone() for name, one in live.items()}
+            before = {name: tensor.cpu().clone() for name, tensor in live.items()}
             try:
                 staged = stage_tensors(stager, live)
             except LmcoreError as error:
@@ -310,8 +310,8 @@ def stagers(bench: Bench) -> str:
             bench.device.synchronize()
             faults += [
                 f"`{stager.name}`: `{name}` has other numbers"
-                for name, one in staged.items()
-                if not torch.equal(one, before[name])
+                for name, tensor in staged.items()
+                if not torch.equal(tensor, before[name])
             ]
     _raise(faults)
     if not names:

@@ -20,7 +20,7 @@ _SIZE = (7, 41, 701)
 
 def _able(bench: Bench, op: str, **attributes: object) -> list[Kernel]:
     kernels = kernels_of(bench, op)
-    return [one for one in kernels if one.does(bench.device.type, "float32", attributes)]
+    return [kernel for kernel in kernels if kernel.does(bench.device.type, "float32", attributes)]
 
 
 def _weights(like: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def everything(bench: Bench) -> str:
 def attention_dropout(bench: Bench) -> str:
     """Average 400 draws over values of one."""
     shape = (1, 1, 4, 8)
-    q, k = (bench.values(*shape, seed=one).float().to(bench.where) for one in (1, 2))
+    q, k = (bench.values(*shape, seed=seed).float().to(bench.where) for seed in (1, 2))
     ones = torch.ones(shape, device=bench.where)
 
     def judge(kernel: Kernel) -> list[str]:
@@ -182,7 +182,7 @@ def attention_dropout(bench: Bench) -> str:
         runs = []
         for _ in range(2):
             bench.device.set_rng_state(before)
-            leaves = [one.clone().requires_grad_() for one in (q, k, ones)]
+            leaves = [tensor.clone().requires_grad_() for tensor in (q, k, ones)]
             out = kernel.function(*leaves, causal=True, dropout=0.5)
             runs.append([out, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
         if not all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(*runs, strict=True)):

@@ -41,7 +41,9 @@ def autocast(bench: Bench) -> str:
         "afterwards": (after.dtype, torch.float32),
         "the weight's gradient": (getattr(weight.grad, "dtype", None), torch.float32),
     }
-    faults = [f"{name}: {one}, not {right}" for name, (one, right) in found.items() if one != right]
+    faults = [
+        f"{name}: {value}, not {right}" for name, (value, right) in found.items() if value != right
+    ]
     if faults:
         raise Failure(*faults)
     return "bfloat16"
@@ -64,9 +66,9 @@ def pinned(bench: Bench) -> str:
         faults.append("a pinned tensor has other numbers")
     if found.device.type != "cpu" or not found.is_pinned():
         faults.append("the tensor is not in pinned host memory")
-    there = found.to(bench.where, non_blocking=True)
+    on_device = found.to(bench.where, non_blocking=True)
     back = bench.device.require("pin_memory")(torch.zeros(300, 700))
-    back.copy_(there, non_blocking=True)
+    back.copy_(on_device, non_blocking=True)
     bench.device.synchronize()
     if not torch.equal(back, host):
         faults.append("copies without waiting bring other numbers")
@@ -162,13 +164,13 @@ def graph_random(bench: Bench) -> str:
         graph.replay()
         bench.device.synchronize()
         drawn.append(out.cpu())
-    kept = [float((one > 0).float().mean()) for one in drawn]
+    kept = [float((output > 0).float().mean()) for output in drawn]
     faults = []
     if torch.equal(drawn[0], drawn[1]):
         faults.append("played again, the same elements are dropped")
     if not torch.equal(drawn[0], drawn[2]):
         faults.append("under the same seed other elements are dropped")
-    if not all(0.4 < one < 0.6 for one in kept):
+    if not all(0.4 < fraction < 0.6 for fraction in kept):
         faults.append(f"of every two elements {kept} are kept")
     if faults:
         raise Failure(*faults)

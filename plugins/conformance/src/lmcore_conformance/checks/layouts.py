@@ -43,7 +43,7 @@ def _compare(bench: RankBench, layouts: Mapping[str, str]) -> str:
                 *zip(found.losses, alone.losses, strict=True),
                 *zip(found.norms, alone.norms, strict=True),
             ]
-            curve = _largest(abs(one / other - 1) for one, other in pairs)
+            curve = _largest(abs(first / second - 1) for first, second in pairs)
             weights = _weights_off(found, alone)
             differing = _other_replicas(bench, found)
             # All ranks learn what any of them found: they go on, or not, together.
@@ -69,12 +69,12 @@ def _weights_off(found: Trained, alone: Trained) -> float:
     """Return how far the farthest of this process's weights is from that of one process."""
     differences = []
     for name, layout in found.layouts.items():
-        local, whole = found.tensors[name], alone.tensors[name]
-        if tuple(whole.shape) != layout.shape:
-            raise Failure(f"`{name}` is {layout.shape} in parts, and {tuple(whole.shape)} whole")
+        local, full = found.tensors[name], alone.tensors[name]
+        if tuple(full.shape) != layout.shape:
+            raise Failure(f"`{name}` is {layout.shape} in parts, and {tuple(full.shape)} whole")
         for piece in layout.chunks:
             own = box(local, piece.start, piece.size)
-            off = own - box(whole, piece.offset, piece.size)
+            off = own - box(full, piece.offset, piece.size)
             differences.append(float(off.abs().max()))
     return _largest(differences)
 
@@ -86,10 +86,10 @@ def _other_replicas(bench: RankBench, found: Trained) -> list[str]:
         digest = hashlib.sha256(found.tensors[name].contiguous().numpy().tobytes()).hexdigest()
         part = hashlib.sha256(repr(layout.chunks).encode()).hexdigest()
         own[f"{name} {part[:8]}"] = digest[:16]
-    first, *others = bench.processes.gather(own)
+    first, *remaining = bench.processes.gather(own)
     differing = {
         held.split()[0]
-        for other in others
+        for other in remaining
         for held in first.keys() & other.keys()
         if first[held] != other[held]
     }
@@ -138,7 +138,8 @@ def tensor_dropout(bench: RankBench) -> str:
             if differing:
                 raise Failure(f"{len(differing)} weights differ: {', '.join(differing[:4])}")
             compared += sum(
-                one.shape == tuple(found.tensors[name].shape) for name, one in found.layouts.items()
+                layout.shape == tuple(found.tensors[name].shape)
+                for name, layout in found.layouts.items()
             )
     return f"{compared} weights after 8 steps"
 

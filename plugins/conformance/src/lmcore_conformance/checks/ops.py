@@ -47,12 +47,12 @@ class _Findings:
         self.calls: dict[str, int] = {}
 
     @contextmanager
-    def of(self, kernel: Kernel, what: str) -> Iterator[Callable[[str | None], None]]:
+    def of(self, kernel: Kernel, subject: str) -> Iterator[Callable[[str | None], None]]:
         """Take findings about one use of a kernel; an exception is one, too."""
 
         def add(text: str | None) -> None:
             if text:
-                self.first.setdefault(kernel.id, f"{what}: {text}")
+                self.first.setdefault(kernel.id, f"{subject}: {text}")
                 self.counts[kernel.id] = self.counts.get(kernel.id, 0) + 1
 
         self.calls[kernel.id] = self.calls.get(kernel.id, 0) + 1
@@ -87,7 +87,11 @@ def _each(
             if case.kind != kind:
                 continue
             held = rounded(case if case.nan is None else with_nan(case), getattr(torch, dtype))
-            able = [one for one in kernels if one.does(bench.device.type, dtype, case.attributes)]
+            able = [
+                kernel
+                for kernel in kernels
+                if kernel.does(bench.device.type, dtype, case.attributes)
+            ]
             yield dtype, held, oracle(held, getattr(torch, dtype)), able
 
 
@@ -154,10 +158,10 @@ def _nan(bench: Bench, op: str) -> str:
         for kernel in kernels:
             with findings.of(kernel, dtype) as add:
                 found = call(kernel.function, case, getattr(torch, dtype), bench.where)
-                here, there = bench.host(found.out).isnan(), wanted.out.isnan()
-                if (there & ~here).any():
+                found_nan, wanted_nan = bench.host(found.out).isnan(), wanted.out.isnan()
+                if (wanted_nan & ~found_nan).any():
                     add("a NaN vanishes from the output")
-                elif (here & ~there).any():
+                elif (found_nan & ~wanted_nan).any():
                     add("a NaN reaches results of other rows")
                 grad = bench.host(found.grads[place])
                 if wanted.grads[place].isnan().any() and not grad.isnan().any():
@@ -169,7 +173,7 @@ def _repeatable(bench: Bench, op: str) -> str:
     """Call again what claims the trait `deterministic`, as its run does, and compare bits."""
     findings = _Findings()
     for dtype, case, _, kernels in _each(bench, op, "value"):
-        for kernel in (one for one in kernels if one.is_deterministic):
+        for kernel in (kernel for kernel in kernels if kernel.is_deterministic):
             with findings.of(kernel, f"{case.label}, {dtype}") as add, _as_deterministic():
                 runs = [
                     call(kernel.function, case, getattr(torch, dtype), bench.where)
@@ -179,7 +183,7 @@ def _repeatable(bench: Bench, op: str) -> str:
                 for other in runs[1:]:
                     pairs = [(runs[0].out, other.out)]
                     pairs += [(runs[0].grads[p], other.grads[p]) for p in other.grads]
-                    if not all(_same(one, two) for one, two in pairs):
+                    if not all(_same(first, second) for first, second in pairs):
                         add("a second call gives other bits")
     return findings.conclude()
 
@@ -195,8 +199,8 @@ def _as_deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(mode=before)
 
 
-def _same(one: Tensor, two: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(7.0), two.nan_to_num(7.0))
+def _same(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(first.nan_to_num(7.0), second.nan_to_num(7.0))
 
 
 def _pure(bench: Bench, op: str) -> str:
@@ -338,11 +342,11 @@ def reached(bench: Bench) -> str:
             absent.append(name)
             continue
         attributes = [case.attributes for case in CASES.get(impl.op, ())] or [{}]
-        kernel = next(one for one in kernels_of(bench, impl.op) if one.id == impl.id)
+        kernel = next(kernel for kernel in kernels_of(bench, impl.op) if kernel.id == impl.id)
         if not any(
-            kernel.does(bench.device.type, dtype, one)
+            kernel.does(bench.device.type, dtype, attribute)
             for dtype in dtypes_of(bench)
-            for one in attributes
+            for attribute in attributes
         ):
             faults.append(f"`{name}` does none of {len(attributes)} cases in any dtype")
     if faults:

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 def _draws(bench: Bench) -> dict[str, Callable[[], Tensor]]:
     """Return ways to draw, of odd sizes, so that a state may be in the middle of a block."""
-    where = bench.where
+    device = bench.where
     return {
-        "rand": lambda: torch.rand(37, device=where),
-        "randn": lambda: torch.randn(5, 3, device=where),
-        "randint": lambda: torch.randint(1000, (11,), device=where),
-        "bernoulli_": lambda: torch.empty(129, device=where).bernoulli_(0.3),
-        "dropout": lambda: torch.nn.functional.dropout(torch.ones(77, device=where), 0.5),
-        "normal_": lambda: torch.empty(1025, device=where).normal_(),
-        "uniform_": lambda: torch.empty(3, device=where).uniform_(-1.0, 1.0),
+        "rand": lambda: torch.rand(37, device=device),
+        "randn": lambda: torch.randn(5, 3, device=device),
+        "randint": lambda: torch.randint(1000, (11,), device=device),
+        "bernoulli_": lambda: torch.empty(129, device=device).bernoulli_(0.3),
+        "dropout": lambda: torch.nn.functional.dropout(torch.ones(77, device=device), 0.5),
+        "normal_": lambda: torch.empty(1025, device=device).normal_(),
+        "uniform_": lambda: torch.empty(3, device=device).uniform_(-1.0, 1.0),
     }
 
 

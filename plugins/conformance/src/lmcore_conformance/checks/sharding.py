@@ -42,13 +42,13 @@ def _batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
     return torch.randn(6, 12, generator=generator), torch.randn(6, 5, generator=generator)
 
 
-def _train(model: nn.Module, where: torch.device, ranks: list[int]) -> list[float]:
+def _train(model: nn.Module, device: torch.device, ranks: list[int]) -> list[float]:
     """Take steps on the batches of some ranks together; return their losses."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     losses = []
     for step in range(_STEPS):
         pairs = [_batch(step, rank) for rank in ranks]
-        x, y = (torch.cat(parts).to(where) for parts in zip(*pairs, strict=True))
+        x, y = (torch.cat(parts).to(device) for parts in zip(*pairs, strict=True))
         loss = nn.functional.mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()
@@ -67,8 +67,8 @@ def _compare(bench: RankBench, found: dict[str, Tensor], losses: list[float]) ->
     if not off < _CLOSE * 10:
         raise Failure(f"losses are {mean}, and {right} in one process")
     worst = 0.0
-    for name, one in single.state_dict().items():
-        worst = max(worst, float((found[name].cpu() - one).abs().max()))
+    for name, tensor in single.state_dict().items():
+        worst = max(worst, float((found[name].cpu() - tensor).abs().max()))
     if not worst < 1e-3:
         raise Failure(f"after {_STEPS} steps weights are off by {worst:.1e}")
     return f"losses off by {off:.1e}, weights by {worst:.1e}"
@@ -119,13 +119,13 @@ def _sharded(bench: RankBench, inner: Any = None, outer: Any = None) -> nn.Modul
 def fsdp(bench: RankBench) -> str:
     """Shard each projection and the rest, train, gather."""
     model = _sharded(bench)
-    largest = max(model.parameters(), key=lambda one: one.numel())
+    largest = max(model.parameters(), key=lambda parameter: parameter.numel())
     share: int = largest.to_local().numel()  # type: ignore[attr-defined]  # a DTensor
     if share > largest.numel() * 0.6:
         raise Failure(f"a rank keeps {share} of {largest.numel()} numbers of a weight")
     losses = _train(model, bench.where, [bench.rank])
-    whole = {name: one.full_tensor() for name, one in model.state_dict().items()}
-    return _compare(bench, whole, losses)
+    full = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
+    return _compare(bench, full, losses)
 
 
 @check(

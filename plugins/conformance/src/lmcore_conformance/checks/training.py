@@ -102,9 +102,9 @@ def references(bench: Bench) -> str:
 def micro_batches(bench: Bench) -> str:
     """Compare one micro-batch of four with four of one."""
     with tiny_runs(bench) as runs:
-        whole = runs.train("--precision fp32")
+        reference = runs.train("--precision fp32")
         parts = runs.train("--precision fp32 --micro-batch-size 1")
-    off = _distance(parts, whole)
+    off = _distance(parts, reference)
     if not off <= _CURVE:
         raise Failure(f"losses are off by {off:.1e}")
     return f"off by {off:.1e} at most"
@@ -164,17 +164,21 @@ def _resumed(bench: Bench, more: str) -> str:
     with tiny_runs(bench) as runs:
         flags = f"--deterministic {DROPOUT} {more}"
         save = f"{flags} --save {runs.folder / 'run'} --save-interval 4"
-        whole = runs.train(flags, steps=8)
+        uninterrupted = runs.train(flags, steps=8)
         first = runs.train(save, steps=7)
-        rest = runs.train(f"{flags} --load {runs.folder / 'run'}", steps=8)
-    if first.losses != whole.losses[:7]:
+        resumed = runs.train(f"{flags} --load {runs.folder / 'run'}", steps=8)
+    if first.losses != uninterrupted.losses[:7]:
         raise Failure("saving changes the run")
-    if rest.losses != whole.losses[4:]:
-        raise Failure(f"losses after it: {rest.losses}, of the whole run: {whole.losses[4:]}")
-    differing = [name for name in whole.differing(rest) if name not in {"losses", "norms"}]
+    if resumed.losses != uninterrupted.losses[4:]:
+        raise Failure(
+            f"losses after it: {resumed.losses}, of the whole run: {uninterrupted.losses[4:]}"
+        )
+    differing = [
+        name for name in uninterrupted.differing(resumed) if name not in {"losses", "norms"}
+    ]
     if differing:
         raise Failure(f"{len(differing)} differ: {', '.join(differing[:4])}")
-    return f"{len(whole.tensors)} tensors"
+    return f"{len(uninterrupted.tensors)} tensors"
 
 
 @check(
@@ -218,9 +222,9 @@ def recompute_own(bench: Bench) -> str:
     """Find the plugin's own and compare each with a run without."""
     core = {none_policy().name, "selective", "full", "offload", "full-offload"}
     own = tuple(
-        one.name
-        for one in bench.recompute_policies
-        if one.name not in core and one.available() is None
+        policy.name
+        for policy in bench.recompute_policies
+        if policy.name not in core and policy.available() is None
     )
     if not own:
         return "the plugin offers none beside the core's"
@@ -228,7 +232,7 @@ def recompute_own(bench: Bench) -> str:
 
 
 def _recomputed(bench: Bench, names: tuple[str, ...]) -> str:
-    offered = {one.name: one for one in bench.recompute_policies}
+    offered = {policy.name: policy for policy in bench.recompute_policies}
     faults, done = [], []
     with tiny_runs(bench) as runs:
         flags = f"--deterministic {DROPOUT}"
@@ -291,9 +295,9 @@ def mixed_precision(bench: Bench) -> str:
     """Compare six steps of each with float32's; a loss scale begins low enough to skip none."""
     faults, done = [], []
     names = {
-        one.name: " --initial-loss-scale 256" if one.loss_scaling else ""
-        for one in bench.precision_policies
-        if one.available() is None and one.name != "fp32"
+        policy.name: " --initial-loss-scale 256" if policy.loss_scaling else ""
+        for policy in bench.precision_policies
+        if policy.available() is None and policy.name != "fp32"
     }
     with tiny_runs(bench) as runs:
         plain = runs.train("--precision fp32")
@@ -327,16 +331,16 @@ def command(bench: Bench) -> str:
     device = bench.selection.plugin
     with TemporaryDirectory(prefix="lmcore-conformance-") as folder:
         run = Path(folder) / "run"
-        words = ["train", "--device", device, "--save", str(run), "--train-iters", "4"]
-        words += ["--progress", "plain", "--sample-tokens", "0", "--log-interval", "1"]
-        _succeed([*words, "--nproc-per-node", "1", *shape_flags().split()])
+        arguments = ["train", "--device", device, "--save", str(run), "--train-iters", "4"]
+        arguments += ["--progress", "plain", "--sample-tokens", "0", "--log-interval", "1"]
+        _succeed([*arguments, "--nproc-per-node", "1", *shape_flags().split()])
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
         used = environment["selection"]["plugin"]
         if summary["status"] != "completed" or used != device:
             raise Failure(f"the run is {summary['status']}, on plugin `{used}`")
-        words = ["generate", "--load", str(run), "--prompt", "To be", "--device", device]
-        _succeed([*words, "--tokens", "4"])
+        arguments = ["generate", "--load", str(run), "--prompt", "To be", "--device", device]
+        _succeed([*arguments, "--tokens", "4"])
     return f"loss {summary['loss']:.3f} after {summary['iteration']} steps"
 
 
@@ -360,12 +364,12 @@ def processes(bench: Bench) -> str:
     with TemporaryDirectory(prefix="lmcore-conformance-") as folder:
         for number, (name, (size, micro)) in enumerate(layouts.items()):
             run = Path(folder) / str(number)
-            words = ["train", "--device", bench.selection.plugin, "--save", str(run)]
-            words += ["--train-iters", "5", "--progress", "plain", "--sample-tokens", "0"]
-            words += ["--nproc-per-node", str(size), *shape_flags(micro=micro, batch=8).split()]
-            words += ["--precision", "fp32"]  # products of half precision depend on the batch
+            arguments = ["train", "--device", bench.selection.plugin, "--save", str(run)]
+            arguments += ["--train-iters", "5", "--progress", "plain", "--sample-tokens", "0"]
+            arguments += ["--nproc-per-node", str(size), *shape_flags(micro=micro, batch=8).split()]
+            arguments += ["--precision", "fp32"]  # products of half precision depend on the batch
             # This process is one by itself; the command starts the number of processes of its flag.
-            _succeed(words, env={key: os.environ[key] for key in os.environ.keys() - _PLACE})
+            _succeed(arguments, env={key: os.environ[key] for key in os.environ.keys() - _PLACE})
             rows = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             steps = [json.loads(row) for row in rows]
             curves[name] = [(step["loss"], step["grad_norm"]) for step in steps]
@@ -380,10 +384,10 @@ def processes(bench: Bench) -> str:
     return f"largest relative difference {worst:.1e}"
 
 
-def _succeed(words: list[str], env: dict[str, str] | None = None) -> None:
-    outcome = call_isolated("lmcore.cli.main:main", words, timeout=70.0, env=env)
+def _succeed(arguments: list[str], env: dict[str, str] | None = None) -> None:
+    outcome = call_isolated("lmcore.cli.main:main", arguments, timeout=70.0, env=env)
     if outcome.complete and outcome.value == 0:
         return
     lines = [line for line in outcome.log.splitlines() if "error:" in line] or [outcome.log[-300:]]
     ended = outcome.fault or f"exit status {outcome.value}"
-    raise Failure(f"`lmcore {words[0]}`: {ended}: {lines[-1]}")
+    raise Failure(f"`lmcore {arguments[0]}`: {ended}: {lines[-1]}")

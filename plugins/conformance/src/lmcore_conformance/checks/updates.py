@@ -41,7 +41,7 @@ def _state(bench: Bench, dtype: torch.dtype, *, transposed: bool = False) -> lis
 
 
 def _able(bench: Bench, op: str, dtype: str) -> list[Kernel]:
-    return [one for one in kernels_of(bench, op) if one.does(bench.device.type, dtype, {})]
+    return [kernel for kernel in kernels_of(bench, op) if kernel.does(bench.device.type, dtype, {})]
 
 
 def _dtypes(bench: Bench) -> Iterator[str]:
@@ -53,13 +53,13 @@ def _stepped(
 ) -> Iterator[str]:
     """Yield how three steps differ from the reference's in float64."""
     state = _state(bench, getattr(torch, dtype), transposed=transposed)
-    right = [[bench.host(one) for one in part] for part in state]
+    right = [[bench.host(tensor) for tensor in part] for part in state]
     for _ in range(3):
         kernel.function(*state, **settings)
         load_target(SPECS["adamw"].reference)(*right, **settings)
     for name, found, wanted in zip(_PARTS, state, right, strict=True):
-        for at, (one, exact) in enumerate(zip(found, wanted, strict=True)):
-            wrong = difference(bench.host(one), exact, "adamw", dtype)
+        for at, (tensor, exact) in enumerate(zip(found, wanted, strict=True)):
+            wrong = difference(bench.host(tensor), exact, "adamw", dtype)
             if wrong:
                 yield f"`{kernel.id}`, {dtype}: {name} {at} {wrong}"
                 return
@@ -131,7 +131,7 @@ def adamw_empty(bench: Bench) -> str:
     for kernel in _able(bench, "adamw", "float32"):
         nothing = torch.empty(0, 3, device=bench.where)
         for tensors in ([], [nothing]):
-            state = [[one.clone() for one in tensors] for _ in range(4)]
+            state = [[tensor.clone() for tensor in tensors] for _ in range(4)]
             counts = [torch.tensor(0.0, device=bench.where) for _ in tensors]
             try:
                 kernel.function(*state, counts, **_SETTINGS)
@@ -157,7 +157,7 @@ def adamw_nan(bench: Bench) -> str:
         state[1][1][2, 3] = float("nan")
         kernel.function(*state, **_SETTINGS)
         for part in (0, 2, 3):
-            spoilt = [int(bench.host(one).isnan().sum()) for one in state[part]]
+            spoilt = [int(bench.host(tensor).isnan().sum()) for tensor in state[part]]
             if spoilt != [0, 1, 0, 0, 0]:
                 faults.append(f"`{kernel.id}`: NaNs in the {_PARTS[part]}: {spoilt}")
     if faults:
@@ -174,7 +174,7 @@ def _norm_inputs(bench: Bench, dtype: torch.dtype) -> list[Tensor]:
         torch.empty(0),
         bench.values(40, 50, seed=3)[:, ::2],
     ]
-    return [one.to(dtype).to(bench.where) for one in values]
+    return [value.to(dtype).to(bench.where) for value in values]
 
 
 @check(
@@ -191,7 +191,7 @@ def grad_norm_value(bench: Bench) -> str:
         if dtype not in bench.device.dtypes:
             continue
         grads = _norm_inputs(bench, getattr(torch, dtype))
-        exact = torch.cat([bench.host(one).flatten() for one in grads]).norm()
+        exact = torch.cat([bench.host(grad).flatten() for grad in grads]).norm()
         wide = torch.float64 if dtype == "float64" else torch.float32
         for kernel in _able(bench, "grad_norm", dtype):
             found = kernel.function(grads)
@@ -220,7 +220,7 @@ def grad_norm_edges(bench: Bench) -> str:
             faults.append(f"`{kernel.id}`: of nothing it is {float(kernel.function([]))}")
         for value in (float("nan"), float("inf")):
             grads = [torch.ones(3), torch.tensor([1.0, value, 2.0])]
-            found = float(kernel.function([one.to(bench.where) for one in grads]))
+            found = float(kernel.function([grad.to(bench.where) for grad in grads]))
             if found != float("inf") and found == found:  # noqa: PLR0124 - NaN is not itself
                 faults.append(f"`{kernel.id}`: with {value} among them it is {found}")
         large = [torch.full((4,), 1e18, device=bench.where)]

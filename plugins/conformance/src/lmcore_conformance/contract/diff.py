@@ -98,161 +98,170 @@ def _entries(
             yield _compatible(f"{what} `{name}` is new")
 
 
-def _names(what: str, old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:
+def _names(kind: str, old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:
     """Yield what was removed from, and added to, a list of names."""
     for name in old:
         if name not in new:
-            yield _breaking(f"{what} `{name}` is gone")
+            yield _breaking(f"{kind} `{name}` is gone")
     for name in new:
         if name not in old:
-            yield _compatible(f"{what} `{name}` is new")
+            yield _compatible(f"{kind} `{name}` is new")
 
 
-def _hook(where: str, old: Described, new: Described) -> Iterator[Change]:
+def _hook(place: str, old: Described, new: Described) -> Iterator[Change]:
     for name, annotation in old["arguments"].items():
         if name not in new["arguments"]:
-            yield _breaking(f"{where}: argument `{name}` is gone")
+            yield _breaking(f"{place}: argument `{name}` is gone")
         else:
-            yield from _same(f"{where}: type of `{name}`", annotation, new["arguments"][name])
+            yield from _same(f"{place}: type of `{name}`", annotation, new["arguments"][name])
     for name in new["arguments"]:
         if name not in old["arguments"]:
-            yield _compatible(f"{where}: argument `{name}` is new")
-    yield from _same(f"{where}: result", old["result"], new["result"])
+            yield _compatible(f"{place}: argument `{name}` is new")
+    yield from _same(f"{place}: result", old["result"], new["result"])
     for key in ("summary", "called_by", "when", "ranks", "returns"):
         if old[key] != new[key]:
-            yield Change(ChangeKind.WORDING, f"{where}: `{key}`")
+            yield Change(ChangeKind.WORDING, f"{place}: `{key}`")
 
 
-def _type(where: str, old: Described, new: Described) -> Iterator[Change]:
+def _type(place: str, old: Described, new: Described) -> Iterator[Change]:
     if old["kind"] != new["kind"]:
-        yield _breaking(f"{where}: it was {old['kind']}, it is {new['kind']}")
+        yield _breaking(f"{place}: it was {old['kind']}, it is {new['kind']}")
     elif old["kind"] == "enum":
-        yield from _values(where, old["values"], new["values"])
+        yield from _values(place, old["values"], new["values"])
     else:
-        yield from _fields(where, old["fields"], new["fields"], ordered=old["kind"] == "record")
-        yield from _methods(where, old["methods"], new["methods"])
+        yield from _fields(place, old["fields"], new["fields"], ordered=old["kind"] == "record")
+        yield from _methods(place, old["methods"], new["methods"])
 
 
-def _values(where: str, old: Described, new: Described) -> Iterator[Change]:
+def _values(place: str, old: Described, new: Described) -> Iterator[Change]:
     for name, value in old.items():
         if name not in new:
-            yield _breaking(f"{where}: `{name}` is gone")
+            yield _breaking(f"{place}: `{name}` is gone")
         else:
-            yield from _same(f"{where}: value of `{name}`", value, new[name])
+            yield from _same(f"{place}: value of `{name}`", value, new[name])
     for name in new:
         if name not in old:
-            yield _compatible(f"{where}: `{name}` is new")
+            yield _compatible(f"{place}: `{name}` is new")
 
 
 def _fields(
-    where: str, old: Sequence[Described], new: Sequence[Described], *, ordered: bool
+    place: str, old: Sequence[Described], new: Sequence[Described], *, ordered: bool
 ) -> Iterator[Change]:
     """Yield the changes of fields; *ordered*: they can be given by their position."""
-    now = {one["name"]: one for one in new}
-    before = {one["name"]: one for one in old}
+    now = {entry["name"]: entry for entry in new}
+    before = {entry["name"]: entry for entry in old}
     for name, was in before.items():
         if name not in now:
-            yield _breaking(f"{where}: field `{name}` is gone")
+            yield _breaking(f"{place}: field `{name}` is gone")
             continue
-        yield from _same(f"{where}: type of `{name}`", was["type"], now[name]["type"])
+        yield from _same(f"{place}: type of `{name}`", was["type"], now[name]["type"])
         if was["default"] and not now[name]["default"]:
-            yield _breaking(f"{where}: field `{name}` has no default any more")
+            yield _breaking(f"{place}: field `{name}` has no default any more")
         elif now[name]["default"] and not was["default"]:
-            yield _compatible(f"{where}: field `{name}` has a default")
-    for name, one in now.items():
+            yield _compatible(f"{place}: field `{name}` has a default")
+    for name, entry in now.items():
         if name not in before:
-            added = f"{where}: field `{name}` is new"
-            yield _compatible(added) if one["default"] else _breaking(f"{added}, without a default")
+            added = f"{place}: field `{name}` is new"
+            yield (
+                _compatible(added) if entry["default"] else _breaking(f"{added}, without a default")
+            )
     if ordered:
-        yield from _order(where, "fields", list(before), list(now))
+        yield from _order(place, "fields", list(before), list(now))
 
 
-def _order(where: str, what: str, old: list[str], new: list[str]) -> Iterator[Change]:
+def _order(place: str, kind: str, old: list[str], new: list[str]) -> Iterator[Change]:
     """Yield a change where what can be given by position has another position."""
     kept = [name for name in old if name in new]
     if new[: len(kept)] != kept:
-        yield _breaking(f"{where}: {what} stand in another order: {', '.join(new)}")
+        yield _breaking(f"{place}: {kind} stand in another order: {', '.join(new)}")
 
 
-def _methods(where: str, old: Described, new: Described) -> Iterator[Change]:
+def _methods(place: str, old: Described, new: Described) -> Iterator[Change]:
     for name, was in old.items():
         if name not in new:
-            yield _breaking(f"{where}: method `{name}` is gone")
+            yield _breaking(f"{place}: method `{name}` is gone")
             continue
-        now, place = new[name], f"{where}: method `{name}`"
-        yield from _same(f"{place}: kind", was["kind"], now["kind"])
+        now, member = new[name], f"{place}: method `{name}`"
+        yield from _same(f"{member}: kind", was["kind"], now["kind"])
         if now["abstract"] and not was["abstract"]:
-            yield _breaking(f"{place} has to be written now")
-        for change in _function(place, was, now):
+            yield _breaking(f"{member} has to be written now")
+        for change in _function(member, was, now):
             # A plugin that wrote the method for the old call cannot take the new one.
             written = now["abstract"] and change.kind is ChangeKind.COMPATIBLE
             yield _breaking(change.text) if written else change
     for name, now in new.items():
         if name not in old:
-            added = f"{where}: method `{name}` is new"
+            added = f"{place}: method `{name}` is new"
             yield _breaking(f"{added}, to be written") if now["abstract"] else _compatible(added)
 
 
-def _function(where: str, old: Described, new: Described) -> Iterator[Change]:
+def _function(place: str, old: Described, new: Described) -> Iterator[Change]:
     """Yield the changes of something that a plugin calls."""
-    before = {one["name"]: one for one in old["parameters"]}
-    now = {one["name"]: one for one in new["parameters"]}
+    before = {parameter["name"]: parameter for parameter in old["parameters"]}
+    now = {parameter["name"]: parameter for parameter in new["parameters"]}
     for name, was in before.items():
         if name not in now:
-            yield _breaking(f"{where}: parameter `{name}` is gone")
+            yield _breaking(f"{place}: parameter `{name}` is gone")
             continue
-        place = f"{where}: parameter `{name}`"
-        yield from _same(f"{place}: type", was["type"], now[name]["type"])
-        yield from _same(f"{place}: kind", was["kind"], now[name]["kind"])
+        member = f"{place}: parameter `{name}`"
+        yield from _same(f"{member}: type", was["type"], now[name]["type"])
+        yield from _same(f"{member}: kind", was["kind"], now[name]["kind"])
         if was["default"] is not None and now[name]["default"] is None:
-            yield _breaking(f"{place} has no default any more")
+            yield _breaking(f"{member} has no default any more")
         elif was["default"] != now[name]["default"]:
-            yield _compatible(f"{place}: its default is {now[name]['default']}")
-    for name, one in now.items():
+            yield _compatible(f"{member}: its default is {now[name]['default']}")
+    for name, parameter in now.items():
         if name not in before:
-            added = f"{where}: parameter `{name}` is new"
-            optional = one["default"] is not None or one["kind"].startswith("var_")
+            added = f"{place}: parameter `{name}` is new"
+            optional = parameter["default"] is not None or parameter["kind"].startswith("var_")
             yield _compatible(added) if optional else _breaking(f"{added}, without a default")
     placed = [_placed(parameters) for parameters in (old["parameters"], new["parameters"])]
-    yield from _order(where, "parameters", *placed)
-    yield from _same(f"{where}: result", old["result"], new["result"])
+    yield from _order(place, "parameters", *placed)
+    yield from _same(f"{place}: result", old["result"], new["result"])
 
 
 def _placed(parameters: Sequence[Described]) -> list[str]:
-    return [one["name"] for one in parameters if one["kind"].startswith("positional")]
+    return [
+        parameter["name"] for parameter in parameters if parameter["kind"].startswith("positional")
+    ]
 
 
-def _op(where: str, old: Described, new: Described) -> Iterator[Change]:
+def _op(place: str, old: Described, new: Described) -> Iterator[Change]:
     """Yield the changes of an op; each one of its call breaks a kernel, which gets all of it."""
     shapes = [
-        [(one["name"], one["kind"], one["type"], one["default"]) for one in op["parameters"]]
+        [
+            (parameter["name"], parameter["kind"], parameter["type"], parameter["default"])
+            for parameter in op["parameters"]
+        ]
         for op in (old, new)
     ]
     if shapes[0] != shapes[1] or old["schema"] != new["schema"]:
         yield _breaking(
-            f"{where}: its call was {_call(old)}, it is {_call(new)}"
+            f"{place}: its call was {_call(old)}, it is {_call(new)}"
             if _call(old) != _call(new)
-            else f"{where}: types or kinds of its parameters changed"
+            else f"{place}: types or kinds of its parameters changed"
         )
     for name in new["gradients"]:
         if name not in old["gradients"]:
-            yield _breaking(f"{where}: gradients have to flow to `{name}` now")
+            yield _breaking(f"{place}: gradients have to flow to `{name}` now")
     for name in old["gradients"]:
         if name not in new["gradients"]:
-            yield _compatible(f"{where}: gradients need not flow to `{name}` any more")
-    yield from _names(f"{where}: attribute", old["attributes"], new["attributes"])
+            yield _compatible(f"{place}: gradients need not flow to `{name}` any more")
+    yield from _names(f"{place}: attribute", old["attributes"], new["attributes"])
     if old["summary"] != new["summary"]:
-        yield Change(ChangeKind.WORDING, f"{where}: `summary`")
+        yield Change(ChangeKind.WORDING, f"{place}: `summary`")
 
 
 def _call(op: Described) -> str:
     shown = [
-        one["name"] if one["default"] is None else f"{one['name']}={one['default']}"
-        for one in op["parameters"]
+        parameter["name"]
+        if parameter["default"] is None
+        else f"{parameter['name']}={parameter['default']}"
+        for parameter in op["parameters"]
     ]
     return f"({', '.join(shown)}) with the schema `{op['schema']}`"
 
 
-def _same(where: str, old: object, new: object) -> Iterator[Change]:
+def _same(place: str, old: object, new: object) -> Iterator[Change]:
     if old != new:
-        yield _breaking(f"{where} was `{old}`, is `{new}`")
+        yield _breaking(f"{place} was `{old}`, is `{new}`")

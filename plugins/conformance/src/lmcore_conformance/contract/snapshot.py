@@ -55,13 +55,15 @@ def describe_contract() -> dict[str, Any]:
     """
     hooks = specified_hooks()
     offered = {name: getattr(accelerator, name) for name in sorted(accelerator.__all__)}
-    functions = {name: one for name, one in offered.items() if inspect.isfunction(one)}
+    functions = {
+        name: function for name, function in offered.items() if inspect.isfunction(function)
+    }
     types = describe_types([*hooks.values(), *functions.values()])
     return {
         "api": API_VERSION,
         "hooks": {name: _describe_hook(hook) for name, hook in hooks.items()},
         "types": types,
-        "functions": {name: describe_function(one) for name, one in functions.items()},
+        "functions": {name: describe_function(function) for name, function in functions.items()},
         "names": [name for name in offered if name not in {*types, *functions}],
         "ops": describe_ops(),
     }
@@ -71,7 +73,9 @@ def _describe_hook(hook: Any) -> dict[str, Any]:
     summary, fields = parse_hook_docstring(inspect.getdoc(hook) or "")
     signature = inspect.signature(hook)
     return {
-        "arguments": {name: str(one.annotation) for name, one in signature.parameters.items()},
+        "arguments": {
+            name: str(parameter.annotation) for name, parameter in signature.parameters.items()
+        },
         "result": str(signature.return_annotation),
         "summary": summary,
         **{key: fields.get(title, "") for title, key in HOOK_FIELDS.items()},
@@ -81,15 +85,17 @@ def _describe_hook(hook: Any) -> dict[str, Any]:
 def parse_hook_docstring(text: str) -> tuple[str, dict[str, str]]:
     """Return the first paragraph, and the text of each `Title: ...` with its continuation lines."""
     titles = "|".join(HOOK_FIELDS)
-    first, *rest = re.split(rf"^({titles}):", text, flags=re.MULTILINE)
-    pairs = zip(rest[::2], rest[1::2], strict=True)
+    first, *parts = re.split(rf"^({titles}):", text, flags=re.MULTILINE)
+    pairs = zip(parts[::2], parts[1::2], strict=True)
     return " ".join(first.split()), {title: " ".join(body.split()) for title, body in pairs}
 
 
 def contract_versions() -> list[str]:
     """Return the versions whose snapshots are shipped, oldest first."""
     folder = resources.files(__package__) / _FOLDER
-    names = [one.name.removesuffix(".json") for one in folder.iterdir() if one.name[-5:] == ".json"]
+    names = [
+        path.name.removesuffix(".json") for path in folder.iterdir() if path.name[-5:] == ".json"
+    ]
     return sorted(names, key=Version)
 
 

@@ -32,20 +32,20 @@ def describe_function(function: Callable[..., Any]) -> Described:
     """Return a function's parameters and result."""
     signature = inspect.signature(function)
     return {
-        "parameters": [_parameter(one) for one in signature.parameters.values()],
+        "parameters": [_parameter(parameter) for parameter in signature.parameters.values()],
         "result": _text(signature.return_annotation),
     }
 
 
 def describe_types(roots: Iterable[Callable[..., Any]]) -> dict[str, Described]:
     """Return the contract's types that the annotations of *roots* lead to, by name."""
-    waiting = [one for root in roots for one in _types_named_by(root)]
+    waiting = [cls for root in roots for cls in _types_named_by(root)]
     found: dict[str, type] = {}
     while waiting:
-        one = waiting.pop()
-        if found.setdefault(one.__name__, one) is not one:
-            raise ValueError(f"two types of the plugin contract are called `{one.__name__}`")
-        waiting += [more for more in _types_inside(one) if more.__name__ not in found]
+        cls = waiting.pop()
+        if found.setdefault(cls.__name__, cls) is not cls:
+            raise ValueError(f"two types of the plugin contract are called `{cls.__name__}`")
+        waiting += [more for more in _types_inside(cls) if more.__name__ not in found]
     return {name: _describe_type(found[name]) for name in sorted(found)}
 
 
@@ -63,20 +63,20 @@ def describe_ops() -> dict[str, Described]:
     }
 
 
-def _describe_type(one: type) -> Described:
-    if issubclass(one, enum.Enum):
-        return {"kind": "enum", "values": {member.name: member.value for member in one}}
-    described: Described = {"kind": "record" if dataclasses.is_dataclass(one) else "class"}
-    if dataclasses.is_dataclass(one):
-        described["fields"] = [_field(field) for field in dataclasses.fields(one) if field.init]
+def _describe_type(cls: type) -> Described:
+    if issubclass(cls, enum.Enum):
+        return {"kind": "enum", "values": {member.name: member.value for member in cls}}
+    described: Described = {"kind": "record" if dataclasses.is_dataclass(cls) else "class"}
+    if dataclasses.is_dataclass(cls):
+        described["fields"] = [_field(field) for field in dataclasses.fields(cls) if field.init]
     else:
         described["fields"] = [
-            {"name": name, "type": _text(annotation), "default": hasattr(one, name)}
-            for owner in _bases(one)
+            {"name": name, "type": _text(annotation), "default": hasattr(cls, name)}
+            for owner in _bases(cls)
             for name, annotation in vars(owner).get("__annotations__", {}).items()
             if not name.startswith("_")
         ]
-    described["methods"] = {name: _method(one, member) for name, member in _public_members(one)}
+    described["methods"] = {name: _method(cls, member) for name, member in _public_members(cls)}
     return described
 
 
@@ -86,12 +86,12 @@ def _field(field: dataclasses.Field[Any]) -> Described:
     return {"name": field.name, "type": _text(field.type), "default": has_default}
 
 
-def _public_members(one: type) -> Iterator[tuple[str, Any]]:
+def _public_members(cls: type) -> Iterator[tuple[str, Any]]:
     """Yield a class's own methods and properties, and what a call of an instance means."""
     fields = (
-        {field.name for field in dataclasses.fields(one)} if dataclasses.is_dataclass(one) else {}
+        {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
     )
-    members = {name: member for owner in _bases(one) for name, member in vars(owner).items()}
+    members = {name: member for owner in _bases(cls) for name, member in vars(owner).items()}
     for name, member in members.items():
         function = _function_of(member)
         public = name == "__call__" or not name.startswith("_")
@@ -99,9 +99,9 @@ def _public_members(one: type) -> Iterator[tuple[str, Any]]:
             yield name, member
 
 
-def _bases(one: type) -> list[type]:
+def _bases(cls: type) -> list[type]:
     """Return the class and its bases in the contract, bases first."""
-    return [base for base in reversed(one.__mro__) if base.__module__.startswith(_CONTRACT)]
+    return [base for base in reversed(cls.__mro__) if base.__module__.startswith(_CONTRACT)]
 
 
 def _function_of(member: Any) -> Callable[..., Any] | None:
@@ -126,12 +126,12 @@ def _method(owner: type, member: Any) -> Described:
     return described
 
 
-def _parameter(one: inspect.Parameter) -> Described:
-    default = None if one.default is inspect.Parameter.empty else repr(one.default)
+def _parameter(parameter: inspect.Parameter) -> Described:
+    default = None if parameter.default is inspect.Parameter.empty else repr(parameter.default)
     return {
-        "name": one.name,
-        "type": _text(one.annotation),
-        "kind": one.kind.name.lower(),
+        "name": parameter.name,
+        "type": _text(parameter.annotation),
+        "kind": parameter.kind.name.lower(),
         "default": default,
     }
 
@@ -142,14 +142,14 @@ def _text(annotation: Any) -> str:
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
-def _types_inside(one: type) -> Iterator[type]:
+def _types_inside(cls: type) -> Iterator[type]:
     """Yield the contract's types that a type's fields and methods name."""
-    module = inspect.getmodule(one)
+    module = inspect.getmodule(cls)
     assert module is not None
-    for owner in _bases(one):
+    for owner in _bases(cls):
         for annotation in vars(owner).get("__annotations__", {}).values():
             yield from _types_in(_text(annotation), module)
-    for _, member in _public_members(one):
+    for _, member in _public_members(cls):
         function = _function_of(member)
         assert function is not None
         yield from _types_named_by(function)
@@ -199,12 +199,12 @@ def _source_parameters(module: str, name: str) -> list[Described]:
     every = zip([*placed, *given.kwonlyargs], kinds, [*defaults, *given.kw_defaults], strict=True)
     return [
         {
-            "name": one.arg,
-            "type": ast.unparse(one.annotation) if one.annotation else "",
+            "name": argument.arg,
+            "type": ast.unparse(argument.annotation) if argument.annotation else "",
             "kind": kind,
             "default": None if default is None else repr(ast.literal_eval(default)),
         }
-        for one, kind, default in every
+        for argument, kind, default in every
     ]
 
 

@@ -100,7 +100,7 @@ def _checked(wanted: NewSection) -> NewPlugin:
     if module is not None and not _is_module(module):
         hint = "give the name that Python imports, such as `torch_mychip`"
         problems.append(ConfigError(f"`{module}` is no name of a Python package", hint=hint))
-    lowered = {"none": "proprietary"} | {one.lower(): one for one in LICENCES}
+    lowered = {"none": "proprietary"} | {licence.lower(): licence for licence in LICENCES}
     licence = lowered.get(wanted.licence.lower())
     if licence is None:
         problems.append(_unknown_licence(wanted.licence))
@@ -152,9 +152,9 @@ def _owner(name: str) -> str:
         owner = f"`{point.dist.name} {point.dist.version}`" if point.dist else f"`{point.value}`"
         return f"the plugin of that name comes with {owner}, which is installed"
     wanted = canonicalize_name(f"lmcore-{name}")
-    for one, package in device_packages().items():
+    for extra, package in device_packages().items():
         if canonicalize_name(package) == wanted:
-            return f"lmcore's extra `{one}` is the plugin `{package}`"
+            return f"lmcore's extra `{extra}` is the plugin `{package}`"
     try:
         return f"`{wanted} {importlib.metadata.version(wanted)}` is installed"
     except importlib.metadata.PackageNotFoundError:
@@ -169,15 +169,15 @@ def _is_module(name: str) -> bool:
 
 
 def _unknown_licence(given: str) -> ConfigError:
-    lowered = {one.lower(): one for one in LICENCES}
+    lowered = {licence.lower(): licence for licence in LICENCES}
     close = nearest(given.lower(), lowered) or next(
-        (one for one in lowered if given and one.startswith(given.lower())), None
+        (licence for licence in lowered if given and licence.startswith(given.lower())), None
     )
     meant = f"did you mean `{lowered[close]}`? " if close else ""
-    others = suggestion("", LICENCES)
+    suggested = suggestion("", LICENCES)
     return ConfigError(
         f"`--licence {given:.80}`: no text of this licence is at hand",
-        hint=f"{meant}{others}; for another one choose `proprietary` and put yours in its place",
+        hint=f"{meant}{suggested}; for another one choose `proprietary` and put yours in its place",
     )
 
 

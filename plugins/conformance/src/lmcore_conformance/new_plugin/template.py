@@ -85,15 +85,15 @@ def render(plugin: NewPlugin) -> dict[str, str]:
     """Return the text of each file of a new plugin, by its path in the plugin's folder."""
     folder = Path(__file__).parents[1] / "template"
     layers = ["every", *_layers(plugin)]
-    words = _words(plugin)
+    values = _words(plugin)
     files = {}
     for layer in layers:
         for path in sorted((folder / layer).rglob(f"*{_ENDING}")):
             name = path.relative_to(folder / layer).as_posix().removesuffix(_ENDING)
-            files[_filled(name, words)] = _filled(path.read_text(encoding="utf-8"), words)
+            files[_filled(name, values)] = _filled(path.read_text(encoding="utf-8"), values)
     if plugin.licence != "proprietary":
         text = (folder / "licences" / f"{plugin.licence}.txt").read_text(encoding="utf-8")
-        files["LICENSE"] = _filled(text, words)
+        files["LICENSE"] = _filled(text, values)
     return dict(sorted(files.items()))
 
 
@@ -131,8 +131,8 @@ def _words(plugin: NewPlugin) -> dict[str, str]:
     return {
         "API": f">={API_VERSION},<{int(API_VERSION.split('.')[0]) + 1}",
         "AUTHOR": author,
-        "AUTHORS": f"{{ {', '.join(f'{key} = {_toml(one)}' for key, one in fields.items())} }}",
-        "CLASSIFIERS": "\n".join(f'    "{one}",' for one in _classifiers(plugin)),
+        "AUTHORS": f"{{ {', '.join(f'{key} = {_toml(field)}' for key, field in fields.items())} }}",
+        "CLASSIFIERS": "\n".join(f'    "{classifier}",' for classifier in _classifiers(plugin)),
         "DISTRIBUTION": plugin.distribution,
         "FIRST_STEPS": (_TO_REPLACE if plugin.stands_in else _TO_EDIT).replace(
             "@PACKAGE@", plugin.package
@@ -187,8 +187,8 @@ def _toml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _filled(text: str, words: Mapping[str, str]) -> str:
-    return _WORD.sub(lambda found: words[found[1]], text)
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    return _WORD.sub(lambda found: values[found[1]], text)
 
 
 def _exists(directory: Path) -> ConfigError:

@@ -71,8 +71,8 @@ def run(argv: list[str]) -> int:
         epilog=_EPILOG,
     )
     load_contract(wanted.against)
-    plugins = [_tried(one, wanted) for one in _find(wanted.package, wanted.timeout)]
-    passed = all(one.passed for one in plugins)
+    plugins = [_tried(point, wanted) for point in _find(wanted.package, wanted.timeout)]
+    passed = all(plugin.passed for plugin in plugins)
     if wanted.json:
         print(json.dumps(_as_dict(plugins, wanted, passed=passed), indent=2))
     else:
@@ -92,8 +92,8 @@ def _find(package: str, timeout: float) -> list[_Plugin]:
         if point.dist is not None
     ]
     wanted = canonicalize_name(package)
-    found = [one for one in points if canonicalize_name(one.distribution) == wanted]
-    found = found or [one for one in points if one.name == package]
+    found = [point for point in points if canonicalize_name(point.distribution) == wanted]
+    found = found or [point for point in points if point.name == package]
     if found:
         return found
     try:
@@ -108,8 +108,8 @@ def _find(package: str, timeout: float) -> list[_Plugin]:
         or {}
     )
     if package in names:
-        return [one for one in points if one.name == names[package]]
-    known = {*(one.name for one in points), *(one.distribution for one in points)}
+        return [point for point in points if point.name == names[package]]
+    known = {*(point.name for point in points), *(point.distribution for point in points)}
     raise ConfigError(
         f"no package or plugin `{package}` is installed",
         why="looked for a distribution of that name, and among the entry points of "
@@ -168,30 +168,34 @@ def _as_dict(
         "passed": passed,
         "plugins": [
             {
-                "name": one.name,
-                "distribution": one.distribution,
-                "version": one.version,
-                "entry_point": one.target,
-                "passed": one.passed,
-                "checks": [dataclasses.asdict(check) for check in one.checks],
+                "name": plugin.name,
+                "distribution": plugin.distribution,
+                "version": plugin.version,
+                "entry_point": plugin.target,
+                "passed": plugin.passed,
+                "checks": [dataclasses.asdict(check) for check in plugin.checks],
             }
-            for one in plugins
+            for plugin in plugins
         ],
     }
 
 
 def _print_text(plugins: Sequence[_Plugin], against: str) -> None:
     report = ReportText()
-    for one in plugins:
-        report.group(f"plugin {one.name} ({one.distribution} {one.version})", one.checks)
+    for plugin in plugins:
+        report.group(
+            f"plugin {plugin.name} ({plugin.distribution} {plugin.version})", plugin.checks
+        )
     report.end()
-    for one in plugins:
-        failed = sum(check.status is CheckStatus.FAILED for check in one.checks)
-        skipped = sum(check.status is CheckStatus.SKIPPED for check in one.checks)
+    for plugin in plugins:
+        failed = sum(check.status is CheckStatus.FAILED for check in plugin.checks)
+        skipped = sum(check.status is CheckStatus.SKIPPED for check in plugin.checks)
         if failed:
             finding = f"{failed} finding{'' if failed == 1 else 's'}"
-            print(f"`{one.name}` does not work with version {against} of the contract: {finding}.")
+            print(
+                f"`{plugin.name}` does not work with version {against} of the contract: {finding}."
+            )
         elif skipped:
-            print(f"Nothing is wrong with `{one.name}` in what could be checked here.")
+            print(f"Nothing is wrong with `{plugin.name}` in what could be checked here.")
         else:
-            print(f"`{one.name}` works with version {against} of the contract.")
+            print(f"`{plugin.name}` works with version {against} of the contract.")

@@ -65,16 +65,20 @@ def check_hooks(plugin: object, contract: Described) -> Iterator[Check]:
         contract: The version of the contract that it is held against.
     """
     right = []
-    for one in implementations(plugin):
-        problems = list(_problems(one, contract))
+    for implementation in implementations(plugin):
+        problems = list(_problems(implementation, contract))
         yield from problems
-        if one.mark is not None and not problems:
-            right.append(one.hook)
+        if implementation.mark is not None and not problems:
+            right.append(implementation.hook)
     if right:
         count = f"{len(right)} hook{'' if len(right) == 1 else 's'}"
         detail = f"{count} as version {contract['api']} of the contract specifies"
         yield Check("hooks", CheckStatus.OK, detail)
-    marked = {one.hook for one in implementations(plugin) if one.mark is not None}
+    marked = {
+        implementation.hook
+        for implementation in implementations(plugin)
+        if implementation.mark is not None
+    }
     yield from _missing(marked, contract["api"])
 
 
@@ -82,35 +86,39 @@ def _failed(hook: str, detail: str, fix: str | None = None) -> Check:
     return Check(hook, CheckStatus.FAILED, detail, fix)
 
 
-def _problems(one: Implementation, contract: Described) -> Iterator[Check]:
+def _problems(implementation: Implementation, contract: Described) -> Iterator[Check]:
     """Yield why a function is not called, or not as its author meant."""
     hooks = contract["hooks"]
-    if one.hook not in hooks:
-        yield from _unknown(one, contract)
-    elif one.mark is None:
+    if implementation.hook not in hooks:
+        yield from _unknown(implementation, contract)
+    elif implementation.mark is None:
         yield _failed(
-            one.hook,
+            implementation.hook,
             "it is not marked with `@hookimpl`, so it is never called",
             "mark it: `from lmcore.hookspecs import hookimpl`",
         )
     else:
-        yield from _kind_problems(one)
-        yield from _argument_problems(one, hooks[one.hook]["arguments"], contract["api"])
+        yield from _kind_problems(implementation)
+        yield from _argument_problems(
+            implementation, hooks[implementation.hook]["arguments"], contract["api"]
+        )
 
 
-def _unknown(one: Implementation, contract: Described) -> Iterator[Check]:
-    close = _nearest_hook(one.hook, contract["hooks"])
+def _unknown(implementation: Implementation, contract: Described) -> Iterator[Check]:
+    close = _nearest_hook(implementation.hook, contract["hooks"])
     version = contract["api"]
-    if one.hook in specified_hooks():
+    if implementation.hook in specified_hooks():
         detail = f"version {version} of the contract does not have this hook; it came later"
-        yield _failed(one.hook, detail, f"leave it out, or ask for more than api {version}")
-    elif one.mark is not None or close is not None:
+        yield _failed(
+            implementation.hook, detail, f"leave it out, or ask for more than api {version}"
+        )
+    elif implementation.mark is not None or close is not None:
         detail = f"version {version} of the contract has no such hook"
         fix = f"did you mean `{close}`?" if close else "remove the mark, or the function"
-        yield _failed(one.hook, detail, fix)
+        yield _failed(implementation.hook, detail, fix)
     else:
         yield Check(
-            one.hook,
+            implementation.hook,
             CheckStatus.WARNING,
             f"a function that is no hook has the hooks' prefix `{_PREFIX}`",
             "give it another name, so that no later hook takes it",
@@ -123,32 +131,44 @@ def _nearest_hook(name: str, hooks: Iterable[str]) -> str | None:
     return f"{_PREFIX}{close}" if close else None
 
 
-def _kind_problems(one: Implementation) -> Iterator[Check]:
-    mark = one.mark or {}
+def _kind_problems(implementation: Implementation) -> Iterator[Check]:
+    mark = implementation.mark or {}
     if mark.get("hookwrapper") or mark.get("wrapper"):
-        yield _failed(one.hook, "it is a wrapper; a plugin is called alone, so write it plain")
-    elif inspect.isgeneratorfunction(one.function):
-        yield _failed(one.hook, "it is a generator; a hook returns what it offers, as a list")
-    elif inspect.iscoroutinefunction(one.function):
-        yield _failed(one.hook, "it is `async`; a hook is called plainly")
+        yield _failed(
+            implementation.hook, "it is a wrapper; a plugin is called alone, so write it plain"
+        )
+    elif inspect.isgeneratorfunction(implementation.function):
+        yield _failed(
+            implementation.hook, "it is a generator; a hook returns what it offers, as a list"
+        )
+    elif inspect.iscoroutinefunction(implementation.function):
+        yield _failed(implementation.hook, "it is `async`; a hook is called plainly")
 
 
-def _argument_problems(one: Implementation, known: Described, version: str) -> Iterator[Check]:
-    for name, parameter in inspect.signature(one.function).parameters.items():
+def _argument_problems(
+    implementation: Implementation, known: Described, version: str
+) -> Iterator[Check]:
+    for name, parameter in inspect.signature(implementation.function).parameters.items():
         if parameter.kind in {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}:
-            yield _failed(one.hook, f"its `{parameter}` never gets anything; name what it takes")
+            yield _failed(
+                implementation.hook, f"its `{parameter}` never gets anything; name what it takes"
+            )
         elif name not in known:
             close = nearest(name, known)
             takes = ", ".join(f"`{argument}`" for argument in known) or "none"
             yield _failed(
-                one.hook,
+                implementation.hook,
                 f"in version {version} it has no argument `{name}`; its arguments: {takes}",
                 f"did you mean `{close}`?" if close else None,
             )
         elif parameter.default is not Parameter.empty:
-            yield _failed(one.hook, f"argument `{name}` has a default, so it is never passed")
+            yield _failed(
+                implementation.hook, f"argument `{name}` has a default, so it is never passed"
+            )
         elif parameter.kind is Parameter.KEYWORD_ONLY:
-            yield _failed(one.hook, f"argument `{name}` comes after `*`, so it is never passed")
+            yield _failed(
+                implementation.hook, f"argument `{name}` comes after `*`, so it is never passed"
+            )
 
 
 def _missing(marked: set[str], version: str) -> Iterator[Check]:

@@ -60,13 +60,13 @@ def reference_of(op: Described) -> Callable[..., Any]:
 
     parameters = [
         inspect.Parameter(
-            one["name"],
-            getattr(inspect.Parameter, one["kind"].upper()),
+            parameter["name"],
+            getattr(inspect.Parameter, parameter["kind"].upper()),
             default=inspect.Parameter.empty
-            if one["default"] is None
-            else ast.literal_eval(one["default"]),
+            if parameter["default"] is None
+            else ast.literal_eval(parameter["default"]),
         )
-        for one in op["parameters"]
+        for parameter in op["parameters"]
     ]
     reference.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return reference
@@ -104,7 +104,7 @@ def check_kernels(
             problems.append(f"op `{impl.op}` has another kernel with the id `{impl.id}`")
         seen.add((impl.op, impl.id))
         if problems:
-            yield from (Check(name, CheckStatus.FAILED, one) for one in problems)
+            yield from (Check(name, CheckStatus.FAILED, problem) for problem in problems)
         else:
             yield from _usable(impl, name, contract["ops"][impl.op], device_type)
     if not kernels:

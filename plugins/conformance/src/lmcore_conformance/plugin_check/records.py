@@ -77,9 +77,9 @@ def listed(record: PluginRecord, hook: str, kind: type[T], **arguments: Any) -> 
     found = call_hook(record, hook, **arguments)
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
         raise PluginError(f"it returned {found!r:.200}, not a list of `{kind.__name__}`")
-    for one in found:
-        if not isinstance(one, kind):
-            raise PluginError(f"its list has {one!r:.200}, which is no `{kind.__name__}`")
+    for item in found:
+        if not isinstance(item, kind):
+            raise PluginError(f"its list has {item!r:.200}, which is no `{kind.__name__}`")
     return list(found)
 
 
@@ -93,7 +93,7 @@ def field_problems(record: Any, contract: Described) -> Iterator[str]:
     if described is None:
         yield f"version {contract['api']} of the contract has no `{name}`"
         return
-    known = {one["name"]: one["type"] for one in described["fields"]}
+    known = {field["name"]: field["type"] for field in described["fields"]}
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         if field.name not in known:
@@ -180,21 +180,21 @@ def _memory_problem(device: Device) -> str | None:
 
 def check_named(hook: str, offered: Sequence[Any], contract: Described) -> Iterator[Check]:
     """Yield what is wrong with records that have a name and may be unavailable."""
-    for one in offered:
-        for problem in field_problems(one, contract):
+    for record in offered:
+        for problem in field_problems(record, contract):
             yield Check(hook, CheckStatus.FAILED, problem)
-    names = [one.name for one in offered]
+    names = [record.name for record in offered]
     for name in sorted({name for name in names if names.count(name) > 1}, key=str):
         yield Check(hook, CheckStatus.FAILED, f"it offers `{name}` {names.count(name)} times")
-    for one in offered:
-        wrong = _availability_problem(one)
+    for record in offered:
+        wrong = _availability_problem(record)
         if wrong:
-            yield Check(hook, CheckStatus.FAILED, f"`{one.name}`: {wrong}")
+            yield Check(hook, CheckStatus.FAILED, f"`{record.name}`: {wrong}")
 
 
-def _availability_problem(one: Any) -> str | None:
+def _availability_problem(record: Any) -> str | None:
     try:
-        found = one.available()
+        found = record.available()
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
         return f"`available` raised {describe(error)}"
     if found is None or (isinstance(found, str) and found):
@@ -209,9 +209,9 @@ def check_backends(
     hook = "lmcore_comm_backends"
     problems = list(check_named(hook, backends, contract))
     problems += [
-        Check(hook, CheckStatus.FAILED, f"`{one.name}` is for `{one.device_type}`")
-        for one in backends
-        if one.device_type != device.type
+        Check(hook, CheckStatus.FAILED, f"`{backend.name}` is for `{backend.device_type}`")
+        for backend in backends
+        if backend.device_type != device.type
     ]
     yield from problems or [offer(hook, backends)]
 
@@ -222,14 +222,14 @@ def check_precisions(
     """Yield whether precision policies are right, and in force if they can be used."""
     hook = "lmcore_precision_policies"
     problems = list(check_named(hook, policies, contract))
-    usable = [] if problems else [one for one in policies if one.available() is None]
-    for one in usable:
-        if one.compute in device.dtypes:
-            found = _raised(lambda policy=one: policy.verify(device))  # type: ignore[misc]
+    usable = [] if problems else [policy for policy in policies if policy.available() is None]
+    for policy in usable:
+        if policy.compute in device.dtypes:
+            found = _raised(lambda policy=policy: policy.verify(device))  # type: ignore[misc]
             if found:
-                problems.append(Check(hook, CheckStatus.FAILED, f"`{one.name}` {found}"))
-    top = max((one.priority for one in usable), default=0)
-    rivals = [one.name for one in usable if one.priority == top]
+                problems.append(Check(hook, CheckStatus.FAILED, f"`{policy.name}` {found}"))
+    top = max((policy.priority for policy in usable), default=0)
+    rivals = [policy.name for policy in usable if policy.priority == top]
     if len(rivals) > 1:
         names = " and ".join(f"`{name}`" for name in rivals)
         detail = f"{names} both have the highest priority, {top}: neither is the default"
@@ -243,7 +243,7 @@ def check_recompute(
     """Yield whether recompute policies are right; a device's plugin offers `none`."""
     hook = "lmcore_recompute_policies"
     problems = list(check_named(hook, policies, contract))
-    if brings_device and "none" not in [one.name for one in policies]:
+    if brings_device and "none" not in [policy.name for policy in policies]:
         detail = "`none` is missing, which every run without `--recompute` asks for"
         problems.append(Check(hook, CheckStatus.FAILED, detail))
     yield from problems or [offer(hook, policies)]
@@ -252,7 +252,7 @@ def check_recompute(
 def offer(hook: str, offered: Sequence[Any]) -> Check:
     """Return the line on what is offered and right; what cannot be used here has its reason."""
     shown = []
-    for one in offered:
-        reason = one.available()
-        shown.append(f"`{one.name}`" + (f" (not here: {reason})" if reason else ""))
+    for record in offered:
+        reason = record.available()
+        shown.append(f"`{record.name}`" + (f" (not here: {reason})" if reason else ""))
     return Check(hook, CheckStatus.OK, ", ".join(shown) or "it offers none")

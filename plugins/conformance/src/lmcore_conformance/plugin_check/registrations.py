@@ -27,7 +27,7 @@ def _options(record: PluginRecord, taken: Taken) -> Iterator[Check]:
     if record.name in sections.left_out:
         yield _failed(hook, sections.left_out[record.name].reason)
     else:
-        flags = ", ".join(f"`{one.flag}`" for one in sections.options.values())
+        flags = ", ".join(f"`{option.flag}`" for option in sections.options.values())
         yield Check(hook, CheckStatus.OK, flags or "it registers no settings")
 
 
@@ -54,8 +54,10 @@ def _corpora(record: PluginRecord, taken: Taken) -> Iterator[Check]:
     except LmcoreError as error:
         yield _failed(hook, _message(error))
         return
-    missing = [one for one in registry.found.values() if not one.path.is_file()]
-    yield from (_failed(hook, f"`{one.name}`: there is no file {one.path}") for one in missing)
+    missing = [entry for entry in registry.found.values() if not entry.path.is_file()]
+    yield from (
+        _failed(hook, f"`{entry.name}`: there is no file {entry.path}") for entry in missing
+    )
     if not missing:
         yield _registered(hook, registry.found, "texts")
 
@@ -94,9 +96,9 @@ def _owned(names: Sequence[str]) -> dict[str, str]:
     return dict.fromkeys(names, "lmcore")
 
 
-def _registered(hook: str, found: Mapping[str, object], what: str) -> Check:
+def _registered(hook: str, found: Mapping[str, object], kind: str) -> Check:
     names = ", ".join(f"`{name}`" for name in found)
-    return Check(hook, CheckStatus.OK, names or f"it registers no {what}")
+    return Check(hook, CheckStatus.OK, names or f"it registers no {kind}")
 
 
 def _message(error: LmcoreError) -> str:

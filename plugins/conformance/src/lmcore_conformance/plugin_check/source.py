@@ -59,8 +59,8 @@ def check_source(files: Iterable[Path], contract: Mapping[str, Any]) -> Iterator
             strange = True
             yield Check("source", CheckStatus.FAILED, f"{path.name} cannot be read: {error}")
             continue
-        for one in _imports(tree, path.name):
-            check = _problem(one, contract)
+        for imported in _imports(tree, path.name):
+            check = _problem(imported, contract)
             if check is not None:
                 strange = True
                 yield check
@@ -82,21 +82,21 @@ def _imports(tree: ast.AST, file: str) -> Iterator[_Import]:
                 yield _Import(node.module, alias.name, f"{file}, line {node.lineno}")
 
 
-def _problem(one: _Import, contract: Mapping[str, Any]) -> Check | None:
-    if one.module.partition(".")[0] != "lmcore":
+def _problem(imported: _Import, contract: Mapping[str, Any]) -> Check | None:
+    if imported.module.partition(".")[0] != "lmcore":
         return None
-    module = one.module
-    if module == "lmcore" and one.name is not None:
-        module = f"lmcore.{one.name}"
+    module = imported.module
+    if module == "lmcore" and imported.name is not None:
+        module = f"lmcore.{imported.name}"
     if module != "lmcore" and not any(f"{module}.".startswith(f"{own}.") for own in _ALLOWED):
         return Check(
             "source",
             CheckStatus.WARNING,
-            f"imports `{module}` ({one.place}), which is no part of the contract: any release may "
-            "change it",
+            f"imports `{module}` ({imported.place}), which is no part of the contract: any "
+            "release may change it",
         )
-    if module == _CONTRACT and one.module == _CONTRACT and one.name not in {None, "*"}:
-        return _name_problem(str(one.name), one.place, contract)
+    if module == _CONTRACT and imported.module == _CONTRACT and imported.name not in {None, "*"}:
+        return _name_problem(str(imported.name), imported.place, contract)
     return None
 
 

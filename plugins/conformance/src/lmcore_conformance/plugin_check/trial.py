@@ -39,7 +39,7 @@ _NOTHING_TAKEN: Mapping[str, Sequence[str]] = MappingProxyType({})
 def plugin_names() -> dict[str, str]:
     """Return the entry point of each plugin that loads, by the name that it gives itself."""
     plugins = discover(env=_environment(), probe=False)
-    return {one.name: one.entry_point for one in plugins if one.info is not None}
+    return {plugin.name: plugin.entry_point for plugin in plugins if plugin.info is not None}
 
 
 def check_plugin(
@@ -57,9 +57,9 @@ def check_plugin(
         taken: the core's names by "commands", "corpora" and "tokenizers".
     """
     (point,) = (
-        one
-        for one in importlib.metadata.entry_points(group=GROUP, name=name)
-        if one.dist is not None and one.dist.name == distribution
+        point
+        for point in importlib.metadata.entry_points(group=GROUP, name=name)
+        if point.dist is not None and point.dist.name == distribution
     )
     yield from _Trial(point, load_contract(against), taken).run()
 
@@ -141,7 +141,11 @@ class _Trial:
             yield from _step("hooks", [_skipped("hooks", "it cannot be imported")])
             return
         found = list(check_hooks(self.plugin, self.contract))
-        marked = {one.hook for one in implementations(self.plugin) if one.mark is not None}
+        marked = {
+            implementation.hook
+            for implementation in implementations(self.plugin)
+            if implementation.mark is not None
+        }
         called = marked | (set(DEFAULT_OFFERS) if "lmcore_create_device" in marked else set())
         hooks = [hook for hook in self.contract["hooks"] if hook in called]
         yield {"steps": hooks}
@@ -166,11 +170,11 @@ class _Trial:
 
     def torch_check(self, title: str, doing: str) -> Check:
         """Return the failure of something that loads torch."""
-        where = f": {self.watch.place}" if self.watch.place else ""
+        place = f": {self.watch.place}" if self.watch.place else ""
         return Check(
             title,
             CheckStatus.FAILED,
-            f"{doing} imports torch{where}",
+            f"{doing} imports torch{place}",
             "import torch in the hooks that get a device, not at the top of a module",
         )
 
@@ -180,7 +184,9 @@ class _Trial:
         if self.point.name != CPU:
             points += importlib.metadata.entry_points(group=GROUP, name=CPU)
         self.plugins = discover(env=_environment(), entry_points=points, probe=False)
-        (self.record,) = (one for one in self.plugins if one.entry_point == self.point.name)
+        (self.record,) = (
+            plugin for plugin in self.plugins if plugin.entry_point == self.point.name
+        )
         if self.record.state is not PluginState.USABLE:
             self.obstacle = self.record.reason if clean else "its hooks have to be right first"
 

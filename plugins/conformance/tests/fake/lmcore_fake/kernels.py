@@ -163,7 +163,7 @@ def _(x, weight, bias):
 @mutant("linear", "value-low-precision")
 def _(x, weight, bias):
     # As a matrix unit with 10 bits of mantissa would.
-    x, weight = ((one.view(torch.int32) & ~0x1FFF).view(torch.float32) for one in (x, weight))
+    x, weight = ((tensor.view(torch.int32) & ~0x1FFF).view(torch.float32) for tensor in (x, weight))
     return f.linear(x, weight, bias)
 
 
@@ -248,8 +248,8 @@ def _(x, cos, sin):
 @mutant("rotary_embedding", "grad-of-the-rest-dropped")
 def _(x, cos, sin):
     rotated = 2 * cos.shape[-1]
-    whole = torch.cat([x[..., :rotated], x[..., rotated:].detach()], -1)
-    return reference.rotary_embedding(whole, cos, sin)
+    joined = torch.cat([x[..., :rotated], x[..., rotated:].detach()], -1)
+    return reference.rotary_embedding(joined, cos, sin)
 
 
 @mutant("cross_entropy", "value-smoothed")
@@ -324,7 +324,7 @@ def _(grads):
 
 @mutant("grad_norm", "value-norm-of-largest")
 def _(grads):
-    return torch.stack([one.abs().max() if one.numel() else one.sum() for one in grads]).norm()
+    return torch.stack([grad.abs().max() if grad.numel() else grad.sum() for grad in grads]).norm()
 
 
 @misfit("swiglu", "layouts")
@@ -357,9 +357,9 @@ def _(x, weight, epsilon):
 
 def when_asked(x, weight, epsilon):
     """Repeat itself in a run with `--deterministic`, as kernels do that have two ways to add."""
-    asked = torch.are_deterministic_algorithms_enabled() and MADE_FOR["deterministic"]
+    deterministic = torch.are_deterministic_algorithms_enabled() and MADE_FOR["deterministic"]
     out = reference.rms_norm(x, weight, epsilon)
-    return out if asked else out + torch.rand(()) * 1e-7
+    return out if deterministic else out + torch.rand(()) * 1e-7
 
 
 @misfit("bias_gelu", "pure")

@@ -27,11 +27,11 @@ def bias_gelu_forward(
     """Write a tile of gelu(x + bias)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
-    values = tl.load(x + row[:, None] * x_stride + column[None, :], mask=there, other=0.0)
+    mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+    values = tl.load(x + row[:, None] * x_stride + column[None, :], mask=mask, other=0.0)
     added = tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     y = values.to(tl.float32) + added[None, :]
-    tl.store(out + row[:, None] * WIDTH + column[None, :], y * _gate(y), mask=there)
+    tl.store(out + row[:, None] * WIDTH + column[None, :], y * _gate(y), mask=mask)
 
 
 @triton.jit
@@ -55,16 +55,16 @@ def bias_gelu_backward(
     for_bias = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     for start in range(part * ROWS, num_rows, tl.num_programs(1) * ROWS):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)
-        there = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
-        values = tl.load(x + row[:, None] * x_stride + column[None, :], mask=there, other=0.0)
+        mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+        values = tl.load(x + row[:, None] * x_stride + column[None, :], mask=mask, other=0.0)
         incoming = tl.load(
-            grad + row[:, None] * grad_stride + column[None, :], mask=there, other=0.0
+            grad + row[:, None] * grad_stride + column[None, :], mask=mask, other=0.0
         ).to(tl.float32)
         y = values.to(tl.float32) + added
         gate = _gate(y)
         slope = 1.5957691216057308 * (1.0 + 0.134145 * y * y)
         result = incoming * (gate + y * gate * (1.0 - gate) * slope)
-        tl.store(grad_x + row[:, None] * WIDTH + column[None, :], result, mask=there)
+        tl.store(grad_x + row[:, None] * WIDTH + column[None, :], result, mask=mask)
         for_bias += result
     tl.store(bias_parts + part * WIDTH + column, tl.sum(for_bias, axis=0), mask=column < WIDTH)
 
@@ -82,12 +82,12 @@ def swiglu_forward(
     """Write a tile of silu(gate) * up; a row of x has WIDTH gates and then as many ups."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+    mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
     place = x + row[:, None] * x_stride + column[None, :]
-    gate = tl.load(place, mask=there, other=0.0).to(tl.float32)
-    up = tl.load(place + WIDTH, mask=there, other=0.0).to(tl.float32)
+    gate = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(place + WIDTH, mask=mask, other=0.0).to(tl.float32)
     result = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + row[:, None] * WIDTH + column[None, :], result, mask=there)
+    tl.store(out + row[:, None] * WIDTH + column[None, :], result, mask=mask)
 
 
 @triton.jit
@@ -105,15 +105,15 @@ def swiglu_backward(
     """Write the gradients of a tile's gates and ups."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+    mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
     place = x + row[:, None] * x_stride + column[None, :]
-    gate = tl.load(place, mask=there, other=0.0).to(tl.float32)
-    up = tl.load(place + WIDTH, mask=there, other=0.0).to(tl.float32)
+    gate = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(place + WIDTH, mask=mask, other=0.0).to(tl.float32)
     incoming = tl.load(
-        grad + row[:, None] * grad_stride + column[None, :], mask=there, other=0.0
+        grad + row[:, None] * grad_stride + column[None, :], mask=mask, other=0.0
     ).to(tl.float32)
     share = 1.0 / (1.0 + tl.exp(-gate))
     open_gate = gate * share
     target = grad_x + row[:, None] * (2 * WIDTH) + column[None, :]
-    tl.store(target, incoming * up * (share + open_gate * (1.0 - share)), mask=there)
-    tl.store(target + WIDTH, incoming * open_gate, mask=there)
+    tl.store(target, incoming * up * (share + open_gate * (1.0 - share)), mask=mask)
+    tl.store(target + WIDTH, incoming * open_gate, mask=mask)

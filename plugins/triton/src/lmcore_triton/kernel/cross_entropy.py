@@ -35,10 +35,10 @@ def cross_entropy_forward(
 ):
     """Write the loss of a row, and the logarithm that its gradient needs."""
     row = tl.program_id(0).to(tl.int64)
-    mine = logits + row * logits_stride
-    total = _log_sum(mine, WIDTH, BLOCK)
+    row_logits = logits + row * logits_stride
+    total = _log_sum(row_logits, WIDTH, BLOCK)
     tl.store(log_sum + row, total)
-    tl.store(loss + row, total - _chosen(mine, tl.load(target + row), WIDTH))
+    tl.store(loss + row, total - _chosen(row_logits, tl.load(target + row), WIDTH))
 
 
 @triton.jit
@@ -56,12 +56,12 @@ def cross_entropy_backward(
     """Write a block of a row's gradients."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = column < WIDTH
-    values = tl.load(logits + row * logits_stride + column, mask=there, other=0.0)
+    mask = column < WIDTH
+    values = tl.load(logits + row * logits_stride + column, mask=mask, other=0.0)
     result = tl.exp(values.to(tl.float32) - tl.load(log_sum + row))
     result = tl.where(column == tl.load(target + row), result - 1.0, result)
     result *= tl.load(grad + row * grad_stride).to(tl.float32)
-    tl.store(grad_logits + row * WIDTH + column, result, mask=there)
+    tl.store(grad_logits + row * WIDTH + column, result, mask=mask)
 
 
 @triton.jit
@@ -76,17 +76,17 @@ def cross_entropy_in_place(
 ):
     """Write the loss of a row and, where GRADIENT, factor times its gradient over the logits."""
     row = tl.program_id(0).to(tl.int64)
-    mine = logits + row * WIDTH
+    row_logits = logits + row * WIDTH
     wanted = tl.load(target + row)
-    total = _log_sum(mine, WIDTH, BLOCK)
-    tl.store(loss + row, total - _chosen(mine, wanted, WIDTH))
+    total = _log_sum(row_logits, WIDTH, BLOCK)
+    tl.store(loss + row, total - _chosen(row_logits, wanted, WIDTH))
     if GRADIENT:
         # Every logit of the row has been read by all threads that take part in its sum.
         tl.debug_barrier()
         weight = tl.load(factor + row)
         for start in range(0, WIDTH, BLOCK):
             column = start + tl.arange(0, BLOCK)
-            values = tl.load(mine + column, mask=column < WIDTH, other=0.0)
+            values = tl.load(row_logits + column, mask=column < WIDTH, other=0.0)
             result = tl.exp(values.to(tl.float32) - total)
             result = tl.where(column == wanted, result - 1.0, result)
-            tl.store(mine + column, result * weight, mask=column < WIDTH)
+            tl.store(row_logits + column, result * weight, mask=column < WIDTH)

@@ -47,18 +47,18 @@ def _add_part(
     BIAS: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):
-    there = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
-    y = tl.load(x + row[:, None] * x_stride + column[None, :], mask=there, other=0.0)
+    mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+    y = tl.load(x + row[:, None] * x_stride + column[None, :], mask=mask, other=0.0)
     y = y.to(tl.float32)
     if BIAS:
         y += tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
     if DROPOUT:
         y = tl.where(number >= dropped, y * factor, 0.0)
     base = tl.load(
-        residual + row[:, None] * residual_stride + column[None, :], mask=there, other=0.0
+        residual + row[:, None] * residual_stride + column[None, :], mask=mask, other=0.0
     )
     total = base.to(tl.float32) + y
-    tl.store(out + row[:, None] * WIDTH + column[None, :], total, mask=there)
+    tl.store(out + row[:, None] * WIDTH + column[None, :], total, mask=mask)
 
 
 @triton.jit
@@ -112,14 +112,14 @@ def _grad_part(
     DROPOUT: tl.constexpr,
     WRITE: tl.constexpr,
 ):
-    there = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
-    result = tl.load(grad + row[:, None] * grad_stride + column[None, :], mask=there, other=0.0).to(
+    mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+    result = tl.load(grad + row[:, None] * grad_stride + column[None, :], mask=mask, other=0.0).to(
         tl.float32
     )
     if DROPOUT:
         result = tl.where(number >= dropped, result * factor, 0.0)
     if WRITE:
-        tl.store(grad_x + row[:, None] * WIDTH + column[None, :], result, mask=there)
+        tl.store(grad_x + row[:, None] * WIDTH + column[None, :], result, mask=mask)
     return result
 
 

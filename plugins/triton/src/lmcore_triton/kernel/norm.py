@@ -25,21 +25,21 @@ def norm_forward(
     """Normalize ROWS rows; keep the factor of each and, where CENTRED, its mean."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    there = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
-    values = tl.load(x + row[:, None] * x_stride + column[None, :], mask=there, other=0.0)
+    mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+    values = tl.load(x + row[:, None] * x_stride + column[None, :], mask=mask, other=0.0)
     values = values.to(tl.float32)
     gain = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     if CENTRED:
         middle = tl.sum(values, axis=1) / WIDTH
         tl.store(mean + row, middle, mask=row < num_rows)
-        values = tl.where(there, values - middle[:, None], 0.0)
+        values = tl.where(mask, values - middle[:, None], 0.0)
     factor = tl.rsqrt(tl.sum(values * values, axis=1) / WIDTH + epsilon)
     tl.store(scale + row, factor, mask=row < num_rows)
     result = values * factor[:, None] * gain[None, :]
     if CENTRED:
         offset = tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
         result += offset[None, :]
-    tl.store(out + row[:, None] * WIDTH + column[None, :], result, mask=there)
+    tl.store(out + row[:, None] * WIDTH + column[None, :], result, mask=mask)
 
 
 @triton.jit
@@ -71,16 +71,16 @@ def norm_backward(
     for_bias = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     for start in range(part * ROWS, num_rows, tl.num_programs(0) * ROWS):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)
-        there = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+        mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
         incoming = tl.load(
-            grad + row[:, None] * grad_stride + column[None, :], mask=there, other=0.0
+            grad + row[:, None] * grad_stride + column[None, :], mask=mask, other=0.0
         ).to(tl.float32)
-        values = tl.load(x + row[:, None] * x_stride + column[None, :], mask=there, other=0.0)
+        values = tl.load(x + row[:, None] * x_stride + column[None, :], mask=mask, other=0.0)
         values = values.to(tl.float32)
         factor = tl.load(scale + row, mask=row < num_rows, other=0.0)[:, None]
         if CENTRED:
             middle = tl.load(mean + row, mask=row < num_rows, other=0.0)[:, None]
-            values = tl.where(there, values - middle, 0.0)
+            values = tl.where(mask, values - middle, 0.0)
         normal = values * factor
         scaled = incoming * gain
         result = scaled - normal * (tl.sum(normal * scaled, axis=1) / WIDTH)[:, None]
@@ -90,7 +90,7 @@ def norm_backward(
         tl.store(
             grad_x + row[:, None] * WIDTH + column[None, :],
             result * factor,
-            mask=there,
+            mask=mask,
         )
         for_weight += incoming * normal
     place = part * WIDTH + column

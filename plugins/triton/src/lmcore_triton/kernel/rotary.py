@@ -35,7 +35,7 @@ def rotate(
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
     channel = tl.arange(0, BLOCK)
     known = channel < HALF
-    there = (head < heads)[:, None] & known[None, :]
+    mask = (head < heads)[:, None] & known[None, :]
     cosine = tl.load(cos + place * cos_stride + channel, mask=known, other=0.0).to(tl.float32)
     sine = tl.load(sin + place * sin_stride + channel, mask=known, other=0.0).to(tl.float32)
     if BACK:
@@ -43,12 +43,12 @@ def rotate(
     cosine, sine = cosine[None, :], sine[None, :]
     source = x + batch * x_batch + place * x_place + head[:, None] * x_head
     target = out + batch * out_batch + place * out_place + head[:, None] * out_head
-    first = tl.load(source + channel[None, :], mask=there, other=0.0).to(tl.float32)
-    second = tl.load(source + HALF + channel[None, :], mask=there, other=0.0).to(tl.float32)
-    tl.store(target + channel[None, :], first * cosine - second * sine, mask=there)
-    tl.store(target + HALF + channel[None, :], second * cosine + first * sine, mask=there)
+    first = tl.load(source + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+    tl.store(target + channel[None, :], first * cosine - second * sine, mask=mask)
+    tl.store(target + HALF + channel[None, :], second * cosine + first * sine, mask=mask)
     if REST > 0:
         channel = tl.arange(0, REST_BLOCK)
-        there = (head < heads)[:, None] & (channel < REST)[None, :]
-        kept = tl.load(source + 2 * HALF + channel[None, :], mask=there, other=0.0)
-        tl.store(target + 2 * HALF + channel[None, :], kept, mask=there)
+        mask = (head < heads)[:, None] & (channel < REST)[None, :]
+        kept = tl.load(source + 2 * HALF + channel[None, :], mask=mask, other=0.0)
+        tl.store(target + 2 * HALF + channel[None, :], kept, mask=mask)

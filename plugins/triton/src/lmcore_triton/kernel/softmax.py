@@ -66,11 +66,11 @@ def softmax_backward(
     """Write the gradients of ROWS rows of scores; what was hidden has probability 0, and gets 0."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    there = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+    mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
     place = row[:, None] * WIDTH + column[None, :]
-    share = tl.load(probability + place, mask=there, other=0.0).to(tl.float32)
+    share = tl.load(probability + place, mask=mask, other=0.0).to(tl.float32)
     incoming = tl.load(
-        grad + row[:, None] * grad_stride + column[None, :], mask=there, other=0.0
+        grad + row[:, None] * grad_stride + column[None, :], mask=mask, other=0.0
     ).to(tl.float32)
     mean = tl.sum(share * incoming, axis=1)
-    tl.store(grad_x + place, share * (incoming - mean[:, None]) * scale, mask=there)
+    tl.store(grad_x + place, share * (incoming - mean[:, None]) * scale, mask=mask)

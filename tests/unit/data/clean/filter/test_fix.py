@@ -40,7 +40,7 @@ CHARACTERS = st.sampled_from(
         ("\ud800", "\ufffd"),
     ],
 )
-def test_mended(make_document: Callable[..., Document], text: str, mended: str) -> None:
+def test_fixed(make_document: Callable[..., Document], text: str, mended: str) -> None:
     """Mojibake, character references, line ends and halves of surrogate pairs are mended."""
     verdict = FixStep().judge(make_document(text))
     assert verdict == (None if text == mended else Replace((mended,)))

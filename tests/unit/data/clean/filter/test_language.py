@@ -42,7 +42,7 @@ def test_several_languages(make_document: Callable[..., Document]) -> None:
     assert kept == ["de", "tr"]
 
 
-def test_long_text_is_told_by_three_places(english: LanguageStep) -> None:
+def test_language_of_long_text_is_read_at_three_places(english: LanguageStep) -> None:
     """An English menu at the start does not make a German page English."""
     page = TEXTS["en"] * 4 + TEXTS["de"] * 200
     assert english.language(page) == "de"
