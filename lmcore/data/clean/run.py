@@ -26,9 +26,9 @@ from lmcore.data.clean.line_writer import STDOUT, LineWriter
 from lmcore.data.clean.segment import AnyBatch, Processed, Segment, process
 from lmcore.data.indexed.files import disk_errors
 from lmcore.data.input.files import find_inputs
+from lmcore.data.input.options import unused_options
 from lmcore.data.input.problem import Reason
 from lmcore.data.input.read import read_input
-from lmcore.data.input.unused_options import unused_options
 from lmcore.data.worker_pool import BatchWork, work_ordered
 from lmcore.errors import ConfigError
 

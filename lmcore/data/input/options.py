@@ -1,13 +1,20 @@
-"""Options of reading the input, for all formats."""
+"""Options of reading the input, for all formats, and the check that each has an effect."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["DocumentUnit", "InputOptions"]
+from lmcore.data.input.files import Format, InputFile
+from lmcore.errors import ConfigError, LmcoreError
+
+__all__ = ["DocumentUnit", "InputOptions", "unused_options"]
 
 DocumentUnit = Literal["file", "line", "paragraph"]
+
+_TEXT: tuple[Format, ...] = ("text",)
+_TABLES: tuple[Format, ...] = ("csv", "tsv")
 
 
 @dataclass(frozen=True)
@@ -40,3 +47,39 @@ class InputOptions:
         """Return the command-line option of *key*."""
         flags = dict(zip(self.keys, self.key_flags, strict=False))
         return flags.get(key, self.key_flags[0])
+
+
+def unused_options(options: InputOptions, files: Sequence[InputFile]) -> list[LmcoreError]:
+    """Return a problem for each of *options* that applies to none of *files*.
+
+    An option without effect is a mistake, of the option or of the detected format.
+    """
+    if not files:
+        return []
+    present = {file.format for file in files}
+    found: list[LmcoreError] = []
+    for flag, formats in _given(options).items():
+        if present.isdisjoint(formats):
+            kind = "plain text" if formats == _TEXT else "a table"
+            found.append(
+                ConfigError(
+                    f"`{flag}` does not go with the input",
+                    why=f"it is for {kind}, and `{files[0].path}` is read as {files[0].format}",
+                    hint=f"omit it, or give the format with `--input-format {formats[0]}`",
+                )
+            )
+    return found
+
+
+def _given(options: InputOptions) -> dict[str, tuple[Format, ...]]:
+    """Return the non-default flags, each with the formats that it applies to."""
+    given: dict[str, tuple[Format, ...]] = {}
+    if options.document_per != "file":
+        given[f"--document-per {options.document_per}"] = _TEXT
+    if options.delimiter is not None:
+        given["--delim"] = _TABLES
+    if options.quotes is not None:
+        given["--quotes" if options.quotes else "--no-quotes"] = _TABLES
+    if not options.header:
+        given["--no-header"] = _TABLES
+    return given

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +17,12 @@ from lmcore.data.input.document import byte_order_mark, text_of
 from lmcore.data.input.problem import BadDocument, Problem
 from lmcore.data.prepare.encode_types import EncodedBatch, EncodePlan, KeyTokens
 from lmcore.data.prepare.native_block import join_block
+from lmcore.data.prepare.sentence.splitter import SentenceSplitter
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.native import EncodesBlocks
 from lmcore.errors import LmcoreError
 
-__all__ = ["EncodePlan", "EncodedBatch", "KeyTokens", "encode_batch"]
+__all__ = ["EncodePlan", "EncodedBatch", "KeyTokens", "encode_batch", "encode_sentences"]
 
 _SKIP = "or skip such lines with `--on-error skip`"
 _FIX_TEXT = "repair such texts with `lmcore data clean fix`, or skip them with `--on-error skip`"
@@ -162,8 +165,6 @@ def _reason(error: UnicodeEncodeError | LmcoreError) -> str:
 
 def _encode_key(texts: list[str], tokenizer: Tokenizer, plan: EncodePlan) -> KeyTokens:
     if plan.splitter is not None:
-        from lmcore.data.prepare.encode_sentences import encode_sentences
-
         found = encode_sentences(texts, tokenizer, plan.splitter, plan.end)
         return replace(found, tokens=_narrowed(found.tokens, plan.dtype))
     encoded = [ids for ids in tokenizer.encode_batch(texts) if len(ids)]
@@ -188,3 +189,38 @@ def _narrowed(
     limits = np.iinfo(dtype)
     fits = not tokens.size or (int(tokens.min()) >= 0 and int(tokens.max()) <= limits.max)
     return tokens.astype(dtype) if fits else tokens
+
+
+def encode_sentences(
+    texts: Sequence[str], tokenizer: Tokenizer, splitter: SentenceSplitter, end: int | None
+) -> KeyTokens:
+    """Encode each sentence of each text as a sequence.
+
+    A sentence without tokens is dropped; a text without sentences counts as empty.
+
+    Args:
+        texts: the documents.
+        tokenizer: tokenizer of the sentences.
+        splitter: sentence splitter.
+        end: id appended to the last sentence of a document, or None.
+    """
+    split = [list(splitter.split(text)) for text in texts]
+    encoded = iter(tokenizer.encode_batch([sentence for text in split for sentence in text]))
+    pieces: list[npt.NDArray[np.integer]] = []
+    lengths: list[int] = []
+    per_document: list[int] = []
+    last = np.array([] if end is None else [end], dtype=np.int32)
+    for sentences in split:
+        kept = [ids for ids in islice(encoded, len(sentences)) if len(ids)]
+        if not kept:
+            continue
+        pieces += [*kept, last]
+        lengths += map(len, kept)
+        lengths[-1] += len(last)  # counted: an index without it would shift all later documents
+        per_document.append(len(kept))
+    return KeyTokens(
+        np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32),
+        np.array(lengths, dtype=np.int32),
+        len(texts) - len(per_document),
+        np.array(per_document, dtype=np.int32),
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lmcore.data.input.compression import STDIN
 from lmcore.data.input.files import InputFile, find_inputs
-from lmcore.data.input.unused_options import unused_options
+from lmcore.data.input.options import unused_options
 from lmcore.data.prepare.request import PrepareRequest, settings_problems
 from lmcore.errors import ConfigError, LmcoreError
 

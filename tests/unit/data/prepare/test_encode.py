@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.prepare.encode_sentences import encode_sentences
+from lmcore.data.prepare.encode import encode_sentences
 from lmcore.data.prepare.run import PrepareRequest, prepare
 from lmcore.data.prepare.sentence.splitter import SentenceOptions, build_splitter
 from lmcore.data.tokenizer import ByteTokenizer
