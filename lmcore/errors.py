@@ -1,4 +1,4 @@
-"""Errors with a message for the user: what is wrong, why, and what to do about it.
+"""Errors with a message for the user: the problem, its cause, and the fix.
 
 This is the bottom layer, which imports nothing of lmcore.  `lmcore.cli.main` prints an
 `LmcoreError` as a message without a traceback; every other exception is a bug and keeps its

@@ -1,9 +1,9 @@
 """Activations that a forward pass keeps for backward: computed again, or moved to the host.
 
 Both work through autograd's hooks on saved tensors.  torch's own checkpoint function does too, but
-it restores random numbers only on the device types that it knows by itself, knows no precision
+it restores random numbers only on torch's built-in device types, supports no precision
 context but autocast, and imports torch's compiler; here all that surrounds the computation is
-restored by what the caller passes as `remember`.
+restored by the context manager that the caller passes as `remember`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def recompute(call: Callable[..., Any], *tensors: Tensor, remember: Remember) ->
         call: Draws random numbers and reads the precision's context only from what *remember*
             restores.
         *tensors: Its arguments.
-        remember: Called before the first call; what it returns makes, for the second call, a
+        remember: Called before the first call; returns a function that makes, for the second, a
             context like that of the first.
 
     Raises:
@@ -56,7 +56,7 @@ def recompute(call: Callable[..., Any], *tensors: Tensor, remember: Remember) ->
 class _Kept(torch.autograd.Function):
     """A node whose saved tensors are the arguments; no gradient flows through it.
 
-    It lives as long as its output: torch 2.11 frees what it saved with that, even where the node
+    It lives as long as its output: torch 2.11 frees the saved tensors with it, even if the node
     itself is held.
     """
 
@@ -71,7 +71,7 @@ class _Enough(BaseException):
 
 
 class _Frame:
-    """One call: what it kept, by number, and how it is called again."""
+    """One call: its kept tensors, by number, and the function that repeats it."""
 
     def __init__(
         self,

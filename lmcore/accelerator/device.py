@@ -141,15 +141,15 @@ class Device:
 
     @classmethod
     def from_torch(cls, device_type: str, index: int | None = None, **overrides: Any) -> Device:
-        """Return a device with what torch itself knows of *device_type*.
+        """Return a device with the functions that torch's module of *device_type* has.
 
         Args:
             device_type: A type that torch has a device module for.
-            index: Ordinal on this host; default: that of this process, its local rank.
-            **overrides: Attributes that the plugin knows better; `missing` is merged.
+            index: Ordinal on this host; default: local rank of this process.
+            **overrides: Attributes that the plugin sets itself; `missing` is merged.
 
         Raises:
-            DeviceError: torch does not know the type, or has fewer devices than this host has
+            DeviceError: the type is unknown to torch, or torch has fewer devices than this host has
                 processes.
             PluginError: torch's module lacks something that every device has, and the plugin does
                 not bring it.

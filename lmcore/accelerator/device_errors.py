@@ -22,6 +22,6 @@ def hint_by_words(message: str, hints: Iterable[tuple[str, str]]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; its kind where there is none."""
+    """Return the first line of an error's message; the exception's type if it has none."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""`PrecisionPolicy`: what a run computes, keeps and reduces in, and the proof that it does."""
+"""`PrecisionPolicy`: the dtypes of computation, weights and reductions, and their verification."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 class PrecisionPolicy:
     """Dtypes of the numbers in training; dtypes are torch's names ("bfloat16").
 
-    What is stated here is proved by `verify` at the start of every run and by `verify_model` on
+    These dtypes are checked by `verify` at the start of every run and by `verify_model` on
     the built model, whatever `context` and `prepare` do.
 
     Attributes:
@@ -79,7 +79,7 @@ class PrecisionPolicy:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return what it does as JSON values."""
+        """Return the policy as JSON values."""
         return {
             "name": self.name,
             "compute": self.compute,

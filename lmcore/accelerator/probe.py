@@ -93,7 +93,7 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of `lmcore doctor`: what was checked, how it ended, what to do."""
+    """One line of `lmcore doctor`: name of the check, its status, detail and fix."""
 
     name: str
     status: CheckStatus

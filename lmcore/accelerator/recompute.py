@@ -1,4 +1,4 @@
-"""`RecomputePolicy`: what a backward pass computes again, or gets from the host, to save memory."""
+"""`RecomputePolicy`: activations that backward recomputes, or fetches from the host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RecomputePolicy:
     """Method of running parts of a model that saves activation memory.
 
     A runner is called as ``run(call, *tensors, remember=remember)`` and returns what
-    ``call(*tensors)`` returns.  One that calls it again in backward asks ``again = remember()``
+    ``call(*tensors)`` returns.  A runner that repeats it in backward takes ``again = remember()``
     before the first call and makes the second one within ``again()``, with the random numbers and
     precision of the first.
 

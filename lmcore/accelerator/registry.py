@@ -179,7 +179,7 @@ class CommandRegistry(_Registry[PluginCommand]):
             summary: One line for `lmcore --help`.
 
         Raises:
-            PluginError: One of them is malformed, or the name is taken.
+            PluginError: An argument is malformed, or the name is taken.
         """
         claimed = self._claim(name, _COMMAND, "one or two words of small letters, digits, dashes")
         self._check_group(claimed)
@@ -219,7 +219,7 @@ class CorpusRegistry(_Registry[PluginCorpus]):
             summary: One line for `lmcore data corpora`: what it is, and where it is from.
 
         Raises:
-            PluginError: One of them is malformed, or the name is taken.
+            PluginError: An argument is malformed, or the name is taken.
         """
         claimed = self._claim(
             name,

@@ -51,8 +51,8 @@ class _Device(Protocol):
 class RngTracker:
     """The streams of a device.
 
-    A device may bring a tracker of its own (`Device.new_rng_tracker`), such as one that has a
-    generator for each stream; `snapshot` and `restore` are then its own too.
+    A device may bring another tracker (`Device.new_rng_tracker`), for example with a
+    generator for each stream; it then implements `snapshot` and `restore` too.
     """
 
     def __init__(self, device: _Device) -> None:
@@ -144,7 +144,7 @@ class RngTracker:
 
     @contextlib.contextmanager
     def restored(self, snapshot: RngSnapshot) -> Iterator[None]:
-        """Draw within the context what was drawn after *snapshot*; outside nothing changes."""
+        """Repeat within the context the draws made after *snapshot*; outside nothing changes."""
         with self.preserved():
             self.restore(snapshot)
             yield

@@ -68,7 +68,7 @@ class Tokenizer(ABC):
         return ()
 
     def fingerprint(self) -> str:
-        """Return a hash of type, size and file contents; equal wherever the files lie."""
+        """Return a hash of type, size and file contents; the paths do not matter."""
         identity = [self.name, self.vocab_size, self.eod, [file_digest(f) for f in self.files()]]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 

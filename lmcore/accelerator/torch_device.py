@@ -1,4 +1,4 @@
-"""The defaults of `Device.from_torch`: what torch knows of a device type by itself."""
+"""The defaults of `Device.from_torch`: functions that torch's module of a device type has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def own_index(device_type: str) -> int:
     """Return the ordinal of the device that is this process's: its local rank's.
 
     Raises:
-        DeviceError: torch does not know the type, or there are more processes on this host than
+        DeviceError: the type is unknown to torch, or there are more processes on this host than
             torch sees devices.
     """
     module = _module(device_type)
@@ -53,7 +53,7 @@ def defaults(device_type: str, index: int, *, brought: Collection[str] = ()) -> 
     """Return constructor arguments of `Device` for a type that torch has a module for.
 
     Each function is taken from `torch.get_device_module(device_type)` where that has it.  Where it
-    has not, it stays out; of what a device may lack, `missing` names the attribute looked for.
+    has not, it stays out; `missing` names the attribute of torch that an optional function lacks.
 
     Args:
         device_type: torch's device type.
@@ -61,7 +61,7 @@ def defaults(device_type: str, index: int, *, brought: Collection[str] = ()) -> 
         brought: attributes that the plugin brings; torch's graph is not tried if it is among them.
 
     Raises:
-        DeviceError: torch does not know the type.
+        DeviceError: the type is unknown to torch.
     """
     module = _module(device_type)
     device = torch.device(device_type, index)

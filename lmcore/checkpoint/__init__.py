@@ -1,6 +1,6 @@
 """Checkpoints: a flat mapping of tensors and JSON, complete or absent, verified on load.
 
-It knows no model and no training.  Importing this package loads no torch; saving and loading
+It depends on no model and no training.  Importing this package loads no torch; saving and loading
 do (and torch's distributed checkpoint package with them, at the first call).
 """
 

@@ -46,7 +46,7 @@ class BpeContents:
 
 
 class BpePreload:
-    """Reader of the two files in a thread of its own.
+    """Reader of the two files in a background thread.
 
     Args:
         vocab_file: path of `vocab.json`.

@@ -92,7 +92,7 @@ def discover(
 
 
 def new_hook_caller() -> pluggy.PluginManager:
-    """Return a pluggy manager that knows lmcore's hooks and no plugin."""
+    """Return a pluggy manager with lmcore's hooks and no plugin."""
     caller = pluggy.PluginManager(hookspecs.PROJECT)
     caller.add_hookspecs(hookspecs)
     return caller
@@ -129,7 +129,7 @@ class _NullRegistry:
 def _try_in_copy(
     points: Sequence[importlib.metadata.EntryPoint], env: Mapping[str, str], *, probe: bool
 ) -> dict[str, PluginRecord | Mapping[str, Any]]:
-    """Load and probe plugins where a crash harms nobody; the CPU's, which comes with us, not.
+    """Load and probe plugins in separate processes; the CPU's own plugin in this one.
 
     Returns:
         By entry point: the record of a plugin that ended its process, or what its probe gave.
@@ -193,7 +193,7 @@ def _taken(name: str, points: Sequence[importlib.metadata.EntryPoint]) -> str:
 
 
 def _load(point: importlib.metadata.EntryPoint) -> PluginRecord:
-    """Import one plugin, register its hooks and check what it says of itself."""
+    """Import one plugin, register its hooks and check its `PluginInfo`."""
     try:
         plugin = point.load()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
@@ -269,7 +269,7 @@ def _register(name: str, plugin: object) -> pluggy.PluginManager:
 
 
 def _checked_info(info: object) -> PluginInfo:
-    """Return *info* if it is a `PluginInfo` whose parts are what they should be."""
+    """Return *info* if it is a `PluginInfo` with fields of the right types."""
     if not isinstance(info, PluginInfo):
         raise PluginError(f"`lmcore_plugin_info` returned {info!r:.200}, not a `PluginInfo`")
     wrong = _wrong_info(info)
@@ -365,7 +365,7 @@ def _probe_as_json(record: PluginRecord, env: Mapping[str, str]) -> dict[str, An
 
 
 def _checked_probe(probe: object) -> Probe:
-    """Return *probe* if it is a `Probe` whose parts are what they should be."""
+    """Return *probe* if it is a `Probe` with fields of the right types."""
     if not isinstance(probe, Probe):
         raise PluginError(f"`lmcore_probe` returned {probe!r:.200}, not a `Probe`")
     wrong = next(_faults(probe), "")
@@ -375,7 +375,7 @@ def _checked_probe(probe: object) -> Probe:
 
 
 def _faults(probe: Any) -> Iterator[str]:
-    """Yield what is wrong; a later check may rely on the earlier ones."""
+    """Yield the problems; a later check may rely on the earlier ones."""
     if not isinstance(probe.device_type, str) or not probe.device_type.strip():
         yield f"`device_type` is {probe.device_type!r}, not a device type"
     if not isinstance(probe.state, ProbeState):

@@ -1,4 +1,4 @@
-"""The device plugins that lmcore's own metadata knows, installed or not: its extras."""
+"""The device plugins named by lmcore's extras, installed or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def device_packages() -> dict[str, str]:
     """Return the package that brings each device which an extra of lmcore is named after.
 
     Such an extra requires `lmcore-NAME`, NAME being its own.  Run from its sources, lmcore has no
-    metadata and knows none.
+    metadata and returns no plugins.
     """
     from packaging.requirements import Requirement  # its parser is slow to load
     from packaging.utils import canonicalize_name

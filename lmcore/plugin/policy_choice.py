@@ -1,4 +1,4 @@
-"""Choice of a run's policies on offer: the one that the user names, or the device's default."""
+"""Choice of a run's policies: the user's, or the device's default."""
 
 from __future__ import annotations
 

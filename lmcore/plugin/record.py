@@ -147,7 +147,7 @@ class PluginSet:
             source: The flag or variable that gave the names, for messages.
 
         Raises:
-            ConfigError: One of them is not installed, or is the CPU's.
+            ConfigError: A plugin is not installed, or is the CPU's.
         """
         known = {one.entry_point for one in self.records} | {one.name for one in self.records}
         for name in names:
@@ -180,7 +180,7 @@ class PluginSet:
         """Return the usable plugin of this name.
 
         Raises:
-            PluginError: There is none; the message says what became of it.
+            PluginError: The plugin has none; the message has the reason.
         """
         for one in self.usable:
             if one.name == plugin:

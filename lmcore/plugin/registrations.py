@@ -139,7 +139,7 @@ def plugin_corpora(
 def registered_types(
     plugins: PluginSet, core_types: Mapping[str, str] | None = None
 ) -> Registrations[TokenizerFactory]:
-    """Return the tokenizer types of the usable plugins; what a factory makes is checked.
+    """Return the tokenizer types of the usable plugins; a factory's tokenizers are checked.
 
     Args:
         plugins: result of `discover`.
@@ -157,7 +157,7 @@ def registered_types(
 
 
 def load_command(command: PluginCommand, record: PluginRecord) -> Callable[[list[str]], int]:
-    """Return the function of a plugin's command; what it returns is checked.
+    """Return the function of a plugin's command; its return value is checked.
 
     Raises:
         PluginError: It cannot be loaded; the message names plugin and cause.

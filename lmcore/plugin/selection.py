@@ -1,6 +1,6 @@
 """Choice of the plugin whose device a run uses: once, in the launcher, by fixed rules.
 
-In order: what the user names wins; hardware that is there and unusable stops the run; the present
+In order: the user's choice wins; hardware that is present and unusable stops the run; the present
 accelerator of the highest priority; the CPU only where every other plugin says ABSENT.  A plugin
 that could not answer has not said ABSENT.  docs/explanation/plugins.md gives the reasons.
 """
@@ -44,7 +44,7 @@ class Selection:
         distribution, version: The package that brings it.
         probe: Result of its probe.
         reason: Reason for the choice, one line.
-        notice: One line for the user where the decision might not be what was expected.
+        notice: One line for the user if the decision may be unexpected.
         warnings: Plugins that are installed and out of service, a line each.
     """
 
@@ -155,7 +155,7 @@ def _select_cpu(
     probed: Sequence[tuple[PluginRecord, Probe]],
     absent: Sequence[tuple[PluginRecord, Probe]],
 ) -> Selection:
-    """Return the CPU, now that every other plugin has said ABSENT."""
+    """Return the CPU; every other plugin reports ABSENT."""
     hosts = [pair for pair in probed if pair[1].device_type == CPU]
     present = [pair for pair in hosts if pair[1].state is ProbeState.PRESENT]
     if not present:
@@ -222,7 +222,7 @@ def _highest(
 
 
 def _unknown(plugins: PluginSet, named: str, source: str) -> DeviceError:
-    """Return the error for a device that no usable plugin brings, and say who might."""
+    """Return the error for a device that no usable plugin brings; name packages that might."""
     explained = [
         f"plugin {one.label} brings it and is {one.state}: {one.reason}"
         for one in plugins.records

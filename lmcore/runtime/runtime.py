@@ -109,7 +109,7 @@ def start_runtime(
         DeviceError: A policy is not in force, or random numbers are not restored; the device has
             no communication backend, or not all ranks have it.
         PluginError: The plugin broke its contract.
-        RunError: The processes differ, or one of them stopped.
+        RunError: The processes differ, or a process stopped.
     """
     import torch
 

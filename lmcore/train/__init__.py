@@ -1,1 +1,1 @@
-"""Training: the data of a run, one step, the loop around it, and what is written about it."""
+"""Training: the data of a run, one step, the loop around it, and its records."""

@@ -195,7 +195,7 @@ def build_datasets(
 
     Raises:
         CheckpointError: The manifest of the checkpoint to resume lacks its data.
-        ConfigError: The blend is not the checkpoint's, or document boundaries are asked for and
+        ConfigError: The blend is not the checkpoint's, or document boundaries are required and
             the data has no end-of-document tokens.
         DataError: A dataset is damaged, or a part of the split that is needed is empty.
     """

@@ -1,8 +1,8 @@
 """Packages of kernels beside torch: which are installed, and whether they fit it; imports none.
 
-Such packages are compiled against one torch.  What their metadata says of it is compared with the
-torch that is there, so that a misfit is known before an import fails with a mangled symbol's name.
-What the metadata does not say, `PackageKind.import_problem` finds out in a worker, where torch is
+Such packages are compiled against one torch.  The version in their metadata is compared with the
+installed torch, so that a misfit is known before an import fails with a mangled symbol's name.
+Other problems are found by `PackageKind.import_problem` in a worker, where torch is
 loaded.
 """
 
@@ -177,7 +177,7 @@ def _refused(kind: PackageKind, why: str) -> Problem:
 
 
 def package_of(kind: PackageKind, torch: TorchBuild) -> Package | None:
-    """Return what is installed of *kind*, judged by its metadata; None where nothing is."""
+    """Return the installed package of *kind*, judged by its metadata; None if there is none."""
     distribution = distribution_of(kind)
     lacking = [module for module in kind.marks if not module_is_there(module)]
     if lacking or (kind.named and distribution is None):
@@ -203,7 +203,7 @@ def module_is_there(module: str) -> bool:
 
 
 def distribution_of(kind: PackageKind) -> importlib.metadata.Distribution | None:
-    """Return the installed distribution, under whichever of its names."""
+    """Return the installed distribution, under any of its names."""
     for name in kind.distributions:
         try:
             return importlib.metadata.distribution(name)
@@ -231,7 +231,7 @@ def metadata_problem(
 
 
 def _torch_requirements(distribution: importlib.metadata.Distribution) -> list[Any]:
-    """Return what a package's metadata asks of torch's version."""
+    """Return the torch versions that a package's metadata requires."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     found = []

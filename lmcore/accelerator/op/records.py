@@ -1,7 +1,7 @@
-"""Ops and kernels: what an op is, how a plugin offers a kernel for it, and what a choice leaves.
+"""Records of ops, of the kernels that plugins offer for them, and of the choice among kernels.
 
 The records of the contract; `lmcore.accelerator.op.table` chooses among kernels, `op_spec` lists
-the ops and `op_context` what a kernel may ask of a case.
+the ops and `op_context` the attributes of a case that a kernel may read.
 
 Torch-free: kernels and references are named as "package.module:function" and loaded when bound.
 """

@@ -1,7 +1,7 @@
 """The meaning of every op, in plain torch: the default where no kernel is better, and the oracle.
 
 Written for clarity and for any dtype; a reduction is computed in at least float32.  Shapes are
-the ones in `lmcore.accelerator.op.spec`.
+listed in `lmcore.accelerator.op.spec`.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def adamw(
 
 
 def _weight_so_far(beta: float, count: Tensor) -> Tensor:
-    """Return 1 - beta**count, to the last digits where that is small; nobody waits for it."""
+    """Return 1 - beta**count, accurate for small results too; does not synchronize."""
     return -torch.expm1(count * (math.log(beta) if beta > 0 else -math.inf))
 
 

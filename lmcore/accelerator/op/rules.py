@@ -1,7 +1,7 @@
 """Rules for the cases that a kernel does, from which plugins build `OpImpl.supports`; torch-free.
 
-A rule takes the case and returns None or the reason against it; what it asks of the device, the
-function that made it was given.  They are asked in order, and the first reason is the answer: cheap
+A rule takes the case and returns None or the reason against it; properties of the device are given
+to the function that makes it.  Rules run in order, and the first reason is the answer: cheap
 rules first, the import of a package last.
 """
 
@@ -30,7 +30,7 @@ Rule = Callable[[OpContext], str | None]
 
 
 def supports(*rules: Rule) -> Callable[[OpContext], Reject | None]:
-    """Return a `supports` that asks the rules in order."""
+    """Return a `supports` that applies the rules in order."""
 
     def answer(context: OpContext) -> Reject | None:
         for rule in rules:

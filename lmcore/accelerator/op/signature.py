@@ -1,4 +1,4 @@
-"""Comparison of a kernel's signature with that of the op's reference.
+"""Comparison of a kernel's signature with the signature of the op's reference.
 
 The parameters before `*` in a reference are passed by position, those after it by name.  Used when
 a kernel is bound and by `lmcore plugin check`; loads no torch.
@@ -27,12 +27,12 @@ def readable_signature(function: Callable[..., Any]) -> inspect.Signature | None
 
 
 def signature_problem(function: Callable[..., Any], reference: Callable[..., Any]) -> str | None:
-    """Return why *function* cannot be called like *reference*, in words; None if it can.
+    """Return the reason why *function* cannot be called like *reference*; None if it can.
 
-    A parameter that is passed by position may have a name of its own, but not the name of another
-    one: that is a kernel with its arguments in another order.  A parameter with a default in the
-    reference has the same default in the kernel.  Of compiled code without a signature nothing can
-    be said, and the result is None; `readable_signature` identifies such functions.
+    A parameter that is passed by position may have a different name, but not the name of another
+    parameter: such a kernel has its arguments in another order.  A parameter with a default in the
+    reference has the same default in the kernel.  Compiled code without a signature cannot be
+    checked, and the result is None; `readable_signature` identifies such functions.
     """
     found = readable_signature(function)
     if found is None:
@@ -55,7 +55,7 @@ def signature_problem(function: Callable[..., Any], reference: Callable[..., Any
 def _positional_problems(
     first: Sequence[Parameter], remaining: Sequence[Parameter], wanted: Sequence[Parameter]
 ) -> Iterator[str]:
-    """Yield what is wrong with the parameters that take what is passed by position."""
+    """Yield the problems of the parameters that take positional arguments."""
     takes_any = any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in remaining)
     if len(first) < len(wanted) and not takes_any:
         names = ", ".join(f"`{parameter.name}`" for parameter in wanted)
@@ -71,7 +71,7 @@ def _positional_problems(
 
 
 def _named_problems(remaining: Sequence[Parameter], wanted: Sequence[Parameter]) -> Iterator[str]:
-    """Yield what is wrong with the parameters that are passed by name, or not at all."""
+    """Yield the problems of the parameters that are passed by name, or not at all."""
     by_name = {parameter.name: parameter for parameter in remaining if parameter.kind in _BY_NAME}
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in remaining)
     for expected in wanted:

@@ -1,8 +1,8 @@
 """The op table: chooses, for each use of an op, which kernel a model gets.
 
 `OpTable.bind` runs when the model is built.  It returns a plain callable, which the module keeps;
-nothing of this file runs in a training step.  Every bind leaves a `Resolution` that says what was
-chosen and why each other kernel was not.  Torch-free until something is bound.
+nothing of this file runs in a training step.  Every bind leaves a `Resolution` with the kernel
+chosen and the reason against each other kernel.  Torch-free until an op is bound.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class OpTable:
         """Set the ids that the user prefers, by op.
 
         Raises:
-            ConfigError: One of them names an unknown op or kernel.
+            ConfigError: A name is of an unknown op or kernel.
         """
         self.preferences = dict(preferences)
         for op, ids in self.preferences.items():

@@ -134,7 +134,7 @@ def _worst(found: Sequence[Check], outcomes: Sequence[Outcome]) -> Check:
 
 
 def _completed(outcome: Outcome, name: str, record: PluginRecord) -> list[Check]:
-    """Return the checks that came back; a bad end is the failure of the one that had begun."""
+    """Return the checks that came back; a crash is the failure of the check that had begun."""
     begun = [one["begins"] for one in outcome.values if "begins" in one]
     checks = _read(one for one in outcome.values if "begins" not in one)
     if not outcome.complete:

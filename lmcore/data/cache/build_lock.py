@@ -5,7 +5,7 @@ finished file and check the lock: a builder on the same machine is dead if its p
 builder on another machine if the lock was not touched for a minute.  Ranks that wait this way
 cannot run into the time-out of a process group, however long the build takes.
 
-The lock only saves work.  Files appear complete and are equal whichever process builds them, so
+The lock only saves work.  Files appear complete and do not depend on the building process, so
 two builders at once do no harm.
 """
 

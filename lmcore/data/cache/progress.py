@@ -65,7 +65,7 @@ def report_progress(
     Args:
         what: Name of the result, for messages.
         total: All units of work; 0 if unknown.
-        callback: Function that gets each report, in a thread of its own.  A build that ends
+        callback: Function that gets each report, in a separate thread.  A build that ends
             within *every* seconds is not reported.
         every: Seconds between two reports.
 

@@ -1,4 +1,4 @@
-"""Fingerprint of a dataset's content, which identifies it wherever its files are."""
+"""Fingerprint of a dataset's content; independent of its path."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class IndexedDatasetWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Finish and commit, or remove what was written if the block raised."""
+        """Finish and commit, or remove the written files if the block raised."""
         if kind is None:
             try:
                 self.finish()

@@ -116,7 +116,7 @@ class GPT2BPETokenizer(Tokenizer):
             self.eod: int | None = eod
 
     def _read_in_python(self, vocab_file: str, merge_file: str, merges: bytes) -> None:
-        """Check the files, raise what is wrong, and build the encoder if C++ refused the files."""
+        """Check the files, raise a problem, and build the encoder if C++ refused the files."""
         self._vocabulary = vocabulary = read_vocabulary(vocab_file, self._content)
         rules = read_merges(merge_file, merges)
         require_match(vocabulary, rules, vocab_file=vocab_file, merge_file=merge_file)

@@ -1,4 +1,4 @@
-"""Call a function in a process of its own, with a time limit.
+"""Call a function in a separate process, with a time limit.
 
 Code of plugins and drivers may crash in native code or hang.  Called here, that becomes an
 `Outcome` with the reason, and the caller continues.
@@ -44,7 +44,7 @@ raise SystemExit(answer(*sys.argv[2:]))
 
 @dataclass(frozen=True)
 class Call:
-    """A function to call in a process of its own.
+    """A function to call in a separate process.
 
     Attributes:
         target: "package.module:function".
@@ -62,7 +62,7 @@ class Outcome:
     """Result of a call.
 
     Attributes:
-        values: the values that the function yielded, or the one that it returned.
+        values: the values that the function yielded, or its single return value.
         fault: the unexpected end of the process, in one line; empty if there was none.
         log: end of its standard error.
         seconds: duration.
@@ -87,7 +87,7 @@ class Outcome:
 def call_isolated(
     target: str, *arguments: Any, timeout: float, env: Mapping[str, str] | None = None
 ) -> Outcome:
-    """Call "package.module:function" with JSON *arguments* in a process of its own.
+    """Call "package.module:function" with JSON *arguments* in a separate process.
 
     Args:
         target: The function.
@@ -101,7 +101,7 @@ def call_isolated(
 def call_together(
     calls: Sequence[Call], *, timeout: float, grace: float = 5.0
 ) -> tuple[Outcome, ...]:
-    """Make several calls at the same time, each in a process of its own.
+    """Make several calls at the same time, each in a separate process.
 
     Args:
         calls: The functions.
@@ -218,7 +218,7 @@ def _lines(answers: Path) -> Iterator[dict[str, Any]]:
 
 
 def answer(target: str, arguments: str, answers: str, timeout: str) -> int:
-    """Call *target* in this process, the child, and write what it gives to the file *answers*."""
+    """Call *target* in this process, the child, and write its results to the file *answers*."""
     import faulthandler
 
     faulthandler.enable()
@@ -248,7 +248,7 @@ def _call(target: str, arguments: Sequence[Any]) -> Iterable[Any]:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return an exception in one line; what and why of one that is meant for people."""
+    """Return an exception in one line; for an `LmcoreError`, its problem and cause."""
     if isinstance(error, LmcoreError):
         lines = [line.strip() for line in (error.why or "").splitlines()]
         why = "; ".join(line for line in lines if line)

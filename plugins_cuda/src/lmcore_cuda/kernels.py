@@ -1,6 +1,6 @@
-"""Table of the kernels that this plugin offers for a GPU; torch-free until a case is asked for.
+"""Table of the kernels that this plugin offers for a GPU; torch-free until a case is resolved.
 
-Attention has a table of its own, `lmcore_cuda.attention.table`.  The priorities are estimates, not
+Attention has a separate table, `lmcore_cuda.attention.table`.  The priorities are estimates, not
 measurements; see docs/reference/cuda-kernels.md.
 """
 

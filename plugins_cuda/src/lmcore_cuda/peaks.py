@@ -41,7 +41,7 @@ def _half(float32: float, half: float, tf32: float, float8: float | None = None)
 
 
 def _geforce(float32: float, *, float8: bool, paper: str) -> Peak:
-    """Return the peak of a GeForce card; the others follow from float32 in the white papers."""
+    """Return the peak of a GeForce card; other dtypes follow from float32 in white papers."""
     half = 2 * float32
     return Peak(
         float32, half, half, float32, 4 * float32 if float8 else None, f"{paper} white paper"

@@ -1,4 +1,4 @@
-"""Table of the kernels for an Intel GPU; torch-free until a case is asked for.
+"""Table of the kernels for an Intel GPU; torch-free until a case is resolved.
 
 The priorities are estimates, not measurements; see docs/reference/xpu-kernels.md.
 """
@@ -83,7 +83,7 @@ def triton_kernels(device: Device, usable: UsablePackages) -> list[OpImpl]:
 
 
 def _also(impl: OpImpl, further: Callable[[OpContext], Reject | None]) -> OpImpl:
-    """Return a kernel that is asked a further question, after its own."""
+    """Return a kernel with a further rule, after its own."""
     own = impl.supports
     assert own is not None
 

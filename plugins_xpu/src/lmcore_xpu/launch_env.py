@@ -75,7 +75,7 @@ def launch_env(
 
 
 def _launcher(env: Mapping[str, str], rank_info: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables of oneCCL for ranks, unless one of them is set already."""
+    """Return the variables of oneCCL for ranks, unless the user has set any."""
     place = {
         "CCL_LOCAL_RANK": str(rank_info.get("local_rank", 0)),
         "CCL_LOCAL_SIZE": str(rank_info.get("local_world_size", 1)),

@@ -132,7 +132,7 @@ PACKAGES: Mapping[str, PackageKind] = {kind.name: kind for kind in _KINDS}
 
 
 def installed_packages(torch: TorchBuild | None = None) -> dict[str, Package]:
-    """Return the packages that are installed; *torch* is what they are to fit."""
+    """Return the installed packages, checked against the build of *torch*."""
     build = torch or torch_build("xpu")
     found = {
         kind.name: _triton(kind, build) if kind.name == TRITON else _ended(kind, build)
@@ -142,7 +142,7 @@ def installed_packages(torch: TorchBuild | None = None) -> dict[str, Package]:
 
 
 def packages_of(device: Device) -> dict[str, Package]:
-    """Return the packages that a device's facts tell of; without that fact, the installed ones."""
+    """Return the packages in a device's facts; without that fact, the installed ones."""
     recorded = packages_in_facts(device)
     return installed_packages() if recorded is None else recorded
 
@@ -150,14 +150,14 @@ def packages_of(device: Device) -> dict[str, Package]:
 def problems_of(device: Device, config: Config) -> list[Problem]:
     """Return what `--strict-ops` refuses: installed packages whose kernels cannot be used.
 
-    The bindings have no kernels; `--distributed-backend` says what is the matter with them.
+    The bindings have no kernels; `--distributed-backend` reports their problems.
     """
     kernels = {name: package for name, package in packages_of(device).items() if name != BINDINGS}
     return strict_problems(kernels, PACKAGES, config)
 
 
 def _ended(kind: PackageKind, torch: TorchBuild) -> Package | None:
-    """Return a package that has ended; that is said before what else its metadata contradicts."""
+    """Return a discontinued package; reported before other contradictions of its metadata."""
     found, distribution = package_of(kind, torch), distribution_of(kind)
     if found is None or distribution is None:
         return found
@@ -166,7 +166,7 @@ def _ended(kind: PackageKind, torch: TorchBuild) -> Package | None:
 
 
 def _triton(kind: PackageKind, torch: TorchBuild) -> Package | None:
-    """Tell Triton for these GPUs from the one for other vendors', which has its modules too."""
+    """Distinguish Triton for these GPUs from other vendors' Triton, with the same modules."""
     if not module_is_there("triton"):
         return None
     distribution = distribution_of(kind)
@@ -198,7 +198,7 @@ def _has_backend() -> bool:
 
 
 def _other_wanted(distribution: importlib.metadata.Distribution) -> str | None:
-    """Return that torch's metadata asks for another version of Triton than the installed one."""
+    """Return a problem if torch's metadata requires another version of Triton."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     torch = _distribution("torch")

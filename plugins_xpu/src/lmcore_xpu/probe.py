@@ -22,7 +22,7 @@ INSTALL_RUNTIME = (
 
 
 def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
-    """Return what the facts mean for a process with the environment *env*."""
+    """Return the probe of these facts in a process with the environment *env*."""
     if not facts.gpus:
         return _answer(facts, ProbeState.ABSENT, ["no Intel GPU on the PCI bus"])
     fit = [gpu for gpu in facts.gpus if gpu.card.usable]
@@ -67,7 +67,7 @@ def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
 def counted_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
     """Return the GPUs that Level Zero counts: supported ones that this process may open.
 
-    If it may open none, return all supported ones: what it would count.
+    If it may open none, return all supported ones, as it would count them.
     """
     known = [gpu for gpu in gpus if gpu.card.has_driver]
     return [gpu for gpu in known if gpu.access] or known
@@ -143,7 +143,7 @@ def _closed_gpu(facts: Facts, gpu: Gpu) -> tuple[str, str]:
 
 
 def _closed(gpus: Sequence[Gpu]) -> list[str]:
-    """Tell of GPUs that this process may not open beside others that it may."""
+    """Report GPUs that this process may not open beside others that it may."""
     shut = [gpu for gpu in gpus if not gpu.access]
     if not shut or len(shut) == len(gpus):
         return []
@@ -197,7 +197,7 @@ def _described(unit: Unit) -> dict[str, object]:
 
 
 def _versions(facts: Facts) -> dict[str, object]:
-    """Return what is installed, under the names that `lmcore plugins` and `doctor` show."""
+    """Return the installed versions, under the names that `lmcore plugins` and `doctor` show."""
     found: dict[str, object] = {"torch_build": facts.torch.version}
     drivers = sorted({gpu.driver for gpu in facts.gpus if gpu.driver})
     if drivers:

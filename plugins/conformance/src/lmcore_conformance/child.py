@@ -37,7 +37,7 @@ def run_group(
     """Make checks of a group and yield what becomes of them.
 
     Args:
-        group: Decides what the process is set up with.
+        group: Decides the set-up of the process.
         ids: The checks, in order.
         closed: requirements that the author declares as missing.
         patience: Factor on the time limits of checks.

@@ -1,6 +1,6 @@
 """Declaration of the abilities that a device lacks: the file `conformance.toml`.
 
-It lies in the plugin's package, beside the module of its hooks, so that every user of the plugin
+It is in the plugin's package, beside the module of its hooks, so that every user of the plugin
 can run the suite; `--requirements FILE` names another one.
 
     suite = ">=1,<2"                    # versions of the suite that it was written for

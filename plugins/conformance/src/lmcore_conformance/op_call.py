@@ -186,7 +186,7 @@ def call(
 
 
 def oracle(case: Case, incoming: torch.dtype) -> Outcome:
-    """Return what the reference gives in float64 on the host."""
+    """Return the reference's result in float64 on the host."""
     reference = load_target(SPECS[case.op].reference)
     return call(reference, case, torch.float64, torch.device("cpu"), incoming=incoming)
 

@@ -30,7 +30,7 @@ _BROKEN = 2
 
 @dataclass
 class Conformance:
-    """A session's plugin under test, and what is known of it.
+    """A session's plugin under test, with its results.
 
     Attributes:
         target: The plugin.
@@ -151,7 +151,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test of each check of a level that was asked for."""
+    """Make a test of each check of a chosen level."""
     if "conformance_check" not in metafunc.fixturenames:
         return
     state = metafunc.config.stash.get(_STATE, None)
@@ -164,7 +164,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the empty tests of levels that were not asked for."""
+    """Leave out the empty tests of levels that were not chosen."""
     state = config.stash.get(_STATE, None)
     if state is None:
         return
@@ -212,7 +212,7 @@ class _Recorder:
         self.results: dict[str, Result] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what the report of a check says."""
+        """Keep the report of a check."""
         from lmcore_conformance.result import Result
 
         for name, value in report.user_properties:

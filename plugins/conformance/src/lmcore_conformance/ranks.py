@@ -44,7 +44,7 @@ class RankBench(Bench):
 def run_group(
     group: str, ids: Sequence[str], closed: Sequence[str], patience: float
 ) -> Iterator[Told]:
-    """Join the others, make checks, and yield what becomes of them on this rank.
+    """Join the other ranks, run the checks, and yield their results on this rank.
 
     Args:
         group: group of checks; in the one about missing processes, collectives fail after seconds.

@@ -1,4 +1,4 @@
-"""Every check of the suite: its level, what it holds a plugin to, and why a run needs that.
+"""Every check of the suite: its level, its requirement, and the reason why a run needs it.
 
 The functions are in `lmcore_conformance.checks`, each below a `check(...)` that registers it.
 """
@@ -51,7 +51,7 @@ class Failure(Exception):  # noqa: N818 - how a check ends, not what went wrong 
 
 
 class Gap(Exception):  # noqa: N818 - how a check ends, not what went wrong here
-    """The device does not offer what a check is about, and says so itself."""
+    """The device does not offer the capability that a check is about, and says so itself."""
 
 
 class NotRun(Exception):  # noqa: N818 - how a check ends, not what went wrong here
@@ -63,14 +63,14 @@ class Check:
     """One demand of the suite.
 
     Attributes:
-        id: "device.memory-falls"; what a declaration and a report call it.
+        id: name in declarations and reports, for example "device.memory-falls".
         level: "L1".
         title: the property that holds, in a sentence.
         reason: the need of a run for it.
         group: Checks of a group share a process, in the order in which they are registered.
         requires: Requirements without which there is nothing to check.
         seconds: Time limit.
-        run: Does it: returns a line on what was found, or raises.  Gets the group's bench.
+        run: the check: returns a line on its findings, or raises.  Gets the group's bench.
     """
 
     id: str
@@ -117,7 +117,7 @@ def check(
 
 
 def all_checks() -> tuple[Check, ...]:
-    """Return every check by level and subject, whichever was imported first; loads torch."""
+    """Return every check by level and subject, in any order of imports; loads torch."""
     modules = [f"lmcore_conformance.checks.{module}" for module in _MODULES]
     for module in modules:
         importlib.import_module(module)

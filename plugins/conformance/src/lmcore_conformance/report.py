@@ -197,7 +197,7 @@ def _level(level: str, checks: Sequence[Check], results: Mapping[str, Result]) -
 
 
 def render(report: Report) -> list[str]:
-    """Return the lines of the table, and of what is claimed and declared."""
+    """Return the lines of the table, of the claims and of the declaration."""
     plugin, versions = report.plugin, report.versions
     software = ", ".join(f"{name} {versions[name]}" for name in ("contract", "lmcore", "torch"))
     head = ("checks", "passed", "failed", "gaps", "not run", "claimed")

@@ -1,4 +1,4 @@
-"""Runs checks in processes of their own, and goes on where one of them crashes or hangs."""
+"""Runs checks in separate processes, and continues if a process crashes or hangs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Runner:
         Args:
             target: The plugin.
             declaration: abilities that it is declared to lack.
-            checks: All of the suite; only groups that are asked for are made.
+            checks: All of the suite; only chosen groups run.
             patience: Factor on the time limits, for a slow device.
         """
         self.target = target
@@ -156,7 +156,7 @@ class Runner:
                 self.results[check.id] = _failure(check.id, detail)
 
     def _permitted(self, check: Check, result: Result) -> Result:
-        """Return the result; a gap that the device has and nobody declared is a failure."""
+        """Return the result; an undeclared gap of the device is a failure."""
         if result.status is not Status.GAP:
             return result
         reason = self.declaration.why_it_may_lack(check)

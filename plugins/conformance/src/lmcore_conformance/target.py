@@ -27,7 +27,7 @@ __all__ = ["Target", "find_target"]
 
 @dataclass(frozen=True)
 class Target:
-    """The plugin, as the launcher sees it.
+    """Record of the plugin in the launcher.
 
     Attributes:
         name: The plugin's.

@@ -91,7 +91,7 @@ class Trained:
     layouts: dict[str, TensorLayout]
 
     def differing(self, other: Trained) -> list[str]:
-        """Return what is not equal in both, bit for bit."""
+        """Return the names that are not bitwise equal in both."""
         found = [
             name
             for name in sorted(self.tensors.keys() | other.tensors.keys())
@@ -134,7 +134,7 @@ class TinyRuns:
         host: bool = False,
         processes: Processes | None = None,
     ) -> Trained:
-        """Train and return what it came to.
+        """Train and return the results.
 
         Args:
             flags: flags of `lmcore train`, beside the tiny model's.

@@ -1,5 +1,5 @@
 """The reference accelerator: PyTorch on the host's processors.
 
-It travels the same road as any other plugin: found by its entry point, asked through the hooks,
+It is a plugin like any other: found by its entry point, called through the hooks,
 and never imported by the core.
 """

@@ -2,7 +2,7 @@
 
 By default each tensor above 32 MB is mapped afresh and unmapped when freed, so that every step
 faults its pages in again: for a small model with a large vocabulary that is a good part of a
-step.  Here freed memory stays with the process; what a run uses is its peak, as it was before.
+step.  Here freed memory stays with the process; the peak is the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NEVER_TRIM = -1  # read as an unsigned size: the largest one
 
 
 def keep_freed_memory() -> bool:
-    """Tell the allocator of this process; return whether it listened.
+    """Configure the allocator of this process; return True if it accepted the setting.
 
     Another C library than glibc has no `mallopt`; then nothing changes.
     """

@@ -1,6 +1,6 @@
 """The host as a `Device`.
 
-torch's own device module for the CPU knows neither memory nor generator, so the functions are
+torch's own device module for the CPU has neither memory nor generator, so the functions are
 ours.  Memory is the process's: bytes that the operating system keeps resident for it (weights,
 activations, the interpreter and libraries alike), because torch does not count host tensors.
 """
@@ -147,12 +147,12 @@ def _trim_function() -> Callable[[], None] | None:
 
 
 class _PeakFlops:
-    """The ceiling of dense products on this host: measured when asked for, once per case.
+    """The ceiling of dense products on this host: measured on request, once per case.
 
     Makers publish no figure that a given number of threads, clock and cooling would reach, so the
     honest ceiling is the best rate of a large square product on the run's own threads, by the best
     of the products that the kernels of this plugin call.  Another process takes time away and
-    never gives any, so the measurement goes on until several products in a row were no faster.
+    never gives any, so the measurement continues until several products in a row were no faster.
     """
 
     def __init__(self, size: int = 1024, patience: int = 8, seconds: float = 0.5) -> None:

@@ -46,7 +46,7 @@ def _compiled(context: OpContext) -> Reject | None:
 
 
 def _uncompiled(context: OpContext) -> Reject | None:
-    """Refuse compiled blocks, whose compiler fuses the reference with what is around it."""
+    """Refuse compiled blocks, whose compiler fuses the reference with the surrounding code."""
     if context.attributes.get("compile"):
         return Reject("is not for compiled blocks: the compiler fuses the reference itself")
     return None

@@ -42,7 +42,7 @@ def lmcore_plugin_info() -> PluginInfo:
 
 @hookimpl
 def lmcore_probe(env: Mapping[str, str]) -> Probe:
-    """Read the environment and what the library was compiled for; loads neither it nor torch."""
+    """Read the environment and the library's build versions; loads neither library nor torch."""
     from lmcore_sim.probe import probe
 
     return probe(env)
@@ -75,7 +75,7 @@ def lmcore_comm_backends() -> list[CommBackend]:
 
 @hookimpl
 def lmcore_op_impls() -> list[OpImpl]:
-    """Offer torch's functions for four ops; the others are the core's references."""
+    """Offer torch's functions for four ops; all other ops run the core's references."""
     return [
         OpImpl("layer_norm", "torch", f"{_KERNELS}:layer_norm", traits=_FUSED),
         OpImpl("bias_gelu", "torch", f"{_KERNELS}:bias_gelu", traits=_DETERMINISTIC),
@@ -92,7 +92,7 @@ def lmcore_checkpoint_stagers(device: Device) -> list[CheckpointStager]:
 
 @hookimpl
 def lmcore_validate_config(config: Config) -> list[Problem]:
-    """Refuse to compile: torch's compiler writes no code for a device that it does not know."""
+    """Refuse to compile: torch's compiler writes no code for a device unknown to it."""
     if not config.training.compile:
         return []
     return [

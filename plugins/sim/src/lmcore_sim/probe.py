@@ -19,7 +19,7 @@ PRIORITY = -100  # any real accelerator comes first
 
 
 def probe(env: Mapping[str, str], folder: Path = PACKAGE) -> Probe:
-    """Return what the environment and the files beside this one say; loads no library."""
+    """Return the findings from the environment and the package's files; loads no library."""
     try:
         settings = read_settings(env)
     except ConfigError as error:

@@ -39,7 +39,7 @@ def read_settings(env: Mapping[str, str]) -> Settings:
     """Return what `LMCORE_SIM_DEVICES`, `LMCORE_SIM_MEMORY` and `LMCORE_SIM_FAULTS` say.
 
     Raises:
-        ConfigError: One of them is malformed.
+        ConfigError: A value is malformed.
     """
     count = env.get(DEVICES, "").strip() or _DEFAULT_DEVICES
     if not (count.isascii() and count.isdigit() and int(count) <= _MOST_DEVICES):

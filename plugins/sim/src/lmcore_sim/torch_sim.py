@@ -1,7 +1,7 @@
 """The module `torch.sim`: what torch and its users expect of a device type's own module.
 
 torch finds it as `torch.get_device_module("sim")`.  Memory, streams and the current device are
-torch's functions for any accelerator, which ask the library; random numbers are ours.
+torch's functions for any accelerator, which call the library; random numbers are ours.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class device(contextlib.AbstractContextManager[None]):  # noqa: N801 - torch's n
 
 
 def get_device_name(device: DeviceLike = None) -> str:
-    """Return what the device is called, for people."""
+    """Return the device's display name."""
     _index(device)
     return NAME
 
@@ -242,7 +242,7 @@ def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
 
 
 def empty_cache() -> None:
-    """Give back what is kept for tensors to come."""
+    """Free the cached memory."""
     torch.accelerator.empty_cache()
 
 

@@ -1,6 +1,6 @@
 """`bias_dropout_add`: no mask is kept, its numbers are drawn again in the backward pass.
 
-What is kept is a seed of 8 bytes, drawn on the device from its own generator.  So a layer that is
+Backward keeps a seed of 8 bytes, drawn on the device from its own generator.  So a layer that is
 computed again under a restored state, and a run that continues from a checkpoint, drop the same
 elements; and nothing waits for the device.
 
@@ -28,7 +28,7 @@ _SEEDS = 2**62
 
 
 def _factor(dropout: float) -> float:
-    """Return what an element that is kept is multiplied by."""
+    """Return the factor of kept elements."""
     return 1.0 / (1.0 - dropout) if dropout < 1 else 0.0
 
 

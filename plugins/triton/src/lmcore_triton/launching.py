@@ -69,7 +69,7 @@ def kernel_op(
 
 
 def matrix_of(x: Tensor) -> Tensor:
-    """Return all rows of the last dim as a matrix whose columns lie side by side; a view if it can.
+    """Return all rows of the last dim as a matrix whose columns are contiguous; a view if possible.
 
     An empty tensor gives no rows.
     """

@@ -1,6 +1,6 @@
 """Table of attention kernels: supported cases and priorities; torch-free.
 
-Nothing here was measured by its authors on a GPU: the order follows what the authors of the kernels
+No figure here was measured on a GPU: the order follows what the authors of the kernels
 published for each generation, and docs/reference/cuda-kernels.md says so.
 """
 

@@ -162,13 +162,13 @@ class Nvml:
         return text.decode(errors="replace") if text else f"status {status}"
 
     def text(self, function: str, *arguments: Any) -> str:
-        """Return what a function writes into a buffer, whose length is its last argument."""
+        """Return the text that a function writes to a buffer, with its length as last argument."""
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         self.call(function, *arguments, text, ctypes.c_uint(_TEXT_BYTES))
         return text.value.decode(errors="replace")
 
     def number(self, function: str, *arguments: Any) -> int:
-        """Return what a function writes to an `unsigned int`, its last argument."""
+        """Return the number that a function writes to an `unsigned int`, its last argument."""
         number = ctypes.c_uint()
         self.call(function, *arguments, ctypes.byref(number))
         return number.value

@@ -220,7 +220,7 @@ def _can_load(library: str) -> bool:
 
 
 def _comes_with_torch(library: str, prefix: Path = Path(sys.prefix)) -> bool:
-    """Return True if a wheel brought a library, where torch finds it and nobody else does."""
+    """Return True if a wheel brought a library, to a place that only torch searches."""
     spec = importlib.util.find_spec("torch")  # which imports nothing
     own = [Path(folder) / "lib" for folder in (spec and spec.submodule_search_locations) or ()]
     return any((folder / library).exists() for folder in (prefix / "lib", *own))

@@ -78,5 +78,5 @@ def rms_norm(x_BSH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
 
 
 def _rows(x_BSH: Tensor, weight_H: Tensor) -> Tensor:
-    """Return x as contiguous rows, in the gain's dtype: the kernels read both as one."""
+    """Return x as contiguous rows, in the gain's dtype: the kernels read both in one dtype."""
     return x_BSH.reshape(-1, x_BSH.shape[-1]).to(weight_H.dtype).contiguous()

@@ -1,6 +1,6 @@
 """Level 0: the plugin keeps the contract, and finding it out costs nothing.
 
-What `lmcore plugin check` says of the plugin is sorted into checks; the others watch the plugin
+Some checks sort the lines of `lmcore plugin check`; the other checks watch the plugin
 being imported and probed in a fresh process.  Nothing here loads torch into the process of a check.
 """
 
@@ -57,7 +57,7 @@ class ContractBench:
         return read_steps(outcome.values, outcome.fault)
 
     def judge(self, names: tuple[str, ...] | None, *, prefix: str = "") -> str:
-        """Return what the lines of these names say.
+        """Return the summary of the lines with these names.
 
         Args:
             names: names of steps; None: all that no other check judges.
@@ -84,7 +84,7 @@ class ContractBench:
         return name not in _RECORDS and not name.startswith("lmcore_add_")
 
     def watched(self, function: str) -> Any:
-        """Return what a function of this module says in a fresh process.
+        """Return the result of a function of this module in a fresh process.
 
         Raises:
             Failure: It crashed, hung or raised.
@@ -156,7 +156,7 @@ def probe(bench: ContractBench) -> str:
     seconds=120,
 )
 def registrations(bench: ContractBench) -> str:
-    """Judge what is registered."""
+    """Judge the plugin's registrations."""
     return bench.judge((), prefix="lmcore_add_")
 
 
@@ -257,7 +257,7 @@ def watch_import(entry_point: str) -> dict[str, Any]:
 
 
 def watch_probe(entry_point: str) -> dict[str, Any]:
-    """Return what a probe leaves behind in a fresh process."""
+    """Return the traces that a probe leaves in a fresh process."""
     from lmcore.plugin.discovery import new_hook_caller
 
     caller = new_hook_caller()
@@ -282,7 +282,7 @@ def watch_probe(entry_point: str) -> dict[str, Any]:
 
 
 def watch_registration(entry_point: str) -> dict[str, Any]:
-    """Return what a plugin registers when it is discovered twice in a fresh process."""
+    """Return the registrations of a plugin that is discovered twice in a fresh process."""
     from lmcore.plugin import discover
     from lmcore.plugin.registrations import (
         plugin_commands,

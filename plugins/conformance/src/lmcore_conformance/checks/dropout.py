@@ -1,4 +1,4 @@
-"""Level 2: what ops drop: as much as asked for, independently, and again from the same state."""
+"""Level 2: dropout of ops: the given share, independent draws, repeatable from the same state."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _over_kernels(
     group=_GROUP,
 )
 def share(bench: Bench) -> str:
-    """Count what is dropped of 200,000 channels at several probabilities."""
+    """Count the dropped channels of 200,000 at several probabilities."""
 
     def judge(kernel: Kernel) -> list[str]:
         faults = []

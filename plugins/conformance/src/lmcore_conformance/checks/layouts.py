@@ -66,7 +66,7 @@ def _largest(values: Iterable[float]) -> float:
 
 
 def _weights_off(found: Trained, alone: Trained) -> float:
-    """Return how far the farthest of this process's weights is from that of one process."""
+    """Return the largest difference of this process's weights from the run of one process."""
     differences = []
     for name, layout in found.layouts.items():
         local, full = found.tensors[name], alone.tensors[name]

@@ -1,4 +1,4 @@
-"""Level 1: what the device says of its memory, and that it survives a request that is too large."""
+"""Level 1: the device's memory statistics, and its survival of a request that is too large."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def cache(bench: Bench) -> str:
     requires=["memory_stats"],
 )
 def leak(bench: Bench) -> str:
-    """Repeat a pass of some MiB and compare what is in use."""
+    """Repeat a pass of some MiB and compare the memory in use."""
 
     def passes(count: int) -> None:
         for _ in range(count):

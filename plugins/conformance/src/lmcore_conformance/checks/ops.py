@@ -63,7 +63,7 @@ class _Findings:
             add(f"it raised {type(error).__name__}: {first:.200}")
 
     def conclude(self) -> str:
-        """Return a line on what was called.
+        """Return a line on the calls made.
 
         Raises:
             Failure: Something is wrong.
@@ -80,7 +80,7 @@ class _Findings:
 def _each(
     bench: Bench, op: str, kind: str, dtypes: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, Case, Outcome, list[Kernel]]]:
-    """Yield cases of a kind in each dtype, what is right, and the kernels that do them."""
+    """Yield cases of a kind in each dtype, with the right result and the supporting kernels."""
     kernels = kernels_of(bench, op)
     for dtype in dtypes or dtypes_of(bench):
         for case in CASES[op]:
@@ -215,7 +215,7 @@ def _pure(bench: Bench, op: str) -> str:
 
 
 def _changes(bench: Bench, kernel: Kernel, case: Case) -> Iterator[str]:
-    """Yield what a kernel changes that is not its own."""
+    """Yield the tensors that a kernel changes without being allowed to."""
 
     def sent(value: Any) -> Any:
         if not isinstance(value, Tensor):

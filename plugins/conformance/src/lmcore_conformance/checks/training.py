@@ -1,4 +1,4 @@
-"""Level 3: a tiny GPT trains on the device as it does on the host, and goes on where it stopped."""
+"""Level 3: a tiny GPT trains on the device as on the host, and resumes from its checkpoint."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """One difference: what it means, and what it is, in words that name the place."""
+    """One difference: its kind, and a description that names the place."""
 
     kind: ChangeKind
     text: str
@@ -87,7 +87,7 @@ def _entries(
     new: Described,
     inside: Callable[[str, Described, Described], Iterator[Change]],
 ) -> Iterator[Change]:
-    """Yield what was removed, what was added, and the changes *inside* what stayed."""
+    """Yield removed and added entries, and the changes *inside* the remaining ones."""
     for name in old:
         if name not in new:
             yield _breaking(f"{what} `{name}` is gone")
@@ -99,7 +99,7 @@ def _entries(
 
 
 def _names(kind: str, old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:
-    """Yield what was removed from, and added to, a list of names."""
+    """Yield the names that were removed from, and added to, a list."""
     for name in old:
         if name not in new:
             yield _breaking(f"{kind} `{name}` is gone")

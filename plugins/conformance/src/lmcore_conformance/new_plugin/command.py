@@ -83,7 +83,7 @@ def run(argv: list[str]) -> int:
 
 
 def _checked(wanted: NewSection) -> NewPlugin:
-    """Return what is asked for.
+    """Return the options of the new plugin.
 
     Raises:
         ConfigError: All that is wrong with it.
@@ -145,7 +145,7 @@ def _no_name(name: str) -> ConfigError:
 
 
 def _owner(name: str) -> str:
-    """Return who has the name; empty where nobody has."""
+    """Return the owner of the name; empty if it is free."""
     if name in {*SECTIONS, *_OWN} or name.startswith("lmcore_"):
         return "lmcore uses the name itself"
     for point in importlib.metadata.entry_points(group=GROUP, name=name):

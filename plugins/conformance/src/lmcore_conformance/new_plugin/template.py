@@ -67,7 +67,7 @@ class NewPlugin:
 
     @property
     def distribution(self) -> str:
-        """The name that pip knows."""
+        """The name of the distribution."""
         return f"lmcore-{self.name.replace('_', '-')}"
 
     @property
@@ -154,7 +154,7 @@ def _words(plugin: NewPlugin) -> dict[str, str]:
 
 
 def _imports(module: str) -> str:
-    """Return the import that registers the device with torch; empty if torch knows it."""
+    """Return the import that registers the device with torch; empty for torch's own types."""
     return "" if module == "torch" else f"import {module}  # noqa: F401  # registers the device\n"
 
 

@@ -47,7 +47,7 @@ class CheckSection:
 
 @dataclass(frozen=True)
 class _Plugin:
-    """An entry point that is to be checked, and what was found."""
+    """An entry point that is to be checked, and its findings."""
 
     name: str
     distribution: str
@@ -137,7 +137,7 @@ def _no_entry_point(installed: importlib.metadata.Distribution) -> Check:
 
 
 def _tried(plugin: _Plugin, wanted: CheckSection) -> _Plugin:
-    """Return the plugin with what was found of it."""
+    """Return the plugin with its findings."""
     if plugin.checks:
         return plugin
     rivals = [

@@ -138,7 +138,7 @@ class Bench:
         return self.creation
 
     def offered(self, hook: str, kind: type[T], **arguments: Any) -> list[T]:
-        """Return what a hook lists; if the plugin does not implement it, the core's default.
+        """Return the list of a hook; if the plugin does not implement it, the core's default.
 
         Raises:
             PluginError: It raised or returned something else.

@@ -32,7 +32,7 @@ class Implementation:
     """A function of a plugin that is a hook, or looks like one.
 
     Attributes:
-        hook: The hook it is for: its name, or the one that the mark gives.
+        hook: Name of the hook: the mark's, or else the function's.
         function: The function.
         mark: the mark of `hookimpl`; None if the function is not marked.
     """
@@ -87,7 +87,7 @@ def _failed(hook: str, detail: str, fix: str | None = None) -> Check:
 
 
 def _problems(implementation: Implementation, contract: Described) -> Iterator[Check]:
-    """Yield why a function is not called, or not as its author meant."""
+    """Yield the reasons why a function is not called, or not as intended."""
     hooks = contract["hooks"]
     if implementation.hook not in hooks:
         yield from _unknown(implementation, contract)
@@ -126,7 +126,7 @@ def _unknown(implementation: Implementation, contract: Described) -> Iterator[Ch
 
 
 def _nearest_hook(name: str, hooks: Iterable[str]) -> str | None:
-    """Return the hook that was meant; the prefix, which all have, makes none alike."""
+    """Return the intended hook; the common prefix is not compared."""
     close = nearest(name.removeprefix(_PREFIX), [hook.removeprefix(_PREFIX) for hook in hooks])
     return f"{_PREFIX}{close}" if close else None
 

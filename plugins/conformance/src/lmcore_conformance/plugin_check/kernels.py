@@ -1,6 +1,6 @@
 """Checks of a plugin's kernels: known ops, ids, targets, signatures, results of `supports`.
 
-Part of `lmcore plugin check`.  Says nothing of what a kernel computes; that is for tests against
+Part of `lmcore plugin check`.  A kernel's results are not checked here, but by tests against
 the references.
 """
 
@@ -122,7 +122,7 @@ def _record_problems(impl: OpImpl, contract: Described) -> Iterator[str]:
 
 
 def _usable(impl: OpImpl, name: str, op: Described, device_type: str) -> Iterator[Check]:
-    """Yield whether a kernel whose record is right can be loaded, called and asked."""
+    """Yield whether a kernel with a right record and its `supports` can be called."""
     answers, problems, warnings = _answers(impl, device_type, op["attributes"])
     lacking = missing_packages(impl)
     if lacking:
@@ -161,7 +161,7 @@ def _summary(impl: OpImpl, name: str, answers: Sequence[Reject | None]) -> Itera
 def _answers(
     impl: OpImpl, device_type: str, attributes: Sequence[str]
 ) -> tuple[list[Reject | None], list[str], list[tuple[str, str | None]]]:
-    """Return what `supports` says to each case, what is wrong with that, and what is odd."""
+    """Return the answer of `supports` to each case, its errors, and its oddities."""
     answers: list[Reject | None] = []
     wrong: dict[str, list[str]] = {}
     odd: list[tuple[str, str | None]] = []

@@ -49,10 +49,10 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 
 def call_hook(record: PluginRecord, hook: str, **arguments: Any) -> Any:
-    """Return what a plugin's hook returns.
+    """Return the result of a plugin's hook.
 
     Raises:
-        PluginError: It raised; what it meant for people and what it did not alike.
+        PluginError: It raised any exception, an `LmcoreError` included.
     """
     try:
         return record.call(hook, **arguments)
@@ -69,7 +69,7 @@ def _message(error: LmcoreError) -> str:
 
 
 def listed(record: PluginRecord, hook: str, kind: type[T], **arguments: Any) -> list[T]:
-    """Return what a hook offers.
+    """Return the offers of a hook.
 
     Raises:
         PluginError: It raised, or returned something else than a sequence of *kind*.
@@ -139,7 +139,7 @@ def _is_kind(value: Any, part: str) -> bool:
 
 
 def check_device(device: Device, contract: Described) -> Iterator[Check]:
-    """Yield whether a device's record is right, and its functions do what they can be asked for."""
+    """Yield whether a device's record is right, and its functions work."""
     problems = list(field_problems(device, contract))
     problems += [
         f"`{name}` {problem}"
@@ -179,7 +179,7 @@ def _memory_problem(device: Device) -> str | None:
 
 
 def check_named(hook: str, offered: Sequence[Any], contract: Described) -> Iterator[Check]:
-    """Yield what is wrong with records that have a name and may be unavailable."""
+    """Yield the problems of records that have a name and may be unavailable."""
     for record in offered:
         for problem in field_problems(record, contract):
             yield Check(hook, CheckStatus.FAILED, problem)
@@ -250,7 +250,7 @@ def check_recompute(
 
 
 def offer(hook: str, offered: Sequence[Any]) -> Check:
-    """Return the line on what is offered and right; what cannot be used here has its reason."""
+    """Return the line on the right offers; an unavailable one has its reason."""
     shown = []
     for record in offered:
         reason = record.available()

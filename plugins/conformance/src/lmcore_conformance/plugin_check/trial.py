@@ -48,7 +48,7 @@ def check_plugin(
     against: str,
     taken: Mapping[str, Sequence[str]] = _NOTHING_TAKEN,
 ) -> Iterator[dict[str, Any]]:
-    """Try a plugin and yield what was found, in JSON values that `read_steps` understands.
+    """Try a plugin and yield the findings, in JSON values that `read_steps` understands.
 
     Args:
         name: Its entry point.
@@ -65,7 +65,7 @@ def check_plugin(
 
 
 def read_steps(values: Iterable[Mapping[str, Any]], fault: str) -> list[Check]:
-    """Return the checks that `check_plugin` yielded; what it did not come to is a line, too.
+    """Return the checks that `check_plugin` yielded; a step that did not end is a line, too.
 
     Args:
         values: the yielded values.
@@ -113,7 +113,7 @@ class _TorchWatch(importlib.abc.MetaPathFinder):
 
 
 class _Trial:
-    """One plugin, the contract it is held against, and what is known of it so far."""
+    """One plugin, the contract for it, and the results so far."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Trial:
             yield from _step(hook, steps(hook))
 
     def import_(self) -> Iterator[Check]:
-        """Load what the entry point names."""
+        """Load the object of the entry point."""
         try:
             self.plugin = self.point.load()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
@@ -212,7 +212,7 @@ class _Trial:
         return step
 
     def info(self) -> Iterator[Check]:
-        """Check what the plugin says of itself."""
+        """Check the plugin's `PluginInfo`."""
         assert self.record is not None
         hook, info = "lmcore_plugin_info", self.record.info
         if info is None and self.obstacle != self.record.reason:
@@ -237,7 +237,7 @@ class _Trial:
             yield self.record.reason
 
     def probe(self, bench: Bench) -> Iterator[Check]:
-        """Check what the plugin says of the hardware."""
+        """Check the plugin's probe."""
         hook = "lmcore_probe"
         had_torch = "torch" in sys.modules
         try:

@@ -1,4 +1,4 @@
-"""`linear` for compiled blocks: the compiler works on what is between the projections.
+"""`linear` for compiled blocks: the compiler works on the code between the projections.
 
 Its own way with a projection is the BLAS product.  Importing this module imports the compiler;
 only `--compile` does.

@@ -63,7 +63,7 @@ def softmax_backward(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the gradients of ROWS rows of scores; what was hidden has probability 0, and gets 0."""
+    """Write the gradients of ROWS rows of scores; hidden scores have probability 0, and get 0."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
