@@ -128,9 +128,39 @@ def counted(count: int, word: str) -> str:
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that is most similar to *name*; None if none is."""
-    matches = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    """Return the choice that *name* is most likely a slip for; None if none is that similar.
+
+    A choice that differs only by case is taken first.  Otherwise at most a third of the letters
+    may have to change, one in a short name.
+    """
+    known = list(choices)
+    for choice in known:
+        if choice.lower() == name.lower():
+            return choice
+    limit = max(1, sum(map(str.isalnum, name)) // 3)
+    similar = difflib.get_close_matches(name, known, n=5, cutoff=0.6)
+    edits = {choice: _edits(name, choice) for choice in similar}
+    return min(
+        (choice for choice in similar if edits[choice] <= limit),
+        key=edits.__getitem__,
+        default=None,
+    )
+
+
+def _edits(first: str, second: str) -> int:
+    """Return the number of letters to add, remove, change or swap to turn one word into another.
+
+    Source: optimal string alignment distance, by dynamic programming over prefixes.
+    """
+    rows = [list(range(len(second) + 1))]
+    for i, a in enumerate(first, 1):
+        row = [i]
+        for j, b in enumerate(second, 1):
+            row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (a != b)))
+            if i > 1 and j > 1 and (a, b) == (second[j - 2], first[i - 2]):
+                row[-1] = min(row[-1], rows[-2][j - 2] + 1)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 def suggestion(name: str, choices: Iterable[str]) -> str:

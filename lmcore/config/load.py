@@ -65,7 +65,7 @@ def load_config(
 ) -> LoadedConfig:
     """Return the settings that the arguments of `lmcore train` describe; `validate` checks them.
 
-    Translated Megatron flags are logged, one warning each.
+    Megatron's flags that were translated are logged in one message, as are those without effect.
 
     Args:
         argv: YAML files, flags, `--preset`.
@@ -83,7 +83,7 @@ def load_config(
         foreign=train_flags(),
         reasons=plugins.reasons(),
     )
-    problems, notices = list(parsed.problems), list(parsed.notices)
+    problems, warnings = list(parsed.problems), list[str]()
     preset = None
     layers: list[_Layer] = []
     files = parsed.positionals[_CONFIG_FILES.name]
@@ -91,7 +91,7 @@ def load_config(
         file = _SettingsFile(path, options, plugins)
         file.read(problems)
         layers.append(file.layer)
-        notices += file.notices
+        warnings += file.notices
         preset = file.preset or preset
     preset = parsed.values.get("preset") or preset
     below_files = []
@@ -103,20 +103,22 @@ def load_config(
     accumulation_steps = None
     if deepspeed is not None:
         below_files.append(_deepspeed_layer(deepspeed, options, layers, parsed.texts, problems))
-        notices += deepspeed.notices()
+        warnings += deepspeed.notices()
         accumulation_steps = deepspeed.accumulation_steps
     config, provenance = _merge(options, [*below_files, *layers], plugins, problems)
     if not all(isinstance(problem, UnsupportedFlagError) for problem in problems):
         raise ConfigError.collect(problems)
     if not problems:
-        for notice in notices:
-            logger.warning("%s", notice)
+        for notice in parsed.notices:
+            logger.info("%s", notice)
+        for warning in warnings:
+            logger.warning("%s", warning)
     return LoadedConfig(
         config,
         provenance,
         preset,
         files,
-        tuple(notices),
+        (*parsed.notices, *warnings),
         parsed.texts,
         plugins,
         accumulation_steps,

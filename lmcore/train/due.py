@@ -16,7 +16,7 @@ class Due:
     """Work that is due after a step, as far as the number of the step decides it.
 
     Attributes:
-        log: True if a training line is due (`--log-interval`).
+        log: True if a training line is due (`--log-interval`, and after the last step).
         validate: True if a validation is due (`--eval-interval`, and after the last step).
         save: True if a checkpoint is due (`--save-interval`).
         exit: True if the run exits after this step (`--exit-interval`).
@@ -51,7 +51,7 @@ class DueSchedule:
         """Return the work that is due after *step*, counted from 1."""
         last = step >= self.train_iters
         return Due(
-            log=_divides(self.log_interval, step),
+            log=_divides(self.log_interval, step) or last,
             validate=_divides(self.eval_interval, step) or (last and bool(self.eval_interval)),
             save=_divides(self.save_interval, step),
             exit=_divides(self.exit_interval, step),

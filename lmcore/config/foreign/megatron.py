@@ -362,23 +362,22 @@ def _foreign(
 
 
 def _rename(name: str, rename: Renamed, values: tuple[str, ...]) -> Translation:
-    typed = " ".join((name, *values))
     if rename.only and values[0] not in rename.only:
+        typed = " ".join((name, *values))
         return Translation(
             problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=rename.hint)
         )
     passed = () if rename.only else values
-    today = (*rename.today.split(), *passed)
-    return Translation(today, notice=f"`{typed}` is Megatron's name: using `{' '.join(today)}`")
+    return Translation((*rename.today.split(), *passed))
 
 
 def _accept(name: str, same: Fixed, values: tuple[str, ...]) -> Translation:
-    typed = " ".join((name, *values))
     if same.only and values[0] not in same.only:
+        typed = " ".join((name, *values))
         return Translation(
             problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=same.hint)
         )
-    return Translation(notice=f"`{typed}` changes nothing: {same.note}")
+    return Translation(no_effect=same.note)
 
 
 def _refuse(name: str, hint: str, values: tuple[str, ...]) -> Translation:

@@ -79,7 +79,7 @@ def parse_with_plugins(
 ) -> tuple[Section, PluginSettings]:
     """Return *section* filled from *argv*, and the plugins' settings.
 
-    Accepted flags of other programs are logged, one warning each.
+    Accepted flags of other programs are logged, all in one message.
 
     Args:
         section: A frozen dataclass whose fields are made with `option`; the first line of its
@@ -127,7 +127,7 @@ def parse_with_plugins(
     if problems:
         raise ConfigError.collect(problems)
     for notice in parsed.notices:
-        logger.warning("%s", notice)
+        logger.info("%s", notice)
     return section(**values), plugins.settings(parsed.values)
 
 

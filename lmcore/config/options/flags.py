@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmcore.config.option import Option
-from lmcore.errors import ConfigError, LmcoreError, nearest
+from lmcore.errors import ConfigError, LmcoreError, counted, nearest
 
 __all__ = [
     "ForeignFlag",
@@ -26,10 +26,33 @@ __all__ = [
 ]
 
 _SYNONYMS = {
+    "--beta1": "--adam-beta1",
+    "--beta2": "--adam-beta2",
+    "--block-size": "--seq-length",
+    "--context-length": "--seq-length",
+    "--device-type": "--device",
+    "--dropout": "--hidden-dropout",
+    "--dtype": "--precision",
+    "--eps": "--adam-eps",
+    "--gpus": "--nproc-per-node",
+    "--grad-clip": "--clip-grad",
+    "--gradient-accumulation-steps": "--global-batch-size",
     "--learning-rate": "--lr",
+    "--max-grad-norm": "--clip-grad",
     "--max-length": "--tokens",
     "--max-new-tokens": "--tokens",
+    "--max-seq-len": "--seq-length",
+    "--max-steps": "--train-iters",
     "--max-tokens": "--tokens",
+    "--num-heads": "--num-attention-heads",
+    "--num-steps": "--train-iters",
+    "--output": "--save",
+    "--profile-steps": "--profile-step-start",
+    "--resume": "--load",
+    "--seq-len": "--seq-length",
+    "--steps": "--train-iters",
+    "--warmup-steps": "--lr-warmup-iters",
+    "--wd": "--weight-decay",
 }
 """Flags of lmcore for names that other programs use, as suggestions."""
 
@@ -52,10 +75,16 @@ class UnsupportedFlagError(ConfigError):
 
 @dataclass(frozen=True)
 class Translation:
-    """Meaning of another program's flag here: flags of lmcore, a notice, or a problem."""
+    """Meaning of another program's flag here: flags of lmcore, no effect, or a problem.
+
+    Attributes:
+        flags: Flags of lmcore with the same meaning, with their values.
+        no_effect: Reason why the flag changes nothing; None if it has a meaning.
+        problem: Error if the flag or its value is not supported.
+    """
 
     flags: tuple[str, ...] = ()
-    notice: str | None = None
+    no_effect: str | None = None
     problem: ConfigError | None = None
 
 
@@ -82,15 +111,37 @@ class ParsedFlags:
         values: Converted value of each option that was given correctly, by name.
         texts: The same options as typed, by name: "--lr 1e-3".
         positionals: Words without a flag, by name of the positional.
-        notices: One line for each known flag of another program.
+        translated: Flags of another program as typed, each with lmcore's flags for it.
+        without_effect: Flags of another program as typed that change nothing, each with the reason.
         problems: Every problem of the arguments.
     """
 
     values: Mapping[str, Any]
     texts: Mapping[str, str]
     positionals: Mapping[str, tuple[str, ...]]
-    notices: tuple[str, ...]
+    translated: Mapping[str, str]
+    without_effect: Mapping[str, str]
     problems: tuple[LmcoreError, ...]
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """One message about all translated flags, and one about all that change nothing."""
+        found = []
+        if self.translated:
+            pairs = ", ".join(f"`{old}` -> `{new}`" for old, new in self.translated.items())
+            verb = "was" if len(self.translated) == 1 else "were"
+            found.append(
+                f"{counted(len(self.translated), 'Megatron flag')} {verb} translated: {pairs}"
+            )
+        if self.without_effect:
+            by_reason: dict[str, list[str]] = {}
+            for flag, reason in self.without_effect.items():
+                by_reason.setdefault(reason, []).append(f"`{flag}`")
+            verb = "changes" if len(self.without_effect) == 1 else "change"
+            head = f"{counted(len(self.without_effect), 'Megatron flag')} {verb} nothing here:"
+            lines = [f"  {', '.join(flags)}: {reason}" for reason, flags in by_reason.items()]
+            found.append("\n".join([head, *lines]))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -120,7 +171,14 @@ def parse_flags(
     parser.read(argv)
     values, texts = parser.convert()
     placed = _place(parser.words, positionals, parser.problems, strict=not parser.skipped)
-    return ParsedFlags(values, texts, placed, tuple(parser.notices), tuple(parser.problems))
+    return ParsedFlags(
+        values,
+        texts,
+        placed,
+        parser.translated,
+        parser.without_effect,
+        tuple(parser.problems),
+    )
 
 
 class _Parser:
@@ -144,7 +202,8 @@ class _Parser:
         }
         self.given: dict[str, list[_Given]] = {}
         self.words: list[str] = []
-        self.notices: list[str] = []
+        self.translated: dict[str, str] = {}
+        self.without_effect: dict[str, str] = {}
         self.problems: list[LmcoreError] = []
         self.skipped = False  # words after an unknown flag, which may have been positionals
 
@@ -226,8 +285,10 @@ class _Parser:
         translation = flag.translate(values)
         if translation.problem is not None:
             self.problems.append(translation.problem)
-        if translation.notice is not None:
-            self.notices.append(translation.notice)
+        if translation.no_effect is not None:
+            self.without_effect[text] = translation.no_effect
+        if translation.flags:
+            self.translated[text] = " ".join(translation.flags)
         flags = deque(translation.flags)
         while flags:
             self._flag(flags.popleft(), flags, origin=text)
@@ -242,16 +303,27 @@ class _Parser:
                 hint = "leave the flag out; `lmcore plugins` shows every plugin's state"
                 self.problems.append(ConfigError(f"unknown flag `{name}`", why=why, hint=hint))
                 return
-        # Flags of other programs that are refused or without effect are no suggestions.
+        hint = self._meant(name) or "`--help` lists the flags"
+        self.problems.append(ConfigError(f"unknown flag `{name}`", hint=hint))
+
+    def _meant(self, name: str) -> str | None:
+        """Return a hint that names the flag of this command that *name* is a slip for, if any.
+
+        No flag is suggested that turns off what *name* turns on, or the reverse, nor one of another
+        program that is refused or without effect here.
+        """
+        close = _SYNONYMS.get(name)
+        if close in self.by_flag:
+            return f"did you mean `{close}`?"
+        negative = name.startswith("--no-")
         renamed = {flag: one.today for flag, one in self.foreign.items() if one.today}
         known = [*self.by_flag, *self.negated, *renamed, "--help"]
-        close = _SYNONYMS.get(name)
-        if close not in self.by_flag:
-            close = nearest(name if name.startswith("--") else f"-{name}", known)
-        today = renamed.get(close) if close is not None else None
-        now = f", today `{today}`" if today else ""
-        hint = f"did you mean `{close}`{now}?" if close else "`--help` lists the flags"
-        self.problems.append(ConfigError(f"unknown flag `{name}`", hint=hint))
+        known = [flag for flag in known if flag.startswith("--no-") == negative]
+        close = nearest(name if name.startswith("--") else f"-{name}", known)
+        if close is None:
+            return None
+        now = f", today `{renamed[close]}`" if close in renamed else ""
+        return f"did you mean `{close}`{now}?"
 
     def convert(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Return values and texts by option name; add conflicts and wrong types to the problems."""

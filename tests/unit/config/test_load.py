@@ -186,16 +186,18 @@ def test_exclusive_names_exist() -> None:
 
 
 def test_megatron_command_is_understood(caplog: pytest.LogCaptureFixture) -> None:
-    """Old flags set today's options, say so once each, and remain the source."""
-    with caplog.at_level(logging.WARNING, logger="lmcore"):
+    """Old flags set today's options, are named in one line, no warning, and remain the source."""
+    with caplog.at_level(logging.INFO, logger="lmcore"):
         loaded = load_config(["--batch-size", "3", "--warmup", ".01", "--bf16"])
     assert loaded.config.training.micro_batch_size == 3
     assert loaded.config.optimizer.lr_warmup_fraction == 0.01
     assert loaded.config.accelerator.precision == "bf16"
     assert loaded.provenance["precision"] == Provenance("flag", "--bf16")
-    assert [record.message for record in caplog.records] == list(loaded.notices)
-    assert loaded.notices[0] == (
-        "`--batch-size 3` is Megatron's name: using `--micro-batch-size 3`"
+    (record,) = caplog.records
+    assert (record.levelno, record.message) == (logging.INFO, loaded.notices[0])
+    assert record.message == (
+        "3 Megatron flags were translated: `--batch-size 3` -> `--micro-batch-size 3`, "
+        "`--warmup .01` -> `--lr-warmup-fraction .01`, `--bf16` -> `--precision bf16`"
     )
 
 

@@ -12,7 +12,8 @@ from lmcore.train.due import DueSchedule
 @pytest.mark.parametrize(
     "flags, work, steps",
     [
-        ("--log-interval 3", "log", [3, 6]),
+        ("--log-interval 3", "log", [3, 6, 8]),
+        ("--log-interval 10", "log", [8]),
         ("--save-interval 4", "save", [4, 8]),
         ("", "save", []),
         ("--exit-interval 5", "exit", [5]),
@@ -26,6 +27,6 @@ from lmcore.train.due import DueSchedule
     ],
 )
 def test_due(make_plan: Any, flags: str, work: str, steps: list[int]) -> None:
-    """Work is due at the multiples of its interval; validation after the last step, too."""
+    """Work is due at the multiples of its interval; a line and validation after the last step."""
     schedule = DueSchedule(make_plan(f"--train-iters 8 {flags}"))
     assert [step for step in range(1, 9) if getattr(schedule.due(step), work)] == steps

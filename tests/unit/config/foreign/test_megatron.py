@@ -72,7 +72,7 @@ def test_fixed_flags_change_nothing(flag: str) -> None:
     loaded = load_config([flag, *value])
     assert loaded.config == load_config([]).config
     (notice,) = loaded.notices
-    assert notice == f"`{' '.join([flag, *value])}` changes nothing: {same.note}"
+    assert notice.endswith(f"changes nothing here:\n  `{' '.join([flag, *value])}`: {same.note}")
     if same.only:
         with pytest.raises(ConfigError, match="is not supported"):
             validate(load_config([flag, "other"]))
@@ -110,6 +110,27 @@ def test_fixed_flags_change_nothing(flag: str) -> None:
 def test_old_names_set_options(line: str, option: str, value: object) -> None:
     """Each renamed flag sets today's option."""
     assert load_config(line.split()).value(option) == value
+
+
+@pytest.mark.parametrize(
+    "flag,hint",
+    [
+        ("--optimizer-cpu-offload", "`--help` lists the flags"),  # not `--no-cpu-offload`
+        ("--no-persist-layer-norm", "`--help` lists the flags"),
+        ("--qk-layernorm", "`--help` lists the flags"),  # not a flag that is refused
+        ("--mock-data", "`--help` lists the flags"),
+        ("--inference", "`--help` lists the flags"),
+        ("--bogus", "`--help` lists the flags"),
+        ("--no-tensorbord", "did you mean `--no-tensorboard`?"),
+        ("--num-heads", "did you mean `--num-attention-heads`?"),
+        ("--tensor-parallel-size", "did you mean `--tensor-model-parallel-size`?"),
+    ],
+)
+def test_suggestions(flag: str, hint: str) -> None:
+    """An unknown flag's suggestion is near, has an effect, and is not the opposite."""
+    with pytest.raises(ConfigError) as caught:
+        load_config([flag])
+    assert (caught.value.what, caught.value.hint) == (f"unknown flag `{flag}`", hint)
 
 
 def test_published_command() -> None:
@@ -153,7 +174,4 @@ def test_flags_of_the_preparing_scripts_that_change_nothing() -> None:
         ["--chunk-size", "25", "--keep-sequential-samples"], {}, foreign=prepare_flags()
     )
     assert not parsed.problems
-    assert [notice.partition(":")[0] for notice in parsed.notices] == [
-        "`--chunk-size 25` changes nothing",
-        "`--keep-sequential-samples` changes nothing",
-    ]
+    assert list(parsed.without_effect) == ["--chunk-size 25", "--keep-sequential-samples"]

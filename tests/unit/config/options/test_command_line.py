@@ -44,13 +44,14 @@ def parse(line: str, *, positionals: tuple[Positional, ...] = (FILES,)) -> Parse
 
 
 def _old(values: tuple[str, ...]) -> Translation:
-    return Translation(("--lr", *values), notice="`--rate` is old")
+    return Translation(("--lr", *values))
 
 
 FOREIGN = {
     "--rate": ForeignFlag("+", _old, "--lr"),
     "--gone": ForeignFlag("*", lambda _: Translation(problem=ConfigError("`--gone` is gone"))),
-    "--same": ForeignFlag("0", lambda _: Translation(notice="changes nothing")),
+    "--same": ForeignFlag("0", lambda _: Translation(no_effect="always so")),
+    "--also": ForeignFlag("0", lambda _: Translation(no_effect="always so")),
 }
 
 
@@ -157,7 +158,16 @@ def test_texts_keep_what_was_typed() -> None:
         "items": "--items a --items b",
         "fast": "--no-fast",
     }
-    assert parsed.notices == ("`--rate` is old",)
+    assert parsed.notices == ("1 Megatron flag was translated: `--rate 2` -> `--lr 2`",)
+
+
+def test_foreign_flags_are_reported_in_two_messages() -> None:
+    """All translated flags are in one line; those without effect are grouped by their reason."""
+    parsed = parse("--rate 2 --same --also")
+    assert parsed.notices == (
+        "1 Megatron flag was translated: `--rate 2` -> `--lr 2`",
+        "2 Megatron flags change nothing here:\n  `--same`, `--also`: always so",
+    )
 
 
 def test_positional_counts() -> None:
