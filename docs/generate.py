@@ -58,6 +58,15 @@ Options have the names of Megatron's flags, so most commands work as they are. T
 the others: `lmcore train` accepts those of the first two tables with a line that says so, and
 refuses those of the third with the hint shown. Underscores count as dashes."""
 
+_ABOUT_COMMANDS = """\
+| exit status | meaning |
+|---|---|
+| 0 | success, or a run that a signal or a limit ended after it saved a checkpoint |
+| 1 | the work failed: a file is damaged or missing, a run cannot go on, a check found a problem |
+| 2 | an argument or settings file is wrong, or the data or `--load` of a run: nothing ran |
+| 130 | interrupted by Ctrl-C |
+| 141 | the reader of the output ended first, as in `lmcore ops list \\| head -1` |"""
+
 # Commands of commands, whose help is shown as well.
 _INNER = {
     "data": (
@@ -149,7 +158,7 @@ def megatron_page() -> str:
 
 def commands_page() -> str:
     """Return the help of every command."""
-    parts = ["# Commands", _NOTE, f"```\n{_help_text([])}\n```"]
+    parts = ["# Commands", _NOTE, f"```\n{_help_text([])}\n```", _ABOUT_COMMANDS]
     own = [name for group in COMMANDS.values() for name in group]
     with _only_the_cpu():
         names = [*own, *find_commands(own)]

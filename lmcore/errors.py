@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "CheckpointArgumentError",
     "CheckpointError",
     "ConfigError",
     "DataError",
@@ -47,9 +48,9 @@ class LmcoreError(Exception):
         """Return the message as printed on stderr, without a trailing newline."""
         lines = [f"error: {self.what}"]
         if self.why:
-            lines.append(f"why: {self.why}")
+            lines.append(_hanging("why: ", self.why))
         if self.hint:
-            lines += ["", f"hint: {self.hint}"]
+            lines += ["", _hanging("hint: ", self.hint)]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -91,6 +92,12 @@ class CheckpointError(LmcoreError):
     """A checkpoint that is missing, incomplete, altered or of another shape."""
 
 
+class CheckpointArgumentError(CheckpointError):
+    """A `--load` that names no checkpoint, or settings that do not fit the checkpoint."""
+
+    exit_status = 2
+
+
 class PluginError(LmcoreError):
     """A plugin that cannot be loaded, or that violates its contract."""
 
@@ -120,6 +127,14 @@ class MissingPackageError(LmcoreError):
             hint=f"run `{install}`",
         )
         self.package = package
+
+
+def _hanging(label: str, text: str) -> str:
+    """Return *text* after a label; its further lines begin below its first word."""
+    first, *rest = text.split("\n")
+    indent = " " * len(label)
+    lines = [line if not line or line[0].isspace() else indent + line for line in rest]
+    return "\n".join([label + first, *lines])
 
 
 def counted(count: int, word: str) -> str:

@@ -25,7 +25,7 @@ from lmcore.checkpoint.manifest import (
     read_manifest,
     shortened,
 )
-from lmcore.errors import CheckpointError, nearest
+from lmcore.errors import CheckpointArgumentError, CheckpointError, nearest
 
 __all__ = [
     "CHECKPOINTS_NAME",
@@ -141,7 +141,7 @@ class Survey:
     def none_complete(self, problems: Mapping[Path, str]) -> CheckpointError:
         """Return the error if no checkpoint can be loaded; *problems* are by checkpoint."""
         if not problems:
-            return CheckpointError(
+            return CheckpointArgumentError(
                 f"no checkpoint in `{self.path}`",
                 why=f"looked for `iter_XXXXXXX` in `{self.path}` and in its `{CHECKPOINTS_NAME}`",
                 hint=_WANTED,
@@ -260,14 +260,14 @@ def _read_named(checkpoint: Path) -> Manifest:
 
 def _no_such_directory(path: Path) -> CheckpointError:
     if path.exists():
-        return CheckpointError(
+        return CheckpointArgumentError(
             f"`{path}` is a file, not a checkpoint",
             hint=_WANTED,
         )
     parent = path.parent
     siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
     close = nearest(path.name, siblings)
-    return CheckpointError(
+    return CheckpointArgumentError(
         f"no such directory: `{path}`",
         why=None if parent.is_dir() else f"`{parent}` does not exist either",
         hint=f"did you mean `{parent / close}`?" if close else _WANTED,

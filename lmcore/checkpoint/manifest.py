@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 __all__ = [
     "FORMAT",
@@ -184,7 +184,7 @@ def check_shape(manifest: Manifest, model_shape: Mapping[str, ShapeValue]) -> No
         if _shown(saved, name) != _shown(model_shape, name)
     ]
     if differing:
-        raise CheckpointError(
+        raise CheckpointArgumentError(
             f"the checkpoint of iteration {manifest.iteration} is of another model",
             why="\n".join(differing),
             hint="give the model options that the checkpoint was trained with, or load another one",

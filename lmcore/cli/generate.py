@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import time
@@ -88,8 +87,8 @@ class GenerateSection(TokenizerSection):
     )
     temperature: float = option(
         1.0,
-        "Divisor of the logits: below 1 more predictable text, above 1 more varied.",
-        above=0,
+        "Divisor of the logits, above 0: below 1 more predictable text, above 1 more varied.",
+        minimum=0,  # `SamplingOptions` refuses 0, with a hint of `--greedy`
         maximum=100,
     )
     top_k: int = option(
@@ -361,12 +360,7 @@ class _Sampler:
 
 
 def _as(flag: str) -> Translation:
-    return Translation(flags=(flag,), notice=f"its name is now `{flag}`")
-
-
-def _from_checkpoint(flag: str, values: tuple[str, ...]) -> Translation:
-    typed = " ".join((flag, *values))
-    return Translation(notice=f"`{typed}` has no effect: the checkpoint defines the model")
+    return Translation(flags=(flag,))
 
 
 def _run_flags() -> dict[str, ForeignFlag]:
@@ -375,7 +369,8 @@ def _run_flags() -> dict[str, ForeignFlag]:
     sections = {"model": ModelSection, "training": TrainingSection, "optimizer": OptimizerSection}
     return {
         one.flag: ForeignFlag(
-            "0" if one.type is bool else "1", functools.partial(_from_checkpoint, one.flag)
+            "0" if one.type is bool else "1",
+            lambda _: Translation(no_effect="the checkpoint defines the model"),
         )
         for name, section in sections.items()
         for one in options_of(section, name=name)

@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "doctor": ("lmcore.cli.doctor", "Check this installation and name the fixes."),
         "plugin": (
             "lmcore.cli.plugin.group",
-            "Write a new plugin, check one against the contract.",
+            "Write or check a plugin; the package lmcore-conformance adds the commands.",
         ),
     },
 }

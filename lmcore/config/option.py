@@ -37,6 +37,7 @@ class _Declaration:
     form: str | None = None
     metavar: str | None = None
     short: str | None = None
+    aliases: Mapping[str, str] | None = None
 
 
 def option(
@@ -51,6 +52,7 @@ def option(
     form: str | None = None,
     metavar: str | None = None,
     short: str | None = None,
+    aliases: Mapping[str, str] | None = None,
 ) -> Any:
     """Return a dataclass field for one setting.
 
@@ -64,6 +66,7 @@ def option(
         form: Pattern with a colon of the values that are allowed besides the choices.
         metavar: Placeholder of the value in the help; default: from the type.
         short: Letter of a short flag in addition to the long one.
+        aliases: Other spellings of choices, each with the choice that it means.
     """
     declared = _Declaration(
         help,
@@ -75,6 +78,7 @@ def option(
         form,
         metavar,
         short,
+        aliases,
     )
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
@@ -109,6 +113,7 @@ class Option:
     short: str | None = None
     plugin: str = ""
     form: str | None = None
+    aliases: Mapping[str, str] | None = None
 
     @property
     def key(self) -> str:
@@ -132,9 +137,11 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """Type and bounds of the option in words, for messages."""
-        bound = f", {self.bound}" if self.bound else ""
-        return f"`{self.name}` takes: {self.type_name}{bound}"
+        """Type and bounds of the option in words, for messages: "expected a number > 0"."""
+        if self.choices:
+            return f"expected {self.bound}"
+        article = "a " if self.repeated else _ARTICLES.get(self.type, "")
+        return f"expected {article}{self.type_name} {self.bound}".rstrip()
 
     @property
     def bound(self) -> str:
@@ -185,6 +192,7 @@ class Option:
             bound = f" {self.bound}" if self.bound else ""
             raise ConfigError(f"{where}: expected {kind}{bound}") from None
         if self.choices is not None and converted not in self.choices:
+            converted = (self.aliases or {}).get(str(converted).lower(), converted)
             same = [word for word in self.choices if word.lower() == str(converted).lower()]
             converted = same[0] if same else converted
         self._check_range(converted, where)

@@ -230,7 +230,9 @@ def _unknown(plugins: PluginSet, named: str, source: str) -> DeviceError:
         and (named in (one.name, one.entry_point) or (one.info and named in one.info.provides))
     ]
     known = {one.probe.device_type for one in plugins.usable if one.probe is not None}
-    close = nearest(named, known - {CPU})  # the CPU is no guess for another device
+    # `gpu` is no slip for `cpu`, whose name is suggested only for `CPU` or `cpu:0`.
+    plain = named.lower().partition(":")[0]
+    close = plain if plain in known else nearest(named, known - {CPU})
     meant = f"did you mean `{close}`? " if close else ""
     listed = f"{meant}known: `{'`, `'.join(sorted(known))}`" if known else ""
     return DeviceError(

@@ -55,7 +55,7 @@ def test_a_difference_stops_every_rank(start):
     """All show the same difference and exit with 1."""
     for ended in start("settle"):
         assert ended.status == 1
-        assert "differ in colour\nwhy: rank 0: red\nrank 1: blue" in ended.errors
+        assert "differ in colour\nwhy: rank 0: red\n     rank 1: blue" in ended.errors
 
 
 def test_a_rank_with_other_plugins_stops_the_run(start, chip, monkeypatch):

@@ -17,9 +17,10 @@ from lmcore.plugin.discovery import discover
 
 __all__ = ["SUMMARY", "run"]
 
-SUMMARY = "Write a new plugin, check one against the contract."
+SUMMARY = "Write or check a plugin; the package lmcore-conformance adds the commands."
 
 _KIT = "lmcore-conformance"
+_INSTALL = "run `pip install ./plugins/conformance` in the folder that lmcore was installed from"
 
 
 def run(argv: list[str]) -> int:
@@ -30,8 +31,8 @@ def run(argv: list[str]) -> int:
     """
     commands = commands_of_group(find_commands(()), "plugin")
     if not argv or argv[0] in {"-h", "--help"}:
-        about = f"The package `{_KIT}` adds the commands for authors of plugins."
-        print("\n\n".join([SUMMARY, group_help("plugin", commands), about]))
+        about = [] if commands else [f"`{_KIT}` is not installed: {_INSTALL}."]
+        print("\n\n".join([SUMMARY, group_help("plugin", commands), *about]))
         return 0
     if not commands:
         raise _no_commands(argv[0])
@@ -48,5 +49,5 @@ def _no_commands(name: str) -> ConfigError:
     return ConfigError(
         what,
         why=f"the package `{_KIT}`, which adds it, is not installed",
-        hint="run `pip install ./plugins/conformance` in the folder that lmcore was installed from",
+        hint=_INSTALL,
     )

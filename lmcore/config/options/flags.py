@@ -138,7 +138,7 @@ class ParsedFlags:
             for flag, reason in self.without_effect.items():
                 by_reason.setdefault(reason, []).append(f"`{flag}`")
             verb = "changes" if len(self.without_effect) == 1 else "change"
-            head = f"{counted(len(self.without_effect), 'Megatron flag')} {verb} nothing here:"
+            head = f"{counted(len(self.without_effect), 'flag')} {verb} nothing here:"
             lines = [f"  {', '.join(flags)}: {reason}" for reason, flags in by_reason.items()]
             found.append("\n".join([head, *lines]))
         return tuple(found)
@@ -381,7 +381,7 @@ def _place(
         hint = (
             "flags start with `--`; a list of values follows its flag"
             if positionals
-            else "this command takes flags only: `--help` lists them"
+            else "this command takes no subcommand or name, only flags: `--help` lists them"
         )
         problems.append(ConfigError(f"unexpected argument `{word}`", hint=hint))
     return placed

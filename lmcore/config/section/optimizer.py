@@ -13,8 +13,8 @@ class OptimizerSection:
 
     optimizer: str = option(
         "adam",
-        "Optimizer, with decoupled weight decay in all but `sgd`; or the import path of a "
-        "`torch.optim.Optimizer` class, such as `torch.optim:NAdam`.",
+        "Optimizer, with decoupled weight decay in all but `sgd`: `adam` is AdamW; or the import "
+        "path of a `torch.optim.Optimizer` class, such as `torch.optim:NAdam`.",
         choices=(
             "adam",
             "sgd",
@@ -27,6 +27,7 @@ class OptimizerSection:
             "adam8bit",
         ),
         form="module:Class",
+        aliases={"adamw": "adam"},
     )
     optimizer_args: tuple[str, ...] = option(
         (), "Arguments of an imported optimizer class.", metavar="KEY=VALUE"

@@ -341,7 +341,23 @@ class RunReport:
         )
 
     def _mfu(self, samples: int, seconds: float) -> float | None:
-        return self.plan.flops_per_sample * samples / seconds / self._peak if self._peak else None
+        """Return the model-FLOPs utilisation; None if the peak is unknown or proves too low.
+
+        The CPU's peak is measured when training starts: other processes that take its cores then
+        and rest later make it too low.
+        """
+        if not self._peak:
+            return None
+        mfu = self.plan.flops_per_sample * samples / seconds / self._peak
+        if mfu <= 1:
+            return mfu
+        logger.warning(
+            "MFU is no longer shown: a step was faster than the device's peak of %.4g GFLOP/s, "
+            "which is too low (if it was measured: the machine was busy then)",
+            self._peak / 1e9,
+        )
+        self._peak = None
+        return None
 
     def test_result(self, step: int, test: Validation | None) -> None:
         """Show the evaluation of the test set after *step*, if there was one."""

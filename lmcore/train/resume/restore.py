@@ -19,7 +19,7 @@ from lmcore.checkpoint import (
     load_checkpoint,
 )
 from lmcore.config.layout import ParallelLayout
-from lmcore.errors import CheckpointError, ConfigError
+from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume.saved_meta import check_saved_run, part_of
 from lmcore.train.state import (
@@ -251,7 +251,8 @@ def _check_model(manifest: Manifest, shape: Mapping[str, Any], plan: RunPlan) ->
         keeps = _same_padding(manifest, plan)
         if same != shape or not keeps:
             raise
-        raise CheckpointError(error.what, why=error.why, hint=keeps.removeprefix("; ")) from error
+        hint = keeps.removeprefix("; ")
+        raise CheckpointArgumentError(error.what, why=error.why, hint=hint) from error
 
 
 def _check_optimizer(manifest: Manifest, plan: RunPlan) -> None:

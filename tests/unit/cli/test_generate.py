@@ -190,7 +190,7 @@ class TestBadInput:
         [
             (["--prompt", "a", "--prompt-file", "b"], "exclude each other"),
             (["--top-k", "2", "--top-p", "0.5"], "exclude each other"),
-            (["--temperature", "0"], "out of range"),
+            (["--temperature", "0"], "use `--greedy`"),
             (["--tokens", "0"], "out of range"),
             (["--prompt-file", "/nowhere/prompt.txt"], "cannot read the prompt file"),
             (["--json", "--sample-output-file", "x"], "exclude each other"),

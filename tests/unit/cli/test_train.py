@@ -139,10 +139,10 @@ CASES: dict[str, tuple[int, str, Any]] = {
     "recompute_unknown": (2, f"{WEB} --save run --recompute half", None),
     "ops_unknown": (2, f"{WEB} --save run --ops attenshun=sdpa", None),
     "kernel_unknown": (2, f"{WEB} --save run --ops attention=sdpaa", None),
-    "load_missing": (1, f"{WEB} --save run --load absent", None),
-    "load_empty": (1, f"{WEB} --save run --load file", lambda folder: (folder / "file").mkdir()),
+    "load_missing": (2, f"{WEB} --save run --load absent", None),
+    "load_empty": (2, f"{WEB} --save run --load file", lambda folder: (folder / "file").mkdir()),
     "checkpoint_broken": (1, f"{WEB} --save run --load first", broken),
-    "checkpoint_shape": (1, f"{WEB} --save run --load first --hidden-size 16", trained),
+    "checkpoint_shape": (2, f"{WEB} --save run --load first --hidden-size 16", trained),
     "schedule_changed": (2, f"{WEB} --save run --load first --lr 3e-4", trained),
     "finetune_alone": (2, "--finetune", None),
 }

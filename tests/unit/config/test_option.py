@@ -18,7 +18,7 @@ class Sample:
     name: str = option(REQUIRED, "A name.")
     count: int = option(1, "A count.", minimum=1, maximum=9)
     rate: float = option(0.5, "A rate.", above=0, below=1)
-    kind: str = option("none", "A kind.", choices=("none", "some"))
+    kind: str = option("none", "A kind.", choices=("none", "some"), aliases={"any": "some"})
     note: str | None = option(None, "A note.")
     items: tuple[str, ...] = option((), "Items.")
     numbers: tuple[int, ...] = option((), "Numbers.", minimum=0)
@@ -40,6 +40,8 @@ def convert(name: str, value: object) -> object:
         ("count", 3.0, 3),
         ("rate", "1e-4", 1e-4),
         ("rate", 0.25, 0.25),
+        ("kind", "any", "some"),
+        ("kind", "Any", "some"),
         ("kind", "none", "none"),
         ("kind", "some", "some"),
         ("note", "none", None),

@@ -87,3 +87,9 @@ def test_the_real_extras_are_device_plugins():
     """Lmcore's own metadata, where it is installed, names its device plugins."""
     for device, package in device_packages().items():
         assert package == f"lmcore-{device}"
+
+
+def test_the_cpu_is_suggested_only_for_its_own_name(extras):
+    """`CPU` and `cpu:0` mean the CPU; `gpu`, which is one letter away, does not."""
+    assert all("did you mean `cpu`?" in hint_for(named) for named in ("CPU", "cpu:0"))
+    assert "did you mean" not in hint_for("gpu")

@@ -283,9 +283,9 @@ def test_lines_are_means(run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("lmcore.train.step_queue.time", clock)
     _, _, _, display = run_loop("--train-iters 9 --log-interval 4", step_type=TimedStep)
     due = [(row.step, p) for row, p in display.steps if p.ends_line]
-    assert [step for step, _ in due] == [4, 8]
-    assert [p.mean_loss for _, p in due] == [2.5, 6.5]
-    assert [p.mean_step_ms for _, p in due] == pytest.approx([200.0, 200.0])
+    assert [step for step, _ in due] == [4, 8, 9]
+    assert [p.mean_loss for _, p in due] == [2.5, 6.5, 9.0]
+    assert [p.mean_step_ms for _, p in due] == pytest.approx([200.0, 200.0, 100.0])
     assert due[0][1].mean_tokens_per_second == pytest.approx(64 / 0.2)
     last = display.steps[-1][1]
     assert last.seconds_left == 0

@@ -166,7 +166,7 @@ def test_foreign_flags_are_reported_in_two_messages() -> None:
     parsed = parse("--rate 2 --same --also")
     assert parsed.notices == (
         "1 Megatron flag was translated: `--rate 2` -> `--lr 2`",
-        "2 Megatron flags change nothing here:\n  `--same`, `--also`: always so",
+        "2 flags change nothing here:\n  `--same`, `--also`: always so",
     )
 
 
