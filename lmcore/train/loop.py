@@ -89,7 +89,7 @@ def train(
                 report.step(record, evaluator.validate(step) if validate else None)
             exit_reason = exits.reason(step, due)
             if exit_reason:
-                report.early_exit(exit_reason)
+                report.reason = exit_reason
                 break
             if due.save:
                 last_saved = _save(state, saver, report)
@@ -107,5 +107,5 @@ def _save(state: TrainState, saver: Saver, report: RunReport) -> int:
     """Save a checkpoint and return its step."""
     with report.profile.profiler_range("checkpoint"), state.evaluation_weights():
         # Writing is within the context, too: it may be from the live tensors.
-        report.saved(saver.save())
+        report.checkpoint = saver.save()
     return state.iteration

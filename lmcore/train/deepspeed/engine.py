@@ -154,11 +154,7 @@ class DeepSpeedEngine:
         """
         root, asked = self.parallel.root, self.plan.config.optimizer
         parameters = dict(self.parallel.model.named_parameters())
-        exact = (
-            {name: parameter.detach() for name, parameter in parameters.items()}
-            if self._half
-            else {}
-        )
+        exact = {name: weight.detach() for name, weight in parameters.items()} if self._half else {}
         # Before weights are sharded: weight decay depends on their shapes.
         self._update = FlatUpdate(asked, parameters.items(), self._bind)
         if self.stage == 3:

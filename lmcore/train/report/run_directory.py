@@ -14,10 +14,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmcore.durable import write_atomically
 from lmcore.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.runtime.runtime import Runtime
 
 __all__ = ["RunDirectory"]
 
@@ -33,6 +37,25 @@ class RunDirectory:
 
     path: Path
     data_is_new: bool = False
+
+    @classmethod
+    def of_run(cls, plan: RunPlan, runtime: Runtime) -> RunDirectory:
+        """Make the directory of a run on rank 0; return it on all ranks, which must call this.
+
+        Raises:
+            ConfigError: `--save` names another run's directory.
+            RunError: The directory cannot be made.
+        """
+        settings, processes = plan.config.checkpoint, runtime.processes
+        directory = None
+        if runtime.rank.rank == 0:
+            load = None if settings.finetune else settings.load
+            directory = cls.create(settings.save, plan.config.logging.name, load=load)
+        if processes is None:
+            assert directory is not None  # the only process is rank 0
+            return directory
+        path = str(directory.path) if directory else None
+        return cls(Path(processes.rendezvous.gather(path, "the run directory")[0]))
 
     @classmethod
     def create(cls, save: str | None, name: str, *, load: str | None) -> RunDirectory:

@@ -11,6 +11,7 @@ import logging
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,26 +86,12 @@ def open_report(
         RunError: The directory cannot be created.
     """
     with contextlib.ExitStack() as stack:
-        directory = _run_directory(plan, runtime)
+        directory = RunDirectory.of_run(plan, runtime)
         if runtime.rank.rank == 0:
             stack.callback(directory.remove_if_unused)
         display = open_display(plan.config.logging.progress if runtime.rank.rank == 0 else "none")
         stack.callback(display.close)
         yield RunReport(plan, runtime, plugins, directory, display, clock)
-
-
-def _run_directory(plan: RunPlan, runtime: Runtime) -> RunDirectory:
-    """Create the run directory on rank 0; return it on all ranks."""
-    settings, processes = plan.config.checkpoint, runtime.processes
-    directory = None
-    if runtime.rank.rank == 0:
-        load = None if settings.finetune else settings.load
-        directory = RunDirectory.create(settings.save, plan.config.logging.name, load=load)
-    if processes is None:
-        assert directory is not None  # the only process is rank 0
-        return directory
-    path = str(directory.path) if directory else None
-    return RunDirectory(Path(processes.rendezvous.gather(path, "the run directory")[0]))
 
 
 def open_display(kind: str) -> Display:
@@ -174,13 +161,12 @@ class RunReport:
         self.validation: tuple[int, Validation] | None = None
         self._began = time.monotonic()
         self._schedule = DueSchedule(plan)
-        self._metrics: MetricsFile | None = None
-        self._tensorboard: TensorBoard | None = None
+        self._writers: list[MetricsFile | TensorBoard] = []
         self._peak: float | None = None
         self._step_ms: list[float] = []
         self._tokens_per_second: list[float] = []
         self._since_line: list[StepRecord] = []
-        self._recent_ms_per_sample: list[float] = []
+        self._recent_ms_per_sample: deque[float] = deque(maxlen=_SPEED_WINDOW)
 
     @property
     def status(self) -> str:
@@ -264,12 +250,13 @@ class RunReport:
         settings, device = self.plan.config.logging, self.runtime.device
         with contextlib.ExitStack() as stack:
             if self.is_main_rank:
+                metrics = MetricsFile(self.directory.metrics, after_step=after_step)
+                self._writers.append(stack.enter_context(metrics))
                 if settings.tensorboard:
                     folder = Path(settings.tensorboard_dir or self.directory.path / "tensorboard")
-                    self._tensorboard = TensorBoard(folder, settings)
-                    stack.callback(self._tensorboard.close)
-                path = self.directory.metrics
-                self._metrics = stack.enter_context(MetricsFile(path, after_step=after_step))
+                    tensorboard = TensorBoard(folder, settings)
+                    stack.callback(tensorboard.close)
+                    self._writers.append(tensorboard)
                 # On rank 0 only: the peak may have to be measured.
                 if device.peak_flops:
                     peak = device.peak_flops(self.runtime.precision.compute)
@@ -300,20 +287,15 @@ class RunReport:
         self.record = record
         self._step_ms.append(record.step_time_ms)
         self._tokens_per_second.append(record.tokens_per_second)
-        if self._metrics is not None:
-            self._metrics.write(record)
-        if self._tensorboard is not None:
-            self._tensorboard.write(record)
+        for writer in self._writers:
+            writer.write(record)
         self._show(record)
         if validation is not None:
             self.display.validation(record.step, validation.loss, validation.perplexity)
 
     def _show(self, record: StepRecord) -> None:
         per_sample = record.step_time_ms / record.global_batch_size
-        self._recent_ms_per_sample = [
-            *self._recent_ms_per_sample[-_SPEED_WINDOW + 1 :],
-            per_sample,
-        ]
+        self._recent_ms_per_sample.append(per_sample)
         self._since_line.append(record)
         progress = self._progress(record)
         self.display.step(record, progress)
@@ -367,14 +349,6 @@ class RunReport:
                 f" test at iteration {step} | lm loss value: {test.loss:.6E} | "
                 f"lm loss PPL: {test.perplexity:.6E} |"
             )
-
-    def saved(self, checkpoint: Path) -> None:
-        """Keep the path of the last checkpoint, for the summary."""
-        self.checkpoint = checkpoint
-
-    def early_exit(self, reason: str) -> None:
-        """Keep the reason for an end before the last step, for the summary."""
-        self.reason = reason
 
     def _write_failure(self, state: TrainState, status: str) -> None:
         if not self.is_main_rank:
