@@ -1,7 +1,9 @@
 r"""`lmcore data prepare` beside Megatron's preparing scripts and the libraries' raw speed.
 
     python benchmarks/data.py --vocab-file vocab.json --merge-file merges.txt \
-        --corpus 'corpora/**/*.jsonl.gz' --peer-python peers/bin/python
+        --corpus 'corpora/**/*.jsonl.gz' --peer-python peers/bin/python --bert-vocab-file vocab.txt
+
+With `--bert-vocab-file` BERT's WordPiece is measured beside BPE, each with one worker.
 
 Every contender is a process of its own, started cold, on the same unique text (`unique_text.py`);
 they take turns, and the output of all must be the same bytes.  Wall seconds say what a user waits
@@ -102,13 +104,11 @@ def timed(row: Row, command: list[str], **environment: str) -> str:
     return printed
 
 
-def prepare_with_lmcore(row: Row, source: Path, prefix: Path, files: list[str]) -> None:
-    """Run our command."""
+def prepare_with_lmcore(row: Row, source: Path, prefix: Path, tokenizer: list[str]) -> None:
+    """Run `lmcore data prepare` with the flags of a tokenizer."""
     flags = ["--input", str(source), "--output-prefix", str(prefix), "--append-eod", "--json"]
-    kind = ["--tokenizer-type", "GPT2BPETokenizer"]
-    named = ["--vocab-file", files[0], "--merge-file", files[1]]
     command = [sys.executable, "-m", "lmcore.cli.main", "data", "prepare"]
-    report = json.loads(timed(row, [*command, *flags, *kind, *named]))
+    report = json.loads(timed(row, [*command, *flags, *tokenizer]))
     row.own.append(report["seconds"])
 
 
@@ -140,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vocab-file", required=True)
     parser.add_argument("--merge-file", required=True)
+    parser.add_argument("--bert-vocab-file", help="vocab.txt of an uncased BERT")
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--library-python", default=sys.executable)
@@ -158,19 +159,29 @@ def compare(arguments: argparse.Namespace, files: list[str], folder: Path) -> No
     large, small = folder / "large.jsonl", folder / "small.jsonl"
     size = write_text(large, arguments.corpus, arguments.megabytes)
     small_size = write_text(small, arguments.corpus, arguments.slow_megabytes)
-    rows = {
-        "lmcore data prepare": Row(size),
-        "lmcore, the small input": Row(small_size),
+    bpe = ["--tokenizer-type", "GPT2BPETokenizer"]
+    bpe += ["--vocab-file", files[0], "--merge-file", files[1]]
+    contenders = {
+        "lmcore data prepare": (large, bpe),
+        "lmcore, the small input": (small, bpe),
     }
+    if arguments.bert_vocab_file:
+        bert = ["--tokenizer-type", "BertWordPieceLowerCase"]
+        bert += ["--vocab-file", str(Path(arguments.bert_vocab_file).resolve())]
+        contenders["lmcore, BPE, one worker"] = (large, [*bpe, "--workers", "1"])
+        contenders["lmcore, WordPiece, one worker"] = (large, [*bert, "--workers", "1"])
+    sizes = {large: size, small: small_size}
+    rows = {name: Row(sizes[source]) for name, (source, _) in contenders.items()}
     peer = arguments.peer_python
-    sizes = {"Megatron fast path": size, "Megatron default, small": small_size}
-    rows |= {n: Row(sizes[n]) for n, needs in PEERS.items() if is_here(n, peer, needs)}
+    megabytes = {"Megatron fast path": size, "Megatron default, small": small_size}
+    rows |= {n: Row(megabytes[n]) for n, needs in PEERS.items() if is_here(n, peer, needs)}
     python = arguments.library_python
     libraries = [name for name, needs in LIBRARIES.items() if is_here(name, python, needs)]
     rows |= {f"{name}, in memory": Row(arguments.megabytes) for name in libraries}
     for turn in range(arguments.turns):
-        for name, source in (("lmcore data prepare", large), ("lmcore, the small input", small)):
-            prepare_with_lmcore(rows[name], source, folder / f"ours{source.stem}", files)
+        for name, (source, tokenizer) in contenders.items():
+            prefix = folder / (name if name.endswith("worker") else f"ours{source.stem}")
+            prepare_with_lmcore(rows[name], source, prefix, tokenizer)
         if fast := rows.get("Megatron fast path"):
             prepare_with_peer(fast, peer, "fast", large, folder / "fast", files)
         if turn < 3 and (slow := rows.get("Megatron default, small")):
@@ -191,13 +202,13 @@ def compare(arguments: argparse.Namespace, files: list[str], folder: Path) -> No
 
 def show(rows: dict[str, Row]) -> None:
     """Print MB/s (10**6 bytes) of the whole process, of its own timer, and per processor second."""
-    print(f"{'':<28}{'MB':>6}{'whole':>9}{'own timer':>11}{'per cpu s':>11}")
+    print(f"{'':<30}{'MB':>6}{'whole':>9}{'own timer':>11}{'per cpu s':>11}")
     for name, row in rows.items():
         raw = name.endswith("in memory")
         whole = "" if raw else f"{row.rate(row.wall):.1f}"
         per_cpu = "" if raw else f"{row.rate(row.processor):.1f}"
         own = f"{row.rate(row.own):.1f}"
-        print(f"{name:<28}{row.megabytes:>6.0f}{whole:>9}{own:>11}{per_cpu:>11}")
+        print(f"{name:<30}{row.megabytes:>6.0f}{whole:>9}{own:>11}{per_cpu:>11}")
     ours, small = rows["lmcore data prepare"], rows["lmcore, the small input"]
     ratios: dict[str, float] = {}
     if slow := rows.get("Megatron default, small"):
@@ -213,6 +224,9 @@ def show(rows: dict[str, Row]) -> None:
             "own timer / fast path": _ratio(fast.own, ours.own),
             "processor seconds / fast path": _ratio(fast.processor, ours.processor),
         }
+    if wordpiece := rows.get("lmcore, WordPiece, one worker"):
+        bpe = rows["lmcore, BPE, one worker"]
+        ratios["processor seconds, WordPiece / BPE"] = _ratio(wordpiece.processor, bpe.processor)
     if raw := [row for name, row in rows.items() if name.endswith("in memory")]:
         ratios["whole / fastest library in memory"] = _rates(ours, max(raw, key=_own), own=True)
     if ratios:

@@ -35,23 +35,29 @@ class Text:
 
     Attributes:
         vocab, merges: A vocabulary of all bytes and a few words.
+        bert: A BERT vocabulary of letters.
         corpus: JSON lines.
     """
 
     vocab: Path
     merges: Path
     corpus: Path
+    bert: Path
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> Text:
     """A vocabulary and a corpus."""
     folder = tmp_path_factory.mktemp("text")
-    made = Text(folder / "vocab.json", folder / "merges.txt", folder / "corpus.jsonl")
+    names = ("vocab.json", "merges.txt", "corpus.jsonl", "vocab.txt")
+    made = Text(*(folder / name for name in names))
     tokens = [*byte_alphabet(), *(pair.replace(" ", "") for pair in MERGES), "<|endoftext|>"]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     made.vocab.write_text(json.dumps(vocabulary), encoding="utf-8")
     made.merges.write_text("\n".join(["#version: 0.2", *MERGES, ""]), encoding="utf-8")
+    letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
+    made.bert.write_text("\n".join(pieces), encoding="utf-8")
     dice = random.Random(0)
     documents = (" ".join(dice.choices(WORDS, k=300)) for _ in range(40))
     lines = [json.dumps({"text": f"{document}."}) + "\n" for document in documents]

@@ -91,8 +91,11 @@ TABLES = (
     Run("kernels", "--device cpu", tuple(f"{op} reference" for op in OPS)),
     Run(
         "data",
-        TEXT_FLAGS,
-        ("lmcore data prepare", "lmcore, the small input", "tokenizers, in memory"),
+        f"{TEXT_FLAGS} --bert-vocab-file {{bert}}",
+        (
+            *("lmcore data prepare", "lmcore, the small input", "lmcore, BPE, one worker"),
+            *("lmcore, WordPiece, one worker", "tokenizers, in memory"),
+        ),
         ("Megatron fast path", "Megatron default, small", "gigatoken", "tokie", "tiktoken"),
     ),
     Run(
