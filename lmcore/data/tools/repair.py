@@ -1,6 +1,6 @@
 """`lmcore data repair`: names, indices and missing end tokens of a dataset, repaired in new files.
 
-Existing files are never changed: the repaired dataset gets a name of its own, or missing files are
+Existing files are never changed: the repaired dataset gets a new name, or missing files are
 added.  Unchanged tokens are hard-linked, or copied if the file system cannot link.
 """
 

@@ -4,44 +4,19 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from indexed_files import describe, write
 
 from lmcore.data.indexed import token_scan
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.metadata import DatasetMetadata, write_metadata
 from lmcore.data.indexed.token_scan import document_bounds, scan_tokens
-from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tools.inspect import inspect, read_documents
 from lmcore.errors import DataError
-
-
-def write(prefix: Path, documents, dtype="uint16", dataset_impl="mmap") -> str:
-    with IndexedDatasetWriter(prefix, dtype, dataset_impl=dataset_impl) as writer:
-        for document in documents:
-            tokens = [token for sequence in document for token in sequence]
-            writer.add_document(tokens, [len(sequence) for sequence in document])
-    return str(prefix)
-
-
-def describe(prefix: str, *, append_eod: bool = True, **changes) -> None:
-    dataset = IndexedDataset(prefix)
-    counts = {
-        "documents": dataset.document_count,
-        "sequences": len(dataset),
-        "tokens": dataset.tokens,
-        "dtype": dataset.dtype.name,
-    }
-    write_metadata(
-        prefix,
-        DatasetMetadata.of(ByteTokenizer(), append_eod=append_eod, **{**counts, **changes}),
-    )
-
 
 documents = st.lists(
     st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=0, max_size=3), max_size=12

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from indexed_files import write
 
 from lmcore.data.indexed import copy as document_ranges
 from lmcore.data.indexed.copy import copy_bytes
@@ -25,18 +26,9 @@ from lmcore.data.indexed.metadata import (
     read_metadata,
     write_metadata,
 )
-from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
 from lmcore.data.tools.merge import find_datasets, merge
 from lmcore.errors import DataError
-
-
-def write(prefix: Path, documents, dtype="uint16", dataset_impl="mmap") -> str:
-    with IndexedDatasetWriter(prefix, dtype, dataset_impl=dataset_impl) as writer:
-        for document in documents:
-            tokens = [token for sequence in document for token in sequence]
-            writer.add_document(tokens, [len(sequence) for sequence in document])
-    return str(prefix)
 
 
 def describe(prefix: str, tokenizer=None, *, append_eod=False) -> None:

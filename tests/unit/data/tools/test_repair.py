@@ -11,40 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from indexed_files import describe, write
 
 from lmcore.data.blend.file_list import corpus_of
 from lmcore.data.indexed import idx_rebuild as index_rebuild
 from lmcore.data.indexed import token_scan
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.idx_reader import read_index
-from lmcore.data.indexed.metadata import DatasetMetadata, read_metadata, write_metadata
-from lmcore.data.indexed.writer import IndexedDatasetWriter
-from lmcore.data.tokenizer import ByteTokenizer
+from lmcore.data.indexed.metadata import read_metadata
 from lmcore.data.tools.repair import RepairRequest, hyphenated, repair
 from lmcore.errors import ConfigError, DataError
 
 EOD = 256
-
-
-def write(prefix: Path, documents, dtype="uint16", dataset_impl="mmap") -> str:
-    with IndexedDatasetWriter(prefix, dtype, dataset_impl=dataset_impl) as writer:
-        for document in documents:
-            tokens = [token for sequence in document for token in sequence]
-            writer.add_document(tokens, [len(sequence) for sequence in document])
-    return str(prefix)
-
-
-def describe(prefix: str, *, append_eod: bool = True, **counts) -> None:
-    dataset = IndexedDataset(prefix)
-    found = {
-        "documents": dataset.document_count,
-        "sequences": len(dataset),
-        "tokens": dataset.tokens,
-        "dtype": dataset.dtype.name,
-    }
-    write_metadata(
-        prefix, DatasetMetadata.of(ByteTokenizer(), append_eod=append_eod, **{**found, **counts})
-    )
 
 
 def content(prefix) -> list[bytes]:

@@ -9,23 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from indexed_files import write
 
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.metadata import DatasetMetadata, read_metadata, write_metadata
-from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tools.merge import merge
 from lmcore.data.tools.split_indexed import split_indexed
 from lmcore.errors import DataError
-
-
-def write(prefix: Path, documents, dataset_impl="mmap") -> str:
-    with IndexedDatasetWriter(prefix, "uint16", dataset_impl=dataset_impl) as writer:
-        for document in documents:
-            tokens = [token for sequence in document for token in sequence]
-            writer.add_document(tokens, [len(sequence) for sequence in document])
-    return str(prefix)
 
 
 def content(prefix) -> list[bytes]:
@@ -45,7 +37,9 @@ documents = st.lists(
 def test_contents_are_kept(tmp_path_factory, parts, samples, dataset_impl):
     """No file has more documents than asked, all but the last have as many; merged they are all."""
     folder = tmp_path_factory.mktemp("split")
-    prefixes = [write(folder / f"in{i}", part, dataset_impl) for i, part in enumerate(parts)]
+    prefixes = [
+        write(folder / f"in{i}", part, dataset_impl=dataset_impl) for i, part in enumerate(parts)
+    ]
     whole = [document for part in parts for document in part]
     report = split_indexed(prefixes, str(folder / "out"), samples=samples)
     counts = [IndexedDataset(file.prefix).document_count for file in report.files]
@@ -56,9 +50,13 @@ def test_contents_are_kept(tmp_path_factory, parts, samples, dataset_impl):
     for number, file in enumerate(report.files):
         assert file.prefix == f"{folder}/out-{number:05}"
         some = whole[number * samples : (number + 1) * samples]
-        assert content(file.prefix) == content(write(folder / "expected", some, dataset_impl))
+        assert content(file.prefix) == content(
+            write(folder / "expected", some, dataset_impl=dataset_impl)
+        )
     merge([file.prefix for file in report.files], str(folder / "again"))
-    assert content(folder / "again") == content(write(folder / "whole", whole, dataset_impl))
+    assert content(folder / "again") == content(
+        write(folder / "whole", whole, dataset_impl=dataset_impl)
+    )
 
 
 def test_modes_and_metadata(tmp_path):
@@ -96,7 +94,9 @@ def test_refused(tmp_path):
     """Sets that do not fit together, none at all, and empty ones are errors."""
     one = write(tmp_path / "a", [[[1]]])
     with pytest.raises(DataError, match="differ in their format"):
-        split_indexed([one, write(tmp_path / "b", [], "cached")], str(tmp_path / "o"), samples=1)
+        split_indexed(
+            [one, write(tmp_path / "b", [], dataset_impl="cached")], str(tmp_path / "o"), samples=1
+        )
     with pytest.raises(DataError, match="no documents to split"):
         split_indexed([write(tmp_path / "c", [])], str(tmp_path / "o"), samples=1)
     with pytest.raises(DataError, match="no dataset is given"):
