@@ -26,40 +26,40 @@ PLUGINS = ("cpu", "sim", "cuda", "xpu")
 _NOTE = "<!-- Made by `python docs/generate_conformance.py`; do not edit. -->"
 
 _ABOUT = f"""\
-`lmcore-conformance` holds an accelerator plugin to what a run needs of it. This page is of version
-{SUITE_VERSION}.
+`lmcore-conformance` tests everything that a run needs of an accelerator plugin. This page describes
+version {SUITE_VERSION}.
 
 ```sh
 pytest --pyargs lmcore_conformance --accelerator mychip
 ```
 
-Every check belongs to a level. A level is reached where each of its checks has passed or is a
-declared gap that a requirement excuses, in part where an author closes a check itself.
-A level whose checks are all gaps is not claimed. The report says how much is claimed, so that a
-plugin that passes by claiming nothing is seen to.
+Every check belongs to a level. A level is reached if each of its checks has passed or is a gap
+that is declared for one of its requirements; it is reached in part if an author declares a check
+itself as a gap. A level whose checks are all gaps is not claimed. The report has the share of
+checks that are claimed, so that a plugin that passes by claiming nothing is recognised.
 
-A check that crashes or hangs fails with the place where it was, and the rest goes on in another
-process. [The suite's README](../../plugins/conformance/README.md) has the options, the exit status
-and how a plugin's own tests use the suite."""
+A check that crashes or hangs fails with its position in the code, and the other checks continue in
+a new process. [The suite's README](../../plugins/conformance/README.md) has the options, the exit
+status and how a plugin's own tests use the suite."""
 
 _ABOUT_REQUIREMENTS = """\
-What a device may lack and still be one. An author names it in `conformance.toml`, with the reason,
-as `[closed]` (not there) or `[depends]` (there or not, as the hardware is). What is neither offered
-nor declared is a failure, and so is what is closed and yet offered."""
+Abilities that a device may lack. An author declares a missing ability in `conformance.toml`, with
+the reason, as `[closed]` (missing) or `[depends]` (depends on the hardware). An ability that is
+neither offered nor declared is a failure, and so is a closed ability that is offered."""
 
 _ABOUT_LEVELS = {
-    "L0": "In processes of their own, without torch; `--levels L0` needs no device.",
-    "L1": "The device by itself.",
-    "L2": "Each op by every kernel that the plugin offers and by its reference on the device, in "
-    "every dtype that the device computes in, against the reference in float64 on the host, at the "
-    "op's [tolerances](ops.md).",
-    "L3": "A GPT of two layers, by the core's own parts.",
-    "L4": "Two processes, each with a device of its own (the host can be shared).",
-    "L5": "What a run can do without.",
+    "L0": "In separate processes, without torch; `--levels L0` needs no device.",
+    "L1": "The device without a model.",
+    "L2": "Every kernel of the plugin and every reference on the device, in every dtype of the "
+    "device, compared with the reference in float64 on the host, with the op's "
+    "[tolerances](ops.md).",
+    "L3": "A GPT of two layers, trained by the core.",
+    "L4": "Two processes, each with its own device (on one host or two).",
+    "L5": "Features that are optional for a run.",
 }
 
 _ABOUT_PLUGINS = """\
-As last run, with the versions of that time. What was not run is not claimed."""
+Results of the last recorded runs, with their versions. Checks that were not run are not claimed."""
 
 
 def page() -> str:
@@ -75,7 +75,7 @@ def page() -> str:
             (f"`{one.id}`", one.title, one.reason, ", ".join(f"`{r}`" for r in one.requires))
             for one in own
         ]
-        parts.append(_table(("check", "what holds", "why", "requires"), rows))
+        parts.append(_table(("check", "behaviour", "reason", "requires"), rows))
     return "\n\n".join(parts) + "\n"
 
 
@@ -116,7 +116,7 @@ def _requirements(checks: Sequence[Check]) -> str:
     for name, one in REQUIREMENTS.items():
         count = sum(name in check.requires for check in checks)
         rows.append((f"`{name}`", one.summary, str(count)))
-    return _table(("requirement", "what it is", "checks"), rows)
+    return _table(("requirement", "ability", "checks"), rows)
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

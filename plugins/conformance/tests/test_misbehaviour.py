@@ -74,13 +74,13 @@ def failing(results: Any) -> set[str]:
             "no-double",
             "device.dtype.float64",
             {"device.dtype.float64"},
-            "undeclared gap: the device does not offer products in float64",
+            "undeclared gap: the device does not offer matrix products in float64",
         ),
         (
             "offers-closed",
             "device.declaration",
             {"device.declaration"},
-            "`float16` is closed, and the device offers products in float16",
+            "`float16` is closed, and the device offers matrix products in float16",
         ),
         ("stager", "device.stagers", {"device.stagers"}, "`stale`: `weight` has other numbers"),
         (

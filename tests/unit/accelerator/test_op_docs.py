@@ -60,5 +60,5 @@ def test_every_op_has_its_attributes_and_gradients(spec):
     "word", ["--ops", "--strict-ops", "--deterministic", "`tie`", "`priority`"]
 )
 def test_the_rules_of_the_choice_are_there(word):
-    """What a user can ask for, and what decides, is explained before the list."""
-    assert word in section("How a kernel is chosen") + section("What a user can ask for")
+    """The options of a user and the rules of the choice are explained before the list."""
+    assert word in section("How a kernel is chosen") + section("Options")

@@ -63,19 +63,19 @@ def _mixed(bench: Bench) -> bool:
 REQUIREMENTS = MappingProxyType(
     {
         "memory_stats": _ability("bytes in use", "memory_stats"),
-        "peak_memory": _ability("a peak that can be begun anew", "reset_peak_memory"),
-        "empty_cache": _ability("a way to give cached memory back", "empty_cache"),
-        "out_of_memory": Requirement("a request that is too large is refused by an exception"),
+        "peak_memory": _ability("a memory peak that can be reset", "reset_peak_memory"),
+        "empty_cache": _ability("release of cached memory", "empty_cache"),
+        "out_of_memory": Requirement("an exception for an allocation that is too large"),
         "pin_memory": _ability("pinned host memory", "pin_memory"),
-        "streams": _ability("queues of work", "new_stream"),
-        "events": _ability("marks in queues", "new_event"),
-        "peak_flops": _ability("the peak rate of products", "peak_flops"),
-        "host_apart": Requirement("memory and generator of its own, apart from the host's"),
-        "float64": Requirement("products in float64", _dtype("float64")),
-        "bfloat16": Requirement("products in bfloat16", _dtype("bfloat16")),
-        "float16": Requirement("products in float16", _dtype("float16")),
+        "streams": _ability("streams", "new_stream"),
+        "events": _ability("events", "new_event"),
+        "peak_flops": _ability("peak rate of matrix products", "peak_flops"),
+        "host_apart": Requirement("memory and random generator separate from the host's"),
+        "float64": Requirement("matrix products in float64", _dtype("float64")),
+        "bfloat16": Requirement("matrix products in bfloat16", _dtype("bfloat16")),
+        "float16": Requirement("matrix products in float16", _dtype("float16")),
         "mixed_precision": Requirement(
-            "a precision policy that computes in another dtype than it keeps", _mixed
+            "a precision policy that computes in another dtype than that of the weights", _mixed
         ),
         "recompute": Requirement(
             "the recompute policies `selective` and `full`", _recompute("selective", "full")
@@ -84,7 +84,7 @@ REQUIREMENTS = MappingProxyType(
             "the recompute policies `offload` and `full-offload`",
             _recompute("offload", "full-offload"),
         ),
-        "deterministic": Requirement("training that repeats its bits under `--deterministic`"),
+        "deterministic": Requirement("bitwise repeatable training with `--deterministic`"),
         "distributed": Requirement("a communication backend"),
         "all_to_all": Requirement("the collective `all_to_all`"),
         "reduce_scatter": Requirement("the collective `reduce_scatter`"),

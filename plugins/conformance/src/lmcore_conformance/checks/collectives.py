@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _GROUP = "distributed"
 _DTYPES = (torch.float32, torch.bfloat16, torch.int64)
-_REASON = "Parallel training is made of these; a wrong one trains another model."
+_REASON = "Parallel training depends on it; a wrong result trains another model."
 
 
 def _own(bench: RankBench, dtype: torch.dtype = torch.float32, count: int = 1001) -> Tensor:
@@ -39,7 +39,7 @@ def _expect(bench: RankBench, label: str, found: Tensor, right: Tensor) -> None:
     "distributed.start",
     "L4",
     "Two processes connect over the backend that the plugin offers, each with its own device.",
-    reason="A run of several processes begins so.",
+    reason="Every run of several processes starts this way.",
     group=_GROUP,
     requires=["distributed"],
 )
@@ -56,7 +56,7 @@ def start(bench: RankBench) -> str:
 @check(
     "distributed.all-reduce",
     "L4",
-    "`all_reduce` sums, and finds the largest and smallest, in float32, bfloat16 and int64.",
+    "`all_reduce` computes sum, maximum and minimum in float32, bfloat16 and int64.",
     reason=_REASON,
     group=_GROUP,
     requires=["distributed"],
@@ -80,8 +80,8 @@ def all_reduce(bench: RankBench) -> str:
 @check(
     "distributed.average",
     "L4",
-    "`all_reduce` averages, where the backend says that it can.",
-    reason="Gradients are averaged; without it the core sums and divides.",
+    "`all_reduce` averages if the backend declares it.",
+    reason="Gradients are averaged; without this operation the core sums and divides.",
     group=_GROUP,
     requires=["distributed", "average"],
 )
@@ -99,7 +99,7 @@ def average(bench: RankBench) -> str:
 @check(
     "distributed.broadcast",
     "L4",
-    "`broadcast` gives every rank the numbers of each rank in turn, of any layout and size.",
+    "`broadcast` copies tensors of any layout and size from each rank to all ranks.",
     reason=_REASON,
     group=_GROUP,
     requires=["distributed"],
@@ -120,7 +120,7 @@ def broadcast(bench: RankBench) -> str:
 @check(
     "distributed.all-gather",
     "L4",
-    "`all_gather` and `all_gather_into_tensor` put the ranks' numbers in their order.",
+    "`all_gather` and `all_gather_into_tensor` return the tensors of all ranks in rank order.",
     reason=_REASON,
     group=_GROUP,
     requires=["distributed"],
@@ -141,7 +141,7 @@ def all_gather(bench: RankBench) -> str:
     "distributed.reduce-scatter",
     "L4",
     "`reduce_scatter_tensor` leaves each rank the sum of its part.",
-    reason="Sharded data parallelism reduces gradients so.",
+    reason="Sharded data parallelism reduces gradients with it.",
     group=_GROUP,
     requires=["distributed", "reduce_scatter"],
 )
@@ -159,8 +159,8 @@ def reduce_scatter(bench: RankBench) -> str:
 @check(
     "distributed.all-to-all",
     "L4",
-    "`all_to_all_single` exchanges parts, equal and unequal ones.",
-    reason="Experts and sequence parallelism exchange tokens so.",
+    "`all_to_all_single` exchanges parts of equal and of unequal sizes.",
+    reason="Expert and sequence parallelism exchange tokens with it.",
     group=_GROUP,
     requires=["distributed", "all_to_all"],
 )
@@ -185,8 +185,8 @@ def all_to_all(bench: RankBench) -> str:
 @check(
     "distributed.gather-scatter",
     "L4",
-    "`gather`, `scatter` and `reduce` do so at one rank.",
-    reason="Checkpoints and metrics are collected so.",
+    "`gather`, `scatter` and `reduce` work with each rank as the root.",
+    reason="Checkpoints and metrics are collected with them.",
     group=_GROUP,
     requires=["distributed", "gather_scatter"],
 )
@@ -215,7 +215,7 @@ def gather_scatter(bench: RankBench) -> str:
     "distributed.send-recv",
     "L4",
     "`send` and `recv` carry tensors in order, also both ways at once.",
-    reason="Pipeline stages pass activations so.",
+    reason="Pipeline stages pass activations with them.",
     group=_GROUP,
     requires=["distributed", "send_recv"],
 )
@@ -246,8 +246,8 @@ def send_recv(bench: RankBench) -> str:
 @check(
     "distributed.async",
     "L4",
-    "Collectives that are not waited for at once end in order, with the right numbers.",
-    reason="Gradients are reduced while the backward pass goes on.",
+    "Asynchronous collectives complete in order, with correct results.",
+    reason="Gradients are reduced during the backward pass.",
     group=_GROUP,
     requires=["distributed"],
 )
@@ -269,8 +269,8 @@ def asynchronous(bench: RankBench) -> str:
 @check(
     "distributed.groups",
     "L4",
-    "A group of some ranks reduces among them alone.",
-    reason="Each axis of a parallel run has groups of its own.",
+    "A collective in a group of some ranks involves only these ranks.",
+    reason="Each axis of a parallel run has separate groups.",
     group=_GROUP,
     requires=["distributed"],
 )
@@ -290,7 +290,8 @@ def groups(bench: RankBench) -> str:
 @check(
     "distributed.leaves-alone",
     "L4",
-    "A collective changes no other tensor, and not its input where the output is another.",
+    "A collective changes no other tensor, and does not change its input if the output is another"
+    " tensor.",
     reason="Buffers that are reused too early are read by the next layer.",
     group=_GROUP,
     requires=["distributed"],
@@ -313,7 +314,7 @@ def leaves_alone(bench: RankBench) -> str:
 @check(
     "distributed.missed",
     "L4",
-    "A collective that one rank misses ends with an error within the timeout; nobody hangs.",
+    "A collective that one rank misses ends with an error within the timeout on all ranks.",
     reason="A job that hangs for half an hour after a failure costs its whole allocation.",
     group="distributed-timeout",
     requires=["distributed"],

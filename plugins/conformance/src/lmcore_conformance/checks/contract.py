@@ -111,8 +111,8 @@ def import_(bench: ContractBench) -> str:
 @check(
     "contract.source",
     "L0",
-    "It imports nothing of lmcore but the contract.",
-    reason="Everything else may change in any release.",
+    "It imports only names of the contract from lmcore.",
+    reason="Other names may change in any release.",
     group=_GROUP,
     seconds=120,
 )
@@ -124,8 +124,9 @@ def source(bench: ContractBench) -> str:
 @check(
     "contract.hooks",
     "L0",
-    "Its hooks are those of the contract: names, marks, arguments; what belongs together is there.",
-    reason="A hook with another name or argument is never called as its author meant.",
+    "Its hooks match the contract: names, marks and arguments; hooks that belong together are "
+    "present.",
+    reason="A hook with another name or argument is not called as intended.",
     group=_GROUP,
     seconds=120,
 )
@@ -137,7 +138,7 @@ def hooks(bench: ContractBench) -> str:
 @check(
     "contract.probe",
     "L0",
-    "`lmcore_probe` answers with a valid `Probe`, and imports no torch.",
+    "`lmcore_probe` returns a valid `Probe`, and does not import torch.",
     reason="It runs in the launcher of every command, for every installed plugin.",
     group=_GROUP,
     seconds=120,
@@ -150,8 +151,8 @@ def probe(bench: ContractBench) -> str:
 @check(
     "contract.registrations",
     "L0",
-    "What it registers (settings, commands, texts, tokenizers) can be registered and found.",
-    reason="A name that is taken, or a file that is missing, fails the user's command.",
+    "Its settings, commands, texts and tokenizers can be registered and found.",
+    reason="A name that is in use, or a missing file, fails the user's command.",
     group=_GROUP,
     seconds=120,
 )
@@ -163,8 +164,8 @@ def registrations(bench: ContractBench) -> str:
 @check(
     "contract.offers",
     "L0",
-    "The device can be created, and what the other hooks return is what the contract says.",
-    reason="Kernels, policies and backends are taken at their word when a run begins.",
+    "The device can be created, and the other hooks return what the contract requires.",
+    reason="A run uses kernels, policies and backends without a further check.",
     group=_GROUP,
     seconds=120,
 )
@@ -196,9 +197,9 @@ def import_time(bench: ContractBench) -> str:
 @check(
     "contract.probe-initialises-nothing",
     "L0",
-    "The probe leaves the process as it was: no torch, no device opened, no thread, no variable.",
-    reason="A context that the launcher holds takes the device from the workers, and a process "
-    "that has initialised a driver cannot be copied.",
+    "The probe does not change the process: no torch, no open device, no thread, no variable.",
+    reason="A device context of the launcher may lock out the workers, and a process that has "
+    "initialised a driver cannot be forked.",
     group=_GROUP,
 )
 def probe_initialises_nothing(bench: ContractBench) -> str:
@@ -223,8 +224,9 @@ def probe_initialises_nothing(bench: ContractBench) -> str:
 @check(
     "contract.idempotent",
     "L0",
-    "Discovered and asked twice in a process, the plugin registers and answers the same.",
-    reason="A launcher discovers plugins for its flags, for its choice and for its workers.",
+    "The plugin registers and returns the same if a process discovers it twice.",
+    reason="A launcher discovers plugins for its flags, for the device selection and for its "
+    "workers.",
     group=_GROUP,
 )
 def idempotent(bench: ContractBench) -> str:

@@ -29,7 +29,7 @@ _STORED = (
     "device.create",
     "L1",
     "The device can be created, has the type that its probe promised, and can be described.",
-    reason="A run begins so; `environment.json` keeps the description.",
+    reason="Every run creates it, and `environment.json` contains the description.",
     group="create",
     seconds=120,
 )
@@ -51,9 +51,10 @@ def create(bench: Bench) -> str:
 @check(
     "device.declaration",
     "L1",
-    "What is declared as closed is not offered, and what the device does not offer has a reason.",
-    reason="`lmcore doctor` and errors show that reason to users; a device that offers what its "
-    "author calls closed is used there, unchecked.",
+    "The device does not offer an ability declared as closed, and gives a reason for each missing"
+    " ability.",
+    reason="`lmcore doctor` and errors show the reasons; an ability declared as closed would be "
+    "used without a check.",
     group="device",
 )
 def declaration(bench: Bench) -> str:
@@ -80,8 +81,8 @@ def declaration(bench: Bench) -> str:
 @check(
     "device.offers-twice",
     "L1",
-    "Asked twice, the plugin offers the same kernels, policies, stagers and backends.",
-    reason="The ranks of a run, and a run that is continued, choose among them by name.",
+    "The plugin offers the same kernels, policies, stagers and backends in each call.",
+    reason="All ranks of a run, and a resumed run, select them by name.",
     group="device",
 )
 def offers_twice(bench: Bench) -> str:
@@ -112,8 +113,9 @@ def _name(offer: object) -> str:
 @check(
     "device.transfer",
     "L1",
-    "Tensors come to the device and back with the same bits: dtypes, strides, empty ones, views.",
-    reason="Batches, weights and checkpoints travel so.",
+    "Tensors are equal bit for bit after a copy to the device and back: all dtypes, strides, "
+    "empty tensors, views.",
+    reason="Batches, weights and checkpoints are copied this way.",
     group="device",
 )
 def transfer(bench: Bench) -> str:
@@ -145,8 +147,8 @@ def transfer(bench: Bench) -> str:
 @check(
     "device.copies",
     "L1",
-    "Copies on the device keep their numbers: clones, strided copies, casts, concatenations.",
-    reason="Optimizers, checkpoints and views rely on them.",
+    "Copies on the device have the same values: clones, strided copies, casts, concatenations.",
+    reason="Optimizers, checkpoints and views depend on them.",
     group="device",
 )
 def copies(bench: Bench) -> str:
@@ -180,8 +182,8 @@ def copies(bench: Bench) -> str:
 @check(
     "device.synchronize",
     "L1",
-    "After `synchronize` all work that was queued is done.",
-    reason="Step times and host copies are taken after it.",
+    "After `synchronize` all queued work is finished.",
+    reason="Step times are measured and host copies made after it.",
     group="device",
 )
 def synchronize(bench: Bench) -> str:
@@ -243,7 +245,7 @@ def _dtype_check(name: str, requires: tuple[str, ...]) -> None:
         f"device.dtype.{name}",
         "L1",
         f"Matrix products in {name} are right, forward and backward, against float64 on the host.",
-        reason="`Device.dtypes` claims it, and `--precision` is offered by that claim.",
+        reason="`Device.dtypes` claims it, and precision policies depend on the claim.",
         group="device",
         requires=requires,
     )(run)
@@ -256,8 +258,8 @@ for _name_of_dtype in ("float32", "float64", "bfloat16", "float16"):
 @check(
     "device.peak-flops",
     "L1",
-    "`peak_flops` gives a positive rate, or None, for each dtype, and None for unknown ones.",
-    reason="A run's utilisation (MFU) is measured against it.",
+    "`peak_flops` gives a positive rate, or None, for each dtype, and None for an unknown dtype.",
+    reason="The utilisation (MFU) of a run is relative to it.",
     group="device",
     requires=["peak_flops"],
 )
@@ -279,8 +281,9 @@ def peak_flops(bench: Bench) -> str:
 @check(
     "device.stagers",
     "L1",
-    "Each checkpoint stager brings tensors to the host with the same bits; copies stay so.",
-    reason="What a checkpoint holds is what the stager returned.",
+    "Each checkpoint stager copies tensors to the host bit for bit; later changes do not affect "
+    "the copies.",
+    reason="A checkpoint contains what the stager returned.",
     group="device",
 )
 def stagers(bench: Bench) -> str:
@@ -322,8 +325,8 @@ def stagers(bench: Bench) -> str:
 @check(
     "device.serialization",
     "L1",
-    "`torch.save` and `torch.load` take the device's tensors, also to and from the host.",
-    reason="Other libraries' checkpoints are read so.",
+    "`torch.save` and `torch.load` handle the device's tensors, also to and from the host.",
+    reason="Checkpoints of other libraries are read this way.",
     group="device",
 )
 def serialization(bench: Bench) -> str:

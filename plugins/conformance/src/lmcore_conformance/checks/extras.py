@@ -20,8 +20,9 @@ _GROUP = "training"
 @check(
     "extras.autocast",
     "L5",
-    "`torch.autocast` computes products in the lower dtype and leaves the rest, and ends.",
-    reason="Code of other libraries relies on it, whatever the plugin's own precisions do.",
+    "`torch.autocast` computes products in the lower dtype, other operations unchanged, until its"
+    " context ends.",
+    reason="Other libraries depend on it, independent of the plugin's precision policies.",
     group=_GROUP,
     requires=["autocast", "bfloat16"],
 )
@@ -52,8 +53,8 @@ def autocast(bench: Bench) -> str:
 @check(
     "extras.pinned-memory",
     "L5",
-    "`pin_memory` keeps the numbers and pins; copies from it may go on while the host does.",
-    reason="Batches come to the device so, without the device waiting for them.",
+    "`pin_memory` keeps the values and pins the memory; copies from it are asynchronous.",
+    reason="Batches are prefetched to the device this way.",
     group=_GROUP,
     requires=["pin_memory"],
 )
@@ -81,7 +82,7 @@ def pinned(bench: Bench) -> str:
     "extras.profiler",
     "L5",
     "torch's profiler sees the device's work.",
-    reason="A step that is slow is looked at with it.",
+    reason="Slow steps are analysed with it.",
     group=_GROUP,
     requires=["profiler"],
     seconds=90,
@@ -109,8 +110,9 @@ def profiler(bench: Bench) -> str:
 @check(
     "extras.graph-capture",
     "L5",
-    "What a graph recorded is done again by `replay`, on the numbers of then, and not before.",
-    reason="Small models are limited by launches; graphs take them away.",
+    "`replay` executes the captured work with the current values of its tensors; capture executes"
+    " nothing.",
+    reason="The speed of small models is limited by kernel launches, which graphs avoid.",
     group=_GROUP,
     requires=["graph_capture", "streams"],
     seconds=90,
@@ -145,8 +147,8 @@ def graph_capture(bench: Bench) -> str:
 @check(
     "extras.graph-random",
     "L5",
-    "A graph that draws random numbers draws new ones each time, and a seed gives the same again.",
-    reason="Dropout would drop the same elements in every step.",
+    "A graph that draws random numbers draws new numbers in each replay, and a seed repeats them.",
+    reason="Otherwise dropout drops the same elements in every step.",
     group=_GROUP,
     requires=["graph_capture", "streams"],
     seconds=90,
@@ -180,8 +182,8 @@ def graph_random(bench: Bench) -> str:
 @check(
     "extras.step-graph",
     "L5",
-    "`--step-graph` trains with the losses of a run that records nothing.",
-    reason="What is recorded must be all that a step does.",
+    "`--step-graph` trains with the losses of a run without capture.",
+    reason="The captured graph must contain the whole step.",
     group=_GROUP,
     requires=["graph_capture", "streams"],
     seconds=240,
@@ -196,7 +198,7 @@ def step_graph(bench: Bench) -> str:
     "extras.compile",
     "L5",
     "`--compile` trains with the losses of the eager run.",
-    reason="Compiled blocks bind other kernels and fuse the rest.",
+    reason="Compiled blocks bind other kernels and fuse operations.",
     group="compile",
     requires=["compile"],
     seconds=240,

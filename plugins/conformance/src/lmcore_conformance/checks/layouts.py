@@ -99,8 +99,8 @@ def _other_replicas(bench: RankBench, found: Trained) -> list[str]:
 @check(
     "parallel.tensor",
     "L4",
-    "Two processes that divide every layer and the vocabulary take the steps of one; so they do "
-    "where they divide the sequence between the layers, too.",
+    "Two processes with tensor parallelism have the steps of one process, with and without "
+    "sequence parallelism.",
     reason="`--tensor-model-parallel-size`, `--sequence-parallel`: layers too wide for one device.",
     group=_GROUP,
     requires=["distributed", "reduce_scatter"],
@@ -121,8 +121,9 @@ def tensor(bench: RankBench) -> str:
 @check(
     "parallel.tensor-dropout",
     "L4",
-    "With dropout, what both of them hold stays the same, bit for bit.",
-    reason="Processes that draw other numbers for the same activations drift apart unseen.",
+    "With dropout, replicated weights stay equal on both processes, bit for bit.",
+    reason="If processes draw different numbers for the same activations, their replicas diverge "
+    "without an error.",
     group=_GROUP,
     requires=["distributed", "reduce_scatter"],
     seconds=120,
@@ -147,7 +148,7 @@ def tensor_dropout(bench: RankBench) -> str:
 @check(
     "parallel.context",
     "L4",
-    "Two processes that divide every sequence take the steps of one.",
+    "Two processes with context parallelism have the steps of one process.",
     reason="`--context-parallel-size`: sequences that are too long for one device.",
     group=_GROUP,
     requires=["distributed", "reduce_scatter"],
@@ -161,7 +162,7 @@ def context(bench: RankBench) -> str:
 @check(
     "parallel.pipeline",
     "L4",
-    "Two processes that divide the layers take the steps of one, by every schedule.",
+    "Two processes with pipeline parallelism have the steps of one process, with every schedule.",
     reason="`--pipeline-model-parallel-size`: models that are too deep for one device.",
     group=_GROUP,
     requires=["distributed", "send_recv"],
@@ -185,7 +186,7 @@ def pipeline(bench: RankBench) -> str:
 @check(
     "parallel.zero",
     "L4",
-    "Two processes that see other samples take the steps of one, whatever of the model they shard.",
+    "Two processes with data parallelism have the steps of one process, at every ZeRO stage.",
     reason="`--zero-stage` 1, 2 and 3: models that do not fit one device.",
     group=_GROUP,
     requires=["distributed", "reduce_scatter", "fsdp"],

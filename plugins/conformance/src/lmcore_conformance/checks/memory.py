@@ -51,8 +51,8 @@ def _mib(count: int) -> str:
 @check(
     "device.memory-rises-and-falls",
     "L1",
-    "Bytes in use rise by a tensor's size when it is made and fall when it is gone.",
-    reason="Memory reports, and the search for what fills the memory, rest on them.",
+    "Bytes in use increase by a tensor's size when it is allocated and decrease when it is freed.",
+    reason="Memory reports and out-of-memory messages depend on them.",
     group="memory",
     requires=["memory_stats"],
 )
@@ -82,7 +82,7 @@ def rises_and_falls(bench: Bench) -> str:
 @check(
     "device.memory-peak",
     "L1",
-    "The peak keeps what is gone, and `reset_peak_memory` begins a new one.",
+    "The peak includes freed memory until `reset_peak_memory` resets it.",
     reason="`peak_memory_bytes` in a run's summary is this figure.",
     group="memory",
     requires=["memory_stats", "peak_memory"],
@@ -110,8 +110,8 @@ def peak(bench: Bench) -> str:
 @check(
     "device.memory-consistent",
     "L1",
-    "In use, peak, reserved and total are in this order, and none is negative.",
-    reason="A share of the total is shown to users.",
+    "Bytes in use do not exceed the peak, the reserved and the total bytes.",
+    reason="Messages show the share of the total.",
     group="memory",
     requires=["memory_stats"],
 )
@@ -137,8 +137,8 @@ def consistent(bench: Bench) -> str:
 @check(
     "device.memory-cache",
     "L1",
-    "`empty_cache` lowers what is reserved or in use, and live tensors keep their numbers.",
-    reason="It is called where another phase of a run needs the memory.",
+    "`empty_cache` reduces reserved or used memory, and live tensors keep their values.",
+    reason="It is called before a phase of a run that needs the memory.",
     group="memory",
     requires=["empty_cache"],
 )
@@ -160,8 +160,8 @@ def cache(bench: Bench) -> str:
 @check(
     "device.memory-leak",
     "L1",
-    "Forward and backward passes in a row leave no memory behind.",
-    reason="A run takes hundreds of thousands of them.",
+    "Repeated forward and backward passes do not leak memory.",
+    reason="A run has hundreds of thousands of them.",
     group="memory",
     requires=["memory_stats"],
 )
@@ -188,7 +188,7 @@ def leak(bench: Bench) -> str:
 @check(
     "device.out-of-memory",
     "L1",
-    "A request that is too large raises, and the device works on as before.",
+    "An allocation that is too large raises, and the device still works.",
     reason="The run ends with a message and its last checkpoint, not with a crash.",
     group="memory",
     requires=["out_of_memory"],

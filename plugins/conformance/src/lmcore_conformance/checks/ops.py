@@ -269,8 +269,8 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
     ),
     "backward": (
         _backward,
-        "The gradients of `{op}` are those of its reference in float64.",
-        "A term that is missing in a gradient spoils training without an error.",
+        "The gradients of `{op}` equal those of its reference in float64.",
+        "A missing term in a gradient breaks training without an error.",
     ),
     "layouts": (
         _layouts,
@@ -285,7 +285,7 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
     "nan": (
         _nan,
         "A NaN in an argument of `{op}` reaches the results that it should, and no others.",
-        "A run stops at a NaN loss; a kernel that hides NaN lets it go on with spoilt weights.",
+        "A run stops at a NaN loss; a kernel that hides NaN lets it continue with broken weights.",
     ),
     "dtypes": (
         _dtypes,
@@ -329,8 +329,8 @@ for _op in CALLED_OPS:
 @check(
     "ops.reached",
     "L2",
-    "Each kernel of the plugin does at least one case of this suite, so that none is unchecked.",
-    reason="A kernel that refuses every case has passed nothing.",
+    "Each kernel of the plugin supports at least one case of this suite.",
+    reason="A kernel that rejects every case is untested.",
     group="ops",
 )
 def reached(bench: Bench) -> str:

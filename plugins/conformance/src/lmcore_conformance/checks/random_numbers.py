@@ -32,8 +32,8 @@ def _draws(bench: Bench) -> dict[str, Callable[[], Tensor]]:
 @check(
     "device.seed",
     "L1",
-    "A seed decides all numbers that are drawn; another seed gives others.",
-    reason="Equal runs are equal, and ranks that must differ do.",
+    "A seed determines all random numbers; another seed gives different numbers.",
+    reason="Runs must be repeatable, and some ranks must draw different numbers.",
     group="device",
 )
 def seed(bench: Bench) -> str:
@@ -59,8 +59,8 @@ def seed(bench: Bench) -> str:
 @check(
     "device.rng-state",
     "L1",
-    "A state that is put back repeats the numbers; it is a uint8 tensor on the host, and a copy.",
-    reason="Recomputation and `--load` put states back.",
+    "A restored state repeats the numbers; the state is a uint8 tensor on the host, and a copy.",
+    reason="Recomputation and `--load` restore states.",
     group="device",
 )
 def rng_state(bench: Bench) -> str:
@@ -95,7 +95,7 @@ def rng_state(bench: Bench) -> str:
 @check(
     "device.rng-apart-from-host",
     "L1",
-    "Seeding and drawing on the device leaves the host's generator alone, and the other way round.",
+    "Seeding and drawing on the device do not change the host's generator, and vice versa.",
     reason="The order of the data is drawn on the host, dropout on the device.",
     group="device",
     requires=["host_apart"],
@@ -124,8 +124,9 @@ def rng_apart(bench: Bench) -> str:
 @check(
     "device.rng-streams",
     "L1",
-    "The tracker's streams are independent of each other and go on where they stopped.",
-    reason="Dropout draws from streams, so that it can be recomputed and shared among devices.",
+    "The tracker's streams are independent of each other and continue at their last state.",
+    reason="Dropout draws from streams, so that it can be recomputed, and equal on several "
+    "devices.",
     group="device",
 )
 def rng_streams(bench: Bench) -> str:
@@ -160,8 +161,8 @@ def rng_streams(bench: Bench) -> str:
 @check(
     "device.distributions",
     "L1",
-    "Uniform, normal and Bernoulli numbers have the mean, spread and range that they should.",
-    reason="Initial weights and dropout would be off by a factor otherwise.",
+    "Uniform, normal and Bernoulli numbers have the correct mean, standard deviation and range.",
+    reason="A wrong distribution scales initial weights and dropout by a factor.",
     group="device",
 )
 def distributions(bench: Bench) -> str:

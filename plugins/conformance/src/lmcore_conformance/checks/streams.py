@@ -31,8 +31,8 @@ def _permutation(bench: Bench) -> tuple[Tensor, Tensor]:
 @check(
     "device.streams",
     "L1",
-    "Work on a stream is done in order, and another stream that waits for it sees the result.",
-    reason="Copies of batches and collectives overlap with computation on streams of their own.",
+    "Work on a stream runs in order, and another stream that waits for it sees the result.",
+    reason="Copies of batches and collectives overlap with computation on separate streams.",
     group="streams",
     requires=["streams"],
 )
@@ -63,8 +63,8 @@ def streams(bench: Bench) -> str:
 @check(
     "device.stream-synchronize",
     "L1",
-    "A stream that is waited for has done all its work.",
-    reason="The host reads results of a side stream so.",
+    "After `synchronize` on a stream its work is finished.",
+    reason="The host then reads results of a side stream.",
     group="streams",
     requires=["streams"],
 )
@@ -85,8 +85,8 @@ def stream_synchronize(bench: Bench) -> str:
 @check(
     "device.events",
     "L1",
-    "An event is passed when all work before it is done; a stream can wait for it.",
-    reason="Overlap without events is either wrong or a full wait.",
+    "An event is complete when all work before it is finished; a stream can wait for it.",
+    reason="Without events, overlap is either wrong or needs a full synchronization.",
     group="streams",
     requires=["events", "streams"],
 )

@@ -43,7 +43,7 @@ def _distance(found: Trained, wanted: Trained) -> float:
     "train.curve",
     "L3",
     f"{_STEPS} steps in float32 have the losses of the host in float64, and they fall.",
-    reason="It is the sum of everything below it: kernels, optimizer, data, initial weights.",
+    reason="It depends on all parts: kernels, optimizer, data, initial weights.",
     group=_GROUP,
     seconds=120,
 )
@@ -75,8 +75,8 @@ def curve(bench: Bench) -> str:
 @check(
     "train.references",
     "L3",
-    "So it is with the references on the device in place of the plugin's kernels.",
-    reason="`--ops X=reference` is how a user goes on without a kernel.",
+    "The losses are the same with the references on the device instead of the plugin's kernels.",
+    reason="`--ops X=reference` lets a user replace a faulty kernel.",
     group=_GROUP,
     seconds=120,
 )
@@ -94,8 +94,8 @@ def references(bench: Bench) -> str:
 @check(
     "train.micro-batches",
     "L3",
-    "A batch in four parts gives the losses and weights of the batch in one.",
-    reason="Gradients of micro-batches are added up on the device.",
+    "A batch of four micro-batches gives the losses and weights of the batch in one.",
+    reason="Gradients of micro-batches are accumulated on the device.",
     group=_GROUP,
     seconds=120,
 )
@@ -135,8 +135,9 @@ def repeat(bench: Bench) -> str:
 @check(
     "train.resume",
     "L3",
-    "A run in two parts is the run in one, bit for bit: weights, moments, random states, losses.",
-    reason="Long runs are continued many times.",
+    "A resumed run equals an uninterrupted run, bit for bit: weights, moments, random states, "
+    "losses.",
+    reason="Long runs are resumed many times.",
     group=_GROUP,
     requires=["deterministic"],
     seconds=120,
@@ -149,8 +150,9 @@ def resume(bench: Bench) -> str:
 @check(
     "train.async-save",
     "L3",
-    "So it is where the checkpoint is written while training goes on.",
-    reason="`--async-save`: the copy must be one moment of the run.",
+    "A run resumed from an asynchronously saved checkpoint equals an uninterrupted run, bit for "
+    "bit.",
+    reason="`--async-save`: the copy must have the state of one step.",
     group=_GROUP,
     requires=["deterministic"],
     seconds=120,
@@ -185,7 +187,7 @@ def _resumed(bench: Bench, more: str) -> str:
     "train.recompute",
     "L3",
     "`--recompute selective` and `full` change nothing but memory, bit for bit, with dropout.",
-    reason="Random numbers and precision have to be those of the first pass.",
+    reason="Random numbers and precision must equal those of the first pass.",
     group=_GROUP,
     requires=["recompute", "deterministic"],
     seconds=120,
@@ -198,8 +200,9 @@ def recompute(bench: Bench) -> str:
 @check(
     "train.offload",
     "L3",
-    "So do `--recompute offload` and `full-offload`.",
-    reason="Activations wait on the host and come back on a stream of their own.",
+    "`--recompute offload` and `full-offload` change nothing but memory, bit for bit, with "
+    "dropout.",
+    reason="Activations are copied to the host and back on a separate stream.",
     group=_GROUP,
     requires=["offload", "deterministic"],
     seconds=120,
@@ -212,8 +215,8 @@ def offload(bench: Bench) -> str:
 @check(
     "train.recompute-own",
     "L3",
-    "So does every further recompute policy that the plugin offers.",
-    reason="A policy of a plugin is chosen by name like the core's.",
+    "Every other recompute policy of the plugin changes nothing but memory, bit for bit.",
+    reason="A plugin's policies are selected by name, like the core's.",
     group=_GROUP,
     requires=["deterministic"],
     seconds=120,
@@ -257,7 +260,7 @@ def _recomputed(bench: Bench, names: tuple[str, ...]) -> str:
 @check(
     "train.precision-in-force",
     "L3",
-    "Every precision that is offered is in force: dtypes of products, weights and gradients.",
+    "Every offered precision is in force: dtypes of products, weights and gradients.",
     reason="A policy that silently computes in another dtype is slow, or wrong.",
     group=_GROUP,
 )
@@ -285,8 +288,8 @@ def precision_in_force(bench: Bench) -> str:
 @check(
     "train.mixed-precision",
     "L3",
-    "Training in every other precision keeps to the losses of float32, and is not float32.",
-    reason="Half precision that diverges in ten steps is of no use.",
+    "Training in every other precision has losses close to those of float32, but not equal.",
+    reason="Half precision must not diverge.",
     group=_GROUP,
     requires=["mixed_precision"],
     seconds=120,
@@ -320,9 +323,9 @@ def mixed_precision(bench: Bench) -> str:
 @check(
     "train.command",
     "L3",
-    "`lmcore train` on the device ends well, says so in its run directory, and `lmcore generate` "
+    "`lmcore train` on the device succeeds and writes its run directory, and `lmcore generate` "
     "reads it.",
-    reason="It is what users do.",
+    reason="Users run these commands.",
     group="command",
     seconds=150,
 )
@@ -349,7 +352,7 @@ def command(bench: Bench) -> str:
     "L4",
     "`lmcore train` on two processes takes the steps that one process takes, with the same losses "
     "and gradient norms, micro-batches accumulated or not.",
-    reason="A run that grows must stay the same run.",
+    reason="The number of processes must not change a run.",
     group="command",
     requires=["distributed"],
     seconds=240,

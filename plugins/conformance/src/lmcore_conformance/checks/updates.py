@@ -86,7 +86,7 @@ def _each_kernel(bench: Bench, settings: dict[str, float], *, transposed: bool =
     "ops.adamw.update",
     "L2",
     "Three AdamW steps change weights, moments and counts as float64 does.",
-    reason="Each term that is off (a decay, a bias correction) trains otherwise.",
+    reason="A wrong term (weight decay, bias correction) changes the training.",
     group=_GROUP,
 )
 def adamw_update(bench: Bench) -> str:
@@ -97,7 +97,8 @@ def adamw_update(bench: Bench) -> str:
 @check(
     "ops.adamw.settings",
     "L2",
-    "So they do with settings under which every term counts, epsilon and decay among them.",
+    "AdamW steps are equal with settings for which every term matters, such as epsilon and weight"
+    " decay.",
     reason="With usual settings an error in epsilon or decay hides below the tolerance.",
     group=_GROUP,
 )
@@ -109,7 +110,7 @@ def adamw_settings(bench: Bench) -> str:
 @check(
     "ops.adamw.layouts",
     "L2",
-    "So they do where weight and gradient lie differently in memory.",
+    "AdamW steps are equal if weight and gradient have different memory layouts.",
     reason="Tied and transposed weights have gradients of another layout.",
     group=_GROUP,
 )
@@ -121,8 +122,8 @@ def adamw_layouts(bench: Bench) -> str:
 @check(
     "ops.adamw.empty",
     "L2",
-    "A step without weights does nothing; one of an empty weight neither.",
-    reason="A rank may own none.",
+    "A step without weights, or with an empty weight, does nothing.",
+    reason="A rank may own no weights.",
     group=_GROUP,
 )
 def adamw_empty(bench: Bench) -> str:
@@ -145,8 +146,8 @@ def adamw_empty(bench: Bench) -> str:
 @check(
     "ops.adamw.nan",
     "L2",
-    "A NaN in a gradient reaches its weight, and no other one.",
-    reason="A step that hides NaN goes on with spoilt moments.",
+    "A NaN in a gradient reaches its weight, and no other weight.",
+    reason="A step that hides NaN continues with broken moments.",
     group=_GROUP,
 )
 def adamw_nan(bench: Bench) -> str:
@@ -180,7 +181,8 @@ def _norm_inputs(bench: Bench, dtype: torch.dtype) -> list[Tensor]:
 @check(
     "ops.grad_norm.value",
     "L2",
-    "The norm over tensors of any shape and layout is float64's, in float32 at least.",
+    "The norm over tensors of any shape and layout equals that in float64, with at least float32 "
+    "precision.",
     reason="Clipping scales every gradient by it.",
     group=_GROUP,
 )
@@ -208,8 +210,8 @@ def grad_norm_value(bench: Bench) -> str:
 @check(
     "ops.grad_norm.edges",
     "L2",
-    "Of no tensors it is 0; a NaN or an infinity reaches it; large values do not overflow.",
-    reason="A step is refused by this figure where gradients are not finite.",
+    "The norm of no tensors is 0; it propagates NaN and infinity; large values do not overflow.",
+    reason="A step is rejected by this norm if gradients are not finite.",
     group=_GROUP,
 )
 def grad_norm_edges(bench: Bench) -> str:
