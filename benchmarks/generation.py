@@ -51,7 +51,8 @@ def lmcore_contender(
     config = Config(accelerator=AcceleratorSection(device="cpu", precision=precision))
     runtime = stack.enter_context(start_runtime(config, plugins, selection, RankInfo()))
     shape = ModelShape(layers, hidden, heads, 4 * hidden, POSITIONS, PADDED)
-    model = build_model(shape, runtime, seed=1)
+    model = build_model(shape, runtime)
+    model.initialize(1)
 
     def run(prompts: Prompts, num_tokens: int) -> int:
         made = generate(

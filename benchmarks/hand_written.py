@@ -45,7 +45,8 @@ def by_hand(parts: Parts) -> Step:
 def _ready_made(parts: Parts) -> Step:
     """Return a step with torch's `DistributedDataParallel` or `fully_shard`."""
     stage = parts.plan.layout.zero_stage
-    model = build_model(ModelShape.from_plan(parts.plan), parts.runtime, seed=1)
+    model = build_model(ModelShape.from_plan(parts.plan), parts.runtime)
+    model.initialize(1)
     root: nn.Module = LossModule(model)
     if stage:
         from torch.distributed.fsdp import fully_shard
@@ -73,7 +74,8 @@ def _ready_made(parts: Parts) -> Step:
 
 def _divided(parts: Parts) -> Step:
     """Return a step over a model whose layers, stages or sequences are divided."""
-    placed = parallelize(ModelShape.from_plan(parts.plan), parts.plan.layout, parts.runtime, seed=1)
+    placed = parallelize(ModelShape.from_plan(parts.plan), parts.plan.layout, parts.runtime)
+    placed.initialize(1)
     optimizer = TrainState.create(placed, parts.plan, parts.runtime).optimizer
     parameters = [one.source for one in placed.parameters]
     partial = [one.source for one in placed.parameters if one.partial]

@@ -103,9 +103,9 @@ class Parts:
             ModelShape.from_plan(self.plan),
             self.plan.layout,
             self.runtime,
-            seed=1,
             compile_blocks=compiled,
         )
+        parallel.initialize(1)
         self.state = TrainState.create(parallel, self.plan, self.runtime)
         parallel.model.train()
 

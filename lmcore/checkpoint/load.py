@@ -31,6 +31,7 @@ _SHOWN = 10
 def load_checkpoint(
     checkpoint: Path,
     tensors: Mapping[str, torch.Tensor],
+    manifest: Manifest | None = None,
     *,
     verify: bool = True,
     layouts: Mapping[str, TensorLayout] = _WHOLE,
@@ -43,6 +44,7 @@ def load_checkpoint(
         checkpoint: Directory `iter_XXXXXXX`, from `find_checkpoint`.
         tensors: Tensors to fill, by their names in the checkpoint; on any device, of the saved
             dtype and shape.  Other tensors of the checkpoint are not read.
+        manifest: Manifest of the checkpoint; None: read here.
         verify: Compare every file with its checksum first.  Sizes, names, dtypes and shapes are
             always compared.
         layouts: Layouts of *tensors* by name; a tensor without one is whole.
@@ -57,13 +59,13 @@ def load_checkpoint(
             written by `save_checkpoint`) is found while loading.
         OtherRankError: The same for another process, with its text.
     """
-    manifest = read_manifest(checkpoint)
+    known = manifest or read_manifest(checkpoint)
     channel = channel or Channel(None)
 
     def check() -> list[str]:
         # Checked in here: other ranks, whose tensors may be there, would wait for this one.
-        _check_request(checkpoint, manifest, tensors, layouts, rows)
-        return own_problems(checkpoint, manifest, channel, content=verify)
+        _check_request(checkpoint, known, tensors, layouts, rows)
+        return own_problems(checkpoint, known, channel, content=verify)
 
     problems = all_problems(checkpoint, channel, check)
     if problems:
@@ -71,10 +73,10 @@ def load_checkpoint(
     from lmcore.checkpoint.dcp_metadata import read_metadata
     from lmcore.checkpoint.dcp_reader import read_tensors
 
-    index = read_metadata(checkpoint, manifest)
-    read_tensors(checkpoint, index, manifest.tensors, tensors, layouts, num_io_threads(MAX_THREADS))
+    index = read_metadata(checkpoint, known)
+    read_tensors(checkpoint, index, known.tensors, tensors, layouts, num_io_threads(MAX_THREADS))
     logger.debug("loaded %d tensors from %s", len(tensors), checkpoint)
-    return manifest
+    return known
 
 
 def _check_request(

@@ -146,7 +146,7 @@ def load_weights(
     model.to_empty(device=runtime.device.torch_device)
     runtime.precision.apply(model)
     tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
-    load_checkpoint(checkpoint, tensors, verify=verify)
+    load_checkpoint(checkpoint, tensors, manifest, verify=verify)
     return model.eval()
 
 

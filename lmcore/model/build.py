@@ -38,18 +38,16 @@ def build_model(
     shape: ModelShape,
     runtime: Runtime,
     *,
-    seed: int | None,
     compile_blocks: bool = False,
     masked: bool = False,
     part: ModelPart | None = None,
     device: torch.device | None = None,
 ) -> Model:
-    """Return a model of the family of *shape*.
+    """Return an uninitialized model of the family of *shape*.
 
     Args:
         shape: Sizes of the model.
         runtime: Device, kernels, precision and recompute policy.
-        seed: Seed of the initial weights; None: uninitialized, to be loaded from a checkpoint.
         compile_blocks: True if each layer is compiled at its first call.
         masked: True if attention can be limited to documents.
         part: Part of the model to build; None: all of it.
@@ -68,8 +66,6 @@ def build_model(
             masked=masked,
             part=part,
         )
-    if seed is not None:
-        model.initialize(seed)
     with _smallest_projection_on(runtime.device.torch_device, model):
         runtime.precision.apply(model)
     if compile_blocks:

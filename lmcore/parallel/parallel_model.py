@@ -324,17 +324,15 @@ def parallelize(
     layout: ParallelLayout,
     runtime: Runtime,
     *,
-    seed: int | None,
     compile_blocks: bool = False,
     masked: bool = False,
 ) -> ParallelModel:
-    """Build a model and place it on the ranks of a run; all ranks must call it.
+    """Build an uninitialized model and place it on the ranks of a run; all ranks must call it.
 
     Args:
         shape: Sizes of the whole model.
         layout: Parallel layout of the run.
         runtime: Rank, device, kernels and policies.
-        seed: Seed of the initial weights; None: uninitialized, to be loaded from a checkpoint.
         compile_blocks: See `build_model`.
         masked: See `build_model`.
     """
@@ -345,7 +343,6 @@ def parallelize(
     model = build_model(
         shape.narrowed(layout.tensor),
         runtime,
-        seed=None,
         compile_blocks=compile_blocks,
         masked=masked,
         part=part,
@@ -354,10 +351,7 @@ def parallelize(
     layouts = tensor_parallel.tensor_layouts(model, mesh.tensor)
     context_parallel.connect(model, mesh.context)
     tensor_parallel.connect(model, mesh.tensor, sequence=layout.sequence, rng=runtime.rng)
-    placed = ParallelModel(model, mesh, shape, layouts, runtime.device.torch_device)
-    if seed is not None:
-        placed.initialize(seed)
-    return placed
+    return ParallelModel(model, mesh, shape, layouts, runtime.device.torch_device)
 
 
 def _local(tensor: Tensor | None) -> Any:

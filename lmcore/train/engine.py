@@ -83,7 +83,6 @@ class NativeEngine:
             ModelShape.from_plan(plan),
             plan.layout,
             runtime,
-            seed=None,
             compile_blocks=compiles_blocks(plan, device),
             masked=plan.config.data.reset_attention_mask,
         )

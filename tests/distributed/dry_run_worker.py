@@ -70,7 +70,8 @@ def rank_of(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
     """Build one rank's part of the model and take a step."""
     seed_everything(1, runtime, plan.layout)
     with runtime.ops.bind_all():
-        parallel = parallelize(ModelShape.from_plan(plan), plan.layout, runtime, seed=1)
+        parallel = parallelize(ModelShape.from_plan(plan), plan.layout, runtime)
+        parallel.initialize(1)
         TrainState.create(parallel, plan, runtime)
     losses = step(parallel, plan)
     mesh = parallel.mesh

@@ -243,3 +243,20 @@ def test_rotary_positions_store_nothing(train: Any) -> None:
     assert tuned.status == 0, tuned.err
     other = train("other", f"{llama.replace('--swiglu ', '')} --train-iters 3 {load}")
     assert "swiglu: checkpoint True, model False" in other.err
+
+
+def test_the_manifest_is_read_once(train: Any, train_once: Any, monkeypatch: Any) -> None:
+    """A run that resumes reads the manifest of its checkpoint when it finds it, and never again."""
+    from lmcore.checkpoint import manifest
+
+    checkpoint = train_once("--train-iters 2").directory / "checkpoints/iter_0000002"
+    real, paths = manifest._read_bounded, []
+
+    def read(path: Path, *rest: Any) -> bytes:
+        paths.append(path)
+        return real(path, *rest)
+
+    monkeypatch.setattr(manifest, "_read_bounded", read)
+    run = train("more", f"--train-iters 3 --lr-decay-iters 2 --load {checkpoint}")
+    assert run.status == 0, run.err
+    assert paths.count(checkpoint / "manifest.json") == 1

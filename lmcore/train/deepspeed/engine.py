@@ -329,7 +329,6 @@ class DeepSpeedModel:
         model = build_model(
             self.shape,
             runtime,
-            seed=None,
             compile_blocks=compiles_blocks(plan, runtime.device),
             masked=plan.config.data.reset_attention_mask,
             device=torch.device("cpu"),

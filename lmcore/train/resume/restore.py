@@ -140,6 +140,7 @@ class _Load:
         load_checkpoint(
             self.resume.checkpoint,
             {**tensors, **(more or {})},
+            self.resume.manifest,
             verify=not self.resume.verified,
             layouts=self.state.layouts(tensors),
             rows={name: count for name, count in self.rows.items() if name in tensors},

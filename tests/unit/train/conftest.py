@@ -96,7 +96,8 @@ def make_state(runtime: Runtime) -> Callable[[RunPlan], TrainState]:
     def make(plan: RunPlan) -> TrainState:
         seed_everything(plan.config.training.seed, runtime)
         shape = ModelShape.from_plan(plan)
-        parallel = parallelize(shape, plan.layout, runtime, seed=plan.config.training.seed)
+        parallel = parallelize(shape, plan.layout, runtime)
+        parallel.initialize(plan.config.training.seed)
         return TrainState.create(parallel, plan, runtime)
 
     return make

@@ -106,7 +106,8 @@ def run_steps(make_plan: Any, make_datasets: Any) -> Any:
         seed = plan.config.training.seed
         seed_everything(seed, runtime)
         with runtime.ops.bind_all():
-            parallel = parallelize(ModelShape.from_plan(plan), plan.layout, runtime, seed=seed)
+            parallel = parallelize(ModelShape.from_plan(plan), plan.layout, runtime)
+            parallel.initialize(seed)
             state = TrainState.create(parallel, plan, runtime)
             step = TrainStep(state, plan, runtime)
         if change is not None:

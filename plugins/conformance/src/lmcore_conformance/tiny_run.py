@@ -182,7 +182,6 @@ class TinyRuns:
                 ModelShape.from_plan(plan),
                 plan.layout,
                 runtime,
-                seed=None if plan.config.checkpoint.load else plan.config.training.seed,
                 compile_blocks=bool(plan.config.training.compile),
             )
             if plan.config.training.step_graph:
