@@ -44,6 +44,7 @@ def create_torch_optimizer(
     arguments: Sequence[str] = (),
     *,
     elementwise: bool = False,
+    warns: bool = True,
 ) -> TorchOptimizer:
     """Return an optimizer of an imported class, after a trial of the class.
 
@@ -55,6 +56,7 @@ def create_torch_optimizer(
         arguments: Arguments of the class, as "key=value".
         elementwise: True if the user says that the class updates each weight from its own
             gradient and state alone, so that parameters may be sharded.
+        warns: True to log a warning; one rank of a run is enough.
 
     Raises:
         ConfigError: There is no such class, it refuses its arguments, or it cannot train here.
@@ -70,7 +72,7 @@ def create_torch_optimizer(
         facts = StateFacts(2, facts.group_numbers, facts.attribute_numbers)
     else:
         fault = _difference(imported, groups, facts, weights)
-    if fault:
+    if fault and warns:
         warning = ConfigError(
             f"`--optimizer {path}` does not resume bitwise: a resumed run would differ from an "
             "uninterrupted one",
@@ -78,7 +80,7 @@ def create_torch_optimizer(
             hint=f"{_SAVED}; if the run may be interrupted, choose another class",
         )
         logger.warning("%s", warning)
-    elif facts.steps > 2:
+    elif facts.steps > 2 and warns:
         warning = ConfigError(
             f"`--optimizer {path}` cannot resume from a checkpoint before step {facts.steps}",
             why=f"the structure of its state changes until step {facts.steps}",

@@ -27,6 +27,7 @@ def create_optimizer(
     *,
     bind: Bind,
     sum_over_shards: SumOverShards | None = None,
+    warns: bool = True,
 ) -> Optimizer:
     """Return the optimizer of a run, with initial state.
 
@@ -37,6 +38,7 @@ def create_optimizer(
         bind: Function that returns the kernel of an op by the op's name.
         sum_over_shards: Sum of numbers over the processes that hold shards of a parameter; None
             if every parameter is whole.
+        warns: True to log warnings about an imported class; one rank of a run is enough.
     """
     named: Named = tuple(named_parameters)
     if settings.optimizer == "lamb":
@@ -56,6 +58,7 @@ def create_optimizer(
             settings.optimizer,
             settings.optimizer_args,
             elementwise=settings.optimizer_elementwise,
+            warns=warns,
         )
     return _MAKERS[settings.optimizer](settings, named, bind)
 

@@ -84,6 +84,7 @@ class TrainState:
             parallel.named_parameters(),
             bind=lambda op: runtime.ops.bind(op, where),
             sum_over_shards=ShardSums(parallel),
+            warns=runtime.rank.rank == 0,
         )
         scale = loss_scale_of(plan.config.accelerator, runtime.precision)
         return cls(parallel, optimizer, LearningRateSchedule.from_plan(plan), scale)

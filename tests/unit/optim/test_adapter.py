@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from lmcore.errors import ConfigError
+from lmcore.optim.class_trial import create_torch_optimizer
+from lmcore.optim.optimizer import parameter_groups
 
 CLASSES = {
     "torch.optim:AdamW": ("betas=0.9,0.95", "amsgrad=true"),
@@ -303,6 +305,14 @@ def test_hidden_state_is_a_warning(
     assert why in record.message
     assert "choose another class" in record.message
     bench.advance(named, optimizer, range(3))
+
+
+def test_one_rank_warns(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """All ranks try the class, and one is enough for the warning."""
+    create_torch_optimizer(
+        parameter_groups(bench.weights().items(), 0.1), "own:InList", warns=False
+    )
+    assert not caplog.records
 
 
 def test_late_state_is_a_warning(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
