@@ -44,6 +44,12 @@ Every option is a flag (`--train-iters 100`) and a key of a YAML file, below its
 [How to configure a run](../how-to/configure.md) explains files, presets and the order in which they
 apply.
 
+The column "resume" is what a value that differs from the checkpoint's means for a run that
+continues: it is `free`, or named in a warning (`warn`), or its effect on the model, the
+learning-rate schedule, the order of the samples, the tokenizer or the optimizer is `checked`, and
+a difference is an error unless a flag accepts it:
+[What must agree](../how-to/continue-a-run.md#what-must-agree).
+
 Plugins add sections of their own. The last one below is that of the CPU's plugin, which comes with
 lmcore. The flags of a plugin begin with its name (`--cpu-keep-freed-memory`), the keys in its
 section of a file do not (`cpu:` `keep_freed_memory: true`)."""
@@ -85,7 +91,7 @@ def options_page() -> str:
         _NOTE,
         _ABOUT_OPTIONS,
     ]
-    head = ("option", "type", "default", "allowed", "meaning")
+    head = ("option", "type", "default", "allowed", "resume", "meaning")
     for name, section in SECTIONS.items():
         rows = [_option_row(one) for one in options_of(section, name=name)]
         parts += [f"## `{name}`\n\n{summary_of(section)}", _table(head, rows)]
@@ -201,7 +207,7 @@ def _cpu_sections() -> PluginSections:
 def _option_row(one: Option) -> tuple[str, ...]:
     default = shown_default(one)
     shown = f"`{default}`" if default else ""
-    return (f"`{one.key}`", one.type_name, shown, one.bound, one.help)
+    return (f"`{one.key}`", one.type_name, shown, one.bound, one.on_resume, one.help)
 
 
 def _renamed(table: Mapping[str, megatron.Renamed]) -> str:

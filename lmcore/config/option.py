@@ -15,10 +15,18 @@ from typing import Any
 
 from lmcore.errors import ConfigError, suggestion
 
-__all__ = ["REQUIRED", "Option", "flag_of", "is_option", "option", "options_of"]
+__all__ = ["CHECKED", "FREE", "REQUIRED", "Option", "flag_of", "is_option", "option", "options_of"]
 
 REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
+
+FREE = "free"
+"""`on_resume` of a setting that does not change what a run computes."""
+
+CHECKED = "checked"
+"""`on_resume` of a setting whose effect is compared with the checkpoint's: the model's shape, the
+learning-rate schedule, the order of the samples, the tokenizer or the optimizer.  A difference is
+an error unless a flag allows it."""
 
 _KEY = "lmcore.option"
 
@@ -38,6 +46,7 @@ class _Declaration:
     metavar: str | None = None
     short: str | None = None
     aliases: Mapping[str, str] | None = None
+    on_resume: str = "warn"
 
 
 def option(
@@ -53,6 +62,7 @@ def option(
     metavar: str | None = None,
     short: str | None = None,
     aliases: Mapping[str, str] | None = None,
+    on_resume: str = "warn",
 ) -> Any:
     """Return a dataclass field for one setting.
 
@@ -67,6 +77,8 @@ def option(
         metavar: Placeholder of the value in the help; default: from the type.
         short: Letter of a short flag in addition to the long one.
         aliases: Other spellings of choices, each with the choice that it means.
+        on_resume: Consequence of a value that differs from the checkpoint's when a run resumes:
+            `FREE`, `CHECKED`, or "warn", which names the change in a warning.
     """
     declared = _Declaration(
         help,
@@ -79,6 +91,7 @@ def option(
         metavar,
         short,
         aliases,
+        on_resume,
     )
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
@@ -95,6 +108,7 @@ class Option:
         repeated: True if the value is a tuple of `type`.
         optional: True if `None` is allowed.
         plugin: Name of the plugin that declares the option; empty for the core's.
+        on_resume: Consequence of a changed value when a run resumes; see `option`.
     """
 
     name: str
@@ -114,6 +128,7 @@ class Option:
     plugin: str = ""
     form: str | None = None
     aliases: Mapping[str, str] | None = None
+    on_resume: str = "warn"
 
     @property
     def key(self) -> str:

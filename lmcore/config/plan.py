@@ -135,8 +135,16 @@ class RunPlan:
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting and derived count by name, which must be equal on all ranks."""
-        names = {option.name: option for options in self._sections().values() for option in options}
-        return {name: self.config.value(option) for name, option in names.items()} | self.derived
+        return {name: self.value(option) for name, option in self.options.items()} | self.derived
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """Every option by name: the core's, then the plugins'."""
+        return {option.name: option for options in self._sections().values() for option in options}
+
+    def value(self, option: Option) -> Any:
+        """Return the value of an option."""
+        return self.config.value(option)
 
     @property
     def fingerprint(self) -> str:

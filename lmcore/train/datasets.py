@@ -286,7 +286,10 @@ def _training(
     else:
         if same.order == saved.order or not changes:
             return same
-    logger.info("the blend changes after %d samples", saved.consumed_samples)
+    logger.info(
+        "after %d samples, each data source continues at its position in the checkpoint",
+        saved.consumed_samples,
+    )
     return changed_blend(sources, record, saved.consumed_samples, wanted, common)
 
 

@@ -20,6 +20,7 @@ from lmcore.train.report.run_report import RunResult, open_report
 from lmcore.train.report.startup_clock import PhaseClock
 from lmcore.train.resume.restore import restore
 from lmcore.train.resume.resume_point import verify_resume_point
+from lmcore.train.resume.same_run import check_learning_rate
 from lmcore.train.resume.saver import Saver
 from lmcore.train.resume.snapshot import Snapshot, take_snapshot
 from lmcore.train.state import seed_everything
@@ -78,6 +79,7 @@ def run_training(
             state, order_fingerprint = engine.state, datasets.order
             planner = WritePlanner(rendezvous)
             checkpoint = restore(state, plan, runtime, order=order_fingerprint, planner=planner)
+            check_learning_rate(plan, state.schedule, state.scheduled_samples)
             engine.begin()
 
             def snapshot() -> Snapshot:

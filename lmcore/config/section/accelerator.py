@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lmcore.config.option import option
+from lmcore.config.option import FREE, option
 
 
 def plugin_off_option() -> Any:
     """Return the field of `--plugin-off`, an option of every command that loads plugins."""
-    return option((), "Installed plugins to turn off.", metavar="NAME")
+    return option((), "Installed plugins to turn off.", metavar="NAME", on_resume=FREE)
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,10 @@ class AcceleratorSection:
     """Device, kernels, precision and recomputation; choices depend on the installed plugins."""
 
     device: str | None = option(
-        None, "Device type, as listed by `lmcore plugins`; default: detected.", metavar="TYPE"
+        None,
+        "Device type, as listed by `lmcore plugins`; default: detected.",
+        metavar="TYPE",
+        on_resume=FREE,
     )
     plugin_off: tuple[str, ...] = plugin_off_option()
     precision: str | None = option(
@@ -30,7 +33,7 @@ class AcceleratorSection:
         None, "Fixed loss scale for fp16; 0 or none: dynamic.", minimum=0
     )
     initial_loss_scale: float = option(
-        2.0**32, "Initial dynamic loss scale; 2^32 by default.", above=0
+        2.0**32, "Initial dynamic loss scale; 2^32 by default.", above=0, on_resume=FREE
     )
     min_loss_scale: float = option(1.0, "Minimum of the dynamic loss scale.", above=0)
     loss_scale_window: int = option(
@@ -42,24 +45,36 @@ class AcceleratorSection:
         minimum=1,
     )
     recompute: str = option(
-        "none", "Recompute policy of the device, such as none, selective or full.", metavar="NAME"
+        "none",
+        "Recompute policy of the device, such as none, selective or full.",
+        metavar="NAME",
+        on_resume=FREE,
     )
     recompute_method: str | None = option(
         None,
         "Layers that a policy for whole layers recomputes: all, in groups with one checkpoint each "
         "(uniform), or only the first ones (block); default: uniform.",
         choices=("uniform", "block"),
+        on_resume=FREE,
     )
     recompute_num_layers: int = option(
-        1, "Layers in each group (uniform), or number of layers to recompute (block).", minimum=1
+        1,
+        "Layers in each group (uniform), or number of layers to recompute (block).",
+        minimum=1,
+        on_resume=FREE,
     )
     ops: tuple[str, ...] = option(
         (),
         "Preferred kernels as `op=id,id`; the first that supports the case is used.",
         metavar="OP=ID",
+        on_resume=FREE,
     )
-    strict_ops: bool = option(False, "Fail if an op would use the core's reference kernel.")
-    deterministic: bool = option(False, "Use only kernels that declare themselves deterministic.")
+    strict_ops: bool = option(
+        False, "Fail if an op would use the core's reference kernel.", on_resume=FREE
+    )
+    deterministic: bool = option(
+        False, "Use only kernels that declare themselves deterministic.", on_resume=FREE
+    )
     num_threads: int | None = option(
-        None, "CPU threads of each process; default: torch's.", minimum=1
+        None, "CPU threads of each process; default: torch's.", minimum=1, on_resume=FREE
     )

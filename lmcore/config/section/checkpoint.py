@@ -4,50 +4,71 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.option import option
+from lmcore.config.option import FREE, option
 
 
 @dataclass(frozen=True)
 class CheckpointSection:
     """Run directory, checkpoints to save and the checkpoint to load."""
 
-    save: str | None = option(None, "Run directory; default: runs/<date>-<name>.", metavar="DIR")
+    save: str | None = option(
+        None, "Run directory; default: runs/<date>-<name>.", metavar="DIR", on_resume=FREE
+    )
     load: str | None = option(
         None,
         "Checkpoint to continue from: a run directory, its `checkpoints`, or one `iter_XXXXXXX`.",
         metavar="DIR",
+        on_resume=FREE,
     )
     save_interval: int | None = option(
-        None, "Steps between checkpoints; default: only one at the end.", minimum=1
+        None, "Steps between checkpoints; default: only one at the end.", minimum=1, on_resume=FREE
     )
     keep_last: int | None = option(
-        None, "Number of checkpoints to keep; a save deletes older ones; default: all.", minimum=1
+        None,
+        "Number of checkpoints to keep; a save deletes older ones; default: all.",
+        minimum=1,
+        on_resume=FREE,
     )
-    async_save: bool = option(False, "Write the checkpoints of --save-interval in the background.")
-    save_optim: bool = option(True, "Save the optimizer's state.")
-    save_rng: bool = option(True, "Save the random number states.")
-    load_optim: bool = option(True, "Load the optimizer's state.")
-    load_rng: bool = option(True, "Load the random number states.")
+    async_save: bool = option(
+        False, "Write the checkpoints of --save-interval in the background.", on_resume=FREE
+    )
+    save_optim: bool = option(True, "Save the optimizer's state.", on_resume=FREE)
+    save_rng: bool = option(True, "Save the random number states.", on_resume=FREE)
+    load_optim: bool = option(True, "Load the optimizer's state.", on_resume=FREE)
+    load_rng: bool = option(True, "Load the random number states.", on_resume=FREE)
     finetune: bool = option(
         False,
         "Load only the weights; step, optimizer state, schedule and data start from the beginning.",
+        on_resume=FREE,
     )
     exit_on_missing_checkpoint: bool = option(
         True,
         "Stop if --load has no checkpoint; off, or if --save names the same directory: start from "
         "initial weights, with a warning.",
+        on_resume=FREE,
     )
     use_checkpoint_opt_param_scheduler: bool = option(
-        False, "Continue with the checkpoint's learning-rate schedule."
+        False, "Continue with the checkpoint's learning-rate schedule.", on_resume=FREE
     )
     override_opt_param_scheduler: bool = option(
-        False, "Continue with this run's learning-rate schedule even if the checkpoint's differs."
+        False,
+        "Continue with this run's learning-rate schedule even if the checkpoint's differs.",
+        on_resume=FREE,
     )
     change_blend: bool = option(
         False,
         "Continue with this run's data sources and weights; each source continues at the position "
         "in the checkpoint.",
+        on_resume=FREE,
     )
     override_data_order: bool = option(
-        False, "Continue even if the order of the training samples differs from the checkpoint's."
+        False,
+        "Continue even if the order of the training samples differs from the checkpoint's.",
+        on_resume=FREE,
+    )
+    change_tokenizer: bool = option(
+        False,
+        "Continue or fine-tune with a tokenizer other than the checkpoint's: its token ids select "
+        "embedding rows that were trained for other tokens.",
+        on_resume=FREE,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.option import option
+from lmcore.config.option import CHECKED, FREE, option
 from lmcore.config.section.tokenizer import TYPES, TokenizerSection
 
 _WEIGHTED = "alternate weight and prefix, or prefixes alone, weighted by size"
@@ -20,9 +20,10 @@ class DataSection(TokenizerSection):
         "Prefixes of indexed datasets (without .bin/.idx), divided by split; for several "
         f"{_WEIGHTED}. Default: the bundled text.",
         metavar="PREFIX",
+        on_resume=CHECKED,
     )
     train_data_path: tuple[str, ...] = option(
-        (), f"Datasets for training only: {_WEIGHTED}.", metavar="PREFIX"
+        (), f"Datasets for training only: {_WEIGHTED}.", metavar="PREFIX", on_resume=CHECKED
     )
     valid_data_path: tuple[str, ...] = option(
         (), "Datasets for validation only, like train_data_path.", metavar="PREFIX"
@@ -31,7 +32,7 @@ class DataSection(TokenizerSection):
         (), "Datasets for the test only, like train_data_path.", metavar="PREFIX"
     )
     train_weighted_split_paths: tuple[str, ...] = option(
-        (), f"Ranges of datasets for training, {_RANGES}.", metavar="TEXT"
+        (), f"Ranges of datasets for training, {_RANGES}.", metavar="TEXT", on_resume=CHECKED
     )
     valid_weighted_split_paths: tuple[str, ...] = option(
         (), "Ranges of datasets for validation, like train_weighted_split_paths.", metavar="TEXT"
@@ -43,35 +44,45 @@ class DataSection(TokenizerSection):
         None,
         "Data file list, a line for each dataset: weight, prefix and corpus; divided by split.",
         metavar="FILE",
+        on_resume=CHECKED,
     )
     corpus: str | None = option(
         None,
         "Name of a text to train on, from `lmcore data corpora`; excludes data_path.",
         metavar="NAME",
+        on_resume=CHECKED,
     )
     train_data: tuple[str, ...] = option(
         (),
         "Names of texts to train on, weighted by size; divided by split if neither valid_data nor "
         "test_data is given.",
         metavar="NAME",
+        on_resume=CHECKED,
     )
     valid_data: tuple[str, ...] = option((), "Names of texts to validate on.", metavar="NAME")
     test_data: tuple[str, ...] = option((), "Names of texts to test on.", metavar="NAME")
     lazy_loader: bool = option(
         False,
         "Keep a copy of named texts, so that later starts do not need their source.",
+        on_resume=FREE,
     )
     split: str = option(
-        "969,30,1", "Fractions of the documents for training, validation and test, in any unit."
+        "969,30,1",
+        "Fractions of the documents for training, validation and test, in any unit.",
+        on_resume=CHECKED,
     )
     data_cache_path: str | None = option(
-        None, "Directory of the sample index caches; default: next to the data.", metavar="DIR"
+        None,
+        "Directory of the sample index caches; default: next to the data.",
+        metavar="DIR",
+        on_resume=FREE,
     )
     dataloader_type: str = option(
         "single",
         "Order of the samples: one sequence of as many as the run needs (single), or epochs over "
         "all samples, each shuffled differently (cyclic).",
         choices=("single", "cyclic"),
+        on_resume=CHECKED,
     )
     final_epoch_threshold: float = option(
         0.80,
@@ -79,6 +90,7 @@ class DataSection(TokenizerSection):
         "0.80 in Megatron, 0.95 in BigScience's fork.",
         minimum=0,
         maximum=1,
+        on_resume=CHECKED,
     )
     reset_position_ids: bool = option(
         False, "Restart position ids at each document within a sample."
@@ -89,7 +101,7 @@ class DataSection(TokenizerSection):
     eod_mask_loss: bool = option(
         False, "Mask the loss of the tokens that follow an end-of-document token."
     )
-    num_prefetch: int = option(4, "Number of micro-batches to prefetch.", minimum=1)
+    num_prefetch: int = option(4, "Number of micro-batches to prefetch.", minimum=1, on_resume=FREE)
     vocab_size: int | None = option(
         None, "Vocabulary size before padding, in tokens; default: the tokenizer's.", minimum=1
     )
@@ -98,4 +110,5 @@ class DataSection(TokenizerSection):
         f"{TYPES}; default: GPT2BPETokenizer if its files are given, else the tokenizer that the "
         "data was prepared with.",
         metavar="TYPE",
+        on_resume=CHECKED,
     )

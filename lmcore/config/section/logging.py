@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.option import option
+from lmcore.config.option import FREE, option
 
 
 @dataclass(frozen=True)
 class LoggingSection:
     """Progress, metrics and TensorBoard."""
 
-    name: str = option("gpt", "Name of the run, used in the default run directory.")
-    log_interval: int = option(10, "Steps between progress lines.", minimum=1)
+    name: str = option("gpt", "Name of the run, used in the default run directory.", on_resume=FREE)
+    log_interval: int = option(10, "Steps between progress lines.", minimum=1, on_resume=FREE)
     progress: str = option(
         "auto",
         "Progress display: live, plain lines, or none; auto: live on a terminal, else plain.",
         choices=("auto", "live", "plain", "none"),
+        on_resume=FREE,
     )
-    tensorboard: bool = option(True, "Write TensorBoard events.")
+    tensorboard: bool = option(True, "Write TensorBoard events.", on_resume=FREE)
     tensorboard_dir: str | None = option(
         None,
         "Directory of TensorBoard events; default: tensorboard/ in the run directory.",
         metavar="DIR",
+        on_resume=FREE,
     )
-    tensorboard_log_interval: int = option(1, "Steps between TensorBoard events.", minimum=1)
+    tensorboard_log_interval: int = option(
+        1, "Steps between TensorBoard events.", minimum=1, on_resume=FREE
+    )
     tensorboard_queue_size: int = option(
-        1000, "TensorBoard events queued before they are written.", minimum=1
+        1000, "TensorBoard events queued before they are written.", minimum=1, on_resume=FREE
     )

@@ -4,75 +4,103 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.option import option
+from lmcore.config.option import CHECKED, FREE, option
 
 
 @dataclass(frozen=True)
 class ModelSection:
     """Shape of the transformer; the names are Megatron's flags."""
 
-    num_layers: int = option(4, "Number of transformer layers.", minimum=1)
-    hidden_size: int = option(128, "Width of the residual stream.", minimum=1)
-    num_attention_heads: int = option(4, "Number of attention heads (query heads).", minimum=1)
+    num_layers: int = option(4, "Number of transformer layers.", minimum=1, on_resume=CHECKED)
+    hidden_size: int = option(128, "Width of the residual stream.", minimum=1, on_resume=CHECKED)
+    num_attention_heads: int = option(
+        4, "Number of attention heads (query heads).", minimum=1, on_resume=CHECKED
+    )
     kv_channels: int | None = option(
         None,
         "Channels of an attention head; default: hidden_size / num_attention_heads.",
         minimum=1,
+        on_resume=CHECKED,
     )
     group_query_attention: bool = option(
-        False, "Share each key and value head among a group of query heads."
+        False, "Share each key and value head among a group of query heads.", on_resume=CHECKED
     )
     num_query_groups: int | None = option(
         None,
         "Number of key and value heads, with --group-query-attention; default: 1.",
         minimum=1,
+        on_resume=CHECKED,
     )
     ffn_hidden_size: int | None = option(
         None,
         "Width of the feed-forward layer; default: 4 * hidden_size; with --swiglu 8/3 * "
         "hidden_size, rounded down to a multiple of 64.",
         minimum=1,
+        on_resume=CHECKED,
     )
-    swiglu: bool = option(False, "Use SwiGLU in the feed-forward layer instead of GELU.")
+    swiglu: bool = option(
+        False, "Use SwiGLU in the feed-forward layer instead of GELU.", on_resume=CHECKED
+    )
     normalization: str = option(
         "LayerNorm",
         "Normalization before attention and feed-forward layer.",
         choices=("LayerNorm", "RMSNorm"),
+        on_resume=CHECKED,
     )
-    seq_length: int = option(128, "Tokens in a training sample.", minimum=1)
+    seq_length: int = option(128, "Tokens in a training sample.", minimum=1, on_resume=CHECKED)
     max_position_embeddings: int | None = option(
-        None, "Longest sequence of the model, in tokens; default: seq_length.", minimum=1
+        None,
+        "Longest sequence of the model, in tokens; default: seq_length.",
+        minimum=1,
+        on_resume=CHECKED,
     )
     position_embedding_type: str = option(
         "learned_absolute",
         "Positional encoding: learned embeddings, rotary embeddings (rope), or none.",
         choices=("learned_absolute", "rope", "none"),
+        on_resume=CHECKED,
     )
-    rotary_base: int = option(10000, "Base (theta) of the rotary frequencies.", above=1)
+    rotary_base: int = option(
+        10000, "Base (theta) of the rotary frequencies.", above=1, on_resume=CHECKED
+    )
     rotary_percent: float = option(
-        1.0, "Fraction of a head's channels that rotary embeddings rotate.", above=0, maximum=1
+        1.0,
+        "Fraction of a head's channels that rotary embeddings rotate.",
+        above=0,
+        maximum=1,
+        on_resume=CHECKED,
     )
     use_rope_scaling: bool = option(
-        False, "Scale the rotary frequencies as Llama 3.1 does, for contexts beyond 8192 tokens."
+        False,
+        "Scale the rotary frequencies as Llama 3.1 does, for contexts beyond 8192 tokens.",
+        on_resume=CHECKED,
     )
     rope_scaling_factor: float = option(
-        8.0, "Factor by which --use-rope-scaling extends the context.", minimum=1
+        8.0, "Factor by which --use-rope-scaling extends the context.", minimum=1, on_resume=CHECKED
     )
     untie_embeddings_and_output_weights: bool = option(
-        False, "Give the output layer its own weights instead of the token embedding's."
+        False,
+        "Give the output layer its own weights instead of the token embedding's.",
+        on_resume=CHECKED,
     )
-    add_bias_linear: bool = option(True, "Use biases in linear layers.")
+    add_bias_linear: bool = option(True, "Use biases in linear layers.", on_resume=CHECKED)
     add_qkv_bias: bool = option(
-        False, "Use biases for queries, keys and values even with --no-add-bias-linear."
+        False,
+        "Use biases for queries, keys and values even with --no-add-bias-linear.",
+        on_resume=CHECKED,
     )
     layernorm_epsilon: float = option(
-        1e-5, "Epsilon added to the variance (mean square) in normalization.", above=0
+        1e-5,
+        "Epsilon added to the variance (mean square) in normalization.",
+        above=0,
+        on_resume=CHECKED,
     )
     init_method_std: float = option(
         0.02,
         "Standard deviation of initial weights; for output projections divided by "
         "sqrt(2 * num_layers).",
         above=0,
+        on_resume=FREE,
     )
     attention_dropout: float = option(
         0.0, "Dropout probability of attention weights.", minimum=0, below=1
@@ -87,4 +115,5 @@ class ModelSection:
         128,
         "Pad the vocabulary to a multiple of this times the tensor-parallel size.",
         minimum=1,
+        on_resume=FREE,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.option import option
+from lmcore.config.option import CHECKED, FREE, option
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class OptimizerSection:
         ),
         form="module:Class",
         aliases={"adamw": "adam"},
+        on_resume=CHECKED,
     )
     optimizer_args: tuple[str, ...] = option(
         (), "Arguments of an imported optimizer class.", metavar="KEY=VALUE"
@@ -36,19 +37,29 @@ class OptimizerSection:
         False,
         "Shard the parameters of an imported optimizer: it updates each weight from its own "
         "gradient and state alone.",
+        on_resume=FREE,
     )
-    lr: float = option(2e-3, "Peak learning rate, after warm-up.", above=0)
-    min_lr: float = option(0.0, "Learning rate at the end of the decay.", minimum=0)
+    lr: float = option(2e-3, "Peak learning rate, after warm-up.", above=0, on_resume=CHECKED)
+    min_lr: float = option(
+        0.0, "Learning rate at the end of the decay.", minimum=0, on_resume=CHECKED
+    )
     lr_decay_style: str = option(
         "cosine",
         "Shape of the learning-rate decay.",
         choices=("constant", "linear", "cosine", "inverse-square-root", "constant-cooldown"),
+        on_resume=CHECKED,
     )
     lr_decay_iters: int | None = option(
-        None, "Steps over which the learning rate decays; default: train_iters.", minimum=1
+        None,
+        "Steps over which the learning rate decays; default: train_iters.",
+        minimum=1,
+        on_resume=CHECKED,
     )
     lr_decay_samples: int | None = option(
-        None, "Samples over which the learning rate decays; needs train_samples.", minimum=1
+        None,
+        "Samples over which the learning rate decays; needs train_samples.",
+        minimum=1,
+        on_resume=CHECKED,
     )
     lr_warmup_fraction: float | None = option(
         None,
@@ -56,16 +67,23 @@ class OptimizerSection:
         "decay style is given, else 0.",
         minimum=0,
         maximum=1,
+        on_resume=CHECKED,
     )
-    lr_warmup_iters: int = option(0, "Steps of linear learning-rate warm-up.", minimum=0)
+    lr_warmup_iters: int = option(
+        0, "Steps of linear learning-rate warm-up.", minimum=0, on_resume=CHECKED
+    )
     lr_warmup_samples: int = option(
-        0, "Samples of linear learning-rate warm-up; needs train_samples.", minimum=0
+        0,
+        "Samples of linear learning-rate warm-up; needs train_samples.",
+        minimum=0,
+        on_resume=CHECKED,
     )
     lr_cooldown_fraction: float = option(
         0.2,
         "Fraction of the decay, at its end, over which `constant-cooldown` lowers the rate.",
         above=0,
         maximum=1,
+        on_resume=CHECKED,
     )
     weight_decay: float = option(
         0.01, "Weight decay; not applied to biases and normalization weights.", minimum=0

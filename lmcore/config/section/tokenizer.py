@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.option import option
+from lmcore.config.option import CHECKED, FREE, option
 from lmcore.config.tokenizer import BUILT_IN_TYPES
 
 __all__ = ["TYPES", "TokenizerSection"]
@@ -21,19 +21,28 @@ class TokenizerSection:
     """
 
     vocab_file: str | None = option(
-        None, "Vocabulary of the tokenizer: vocab.json, or vocab.txt for WordPiece.", metavar="FILE"
+        None,
+        "Vocabulary of the tokenizer: vocab.json, or vocab.txt for WordPiece.",
+        metavar="FILE",
+        on_resume=FREE,
     )
-    merge_file: str | None = option(None, "merges.txt of the tokenizer.", metavar="FILE")
+    merge_file: str | None = option(
+        None, "merges.txt of the tokenizer.", metavar="FILE", on_resume=FREE
+    )
     tokenizer_model: str | None = option(
-        None, "SentencePiece model, or directory of a pretrained tokenizer.", metavar="FILE"
+        None,
+        "SentencePiece model, or directory of a pretrained tokenizer.",
+        metavar="FILE",
+        on_resume=FREE,
     )
     tokenizer_name_or_path: str | None = option(
         None,
         "Directory of a pretrained tokenizer, or its tokenizer.json; nothing is downloaded.",
         metavar="PATH",
+        on_resume=FREE,
     )
     vocab_extra_ids: int = option(
-        0, "Sentinel tokens added to the vocabulary.", minimum=0, maximum=100_000
+        0, "Sentinel tokens added to the vocabulary.", minimum=0, maximum=100_000, on_resume=CHECKED
     )
     add_special_tokens: bool | None = option(
         None,

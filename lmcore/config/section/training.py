@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.option import option
+from lmcore.config.option import CHECKED, FREE, option
 
 
 @dataclass(frozen=True)
@@ -12,16 +12,20 @@ class TrainingSection:
     """Length of the run, batch sizes, validation and exits."""
 
     train_iters: int | None = option(
-        None, "Number of steps to train; excludes train_samples; default: 1500.", minimum=1
+        None,
+        "Number of steps to train; excludes train_samples; default: 1500.",
+        minimum=1,
+        on_resume=FREE,
     )
     train_samples: int | None = option(
-        None, "Number of samples to train on; excludes train_iters.", minimum=1
+        None, "Number of samples to train on; excludes train_iters.", minimum=1, on_resume=FREE
     )
     micro_batch_size: int = option(8, "Samples in one forward pass on one device.", minimum=1)
     global_batch_size: int | None = option(
         None,
         "Samples in one step over all devices; default: micro_batch_size * data-parallel size.",
         minimum=1,
+        on_resume=CHECKED,
     )
     rampup_batch_size: tuple[int, ...] = option(
         (),
@@ -30,42 +34,58 @@ class TrainingSection:
         minimum=1,
         metavar="START INCREMENT SAMPLES",
     )
-    eval_interval: int = option(250, "Steps between validations; 0: no validation.", minimum=0)
+    eval_interval: int = option(
+        250, "Steps between validations; 0: no validation.", minimum=0, on_resume=FREE
+    )
     eval_iters: int = option(
         20, "Global batches in one validation or test; 0: no validation.", minimum=0
     )
     exit_interval: int | None = option(
-        None, "Save and exit at the first step that is a multiple of this.", minimum=1
+        None,
+        "Save and exit at the first step that is a multiple of this.",
+        minimum=1,
+        on_resume=FREE,
     )
     exit_duration_in_mins: float | None = option(
-        None, "Save and exit after this many minutes.", above=0
+        None, "Save and exit after this many minutes.", above=0, on_resume=FREE
     )
-    seed: int = option(1234, "Seed of initial weights, dropout and data order.", minimum=0)
+    seed: int = option(
+        1234, "Seed of initial weights, dropout and data order.", minimum=0, on_resume=CHECKED
+    )
     compile: bool | None = option(
         None,
         "Compile each transformer block and the loss with torch.compile; default: on devices "
         "whose plugin recommends it.",
+        on_resume=FREE,
     )
     step_graph: bool = option(
         False,
         "Capture forward and backward of a micro-batch in a graph and replay it, on devices that "
         "support it; for models so small that launching kernels takes longer than running them.",
+        on_resume=FREE,
     )
     async_metrics: bool = option(
         True,
         "Read a step's loss and gradient norm while the next step runs, on devices that run "
         "asynchronously.",
+        on_resume=FREE,
     )
     manual_gc: bool = option(
-        True, "Run Python's garbage collection only between steps, in all processes at once."
+        True,
+        "Run Python's garbage collection only between steps, in all processes at once.",
+        on_resume=FREE,
     )
     manual_gc_interval: int = option(
-        100, "Steps between garbage collections with manual_gc; 0: never.", minimum=0
+        100,
+        "Steps between garbage collections with manual_gc; 0: never.",
+        minimum=0,
+        on_resume=FREE,
     )
     sample_prompt: str | None = option(
         None,
         "Prompt of the sample printed at the end; default: the start of a validation document.",
+        on_resume=FREE,
     )
     sample_tokens: int = option(
-        200, "Tokens in the sample printed at the end; 0: no sample.", minimum=0
+        200, "Tokens in the sample printed at the end; 0: no sample.", minimum=0, on_resume=FREE
     )

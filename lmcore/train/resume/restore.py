@@ -1,7 +1,6 @@
 """`restore`: the initial weights of a run, or its state from a checkpoint of any layout.
 
-A run that resumes is the same run or an error: the model's shape, the schedule and the order of the
-data are compared with the checkpoint's before any tensor is read.
+A run that resumes is the same run, or an error, or the difference is named: see `same_run`.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.checkpoint import (
-    WritePlanner,
-    check_shape,
-    load_checkpoint,
-)
+from lmcore.checkpoint import WritePlanner, load_checkpoint
 from lmcore.config.layout import ParallelLayout
-from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
-from lmcore.optim.schedule import LearningRateSchedule
+from lmcore.errors import CheckpointError
+from lmcore.train.resume.same_run import (
+    check_same_run,
+    comparable_shape,
+    resumed_schedule,
+    same_padding,
+    warn_changed_settings,
+)
 from lmcore.train.resume.saved_meta import check_saved_run, part_of
 from lmcore.train.state import (
     random_state_name,
@@ -44,22 +45,6 @@ logger = logging.getLogger(__name__)
 
 _ROW_FOR_EACH_TOKEN = (".token_embedding.weight", ".output_embedding.weight")
 """Suffixes of the names of tensors with a row for each token."""
-
-_NOT_IN_THE_WEIGHTS = ("init_method_std", "attention_dropout", "hidden_dropout")
-"""Fields of a model's shape that a resumed run may change."""
-
-_TURNING = ("rotary_base", "rope_scaling_factor")
-"""Fields of a rotary model that fine-tuning may change, too: a longer context needs it."""
-
-_SCHEDULE_OPTIONS = {
-    "style": "lr_decay_style",
-    "highest": "lr",
-    "lowest": "min_lr",
-    "warmup_samples": "lr_warmup_samples",
-    "decay_samples": "lr_decay_samples",
-    "cooldown_fraction": "lr_cooldown_fraction",
-}
-"""Option names of the fields of a learning-rate schedule."""
 
 
 def restore(
@@ -100,11 +85,13 @@ def restore(
     channel = (planner or WritePlanner()).loads
     checkpoint, manifest = resume.checkpoint, resume.manifest
     saved = manifest.model_shape
-    now = _comparable_shape(state, saved, finetune=asked.finetune)
+    shape = comparable_shape(state.parallel.shape, saved, finetune=asked.finetune)
     rows = _differing_rows(manifest, plan)
     if rows:
-        now["padded_vocab_size"] = saved["padded_vocab_size"]
-    _check_model(manifest, now, plan)
+        shape["padded_vocab_size"] = saved["padded_vocab_size"]
+    if not asked.finetune:
+        check_saved_run(checkpoint, manifest)
+    check_same_run(plan, checkpoint, manifest, shape, order, state.schedule)
     load = _Load(resume, state, rows, channel)
     if rows:
         _tell_padding(manifest, plan)
@@ -113,11 +100,8 @@ def restore(
         with state.evaluation_weights():
             load.into(state.tensors(optimizer=False))
         return checkpoint
-    check_saved_run(checkpoint, manifest)
-    if asked.load_optim:
-        _check_optimizer(manifest, plan)
-    _adopt_schedule(state, plan, manifest)
-    _check_order(manifest, order, plan)
+    state.schedule = resumed_schedule(plan, manifest, state.schedule)
+    warn_changed_settings(plan, manifest, precision=runtime.precision.name)
     with state.evaluation_weights():
         _load(state, plan, runtime, manifest, load)
     state.set_counters(manifest.meta["counters"])
@@ -164,9 +148,13 @@ def _load(
         set_random_states(states, runtime)
     elif asked.load_rng:
         seed_everything(plan.config.training.seed, runtime, plan.layout, step=manifest.iteration)
-        logger.info(
-            "random states are seeded from seed and step: the checkpoint's layout is %s",
+        model = plan.config.model
+        logger.log(
+            logging.WARNING if model.attention_dropout or model.hidden_dropout else logging.INFO,
+            "random states are seeded from seed and step: the checkpoint's layout is %s, this "
+            "run's %s",
             _saved_layout(manifest).words,
+            plan.layout.words,
         )
 
 
@@ -207,65 +195,17 @@ def _differing_rows(manifest: Manifest, plan: RunPlan) -> dict[str, int]:
     }
 
 
-def _comparable_shape(
-    state: TrainState, saved: Mapping[str, Any], *, finetune: bool
-) -> dict[str, Any]:
-    """Return the model's shape, with the checkpoint's values of fields that the run may change."""
-    shape = state.parallel.shape
-    now, free = shape.to_dict(), list(_NOT_IN_THE_WEIGHTS)
-    if not shape.learned_positions:
-        free.append("max_position_embeddings")
-    now |= {name: getattr(shape, name) for name in saved if name in shape.later()}
-    now |= {name: saved[name] for name in free if name in saved}
-    if finetune and shape.rotary:
-        turning = {name: saved[name] for name in _TURNING if name in saved}
-        now = {name: value for name, value in now.items() if name not in _TURNING} | turning
-    return now
-
-
 def _tell_padding(manifest: Manifest, plan: RunPlan) -> None:
     saved, now = manifest.model_shape["padded_vocab_size"], plan.padded_vocab_size
     what = "new rows get initial values" if now > int(saved or 0) else "the other rows are dropped"
+    keeps = same_padding(manifest, plan)
     logger.info(
         "the vocabulary of %d tokens is padded to %d rows, in the checkpoint to %s: %s%s",
         plan.vocab_size,
         now,
         saved,
         what,
-        _same_padding(manifest, plan),
-    )
-
-
-def _same_padding(manifest: Manifest, plan: RunPlan) -> str:
-    """Return the flag that keeps the checkpoint's padding; empty if there is none."""
-    saved, tensor = manifest.model_shape.get("padded_vocab_size"), plan.layout.tensor
-    if not isinstance(saved, int) or saved < plan.vocab_size or saved % tensor:
-        return ""
-    return f"; `--make-vocab-size-divisible-by {saved // tensor}` keeps the checkpoint's"
-
-
-def _check_model(manifest: Manifest, shape: Mapping[str, Any], plan: RunPlan) -> None:
-    try:
-        check_shape(manifest, shape)
-    except CheckpointError as error:
-        same = dict(manifest.model_shape) | {"padded_vocab_size": shape["padded_vocab_size"]}
-        keeps = _same_padding(manifest, plan)
-        if same != shape or not keeps:
-            raise
-        hint = keeps.removeprefix("; ")
-        raise CheckpointArgumentError(error.what, why=error.why, hint=hint) from error
-
-
-def _check_optimizer(manifest: Manifest, plan: RunPlan) -> None:
-    """Refuse the state of another optimizer, whose moments have another meaning."""
-    settings = part_of(manifest.meta, "config", "config", "optimizer")
-    saved, now = settings.get("optimizer"), plan.config.optimizer.optimizer
-    if saved in {None, now}:
-        return
-    raise ConfigError(
-        f"the checkpoint was written with `--optimizer {saved}`, this run uses `{now}`",
-        why="one optimizer cannot use the state of another",
-        hint=f"use `--optimizer {saved}`, or `--no-load-optim` to go on with a new `{now}`",
+        f"; {keeps}" if keeps else "",
     )
 
 
@@ -287,38 +227,3 @@ def _check_presence(
             why="it was saved with `--no-save-rng`, or on another device",
             hint="add `--no-load-rng` to go on with new ones",
         )
-
-
-def _adopt_schedule(state: TrainState, plan: RunPlan, manifest: Manifest) -> None:
-    saved = dict(manifest.meta["schedule"])
-    asked = plan.config.checkpoint
-    if asked.use_checkpoint_opt_param_scheduler:
-        state.schedule = LearningRateSchedule(**saved)
-        return
-    now = dataclasses.asdict(state.schedule)
-    differing = [name for name, value in now.items() if saved.get(name) != value]
-    if not differing or asked.override_opt_param_scheduler:
-        return
-    rows = (
-        f"`{_SCHEDULE_OPTIONS[name]}`: checkpoint {saved.get(name)}, this run {now[name]}"
-        for name in differing
-    )
-    raise ConfigError(
-        "the learning-rate schedule is not the checkpoint's",
-        why="; ".join(rows),
-        hint="give the first run's settings (`--lr-decay-iters` if only the length changed), or "
-        "`--use-checkpoint-opt-param-scheduler`, or `--override-opt-param-scheduler`",
-    )
-
-
-def _check_order(manifest: Manifest, order: str, plan: RunPlan) -> None:
-    asked = plan.config.checkpoint
-    if manifest.meta["data_order"] == order or asked.override_data_order or asked.change_blend:
-        return
-    raise ConfigError(
-        "the training samples are not in the checkpoint's order",
-        why="data, weights, split, seed, sequence length or the number of epochs that the run's "
-        "length needs differ; samples would be repeated or left out",
-        hint="give the first run's data settings and length; or go on with new sources or weights "
-        "by `--change-blend`, or in any order by `--override-data-order`",
-    )

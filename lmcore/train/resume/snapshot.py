@@ -118,6 +118,7 @@ def take_snapshot(
         "data": data,
         "seed": plan.config.training.seed,
         "layout": dataclasses.asdict(plan.layout),
+        "precision": runtime.precision.name,
         "config": plan.to_dict(),
         "tokenizer": {"describe": tokenizer.describe(), "fingerprint": tokenizer.fingerprint()},
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.option import option
+from lmcore.config.option import FREE, option
 from lmcore.config.section import Config
 
 __all__ = ["SPIN_COUNT", "CpuSection", "settings_of"]
@@ -21,12 +21,14 @@ class CpuSection:
         True,
         "Keep freed memory for the next step; off, it goes back to the system, and each step's "
         "large tensors are mapped again.",
+        on_resume=FREE,
     )
     peak_seconds: float = option(
         0.5,
         "Longest time to measure the host's peak, for each kind of product; 0: no peak, no MFU.",
         minimum=0,
         maximum=60,
+        on_resume=FREE,
     )
 
 

@@ -1,0 +1,320 @@
+"""Comparison of a run with the run that wrote its checkpoint, before any tensor is read.
+
+A run that resumes is the same run, or an error, or the user is told the difference: each option
+declares by `on_resume` which of them applies.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import logging
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.checkpoint import check_shape
+from lmcore.errors import CheckpointError, ConfigError, LmcoreError
+from lmcore.optim.schedule import LearningRateSchedule
+from lmcore.train.resume.saved_meta import part_of
+
+if TYPE_CHECKING:
+    from lmcore.checkpoint import Manifest
+    from lmcore.config.plan import RunPlan
+    from lmcore.model.shape import ModelShape
+
+__all__ = [
+    "changed_settings",
+    "check_learning_rate",
+    "check_same_run",
+    "comparable_shape",
+    "resumed_schedule",
+    "same_padding",
+    "warn_changed_settings",
+]
+
+logger = logging.getLogger(__name__)
+
+_NOT_IN_THE_WEIGHTS = ("init_method_std", "attention_dropout", "hidden_dropout")
+"""Fields of a model's shape that a resumed run may change."""
+
+_ROTARY = ("rotary_base", "rope_scaling_factor")
+"""Fields of a rotary model that fine-tuning may change, too: a longer context needs it."""
+
+_SCHEDULE_OPTIONS = {
+    "style": "lr_decay_style",
+    "highest": "lr",
+    "lowest": "min_lr",
+    "warmup_samples": "lr_warmup_samples",
+    "decay_samples": "lr_decay_samples",
+    "cooldown_fraction": "lr_cooldown_fraction",
+}
+"""Option names of the fields of a learning-rate schedule."""
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """One difference from the checkpoint's run that stops a resume.
+
+    Attributes:
+        problem: The error, complete if it is the only one.
+        flag: Flag that accepts the difference; empty if none does.
+    """
+
+    problem: LmcoreError
+    flag: str = ""
+
+
+def check_same_run(
+    plan: RunPlan,
+    checkpoint: Path,
+    manifest: Manifest,
+    shape: Mapping[str, Any],
+    order: str,
+    schedule: LearningRateSchedule,
+) -> None:
+    """Refuse to resume from, or to fine-tune, a checkpoint that does not fit the run.
+
+    Args:
+        plan: The run.
+        checkpoint: Directory of the checkpoint.
+        manifest: Manifest of the checkpoint; for a run that resumes, checked by `check_saved_run`.
+        shape: Shape of the run's model, from `comparable_shape`.
+        order: Fingerprint of the order of the run's training samples.
+        schedule: Learning-rate schedule of the run's own settings.
+
+    Raises:
+        CheckpointError: The checkpoint is of another model, and nothing else differs.
+        ConfigError: All differences at once, with the command that accepts them.
+    """
+    found = [_tokenizer_difference(plan, manifest)]
+    found.append(_model_difference(plan, manifest, shape, same_tokenizer=found[0] is None))
+    asked = plan.config.checkpoint
+    if not asked.finetune:
+        if asked.load_optim:
+            found.append(_optimizer_difference(plan, manifest))
+        found.append(_schedule_difference(plan, manifest, schedule))
+        found.append(_order_difference(plan, manifest, order))
+    differences = [difference for difference in found if difference is not None]
+    if len(differences) == 1:
+        raise differences[0].problem
+    if differences:
+        raise _together(plan, checkpoint, differences)
+
+
+def _together(plan: RunPlan, checkpoint: Path, differences: list[_Difference]) -> ConfigError:
+    """Return one error for several differences, with one command as the hint."""
+    flags = [difference.flag for difference in differences if difference.flag]
+    problems = [ConfigError(each.problem.what, why=each.problem.why) for each in differences]
+    hint = f"to accept the differences, add `{' '.join(flags)}`" if flags else ""
+    run = checkpoint.parent.parent
+    if len(flags) < len(differences) and (run / "config.yaml").is_file():
+        length = ""
+        if plan.provenance["train_iters"].kind == "flag":
+            length = f" --train-iters {plan.config.training.train_iters}"
+        directory = shlex.quote(str(run))
+        command = f"lmcore train {shlex.quote(str(run / 'config.yaml'))} --load {directory}"
+        hint = f"take the settings of that run: `{command} --save {directory}{length}"
+        hint += "".join(f" {flag}" for flag in flags) + "`"
+    problems[-1].hint = hint or differences[-1].problem.hint
+    return ConfigError.collect(problems)
+
+
+def _tokenizer_difference(plan: RunPlan, manifest: Manifest) -> _Difference | None:
+    """Return the difference of the tokenizers; None if they are equal or it is accepted."""
+    saved = part_of(manifest.meta, "tokenizer")
+    fingerprint, now = saved.get("fingerprint"), plan.tokenizer
+    known = fingerprint is not None and now.fingerprint
+    if plan.config.checkpoint.change_tokenizer or not known or fingerprint == now.fingerprint:
+        return None
+    kind = part_of(saved, "describe").get("type", "unknown")
+    problem = ConfigError(
+        "the tokenizer is not the checkpoint's",
+        why=f"checkpoint: `{kind}`; this run: `{now.type}`, "
+        f"{'of other files' if kind == now.type else 'whose token ids have other meanings'}",
+        hint="use data prepared with the checkpoint's tokenizer, which the `tokenizer` folder of "
+        "its run directory holds; `--change-tokenizer` accepts the difference",
+    )
+    return _Difference(problem, "--change-tokenizer")
+
+
+def comparable_shape(
+    shape: ModelShape, saved: Mapping[str, Any], *, finetune: bool
+) -> dict[str, Any]:
+    """Return the model's shape, with the checkpoint's values of fields that the run may change.
+
+    Args:
+        shape: Shape of the run's model.
+        saved: Shape in the manifest.
+        finetune: True if the run takes weights only.
+    """
+    now, free = shape.to_dict(), list(_NOT_IN_THE_WEIGHTS)
+    if not shape.learned_positions:
+        free.append("max_position_embeddings")
+    now |= {name: getattr(shape, name) for name in saved if name in shape.later()}
+    now |= {name: saved[name] for name in free if name in saved}
+    if finetune and shape.rotary:
+        rotary = {name: saved[name] for name in _ROTARY if name in saved}
+        now = {name: value for name, value in now.items() if name not in _ROTARY} | rotary
+    return now
+
+
+def same_padding(manifest: Manifest, plan: RunPlan) -> str:
+    """Return the flag that keeps the checkpoint's vocabulary padding; empty if there is none."""
+    saved, tensor = manifest.model_shape.get("padded_vocab_size"), plan.layout.tensor
+    if not isinstance(saved, int) or saved < plan.vocab_size or saved % tensor:
+        return ""
+    return f"`--make-vocab-size-divisible-by {saved // tensor}` keeps the checkpoint's"
+
+
+def _model_difference(
+    plan: RunPlan, manifest: Manifest, shape: Mapping[str, Any], *, same_tokenizer: bool
+) -> _Difference | None:
+    try:
+        check_shape(manifest, shape)
+    except CheckpointError as error:
+        same = dict(manifest.model_shape) | {"padded_vocab_size": shape["padded_vocab_size"]}
+        keeps = same_padding(manifest, plan)
+        if same_tokenizer and same == shape and keeps:
+            error.hint = keeps
+        return _Difference(error)
+    return None
+
+
+def _optimizer_difference(plan: RunPlan, manifest: Manifest) -> _Difference | None:
+    """Return the difference of the optimizers, whose moments have different meanings."""
+    settings = part_of(manifest.meta, "config", "config", "optimizer")
+    saved, now = settings.get("optimizer"), plan.config.optimizer.optimizer
+    if saved in {None, now}:
+        return None
+    problem = ConfigError(
+        f"the checkpoint was written with `--optimizer {saved}`, this run uses `{now}`",
+        why="one optimizer cannot use the state of another",
+        hint=f"use `--optimizer {saved}`, or `--no-load-optim` to go on with a new `{now}`",
+    )
+    return _Difference(problem, "--no-load-optim")
+
+
+def resumed_schedule(
+    plan: RunPlan, manifest: Manifest, schedule: LearningRateSchedule
+) -> LearningRateSchedule:
+    """Return the learning-rate schedule of a run that resumes.
+
+    Args:
+        plan: The run.
+        manifest: Manifest of the checkpoint, checked by `check_saved_run`.
+        schedule: Learning-rate schedule of the run's own settings.
+    """
+    if plan.config.checkpoint.use_checkpoint_opt_param_scheduler:
+        return LearningRateSchedule(**manifest.meta["schedule"])
+    return schedule
+
+
+def _schedule_difference(
+    plan: RunPlan, manifest: Manifest, schedule: LearningRateSchedule
+) -> _Difference | None:
+    asked, saved = plan.config.checkpoint, manifest.meta["schedule"]
+    now = dataclasses.asdict(schedule)
+    differing = [name for name, value in now.items() if saved.get(name, value) != value]
+    accepted = asked.use_checkpoint_opt_param_scheduler or asked.override_opt_param_scheduler
+    if not differing or accepted:
+        return None
+    rows = (
+        f"`{_SCHEDULE_OPTIONS[name]}`: checkpoint {saved.get(name)}, this run {now[name]}"
+        for name in differing
+    )
+    hint = "`--override-opt-param-scheduler` continues with this run's schedule"
+    if saved["decay_samples"] >= plan.train_samples or saved["lowest"] > 0:
+        hint += ", `--use-checkpoint-opt-param-scheduler` with the checkpoint's"
+    problem = ConfigError(
+        "the learning-rate schedule is not the checkpoint's",
+        why="; ".join(rows),
+        hint=f"{hint}; or give the first run's settings (`--lr-decay-iters` if only the length "
+        "changed)",
+    )
+    return _Difference(problem, "--override-opt-param-scheduler")
+
+
+def check_learning_rate(plan: RunPlan, schedule: LearningRateSchedule, scheduled: int) -> None:
+    """Refuse a run whose remaining steps all have learning rate 0; warn of a part of them.
+
+    Args:
+        plan: The run.
+        schedule: Learning-rate schedule in force.
+        scheduled: Position in the schedule, in samples.
+
+    Raises:
+        ConfigError: The rate of every remaining step is 0.
+    """
+    batch = plan.global_batch_size
+    steps = range(scheduled + batch, plan.train_samples + 1, batch)
+    # After warm-up the rate never rises: the first step with rate 0 divides the rest.
+    after = steps[bisect.bisect_right(steps, schedule.warmup_samples) :]
+    count = len(after) - bisect.bisect_left(after, 1, key=lambda samples: schedule(samples) == 0)
+    if count <= 1:  # the last step of a decay to 0
+        return
+    ended = f"the decay ends after {schedule.decay_samples:,} samples, at rate 0"
+    if count == len(steps):
+        raise ConfigError(
+            "the learning rate of every remaining step is 0",
+            why=ended,
+            hint="`--override-opt-param-scheduler` continues with this run's schedule, whose "
+            "decay `--lr-decay-iters` or `--lr-decay-samples` makes longer; or give `--min-lr`",
+        )
+    logger.warning("the last %d steps have learning rate 0: %s", count, ended)
+
+
+def _order_difference(plan: RunPlan, manifest: Manifest, order: str) -> _Difference | None:
+    asked = plan.config.checkpoint
+    if manifest.meta["data_order"] == order or asked.override_data_order or asked.change_blend:
+        return None
+    recorded = manifest.meta.get("data") is not None
+    problem = ConfigError(
+        "the training samples are not in the checkpoint's order",
+        why="data, weights, split, seed, sequence length or the number of epochs that the run's "
+        "length needs differ; samples would be repeated or left out",
+        hint="give the first run's data settings and length; or go on with new sources or weights "
+        "by `--change-blend`, or in any order by `--override-data-order`",
+    )
+    return _Difference(problem, "--change-blend" if recorded else "--override-data-order")
+
+
+def warn_changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) -> None:
+    """Log one warning that names every setting whose change is neither free nor checked.
+
+    Args:
+        plan: The run that resumes.
+        manifest: Manifest of the checkpoint.
+        precision: Name of the precision policy in force.
+    """
+    rows = changed_settings(plan, manifest, precision=precision)
+    if rows:
+        logger.warning("settings differ from the checkpoint's: %s", "; ".join(rows))
+
+
+def changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) -> list[str]:
+    """Return a description of each changed setting that `warn_changed_settings` names."""
+    config = part_of(manifest.meta, "config", "config")
+    found = []
+    for option in plan.options.values() if config else ():
+        if option.on_resume != "warn":
+            continue
+        path = ("plugins", option.plugin) if option.plugin else (option.section,)
+        saved, now = part_of(config, *path).get(option.key, option.default), plan.value(option)
+        if option.name == "precision":
+            saved, now = manifest.meta.get("precision", saved), precision
+        saved, now = _listed(saved), _listed(now)
+        if saved != now:
+            found.append(f"`{option.name}` {_shown(saved)} -> {_shown(now)}")
+    return found
+
+
+def _listed(value: Any) -> Any:
+    """Return *value* as JSON returns it: a tuple as a list."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value).lower()

@@ -1,0 +1,244 @@
+"""A resumed run whose settings differ from the checkpoint's: refused, or named in one warning."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from lmcore.cli.main import main
+from lmcore.config.option import CHECKED
+from lmcore.config.section import run_options
+from lmcore.data.prepare.plain_text import prepare_text
+from lmcore.data.tokenizer import build_tokenizer
+
+LENGTH = "--train-iters 4 --global-batch-size 8 --save-interval 2 --split 80,10,10"
+BASES = {
+    "gpt": f"{LENGTH} --lr-warmup-fraction 0.1",
+    "rotary": f"{LENGTH} --position-embedding-type rope --rotary-percent 0.5 --rotary-base 500"
+    " --use-rope-scaling --group-query-attention --no-add-bias-linear --optimizer sgd",
+    "samples": "--train-samples 32 --global-batch-size 8 --split 80,10,10 --lr-warmup-samples 8",
+    "wordpiece": f"{LENGTH} --data-path {{null}} --tokenizer-type BertWordPieceCase"
+    " --vocab-file {vocabulary}",
+    # A little more than two epochs.
+    "epochs": "--train-iters 6 --global-batch-size 128 --micro-batch-size 128 --split 100,0,0",
+}
+
+CHECKED_CHANGES: Mapping[str, tuple[str, str]] = {
+    "num_layers": ("gpt", "--num-layers 3"),
+    "hidden_size": ("gpt", "--hidden-size 32"),
+    "num_attention_heads": ("gpt", "--num-attention-heads 4"),
+    "kv_channels": ("gpt", "--kv-channels 16"),
+    "group_query_attention": ("gpt", "--group-query-attention"),
+    "num_query_groups": ("rotary", "--num-query-groups 2"),
+    "ffn_hidden_size": ("gpt", "--ffn-hidden-size 32"),
+    "swiglu": ("gpt", "--swiglu --ffn-hidden-size 64"),
+    "normalization": ("gpt", "--normalization RMSNorm"),
+    "seq_length": ("gpt", "--seq-length 8 --max-position-embeddings 16"),
+    "max_position_embeddings": ("gpt", "--max-position-embeddings 32"),
+    "position_embedding_type": ("gpt", "--position-embedding-type none"),
+    "rotary_base": ("rotary", "--rotary-base 400"),
+    "rotary_percent": ("rotary", "--rotary-percent 1"),
+    "use_rope_scaling": ("rotary", "--no-use-rope-scaling"),
+    "rope_scaling_factor": ("rotary", "--rope-scaling-factor 4"),
+    "untie_embeddings_and_output_weights": ("gpt", "--untie-embeddings-and-output-weights"),
+    "add_bias_linear": ("gpt", "--no-add-bias-linear"),
+    "add_qkv_bias": ("rotary", "--add-qkv-bias"),
+    "layernorm_epsilon": ("gpt", "--layernorm-epsilon 1e-6"),
+    "global_batch_size": ("gpt", "--global-batch-size 4"),
+    "seed": ("gpt", "--seed 5"),
+    "data_path": ("gpt", "--data-path {other}"),
+    "train_data_path": ("gpt", "--train-data-path {other} --split -"),
+    "train_weighted_split_paths": ("gpt", "--no-tensorboard {ranges} --split -"),
+    "data_file_list": ("gpt", "--data-file-list {list} --split -"),
+    "corpus": ("gpt", "--corpus shakespeare --split -"),
+    "train_data": ("gpt", "--train-data shakespeare --split -"),
+    "split": ("gpt", "--split 70,20,10"),
+    "dataloader_type": ("gpt", "--dataloader-type cyclic"),
+    "final_epoch_threshold": ("epochs", "--final-epoch-threshold 0"),
+    "tokenizer_type": ("gpt", "--data-path {null} --tokenizer-type NullTokenizer --vocab-size 300"),
+    "vocab_extra_ids": ("wordpiece", "--vocab-extra-ids 2"),
+    "optimizer": ("gpt", "--optimizer lamb"),
+    "lr": ("gpt", "--lr 1e-3"),
+    "min_lr": ("gpt", "--min-lr 1e-4"),
+    "lr_decay_style": ("gpt", "--lr-decay-style linear"),
+    "lr_decay_iters": ("gpt", "--lr-decay-iters 8"),
+    "lr_decay_samples": ("samples", "--lr-decay-samples 24"),
+    "lr_warmup_fraction": ("gpt", "--lr-warmup-fraction 0.2"),
+    "lr_warmup_iters": ("gpt", "--lr-warmup-iters 1 --lr-warmup-fraction -"),
+    "lr_warmup_samples": ("samples", "--lr-warmup-samples 16"),
+    "lr_cooldown_fraction": ("gpt", "--lr-cooldown-fraction 0.5"),
+}
+
+
+@pytest.fixture(scope="module")
+def paths(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Data sources by the names that `CHECKED_CHANGES` uses."""
+    folder = tmp_path_factory.mktemp("other")
+    for suffix in (".bin", ".idx"):
+        shutil.copy(data_prefix + suffix, folder / f"null{suffix}")
+    text = folder / "text.txt"
+    text.write_text("".join(f"line {number}\n" for number in range(600)), "utf-8")
+    tokenizer = build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
+    prepare_text(text, tokenizer, folder / "text", document_characters=256)
+    other = f"{folder / 'text_text_document'}"
+    (folder / "list.txt").write_text(f"1.0 {other} corpus\n", "utf-8")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(300))]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", "utf-8")
+    ranges = f"data:\n  train_weighted_split_paths: ['part: 1 0:0.5 {data_prefix}']\n"
+    (folder / "ranges.yaml").write_text(ranges, "utf-8")
+    return {
+        "ranges": str(folder / "ranges.yaml"),
+        "vocabulary": str(folder / "vocab.txt"),
+        "same": data_prefix,
+        "other": other,
+        "null": str(folder / "null"),
+        "list": str(folder / "list.txt"),
+    }
+
+
+def changed(base: str, change: str) -> str:
+    """Return the flags of *base* with those of *change* in the place of flags of the same name."""
+    settings: dict[str, str] = {}
+    for text in f" {base} {change}".split(" --")[1:]:
+        flag, _, value = text.partition(" ")
+        settings.pop(flag.removeprefix("no-"), None)
+        settings[flag] = value.strip()
+    return " ".join(f"--{flag} {value}" for flag, value in settings.items() if value != "-")
+
+
+def test_every_checked_setting_has_a_case() -> None:
+    """A new setting that declares `CHECKED` is tried below."""
+    checked = {name for name, option in run_options().items() if option.on_resume == CHECKED}
+    assert checked == set(CHECKED_CHANGES)
+
+
+@pytest.mark.parametrize("name", sorted(CHECKED_CHANGES))
+def test_a_checked_setting_is_refused(
+    train: Any, train_once: Any, paths: dict[str, str], name: str
+) -> None:
+    """A changed value stops the run with an error, and nothing is written."""
+    base, change = CHECKED_CHANGES[name]
+    flags = BASES[base].format(**paths)
+    saved = train_once(flags)
+    sources = ("--train", "--data-file", "--corpus", "--no-tensorboard {ranges}")
+    prefix = None if change.startswith(sources) else paths["same"]
+    flags = changed(flags, f"{change.format(**paths)} --load {saved.directory}")
+    run = train("changed", flags, prefix)
+    assert run.status != 0, run.err
+    assert "checkpoint" in run.err
+    assert not (run.directory / "metrics.jsonl").exists()
+
+
+def test_equal_settings_are_not_named(train: Any, train_once: Any, paths: dict[str, str]) -> None:
+    """A run that resumes with its own settings gets no warning."""
+    for base in BASES.values():
+        flags = base.format(**paths)
+        run = train("same", f"{flags} --load {train_once(flags).directory}")
+        assert run.status == 0, run.err
+        assert "differ" not in run.err
+
+
+def test_changed_settings_are_named_in_one_warning(train: Any, train_once: Any) -> None:
+    """Each changed setting with both values; the steps after it follow the new values."""
+    base = BASES["gpt"]
+    flags = changed(
+        base,
+        "--weight-decay 0.5 --adam-beta1 0.8 --adam-beta2 0.9 --adam-eps 1e-7 --clip-grad 0.25"
+        " --attention-dropout 0.1 --precision bf16 --micro-batch-size 2 --reset-position-ids"
+        " --reset-attention-mask --eod-mask-loss --eval-iters 1",
+    )
+    saved = train_once(base)
+    checkpoint = saved.directory / "checkpoints/iter_0000002"
+    run = train("named", f"{flags} --load {checkpoint}")
+    assert run.status == 0, run.err
+    (line,) = [line for line in run.err.splitlines() if "settings differ" in line]
+    for row in (
+        "`weight_decay` 0.01 -> 0.5",
+        "`adam_beta1` 0.9 -> 0.8",
+        "`adam_beta2` 0.999 -> 0.9",
+        "`adam_eps` 1e-08 -> 1e-07",
+        "`clip_grad` 1.0 -> 0.25",
+        "`attention_dropout` 0.0 -> 0.1",
+        "`precision` fp32 -> bf16",
+        "`micro_batch_size` 4 -> 2",
+        "`reset_position_ids` false -> true",
+        "`reset_attention_mask` false -> true",
+        "`eod_mask_loss` false -> true",
+        "`eval_iters` 0 -> 1",
+    ):
+        assert row in line
+    assert line.count(" -> ") == 12
+
+
+def test_all_differences_come_with_the_command_that_accepts_them(
+    train: Any, train_once: Any, copy_of: Any
+) -> None:
+    """Training longer needs a schedule and another epoch: one error, and its flags suffice."""
+    base = BASES["epochs"]
+    saved = copy_of(train_once(base), "run")
+    longer = changed(base, f"--train-iters 9 --load {saved.directory}")
+    run = train("run", longer)
+    assert run.status == 2, run.err
+    assert run.err.count("error:") == 2
+    (flags,) = re.findall(r"add `(.*)`", run.err)
+    run = train("run", f"{longer} {flags}")
+    assert run.status == 0, run.err
+    assert run.summary["iteration"] == 9
+    assert "blend" not in run.err.replace("--change-blend", "")
+
+
+def test_without_the_model_options_the_command_names_the_file(
+    train: Any, train_once: Any, copy_of: Any
+) -> None:
+    """The command in the hint takes the model from the run's `config.yaml`, and works."""
+    saved = copy_of(train_once(BASES["epochs"]), "run")
+    run = train("run", f"--train-iters 9 --hidden-size 32 --load {saved.directory}")
+    assert run.status == 2, run.err
+    (command,) = re.findall(r"`lmcore (train .*)`", run.err)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main(shlex.split(command)) == 0
+
+
+@pytest.mark.parametrize("way", ["finetune", "resume"])
+def test_another_tokenizer_needs_a_flag(
+    train: Any, train_once: Any, paths: dict[str, str], way: str
+) -> None:
+    """The advice never pads the vocabulary of another tokenizer to the checkpoint's size."""
+    flags = BASES["wordpiece"].format(**paths)
+    saved = train_once(flags)
+    other = changed(
+        flags, f"--tokenizer-type ByteTokenizer --vocab-file - --load {saved.directory}"
+    )
+    other += " --make-vocab-size-divisible-by 312" + (" --finetune" if way == "finetune" else "")
+    run = train("other", other)
+    assert run.status == 2, run.err
+    assert "tokenizer is not the checkpoint's" in run.err
+    assert "--make-vocab-size-divisible-by" not in run.err
+    if way == "finetune":
+        assert train("other", f"{other} --change-tokenizer").status == 0
+
+
+def test_a_run_at_learning_rate_zero_is_refused(train: Any, train_once: Any) -> None:
+    """The checkpoint's schedule has ended, and its lowest rate is 0."""
+    base = BASES["gpt"]
+    saved = train_once(base)
+    longer = changed(base, f"--train-iters 8 --load {saved.directory} --change-blend")
+    run = train("zero", f"{longer} --use-checkpoint-opt-param-scheduler")
+    assert run.status == 2, run.err
+    assert "learning rate of every remaining step is 0" in run.err
+    run = train("refused", longer)
+    assert "--use-checkpoint-opt-param-scheduler" not in run.err
+
+
+def test_a_decay_that_ends_early_is_named(train: Any) -> None:
+    """Steps with learning rate 0 before the end are counted in a warning."""
+    run = train("early", changed(BASES["gpt"], "--train-iters 8 --lr-decay-iters 4"))
+    assert run.status == 0, run.err
+    assert "the last 5 steps have learning rate 0" in run.err
