@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.checkpoint.chunks import ChunkBounds, is_inside, is_partition
 from lmcore.checkpoint.manifest import Manifest
 from lmcore.errors import CheckpointError
@@ -86,12 +87,10 @@ def read_metadata(checkpoint: Path, manifest: Manifest) -> dict[str, list[Stored
     if METADATA_NAME not in manifest.files:
         raise CheckpointError(f"checkpoint `{checkpoint}` has no `{METADATA_NAME}`")
     try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_METADATA_BYTES + 1)
+        content = read_bounded_file(path, MAX_METADATA_BYTES)
     except OSError as error:
-        raise CheckpointError(f"cannot read `{path}`", why=str(error)) from error
-    if len(content) > MAX_METADATA_BYTES:
-        raise CheckpointError(f"`{path}` is larger than {MAX_METADATA_BYTES} bytes")
+        why = error.strerror or str(error)
+        raise CheckpointError(f"cannot read `{path}`", why=why) from error
     try:
         record = _IndexUnpickler(io.BytesIO(content)).load()
         return _Converter(manifest).index(record)

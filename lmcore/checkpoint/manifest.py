@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 __all__ = [
@@ -217,8 +218,7 @@ def _checksum(document: Mapping[str, Any]) -> str:
 
 def _read_bounded(path: Path) -> bytes:
     try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_MANIFEST_BYTES + 1)
+        return read_bounded_file(path, MAX_MANIFEST_BYTES)
     except FileNotFoundError:
         raise CheckpointError(
             f"`{path.parent}` is not a complete checkpoint",
@@ -226,12 +226,8 @@ def _read_bounded(path: Path) -> bytes:
             hint="load an earlier checkpoint, or copy this one again",
         ) from None
     except OSError as error:
-        raise CheckpointError(f"cannot read `{path}`", why=str(error)) from error
-    if len(content) > MAX_MANIFEST_BYTES:
-        raise CheckpointError(
-            f"`{path}` is not a manifest", why=f"it is larger than {MAX_MANIFEST_BYTES} bytes"
-        )
-    return content
+        why = error.strerror or str(error)
+        raise CheckpointError(f"cannot read `{path}`", why=why) from error
 
 
 def _parse(path: Path, content: bytes) -> dict[str, Any]:

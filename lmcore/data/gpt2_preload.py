@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.data.native import builders
 
 __all__ = ["END", "MAX_BYTES", "BpeContents", "BpePreload"]
@@ -71,11 +71,8 @@ class BpePreload:
             vocabulary, merges = map(_content, self._files)
         except OSError:
             return  # the tokenizer reads them again and raises the error
-        if max(len(vocabulary), len(merges)) > MAX_BYTES:
-            return  # likewise
         self._contents = BpeContents.of(vocabulary, merges)
 
 
 def _content(path: str) -> bytes:
-    with Path(path).open("rb") as stream:
-        return stream.read(MAX_BYTES + 1)
+    return read_bounded_file(path, MAX_BYTES)

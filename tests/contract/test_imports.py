@@ -33,7 +33,7 @@ LAYERS = [
     ["hookspecs"],
     ["accelerator"],
     ["config"],
-    ["child_process", "durable", "errors", "log"],
+    ["bounded_file", "child_process", "durable", "errors", "log"],
 ]
 
 

@@ -47,6 +47,7 @@ def loads_torch(code: str, *arguments: str) -> bool:
         "lmcore.hookspecs",
         "lmcore.log",
         "lmcore.child_process",
+        "lmcore.bounded_file",
         "lmcore.durable",
         "lmcore.plugin",
         "lmcore.train.datasets",  # what the launcher of a run decides by

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.config.foreign.deepspeed_keys import IDLE, KNOWN, REFUSED
 from lmcore.config.option import Option
 from lmcore.errors import ConfigError, LmcoreError, nearest
@@ -138,16 +138,13 @@ def read_deepspeed_file(path: str) -> dict[str, Any]:
         ConfigError: It cannot be read, is no JSON object, or repeats a key.
     """
     try:
-        with Path(path).open("rb") as stream:
-            content = stream.read(_MAX_BYTES + 1)
+        content = read_bounded_file(path, _MAX_BYTES)
     except OSError as error:
         raise ConfigError(
             f"cannot read DeepSpeed's file `{path}`",
             why=error.strerror or str(error),
             hint="check the path of `--deepspeed-config`",
         ) from error
-    if len(content) > _MAX_BYTES:
-        raise ConfigError(f"`{path}` is not a DeepSpeed file", why="it is larger than 1 MiB")
     try:
         found = json.loads(
             content.decode("utf-8-sig"), object_pairs_hook=_once, parse_constant=_no_constant

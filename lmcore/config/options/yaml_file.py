@@ -7,15 +7,18 @@ that `lr: 1e-4` is a number and `name: no` a name.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.errors import ConfigError, LmcoreError
 
 if TYPE_CHECKING:
     import yaml
 
 __all__ = ["Entry", "read_file", "written_value"]
+
+_MAX_BYTES = 1 << 20
+"""Far above any file of settings; reading YAML takes seconds for each MiB."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,10 @@ def read_file(path: str, problems: list[LmcoreError]) -> list[Entry]:
     except yaml.YAMLError as error:
         problems.append(_not_yaml(path, error))
         return []
+    except RecursionError:
+        why = "its lists or mappings are nested too deeply"
+        problems.append(ConfigError(f"{path}: not a file of settings", why=why))
+        return []
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
@@ -59,7 +66,7 @@ def read_file(path: str, problems: list[LmcoreError]) -> list[Entry]:
 
 def _text(path: str, problems: list[LmcoreError]) -> str | None:
     try:
-        return Path(path).read_bytes().decode("utf-8-sig")
+        return read_bounded_file(path, _MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         why = f"byte {error.start} cannot be decoded"
         problems.append(ConfigError(f"`{path}` is not UTF-8 text", why=why))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.config.data_source import without_ending
 from lmcore.errors import ConfigError, DataError, LmcoreError, counted
 
@@ -109,11 +110,7 @@ def read_small_text(path: str | Path) -> str:
         DataError: The file cannot be read, is larger, or is not UTF-8.
     """
     try:
-        with Path(path).open("rb") as stream:
-            content = stream.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise DataError(f"`{path}` is larger than {_MAX_BYTES >> 20} MiB")
-        return content.decode().removeprefix("\ufeff")
+        return read_bounded_file(path, _MAX_BYTES).decode().removeprefix("\ufeff")
     except OSError as error:
         raise DataError(f"cannot read `{path}`", why=error.strerror or str(error)) from None
     except UnicodeDecodeError:

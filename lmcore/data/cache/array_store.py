@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.data.indexed.files import disk_errors
 from lmcore.durable import AtomicFile, sync_file, write_atomically
 from lmcore.log import warn_once
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 Arrays = dict[str, npt.NDArray[np.integer]]
 
+_MAX_BYTES = 1 << 26
 _CHUNK = 1 << 24
 _BLOCK = 1 << 20
 _SAMPLED = 4  # blocks of each file that a load verifies
@@ -76,7 +78,15 @@ def load_arrays(stem: Path) -> Arrays | None:
                 _log, "`%s`: `%s` is missing; rebuilding the index", description, error.filename
             )
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        RecursionError,
+    ) as error:
         warn_once(_log, "the cached index `%s` is damaged (%s); rebuilding it", description, error)
         return None
 
@@ -99,7 +109,10 @@ def _write(file: BinaryIO, values: npt.NDArray[np.integer]) -> dict[str, Any]:
 
 
 def _described(description: Path) -> dict[str, Any]:
-    document = json.loads(description.read_text())
+    try:
+        document = json.loads(read_bounded_file(description, _MAX_BYTES))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     described: dict[str, Any] = document["arrays"]
     expected = document.get("arrays_crc32")  # absent in the files of older versions
     if expected is not None and expected != _description_checksum(described):

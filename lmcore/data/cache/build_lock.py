@@ -25,6 +25,7 @@ from typing import TypeVar
 
 import psutil
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.data.indexed.files import disk_errors
 from lmcore.errors import DataError
 
@@ -32,6 +33,7 @@ __all__ = ["build_or_wait"]
 
 _log = logging.getLogger(__name__)
 
+_MAX_BYTES = 1 << 16
 _BEAT_SECONDS = 1.0
 _SILENT_SECONDS = 60.0
 """Time without a touch after which a builder counts as dead; network file systems lag behind."""
@@ -59,14 +61,14 @@ class _Owner:
     @classmethod
     def read(cls, lock: Path) -> _Owner | None:
         try:
-            values = json.loads(lock.read_text(encoding="utf-8"))
+            values = json.loads(read_bounded_file(lock, _MAX_BYTES))
             return cls(
                 str(values["machine"]),
                 str(values["host"]),
                 int(values["pid"]),
                 float(values["started"]),
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def is_gone(self) -> bool:

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.bounded_file import open_regular
 from lmcore.errors import DataError
 
 __all__ = [
@@ -123,7 +124,7 @@ def read_index(path: str | Path, *, verify: bool = True) -> Index:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:  # noqa: PTH123 - a descriptor
             head = file.read(max(_HEADER_BYTES, _CACHED_BYTES))
         found = path.stat().st_size
     except OSError as error:

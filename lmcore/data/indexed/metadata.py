@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from lmcore import __version__
+from lmcore.bounded_file import read_bounded_file
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.data.indexed.files import disk_errors, replacing
 from lmcore.data.tokenizer import Tokenizer
@@ -96,21 +97,16 @@ def read_metadata(prefix: str | Path) -> DatasetMetadata | None:
     """
     path = metadata_path(prefix)
     try:
-        with path.open("rb") as stream:
-            content = stream.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise DataError(
-                f"`{path}` is not a metadata file of a dataset",
-                why=f"it has more than {_MAX_BYTES:,} bytes",
-                hint=_HINT,
-            )
-        values = json.loads(content)
+        values = json.loads(read_bounded_file(path, _MAX_BYTES))
         found = {field.name: values[field.name] for field in fields(DatasetMetadata)}
     except FileNotFoundError:
         return None
     except KeyError as error:
         raise DataError(f"`{path}` has no `{error.args[0]}`", hint=_HINT) from None
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise DataError(f"cannot read `{path}`", why=why, hint=_HINT) from None
+    except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"cannot read `{path}`", why=str(error), hint=_HINT) from None
     for name, value in found.items():
         kinds = _KINDS.get(name, (int,))

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.durable import write_atomically
 
@@ -28,6 +29,7 @@ __all__ = ["SequenceStatistics", "record_statistics", "sequence_statistics"]
 
 _log = logging.getLogger(__name__)
 
+_MAX_BYTES = 1 << 20
 _CHUNK = 1 << 20
 _SETTLED_SECONDS = 3.0
 """Minimum age of a recorded file: a younger one may change again within its times' resolution."""
@@ -143,11 +145,11 @@ def _state(indexed: IndexedDataset) -> dict[str, int]:
 
 def _read(record: Path, state: dict[str, int]) -> SequenceStatistics | None:
     try:
-        values: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        values: dict[str, Any] = json.loads(read_bounded_file(record, _MAX_BYTES))
         if values["state"] != state:
             with suppress(OSError):
                 record.unlink(missing_ok=True)  # makes room for the next one
             return None
         return SequenceStatistics(int(values["tokens"]), str(values["digest"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

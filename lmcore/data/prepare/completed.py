@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.data.indexed.files import replacing
 from lmcore.data.indexed.metadata import metadata_path
 from lmcore.data.prepare.request import KeyReport, PrepareReport, PrepareRequest
@@ -55,8 +56,7 @@ def read_completed(request: PrepareRequest, identity: Identity) -> PrepareReport
     A dataset of other input or settings is replaced, with a warning.
     """
     try:
-        with _path(request).open("rb") as file:
-            content = json.loads(file.read(_MAX_BYTES))
+        content = json.loads(read_bounded_file(_path(request), _MAX_BYTES))
         if content["version"] != _VERSION or content["files"] != _files(request):
             return None
         recorded, report = content["identity"], _report_of(content["report"])

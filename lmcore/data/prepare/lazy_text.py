@@ -14,12 +14,14 @@ from typing import Self
 
 import numpy as np
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.data.indexed.files import disk_errors
 from lmcore.durable import AtomicFile, write_atomically
 from lmcore.errors import DataError
 
 __all__ = ["LazyText", "write_lazy_text"]
 
+_MAX_BYTES = 1 << 20
 _FORMAT = 1
 _OFFSET = np.dtype("<i8")
 _CHECKED = 1 << 22
@@ -43,7 +45,7 @@ class LazyText:
         self.prefix = str(prefix)
         text, offsets, description = _paths(prefix)
         try:
-            described = json.loads(description.read_text(encoding="utf-8"))
+            described = json.loads(read_bounded_file(description, _MAX_BYTES))
             version, documents = int(described["format"]), int(described["documents"])
             size, self.source = int(described["bytes"]), str(described["source"])
             found = (text.stat().st_size, offsets.stat().st_size)

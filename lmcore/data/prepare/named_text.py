@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.config.data_source import BUNDLED
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.data.prepare.lazy_text import LazyText, write_lazy_text
@@ -30,6 +31,7 @@ __all__ = ["BUNDLED", "NamedText", "bundled_text", "find_text", "named_texts", "
 
 logger = logging.getLogger(__name__)
 
+_MAX_RECORD_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 20
 _SETTLED_SECONDS = 3.0
 """Age in seconds above which the modification time of a file identifies its content."""
@@ -174,7 +176,7 @@ class _Prepared:
         from lmcore.data.indexed.metadata import read_metadata
 
         try:
-            same_text = self.record.read_text(encoding="ascii").split()[:1] == [self.digest]
+            same_text = self._recorded()[:1] == [self.digest]
         except (OSError, ValueError):
             return None
         made_with = read_metadata(self.prefix) if same_text else None
@@ -211,10 +213,13 @@ class _Prepared:
             logger.info("%s: its source is missing, the kept copy is used", self.text.shown)
             return kept.source
         try:
-            digest, state = self.record.read_text(encoding="ascii").split()
+            digest, state = self._recorded()
         except (OSError, ValueError):
             return _digest(self.text.path)
         return digest if state == self._state() else _digest(self.text.path)
+
+    def _recorded(self) -> list[str]:
+        return read_bounded_file(self.record, _MAX_RECORD_BYTES).decode("ascii").split()
 
     def _state(self) -> str:
         """Return a string that changes with the file; unique if the file was modified just now."""

@@ -14,6 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.data.indexed.files import replacing
 from lmcore.data.input.files import InputFile
 from lmcore.data.prepare.request import (
@@ -139,8 +140,7 @@ def _reports(shares: Sequence[PrepareRequest], wanted: Identity) -> list[dict[st
     for share in shares:
         path = _record_path(share.prefix)
         try:
-            with path.open("rb") as file:
-                record = json.loads(file.read(_MAX_BYTES))
+            record = json.loads(read_bounded_file(path, _MAX_BYTES))
             found, report = record["identity"], record["report"]
             differences = _differences(found, wanted)
         except FileNotFoundError:

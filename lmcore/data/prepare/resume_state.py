@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.data.indexed.files import replacing
 from lmcore.data.input.files import InputFile
 from lmcore.data.prepare.partial_dataset import DatasetCounts
@@ -193,12 +194,11 @@ def read_state(path: Path) -> tuple[Identity, PrepareState] | None:
         DataError: the file is damaged.
     """
     try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_MAX_BYTES))
+        content = json.loads(read_bounded_file(path, _MAX_BYTES))
         identity, state = content["identity"], _state_of(content)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"cannot read `{path}`",
             why=str(error),

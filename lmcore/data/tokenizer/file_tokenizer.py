@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.accelerator.tokenizer import Tokenizer
+from lmcore.bounded_file import read_bounded_file
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, DataError
 
@@ -142,14 +143,11 @@ def read_bounded(path: str, limit: int, *, flag: str, may_be_empty: bool = False
         DataError: missing, unreadable, empty, or too large.
     """
     try:
-        with Path(path).open("rb") as stream:
-            content = stream.read(limit + 1)
+        content = read_bounded_file(path, limit)
     except OSError as error:
         raise DataError(
             f"cannot read `{path}`", why=error.strerror or str(error), hint=f"check `{flag}`"
         ) from None
-    if len(content) > limit:
-        raise DataError(f"`{path}` is not a tokenizer", why=f"it has more than {limit:,} bytes")
     if not content and not may_be_empty:
         raise DataError(f"`{path}` is empty", hint=f"check `{flag}`")
     return content

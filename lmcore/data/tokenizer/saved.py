@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer
@@ -173,8 +174,7 @@ def _is_saved(directory: Path, record: Mapping[str, Any], *, refuse: bool) -> bo
 def _read_record(directory: Path) -> dict[str, Any]:
     path = directory / RECORD_NAME
     try:
-        with path.open("rb") as stream:
-            content = stream.read(_MAX_RECORD_BYTES + 1)
+        content = read_bounded_file(path, _MAX_RECORD_BYTES)
     except OSError as error:
         raise DataError(
             f"no tokenizer in `{directory}`",
@@ -186,7 +186,7 @@ def _read_record(directory: Path) -> dict[str, Any]:
         record = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DataError(f"`{path}` is not JSON", why=str(error)) from None
-    if len(content) > _MAX_RECORD_BYTES or not _well_formed(record):
+    if not _well_formed(record):
         raise DataError(
             f"`{path}` does not describe a tokenizer",
             why=f"expected an object with {', '.join(f'`{key}`' for key in _KEYS)}, and file "

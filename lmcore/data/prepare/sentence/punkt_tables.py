@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.errors import ConfigError, DataError
 
 __all__ = ["PunktTables", "find_tables", "read_tables"]
@@ -108,8 +109,7 @@ def read_tables(folder: Path) -> PunktTables:
 
 def _content(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
+        return read_bounded_file(path, _MAX_BYTES)
     except OSError as error:
         names = ", ".join(f"`{name}`" for name in _FILES)
         raise DataError(
@@ -117,9 +117,6 @@ def _content(path: Path) -> bytes:
             why=error.strerror or str(error),
             hint=f"a Punkt model is a directory with {names}",
         ) from error
-    if len(raw) > _MAX_BYTES:
-        raise DataError(f"`{path}` is not a Punkt table", why=f"more than {_MAX_BYTES >> 20} MiB")
-    return raw
 
 
 def _lines(path: Path, raw: bytes) -> list[str]:

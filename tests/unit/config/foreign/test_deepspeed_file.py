@@ -139,7 +139,7 @@ def test_the_runs_own_file_repeats_it(load: Load) -> None:
         ('{"gradient_clipping": NaN}', "`ds.json` is not JSON"),
         ("[" * 100_000, "`ds.json` is not JSON"),
         ("[1]", "`ds.json` is not a JSON object"),
-        ("x" * (2 << 20), "`ds.json` is not a DeepSpeed file"),
+        ("x" * (2 << 20), "cannot read DeepSpeed's file `ds.json`"),
         (
             '{"train_batch_size": "many"}',
             '`ds.json: train_batch_size: "many"`: `many` is no integer',

@@ -1,0 +1,91 @@
+"""Tests of reading small files whose author is not known, and of what reads them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmcore.bounded_file import UnreadableFileError, read_bounded_file
+from lmcore.checkpoint import read_manifest
+from lmcore.config.foreign.deepspeed_file import read_deepspeed_file
+from lmcore.config.options.yaml_file import read_file
+from lmcore.data.blend.file_list import read_small_text
+from lmcore.data.indexed.idx_reader import read_index
+from lmcore.data.indexed.metadata import read_metadata
+from lmcore.data.tokenizer.file_tokenizer import read_bounded
+from lmcore.data.tokenizer.saved import load_tokenizer
+from lmcore.errors import ConfigError, LmcoreError
+
+
+def read_yaml(path: Path) -> None:
+    """Read a file of settings, and raise its problems."""
+    problems: list[LmcoreError] = []
+    read_file(str(path), problems)
+    if problems:
+        raise ConfigError.collect(problems)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "manifest.json": lambda path: read_manifest(path.parent),
+    "run.yaml": read_yaml,
+    "ds.json": lambda path: read_deepspeed_file(str(path)),
+    "files.txt": read_small_text,
+    "text.idx": read_index,
+    "text.meta.json": lambda path: read_metadata(path.with_name("text")),
+    "vocab.json": lambda path: read_bounded(str(path), 1000, flag="--vocab-file"),
+    "tokenizer.json": lambda path: load_tokenizer(path.parent),
+}
+"""Readers by the name of the file that each reads."""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_file_is_an_error(tmp_path: Path, name: str, kind: str):
+    """Without waiting for a writer, and without an endless read."""
+    path = tmp_path / name
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.bind(str(path))
+    with pytest.raises(LmcoreError) as caught:
+        READERS[name](path)
+    expected = {
+        "pipe": "it is a named pipe",
+        "device": "it is a device",
+        "socket": "No such device",
+    }
+    assert expected[kind] in caught.value.render()
+
+
+def test_limit(tmp_path: Path):
+    """A file of the largest size is read, a longer one is refused."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 10)
+    assert read_bounded_file(path, 10) == b"x" * 10
+    with pytest.raises(UnreadableFileError, match="larger than 9 bytes"):
+        read_bounded_file(path, 9)
+    with pytest.raises(IsADirectoryError):
+        read_bounded_file(tmp_path, 9)
+
+
+@pytest.mark.parametrize("content", ["[" * 50_000, "{a: " * 50_000])
+def test_deeply_nested_yaml(tmp_path: Path, content: str):
+    """A clear error in place of a recursion error."""
+    (tmp_path / "run.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=r"nested too deeply|not YAML"):
+        read_yaml(tmp_path / "run.yaml")
+
+
+def test_large_yaml(tmp_path: Path):
+    """200 MB are not parsed."""
+    with (tmp_path / "run.yaml").open("wb") as stream:
+        stream.truncate(200_000_000)
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        read_yaml(tmp_path / "run.yaml")
