@@ -23,8 +23,12 @@ __all__ = [
     "RunError",
     "counted",
     "nearest",
+    "printable",
     "suggestion",
 ]
+
+_CONTROLS = [code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"]
+_VISIBLE = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
 
 
 class LmcoreError(Exception):
@@ -51,7 +55,7 @@ class LmcoreError(Exception):
             lines.append(_hanging("why: ", self.why))
         if self.hint:
             lines += ["", _hanging("hint: ", self.hint)]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def __str__(self) -> str:
         return self.render().removeprefix("error: ")
@@ -135,6 +139,14 @@ def _hanging(label: str, text: str) -> str:
     indent = " " * len(label)
     lines = [line if not line or line[0].isspace() else indent + line for line in rest]
     return "\n".join([label + first, *lines])
+
+
+def printable(text: str) -> str:
+    """Return *text* without control characters, which could command a terminal.
+
+    Paths, keys of files, messages of other processes and generated text may have any bytes.
+    """
+    return text.translate(_VISIBLE)
 
 
 def counted(count: int, word: str) -> str:

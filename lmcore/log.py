@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from lmcore.errors import printable
+
 __all__ = ["configure", "warn_once"]
 
 _warned: set[tuple[str, str]] = set()
@@ -30,7 +32,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        text = f"{self.prefix}{level}{record.getMessage()}"
+        text = printable(f"{self.prefix}{level}{record.getMessage()}")
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 

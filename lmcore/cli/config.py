@@ -13,7 +13,7 @@ from lmcore.config.options.run_help import render_run_help
 from lmcore.config.options.yaml_file import written_value
 from lmcore.config.settings import LoadedConfig
 from lmcore.config.validate import problems_of
-from lmcore.errors import ConfigError, suggestion
+from lmcore.errors import ConfigError, printable, suggestion
 from lmcore.plugin.registrations import plugin_sections
 
 __all__ = ["SUMMARY", "run"]
@@ -51,7 +51,7 @@ def _show(argv: list[str]) -> int:
     problems = problems_of(loaded, world_size=loaded.config.parallel.nproc_per_node)
     if problems:
         raise ConfigError.collect(problems)
-    print(_as_json(loaded) if len(rest) < len(argv) else _as_text(loaded))
+    print(_as_json(loaded) if len(rest) < len(argv) else printable(_as_text(loaded)))
     return 0
 
 

@@ -122,7 +122,9 @@ def _exit_status(code: object) -> int:
     """Return the exit status of a `SystemExit`; a code that is no number is a message."""
     if code is None or isinstance(code, int):
         return code or 0
-    sys.stderr.write(f"{code}\n")
+    from lmcore.errors import printable
+
+    sys.stderr.write(f"{printable(str(code))}\n")
     return 1
 
 

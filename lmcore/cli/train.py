@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lmcore import log
 from lmcore.cli.selection import find_plugins, prepare_environment, select_device
-from lmcore.cli.text.sample_output import printable
 from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.run_help import render_run_help
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError, DeviceError
+from lmcore.errors import ConfigError, DeviceError, printable
 from lmcore.plugin.registrations import plugin_sections
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def _report(result: RunResult) -> None:
     lines = []
     if result.sample is not None:
         # A byte model may write any byte; `summary.json` has the text unchanged.
-        text = printable(result.sample.prompt + result.sample.text)
+        text = result.sample.prompt + result.sample.text
         lines += ["", "sample:", "", text, ""]
     ended = "" if result.status == "completed" else f" ({result.status})"
     lines.append(f"{summary['iteration']} steps in {summary['duration']}{ended}")
@@ -187,4 +186,4 @@ def _report(result: RunResult) -> None:
     if summary["checkpoint"] is not None and result.can_generate:
         directory = shlex.quote(str(result.directory))
         lines.append(f"more text       lmcore generate --load {directory} --prompt TEXT")
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write(printable("\n".join(lines)) + "\n")

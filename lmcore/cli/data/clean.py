@@ -19,7 +19,7 @@ from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.input import InputSection
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.errors import ConfigError, counted
+from lmcore.errors import ConfigError, counted, printable
 
 if TYPE_CHECKING:
     from lmcore.data.clean.chain import CleanRequest
@@ -137,7 +137,7 @@ def run(argv: list[str]) -> int:
     with ProgressLine(CleanProgress.line) as line, clean_termination():
         report = clean(request, line, log_interval=1 if line.live else section.log_interval)
     text = json.dumps(report.to_json(), indent=2) if section.json else _summary(report)
-    print(text, file=sys.stderr if section.output == "-" else sys.stdout)
+    print(printable(text), file=sys.stderr if section.output == "-" else sys.stdout)
     return 0
 
 

@@ -11,7 +11,7 @@ from lmcore.cli.termination import clean_termination
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import ConfigError, counted
+from lmcore.errors import ConfigError, counted, printable
 
 if TYPE_CHECKING:
     from lmcore.data.tools.merge import MergeReport
@@ -66,7 +66,7 @@ def run(argv: list[str]) -> int:
     prefixes = chosen_datasets(section.datasets, section.input)
     with clean_termination():
         report = merge(prefixes, without_ending(section.output_prefix))
-    print(json.dumps(report.to_json(), indent=2) if section.json else _summary(report))
+    print(json.dumps(report.to_json(), indent=2) if section.json else printable(_summary(report)))
     return 0
 
 

@@ -17,7 +17,7 @@ from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.terminal import counts_text, size_text, speed_text
 from lmcore.config.options.command_line import parse_section
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
-from lmcore.errors import ConfigError, LmcoreError, counted
+from lmcore.errors import ConfigError, LmcoreError, counted, printable
 
 if TYPE_CHECKING:
     from lmcore.data.gpt2_preload import BpePreload
@@ -63,7 +63,11 @@ def run(argv: list[str]) -> int:
     else:
         with line, clean_termination():
             report = prepare(request, line if line.live else _PlainProgress())
-    print(json.dumps(report.to_json(), indent=2) if section.json else _summary(report, request))
+    print(
+        json.dumps(report.to_json(), indent=2)
+        if section.json
+        else printable(_summary(report, request))
+    )
     return 0
 
 
@@ -168,7 +172,7 @@ class _PlainProgress:
     def __call__(self, progress: PrepareProgress) -> None:
         if progress.documents != self.last:
             self.last = progress.documents
-            print(progress.line(), file=sys.stderr, flush=True)
+            print(printable(progress.line()), file=sys.stderr, flush=True)
 
 
 def _summary(report: PrepareReport, request: PrepareRequest) -> str:

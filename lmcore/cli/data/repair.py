@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lmcore.cli.termination import clean_termination
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import counted
+from lmcore.errors import counted, printable
 
 if TYPE_CHECKING:
     from lmcore.data.tools.repair import RepairReport
@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
     )
     with clean_termination():
         report = repair(request)
-    print(json.dumps(report.to_json(), indent=2) if section.json else _summary(report))
+    print(json.dumps(report.to_json(), indent=2) if section.json else printable(_summary(report)))
     return 0
 
 

@@ -11,7 +11,7 @@ from lmcore.cli.termination import clean_termination
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import ConfigError, counted
+from lmcore.errors import ConfigError, counted, printable
 
 if TYPE_CHECKING:
     from lmcore.data.tools.split_indexed import IndexedSplitReport
@@ -112,7 +112,7 @@ def _split_lines(section: SplitSection) -> JsonSplitReport:
         lines, files = counted(report.lines, "line"), counted(len(report.files), "file")
         print(f"{lines} of {files} in {report.seconds:.1f} s")
         for part in report.parts:
-            print(f"  {part.path:<30} {counted(part.lines, 'line')}")
+            print(printable(f"  {part.path:<30} {counted(part.lines, 'line')}"))
     return report
 
 
@@ -130,5 +130,5 @@ def _split_indexed(section: SplitSection) -> IndexedSplitReport:
         print(f"{documents} of {counted(report.datasets, 'dataset')} in {report.seconds:.1f} s")
         for file in report.files:
             documents = counted(file.documents, "document")
-            print(f"  {file.prefix:<30} {documents}, {size_text(file.bytes)}")
+            print(printable(f"  {file.prefix:<30} {documents}, {size_text(file.bytes)}"))
     return report

@@ -14,7 +14,7 @@ from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.terminal import counts_text, size_text
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import counted
+from lmcore.errors import counted, printable
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer_training.text_sample import TextSample
@@ -114,7 +114,11 @@ def run(argv: list[str]) -> int:
     )
     with ProgressLine(ReadProgress.line, log_seconds=10) as line, clean_termination():
         report = train_tokenizer(request, reading=line, training=_print_start)
-    print(json.dumps(report.to_json(), indent=2) if section.json else _summary(report, section))
+    print(
+        json.dumps(report.to_json(), indent=2)
+        if section.json
+        else printable(_summary(report, section))
+    )
     return 0
 
 
@@ -122,6 +126,7 @@ def _print_start(sample: TextSample) -> None:
     text = (
         f"training on {size_text(sample.kept_bytes)} of {counted(sample.documents, 'document')} ..."
     )
+    text = printable(text)
     print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from lmcore.errors import printable
+
 __all__ = ["ProgressLine"]
 
 _LIVE_SECONDS = 0.1
@@ -42,7 +44,7 @@ class ProgressLine(Generic[_ProgressT]):
         self._shown = now
         # On a terminal the cursor stays at the start, so that a warning is written over the line.
         start, end = ("\x1b[K", "\r") if self.live else ("", "\n")
-        print(f"{start}{self._text(progress)}", end=end, file=sys.stderr, flush=True)
+        print(f"{start}{printable(self._text(progress))}", end=end, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from lmcore.durable import AtomicFile
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, printable
 
 __all__ = [
     "JsonOutput",
@@ -22,13 +22,10 @@ __all__ = [
     "Sample",
     "check_output_file",
     "open_output_file",
-    "printable",
     "standard_output",
 ]
 
 _BOLD, _NORMAL = "\x1b[1m", "\x1b[0m"
-_CONTROLS = [code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"]
-_VISIBLE = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
 
 
 @dataclass(frozen=True)
@@ -154,11 +151,6 @@ class PlainOutput:
     def _write(self, text: str) -> None:
         self.stream.write(text)
         self.stream.flush()
-
-
-def printable(text: str) -> str:
-    """Return *text* without what would command a terminal: a model may write any bytes."""
-    return text.translate(_VISIBLE)
 
 
 def check_output_file(path: Path) -> None:

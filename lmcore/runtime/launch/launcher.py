@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from lmcore.child_process import INTERRUPTED, kill_group, signal_name
-from lmcore.errors import RunError
+from lmcore.errors import RunError, printable
 from lmcore.runtime.launch.fork import ForkedProcess, can_fork, fork
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
 from lmcore.runtime.launch.worker_protocol import LaunchInfo, Report, read_report
@@ -228,7 +228,7 @@ class _Workers:
             sys.stderr.write("interrupted\n")
             return INTERRUPTED
         first = min(failed, key=_precedence)
-        sys.stderr.write(_failure_text(first, self.workers) + "\n")
+        sys.stderr.write(printable(_failure_text(first, self.workers)) + "\n")
         return first.report.status if first.report else 1
 
 

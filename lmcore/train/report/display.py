@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from lmcore.train.step_record import StepRecord
 
+from lmcore.errors import printable
+
 __all__ = [
     "Display",
     "PlainDisplay",
@@ -107,7 +109,7 @@ class PlainDisplay:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the display's own stream
+        print(printable(text), file=sys.stderr, flush=True)  # noqa: T201 - the display's own stream
 
     def step(self, row: StepRecord, progress: Progress) -> None:
         """Print a training line when one is due."""

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lmcore.errors import printable
 from lmcore.train.report.display import duration
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class LiveDisplay:
 
     def say(self, text: str) -> None:
         """Print a line above the view."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def step(self, row: StepRecord, progress: Progress) -> None:
         """Show a step; the view is redrawn a few times a second."""

@@ -14,10 +14,9 @@ import torch
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.generate import run
-from lmcore.cli.text.sample_output import printable
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.errors import CheckpointError, ConfigError, DeviceError, RunError
+from lmcore.errors import CheckpointError, ConfigError, DeviceError, RunError, printable
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape

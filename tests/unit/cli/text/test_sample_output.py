@@ -15,9 +15,8 @@ from lmcore.cli.text.sample_output import (
     Sample,
     check_output_file,
     open_output_file,
-    printable,
 )
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, printable
 
 SAMPLE = Sample("Ein", " Bär\n", (1, 2, 3), 2, finished=True, seed=9)
 
