@@ -33,7 +33,8 @@ LAYERS = [
     ["hookspecs"],
     ["accelerator"],
     ["config"],
-    ["bounded_file", "child_process", "durable", "errors", "log"],
+    ["bounded_file", "child_process", "durable", "log"],
+    ["errors"],
 ]
 
 
