@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class ResumePoint:
         survey: `lmcore.checkpoint.layout.Survey` of the checkpoints that it was chosen from.
         verified: True if its files were compared with their checksums.
         damaged: Newer checkpoints that were passed over because they are damaged.
+        data_rules: Values of `split_rule` and `blend_rule` by which its run ordered the samples;
+            empty with `--finetune`.
     """
 
     checkpoint: Path
@@ -40,6 +42,7 @@ class ResumePoint:
     survey: Any = None
     verified: bool = False
     damaged: tuple[Path, ...] = ()
+    data_rules: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

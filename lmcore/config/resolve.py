@@ -8,6 +8,7 @@ learning-rate schedule from the checkpoint, in `lmcore/train/resume/restore.py`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from lmcore.config.batch_size import BatchSizes
@@ -57,7 +58,9 @@ def resolve(
     """
     loaded, layout = validated.loaded, validated.layout
     _check_vocabulary(loaded, tokenizer.vocab_size)
-    config, provenance = _derive_defaults(loaded, layout.data)
+    config, provenance = _derive_defaults(
+        loaded, layout.data, resume.data_rules if resume is not None else {}
+    )
     model, training = config.model, config.training
     batch = _required(training.global_batch_size)
     vocabulary = max(tokenizer.vocab_size, config.data.vocab_size or 0)
@@ -109,14 +112,16 @@ def _check_vocabulary(loaded: LoadedConfig, vocab_size: int) -> None:
 
 
 def _derive_defaults(
-    loaded: LoadedConfig, data_parallel_size: int
+    loaded: LoadedConfig, data_parallel_size: int, data_rules: Mapping[str, str]
 ) -> tuple[Config, dict[str, Provenance]]:
     """Return the settings with derived defaults, and their provenance."""
     config, provenance = loaded.config, dict(loaded.provenance)
     model, training = config.model, config.training
-    filled: dict[str, dict[str, Any]] = {"model": {}, "training": {}, "optimizer": {}}
+    filled: dict[str, dict[str, Any]] = {
+        section: {} for section in ("model", "data", "training", "optimizer")
+    }
 
-    def derive(section: str, name: str, value: float, formula: str) -> None:
+    def derive(section: str, name: str, value: float | str, formula: str) -> None:
         filled[section][name] = value
         provenance[name] = Provenance("derived", formula)
 
@@ -138,9 +143,12 @@ def _derive_defaults(
         derive("training", "train_iters", DEFAULT_TRAIN_ITERS, "the length of a run without one")
     if not any(loaded.given(name) for name in _LR_OPTIONS):
         derive("optimizer", "lr_warmup_fraction", _DEFAULT_WARMUP_FRACTION, "with the default rate")
+    for name in [name for name in data_rules if not loaded.given(name)]:
+        derive("data", name, data_rules[name], "the checkpoint's")
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(model, **filled["model"]),
+        data=dataclasses.replace(config.data, **filled["data"]),
         training=dataclasses.replace(training, **filled["training"]),
         optimizer=dataclasses.replace(config.optimizer, **filled["optimizer"]),
     )

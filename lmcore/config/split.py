@@ -1,4 +1,4 @@
-"""Parser of `--split`, the fractions of training, validation and test documents."""
+"""Parser of `--split`, and the rules by which documents are divided and sources blended."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ import math
 
 from lmcore.errors import ConfigError
 
-__all__ = ["parse_split"]
+__all__ = ["BLEND_RULES", "OLDER_RULES", "SPLIT_RULES", "parse_split"]
 
 _HINT = "write three shares, such as `969,30,1`"
 
+SPLIT_RULES = ("megatron-core", "legacy")
+"""Values of `--split-rule`, the default first; see `split_documents`."""
+
+BLEND_RULES = ("megatron-core", "lmcore-2026.11")
+"""Values of `--blend-rule`, the default first; see `BlendWeights`."""
+
+OLDER_RULES = {"split_rule": "legacy", "blend_rule": "lmcore-2026.11"}
+"""Rules of runs whose checkpoint records none, by option name: lmcore 2026.11 had no others."""
+
 
 def parse_split(text: str) -> tuple[float, float, float]:
-    """Return the fractions of training, validation and test documents; they sum to 1.
+    """Return the shares of training, validation and test documents, in the unit of *text*.
 
     Args:
         text: One to three numbers separated by `,` or `/`, in any unit; missing numbers are 0.
@@ -34,6 +43,5 @@ def parse_split(text: str) -> tuple[float, float, float]:
         wrong = "the share of training documents is 0"
     if wrong:
         raise ConfigError(f"`{text}` is not a split", why=wrong, hint=_HINT)
-    shares += [0.0] * (3 - len(shares))
-    total = math.fsum(shares)
-    return shares[0] / total, shares[1] / total, shares[2] / total
+    train, valid, test = shares + [0.0] * (3 - len(shares))
+    return train, valid, test

@@ -234,13 +234,21 @@ def _build(
         )
 
     needed: tuple[Part, ...] = ("train", "valid") if plan.valid_samples > 0 else ("train",)
-    parts = open_sources(sources, settings.split, needed=needed, prefix_of=prefix_of)
+    parts = open_sources(
+        sources,
+        settings.split,
+        needed=needed,
+        prefix_of=prefix_of,
+        split_rule=settings.split_rule,
+        blend_rule=settings.blend_rule,
+    )
     common = SampleSettings(
         plan.config.model.seq_length,
         plan.config.training.seed,
         settings.data_cache_path,
         settings.final_epoch_threshold,
         samples.builder,
+        settings.blend_rule,
     )
     wanted: dict[Part, int] = {"valid": plan.valid_samples, "test": _test_samples(plan, parts)}
     further = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from lmcore.checkpoint import find_checkpoint, read_manifest
+from lmcore.checkpoint.manifest import _checksum
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
 
@@ -55,6 +57,68 @@ def test_blend_resumed(train: Any, assert_same: Any, prefixes: list[str], words:
     assert_same(part.saved(), whole.saved())
     assert sum(consumed(part).values()) == 20 * 4
     assert data_of(part) == data_of(whole)
+
+
+def forget_rules(run: Any) -> None:
+    """Remove the rules of the data order from a checkpoint, as lmcore 2026.11 wrote it."""
+    path = find_checkpoint(run.directory) / "manifest.json"
+    document = json.loads(path.read_text())
+    del document["manifest_sha256"]
+    for name in ("split_rule", "blend_rule"):
+        del document["meta"]["config"]["config"]["data"][name]
+    document["manifest_sha256"] = _checksum(document)
+    path.write_text(json.dumps(document))
+
+
+def rules_of(run: Any) -> list[str]:
+    """Return the rules that the newest checkpoint of a run records."""
+    meta = read_manifest(find_checkpoint(run.directory)).meta
+    return [meta["config"]["config"]["data"][name] for name in ("split_rule", "blend_rule")]
+
+
+OLDER = "--split-rule legacy --blend-rule lmcore-2026.11"
+
+
+@pytest.mark.parametrize("kind", ["--data-path", "--train-data-path", "--dataloader-type cyclic"])
+def test_run_of_an_older_version(train: Any, prefixes: list[str], kind: str) -> None:
+    """A checkpoint without rules goes on by the older ones, and so do its successors."""
+    if kind == "--train-data-path":
+        data = f"{kind} 1 {prefixes[0]}"
+    else:
+        data = f"--split 90,5,5 {kind} --data-path 0.7 {prefixes[0]} 0.2 {prefixes[1]} 0.1 "
+        data = data.replace("--data-path --data-path", "--data-path") + prefixes[2]
+    flags = f"--train-iters 6 {data}"
+    whole = train("whole", f"{flags} {OLDER}", None)
+    assert whole.status == 0, whole.err
+    part = train("part", f"{flags} {OLDER} --exit-interval 2", None)
+    forget_rules(part)
+    for stop in (4, 6):
+        part = train("part", f"{flags} --load {part.directory} --exit-interval {stop}", None)
+        assert part.status == 0, part.err
+        assert rules_of(part) == ["legacy", "lmcore-2026.11"]
+    assert part.curve() == whole.curve()
+    assert data_of(part) == data_of(whole)
+    assert "split_rule: legacy" in (part.directory / "config.yaml").read_text()
+
+
+def test_rules_of_a_new_run(train: Any, prefixes: list[str]) -> None:
+    """A new run has megatron-core's rules; others than the checkpoint's are refused by name."""
+    data = f"--split 1,1,1 --data-path 0.7 {prefixes[0]} 0.2 {prefixes[1]} 0.1 {prefixes[2]}"
+    flags = f"--train-iters 2 {data} --exit-interval 1"
+    run = train("run", flags, None)
+    assert rules_of(run) == ["megatron-core", "megatron-core"]
+    refused = train("refused", f"{flags} --load {run.directory} --blend-rule lmcore-2026.11", None)
+    assert refused.status == 2
+    assert "`--blend-rule` is megatron-core in the checkpoint" in refused.err
+    tuned = train("tuned", f"{flags} --load {run.directory} --finetune {OLDER}", None)
+    assert rules_of(tuned) == ["legacy", "lmcore-2026.11"]
+
+
+def test_config_of_a_run_with_its_own_training_data(train: Any, prefixes: list[str]) -> None:
+    """`config.yaml` names the default split, which divides nothing, and is read back."""
+    run = train("run", f"--train-iters 1 --train-data-path {prefixes[0]}", None)
+    again = train("again", f"{run.directory}/config.yaml", None)
+    assert again.status == 0, again.err
 
 
 def test_new_weights_in_mid_run(train: Any, assert_same: Any, prefixes: list[str]) -> None:

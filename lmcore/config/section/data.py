@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lmcore.config.option import CHECKED, FREE, option
 from lmcore.config.section.tokenizer import TYPES, TokenizerSection
+from lmcore.config.split import BLEND_RULES, SPLIT_RULES
 
 _WEIGHTED = "alternate weight and prefix, or prefixes alone, weighted by size"
 _RANGES = 'as "NAME: WEIGHT START:END PREFIX, ...", START and END as fractions of the documents'
@@ -69,6 +70,20 @@ class DataSection(TokenizerSection):
     split: str = option(
         "969,30,1",
         "Fractions of the documents for training, validation and test, in any unit.",
+        on_resume=CHECKED,
+    )
+    split_rule: str = option(
+        SPLIT_RULES[0],
+        "Rounding of split to documents: at each bound, as in megatron-core, or of each fraction, "
+        "as in Megatron's legacy code. A resumed run keeps the checkpoint's.",
+        choices=SPLIT_RULES,
+        on_resume=CHECKED,
+    )
+    blend_rule: str = option(
+        BLEND_RULES[0],
+        "Order of weighted data sets: megatron-core's, or that of lmcore 2026.11, to repeat its "
+        "runs. A resumed run keeps the checkpoint's.",
+        choices=BLEND_RULES,
         on_resume=CHECKED,
     )
     data_cache_path: str | None = option(

@@ -86,7 +86,8 @@ class BlendRecord:
 
     Attributes:
         start: Number of samples that the run had consumed when this blend began.
-        weights: Normalized weight of each source; 0 if the blend no longer has it.
+        weights: Weight of each source by the greedy rule (`BlendWeights.order`); 0 if the blend no
+            longer has it.
         sources: Every source that the run has ever had.
     """
 
@@ -183,7 +184,7 @@ class BlendedDataset:
 
     Args:
         sources: Samples of each source.
-        weights: Normalized weight of each source.
+        weights: Weight of each source by the greedy rule (`BlendWeights.order`).
         size: Number of samples in the blend.
         start: Position of its first sample; earlier positions belong to an earlier blend.
         taken: Number of samples consumed from each source before *start*.

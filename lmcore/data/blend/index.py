@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,7 @@ from lmcore.data import native
 
 __all__ = [
     "BlendIndex",
+    "BlendWeights",
     "build_blend_index",
     "build_blend_index_python",
     "build_exhaustive_index",
@@ -29,6 +32,42 @@ def normalize(weights: Sequence[float]) -> list[float]:
     """Return the weights divided by their sum, with numpy's rounding, as Megatron."""
     values = np.array(weights, dtype=np.float64)
     return [float(weight) for weight in values / np.sum(values)]
+
+
+@dataclass(frozen=True)
+class BlendWeights:
+    """Weights of the sources of a blend, normalized.
+
+    megatron-core normalizes weights of the user twice: for the sizes of the sources, and once more
+    for the greedy rule.  The last bits decide ties of that rule, and with them the order.
+
+    Attributes:
+        sizes: Weights that the sizes of the sources are computed from (`source_sizes`).
+        order: Weights of the greedy rule (`build_blend_index`).
+
+    Source:
+        megatron-core, `BlendedMegatronDatasetBuilder` and `BlendedDataset`.
+    """
+
+    sizes: list[float]
+    order: list[float]
+
+    @classmethod
+    def given(cls, weights: Sequence[float], rule: str) -> Self:
+        """Return the weights of sources that the user weighted.
+
+        Args:
+            weights: The user's weight of each source.
+            rule: Value of `--blend-rule`; lmcore 2026.11 normalized weights once.
+        """
+        once = normalize(weights)
+        return cls(once, normalize(once) if rule == "megatron-core" else once)
+
+    @classmethod
+    def by_size(cls, lengths: Sequence[int]) -> Self:
+        """Return the weights of sources without weights, from the number of their samples."""
+        once = normalize(lengths)
+        return cls(once, once)
 
 
 def source_sizes(weights: Sequence[float], num_samples: int) -> tuple[int, list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lmcore.data.blend.dataset import BlendedDataset, BlendRecord, SourceRecord, SourceStream
-from lmcore.data.blend.index import source_sizes
+from lmcore.data.blend.index import BlendWeights, source_sizes
 from lmcore.data.blend.index_cache import blend_index
 from lmcore.data.blend.sources import (
     OpenSource,
@@ -55,11 +55,12 @@ def continued_blend(
     ]
     known_weights = [weight for weight in record.weights if weight > 0]
     same_sources = [_key(source) for source in sources] == [source.key for source in known]
-    if not same_sources or weights != known_weights:
+    if not same_sources or weights.order != known_weights:
         raise ConfigError(
             "sources or weights differ from the checkpoint's",
             why=f"checkpoint: {_show([source.name for source in known], known_weights)}; "
-            f"this run: {_show([source.name for source in sources], weights)}",
+            f"this run: {_show([source.name for source in sources], weights.order)}, by "
+            f"`--blend-rule {settings.blend_rule}`",
             hint="`--change-blend` continues with the new ones, each source from its next sample",
         )
     return _blend(
@@ -102,7 +103,7 @@ def changed_blend(
 
 def _blend(
     sources: Sequence[OpenSource],
-    weights: Sequence[float],
+    weights: BlendWeights,
     record: BlendRecord,
     num_samples: int,
     settings: SampleSettings,
@@ -110,7 +111,7 @@ def _blend(
     start: int,
     taken: Sequence[int],
 ) -> BlendedDataset:
-    size, wanted = source_sizes(weights, max(num_samples - start, 1))
+    size, wanted = source_sizes(weights.sizes, max(num_samples - start, 1))
     streams = [
         _stream(source, _known(source, record), base + count, settings)
         for source, base, count in zip(sources, taken, wanted, strict=True)
@@ -118,9 +119,9 @@ def _blend(
     keys = {stream.key for stream in streams}
     retired = [source for source in record.sources if source.key not in keys]
     directory = index_cache_dir(sources[0].indexed, settings.cache_dir)
-    index = blend_index(weights, size, directory, "train")
+    index = blend_index(weights.order, size, directory, "train")
     return BlendedDataset(
-        streams, weights, size, start=start, taken=taken, index=index, retired=retired
+        streams, weights.order, size, start=start, taken=taken, index=index, retired=retired
     )
 
 

@@ -11,13 +11,14 @@ from typing import Protocol
 import numpy as np
 
 from lmcore.config.data_source import PARTS, Blend, DataSource, Part, RunSources
+from lmcore.config.split import BLEND_RULES, SPLIT_RULES
 from lmcore.data.blend.dataset import (
     BlendedDataset,
     ShortSourceError,
     SourceSamples,
     SourceStream,
 )
-from lmcore.data.blend.index import build_exhaustive_index, normalize, source_sizes
+from lmcore.data.blend.index import BlendWeights, build_exhaustive_index, source_sizes
 from lmcore.data.blend.index_cache import blend_index
 from lmcore.data.blend.train_split import LONG_NAME, split_ranges
 from lmcore.data.cache.index_cache import index_cache_dir
@@ -117,6 +118,7 @@ class SampleSettings:
         cache_dir: Directory of the indices; None for a directory beside the data.
         final_epoch_threshold: See `build_gpt_index`.
         builder: Builder of the samples.
+        blend_rule: Value of `--blend-rule`.
     """
 
     sequence_length: int
@@ -124,6 +126,7 @@ class SampleSettings:
     cache_dir: str | Path | None
     final_epoch_threshold: float
     builder: SampleBuilder = field(default_factory=GPTSamples)
+    blend_rule: str = BLEND_RULES[0]
 
 
 def open_sources(
@@ -132,14 +135,21 @@ def open_sources(
     *,
     needed: Iterable[Part],
     prefix_of: Callable[[DataSource], str],
+    split_rule: str = SPLIT_RULES[0],
+    blend_rule: str = BLEND_RULES[0],
 ) -> dict[Part, tuple[OpenSource, ...]]:
     """Open every dataset once, and return its documents for each part.
+
+    The weight of a single dataset of one part's own is dropped, as in megatron-core: the part is no
+    blend, whose sources have 0.5% more samples than needed.
 
     Args:
         sources: Data sources of the run, without file lists.
         split: Value of `--split`, for sources without ranges of documents.
         needed: Parts that must not be empty.
         prefix_of: Function that returns the prefix of a source, and may prepare it first.
+        split_rule: Value of `--split-rule`.
+        blend_rule: Value of `--blend-rule`; lmcore 2026.11 kept the weight of a single dataset.
 
     Raises:
         DataError: A dataset is damaged, or a needed part has no documents.
@@ -152,16 +162,18 @@ def open_sources(
         return opened[source.name]
 
     if sources.divided is not None:
-        return _divide(sources.divided, split, tuple(needed), open_one)
+        return _divide(sources.divided, split, split_rule, tuple(needed), open_one)
     parts: dict[Part, tuple[OpenSource, ...]] = {}
     for part, blend in sources.own.items():
         found = []
+        alone = len(blend.sources) == 1 and blend_rule == "megatron-core"
         for source in blend.sources:
             indexed = open_one(source)
             start, end = source.documents or (0.0, 1.0)
             count = indexed.document_count
             documents = round(start * count), round(end * count)  # rounded as in Megatron
-            found.append(OpenSource(source.name, indexed, documents, source.weight))
+            weight = None if alone else source.weight
+            found.append(OpenSource(source.name, indexed, documents, weight))
         parts[part] = _drop_empty(found, part, blend.flag)
     return parts
 
@@ -169,6 +181,7 @@ def open_sources(
 def _divide(
     blend: Blend,
     split: str,
+    split_rule: str,
     needed: tuple[Part, ...],
     open_one: Callable[[DataSource], IndexedDataset],
 ) -> dict[Part, tuple[OpenSource, ...]]:
@@ -176,7 +189,12 @@ def _divide(
     only_source = len(blend.sources) == 1
     for source in blend.sources:
         indexed = open_one(source)
-        ranges = split_ranges(indexed.document_count, split, needed=needed if only_source else ())
+        ranges = split_ranges(
+            indexed.document_count,
+            split,
+            needed=needed if only_source else (),
+            rule=split_rule,
+        )
         for part, documents in ranges.items():
             parts[part].append(OpenSource(source.name, indexed, documents, source.weight))
     return {
@@ -255,16 +273,16 @@ def build_samples(
     streams = [build_stream(source, [None], settings, name) for source in kept]
     size = total if one_pass else num_samples
     try:
-        return BlendedDataset(streams, weights, size)
+        return BlendedDataset(streams, weights.order, size)
     except ShortSourceError:  # the greedy rule would repeat samples of a source
         dataset, sample = build_exhaustive_index([stream.available for stream in streams])
-        return BlendedDataset(streams, weights, size, index=(dataset[:size], sample[:size]))
+        return BlendedDataset(streams, weights.order, size, index=(dataset[:size], sample[:size]))
 
 
 def weigh_sources(
     sources: Sequence[OpenSource], settings: SampleSettings
-) -> tuple[list[OpenSource], list[float]]:
-    """Return the sources of a blend and their normalized weights.
+) -> tuple[list[OpenSource], BlendWeights]:
+    """Return the sources of a blend and their weights.
 
     Sources without weights are weighted by the samples of an epoch; a source with less than one
     sample is left out, with a warning.
@@ -277,7 +295,8 @@ def weigh_sources(
         DataError: No source has a sample.
     """
     if sources[0].weight is not None:
-        return list(sources), normalize([source.weight or 0.0 for source in sources])
+        weights = [source.weight or 0.0 for source in sources]
+        return list(sources), BlendWeights.given(weights, settings.blend_rule)
     lengths = [settings.builder.samples_per_epoch(source, settings) for source in sources]
     kept = [source for source, length in zip(sources, lengths, strict=True) if length]
     small = ", ".join(f"`{source.name}`" for source in sources if source not in kept)
@@ -293,7 +312,7 @@ def weigh_sources(
             small,
             settings.sequence_length + 1,
         )
-    return kept, normalize([length for length in lengths if length])
+    return kept, BlendWeights.by_size([length for length in lengths if length])
 
 
 def build_stream(
@@ -322,20 +341,20 @@ def build_stream(
 
 def _build_weighted(
     sources: Sequence[OpenSource],
-    weights: Sequence[float],
+    weights: BlendWeights,
     num_samples: int,
     settings: SampleSettings,
     name: str,
 ) -> BlendedDataset:
-    size, wanted = source_sizes(weights, num_samples)
+    size, wanted = source_sizes(weights.sizes, num_samples)
     streams = [
         build_stream(source, [count], settings, name)
         for source, count in zip(sources, wanted, strict=True)
     ]
     directory = index_cache_dir(sources[0].indexed, settings.cache_dir)
-    index = blend_index(weights, size, directory, name)
+    index = blend_index(weights.order, size, directory, name)
     try:
-        return BlendedDataset(streams, weights, size, index=index)
+        return BlendedDataset(streams, weights.order, size, index=index)
     except ShortSourceError as short:
         # The greedy rule took more of a source than the 0.5% surplus; Megatron stops here.
         more = [max(pair) for pair in zip(wanted, short.needed, strict=True)]
@@ -343,4 +362,4 @@ def _build_weighted(
             build_stream(source, [count], settings, name) if count > stream.available else stream
             for source, stream, count in zip(sources, streams, more, strict=True)
         ]
-        return BlendedDataset(streams, weights, size, index=index)
+        return BlendedDataset(streams, weights.order, size, index=index)

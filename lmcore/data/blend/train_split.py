@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from lmcore.config.data_source import PARTS, Part
-from lmcore.config.split import parse_split
+from lmcore.config.split import SPLIT_RULES, parse_split
 from lmcore.errors import DataError
 
 __all__ = ["LONG_NAME", "split_documents", "split_ranges"]
@@ -15,32 +16,51 @@ LONG_NAME = {"train": "training", "valid": "validation", "test": "test"}
 """Names of the parts in messages."""
 
 
-def split_documents(num_documents: int, split: str) -> list[int]:
-    """Return the four bounds of the training, validation and test documents.
+def split_documents(
+    num_documents: int, split: str, rule: str = SPLIT_RULES[0]
+) -> tuple[int, int, int, int]:
+    """Return the bounds of the training, validation and test documents.
 
-    Each share is rounded by itself; the rounding error of their sum shifts every bound but the
-    first.
+    By the rule `megatron-core` the sum of the shares up to each bound is rounded.  By the rule
+    `legacy` each share is rounded by itself, and the rounding error of their sum shifts every
+    bound but the first.
 
     Args:
         num_documents: Number of documents in the corpus.
         split: Value of `--split`.
+        rule: Value of `--split-rule`.
 
     Raises:
         ConfigError: *split* is malformed.
 
     Source:
-        Megatron-LM, `get_train_valid_test_split_` in `megatron/legacy/data/dataset_utils.py`.  Here
-        bounds stay between 0 and *num_documents*, unlike there.
+        megatron-core, `parse_and_normalize_split` and `convert_split_vector_to_split_matrix` in
+        `megatron/core/datasets/blended_megatron_dataset_config.py`; Megatron-LM,
+        `get_train_valid_test_split_` in `megatron/legacy/data/dataset_utils.py`.  Here bounds of
+        the rule `legacy` stay between 0 and *num_documents*, unlike there.
     """
-    bounds = [0]
-    for share in parse_split(split):
-        bounds.append(bounds[-1] + round(share * num_documents))
+    train, valid, test = _RULES[rule](parse_split(split), num_documents)
+    return 0, train, valid, test
+
+
+def _megatron_core(shares: tuple[float, float, float], num_documents: int) -> list[int]:
+    total = shares[0] + shares[1] + shares[2]  # not `sum`: Python 3.12 compensates its rounding
+    cumulative = accumulate(share / total for share in shares)
+    return [round(bound * num_documents) for bound in cumulative]
+
+
+def _legacy(shares: tuple[float, float, float], num_documents: int) -> list[int]:
+    total = math.fsum(shares)
+    bounds = list(accumulate(round(share / total * num_documents) for share in shares))
     surplus = bounds[-1] - num_documents
-    return [0] + [min(max(bound - surplus, 0), num_documents) for bound in bounds[1:]]
+    return [min(max(bound - surplus, 0), num_documents) for bound in bounds]
+
+
+_RULES = dict(zip(SPLIT_RULES, (_megatron_core, _legacy), strict=True))
 
 
 def split_ranges(
-    num_documents: int, split: str, *, needed: Collection[Part]
+    num_documents: int, split: str, *, needed: Collection[Part], rule: str = SPLIT_RULES[0]
 ) -> dict[Part, tuple[int, int]]:
     """Return the first document of each part, and the one after the last.
 
@@ -49,12 +69,13 @@ def split_ranges(
         split: Value of `--split`.
         needed: Parts that the run reads; others may be empty (`--split 100,0,0` with
             `--eval-iters 0`).
+        rule: Value of `--split-rule`.
 
     Raises:
         ConfigError: *split* is malformed.
         DataError: A needed part has no documents.
     """
-    bounds = split_documents(num_documents, split)
+    bounds = split_documents(num_documents, split, rule)
     ranges = dict(zip(PARTS, pairwise(bounds), strict=True))
     for part, (start, end) in ranges.items():
         if part in needed and start == end:
@@ -63,7 +84,7 @@ def split_ranges(
                 hint += "; `--eval-iters 0` trains without validation"
             raise DataError(
                 f"`--split {split}` leaves no {LONG_NAME[part]} documents",
-                why=f"{num_documents} documents are divided at {bounds}",
+                why=f"{num_documents} documents are divided at {list(bounds)}",
                 hint=hint,
             )
     return ranges

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,10 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
         if not may_be_missing or _holds_any(path):
             raise
         return None
-    return ResumePoint(checkpoint, manifest, found)
+    from lmcore.train.resume.saved_meta import data_rules
+
+    rules = {} if settings.finetune else data_rules(checkpoint, manifest)
+    return ResumePoint(checkpoint, manifest, found, data_rules=rules)
 
 
 def verify_resume_point(plan: RunPlan, rendezvous: Rendezvous | None) -> ResumePoint | None:
@@ -84,9 +88,12 @@ def verify_resume_point(plan: RunPlan, rendezvous: Rendezvous | None) -> ResumeP
     warning = found.warning()
     if warning is not None and channel.rank == 0:
         logger.warning("%s", warning)
-    damaged = tuple(found.passed_over)
-    return ResumePoint(
-        found.path, found.manifest, plan.resume.survey, verified=True, damaged=damaged
+    return replace(
+        plan.resume,
+        checkpoint=found.path,
+        manifest=found.manifest,
+        verified=True,
+        damaged=tuple(found.passed_over),
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import check_shape
+from lmcore.config.option import flag_of
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume.saved_meta import part_of
@@ -271,9 +272,16 @@ def _order_difference(plan: RunPlan, manifest: Manifest, order: str) -> _Differe
     if manifest.meta["data_order"] == order or asked.override_data_order or asked.change_blend:
         return None
     recorded = manifest.meta.get("data") is not None
+    rules = plan.resume.data_rules if plan.resume is not None else {}
+    differing = [
+        f"`{flag_of(name)}` is {rule} in the checkpoint, {now} in this run"
+        for name, rule in rules.items()
+        if (now := getattr(plan.config.data, name)) != rule
+    ]
     problem = ConfigError(
         "the training samples are not in the checkpoint's order",
-        why="data, weights, split, seed, sequence length or the number of epochs that the run's "
+        why="; ".join(differing)
+        or "data, weights, split, seed, sequence length or the number of epochs that the run's "
         "length needs differ; samples would be repeated or left out",
         hint="give the first run's data settings and length; or go on with new sources or weights "
         "by `--change-blend`, or in any order by `--override-data-order`",

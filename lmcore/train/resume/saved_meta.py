@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.config.layout import ParallelLayout
+from lmcore.config.split import BLEND_RULES, OLDER_RULES, SPLIT_RULES
 from lmcore.errors import CheckpointError
 from lmcore.optim.schedule import LearningRateSchedule
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
 
-__all__ = ["check_saved_run", "part_of"]
+__all__ = ["check_saved_run", "data_rules", "part_of"]
 
 _COUNTERS = ("iteration", "consumed_samples", "consumed_tokens")
 
@@ -41,6 +42,31 @@ def check_saved_run(checkpoint: Path, manifest: Manifest) -> None:
             + ", ".join(f"`meta.{name}`" for name in wrong),
             hint="use another checkpoint, or take its weights alone by `--finetune`",
         )
+
+
+def data_rules(checkpoint: Path, manifest: Manifest) -> dict[str, str]:
+    """Return the rules of the data order of a checkpoint's run, by option name.
+
+    A checkpoint that records none is of an older version, which had the rules `OLDER_RULES`.
+
+    Args:
+        checkpoint: Directory of the checkpoint.
+        manifest: Manifest of the checkpoint.
+
+    Raises:
+        CheckpointError: A recorded rule is not known.
+    """
+    saved = part_of(manifest.meta, "config", "config", "data")
+    rules = {name: saved.get(name, older) for name, older in OLDER_RULES.items()}
+    for name, known in (("split_rule", SPLIT_RULES), ("blend_rule", BLEND_RULES)):
+        if rules[name] not in known:
+            raise CheckpointError(
+                f"no run can go on from checkpoint `{checkpoint}`",
+                why=f"its `{name}` is {rules[name]!r}; known are {', '.join(known)}",
+                hint=f"use the version that wrote it, lmcore {manifest.lmcore_version}, or take "
+                "its weights alone by `--finetune`",
+            )
+    return rules
 
 
 def part_of(meta: Mapping[str, Any], *names: str) -> Mapping[str, Any]:

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.config.split import BLEND_RULES
 from lmcore.data import native
 from lmcore.data.blend import index_cache as blend_cache
 from lmcore.data.blend.index import (
+    BlendWeights,
     build_blend_index,
     build_exhaustive_index,
     normalize,
@@ -23,6 +25,30 @@ from lmcore.data.blend.index_cache import blend_index
 def test_published_vector():
     """The reference's ten choices."""
     assert build_blend_index([0.2, 0.3, 0.5], 10)[0].tolist() == [2, 1, 0, 2, 1, 2, 0, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "weights,order,older",
+    [
+        ([0.7, 0.2, 0.1], "010200100001020010000102000100", "010200010001020001000102000100"),
+        ([0.6, 0.3, 0.1], "012001001001200100100120010010", "010201001001020100100102010010"),
+        ([70, 20, 10], "010200010001020001000102000100", "010200100001020010000102001000"),
+    ],
+)
+def test_ties(weights, order, older):
+    """The last bits of the weights decide ties: megatron-core's orders, and lmcore 2026.11's."""
+    for rule, expected in zip(BLEND_RULES, (order, older), strict=True):
+        found = build_blend_index(BlendWeights.given(weights, rule).order, len(expected))[0]
+        assert "".join(map(str, found)) == expected
+
+
+def test_sizes_are_of_weights_normalized_once():
+    """A second normalization would round other shares up."""
+    weights = BlendWeights.given([0.7, 0.2, 0.1], "megatron-core")
+    assert weights.sizes == normalize([0.7, 0.2, 0.1])
+    assert weights.order == normalize(weights.sizes) != weights.sizes
+    by_size = BlendWeights.by_size([7, 2, 1])
+    assert by_size.order == by_size.sizes == normalize([7, 2, 1])
 
 
 def test_sizes_of_the_sources():

@@ -9,8 +9,14 @@ import pytest
 import torch
 
 from lmcore.config.data_source import Blend, DataSource, RunSources
-from lmcore.data.blend.index import build_exhaustive_index
+from lmcore.data.blend.index import (
+    BlendWeights,
+    build_blend_index,
+    build_exhaustive_index,
+    source_sizes,
+)
 from lmcore.data.blend.sources import SampleSettings, build_samples, open_sources
+from lmcore.data.blend.train_split import split_ranges
 from lmcore.data.dataset.document_mask import DocumentMasks
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 
@@ -75,8 +81,8 @@ def theirs(peer, tmp_path, sizes, **blend):
     ).build()
 
 
-def ours(tmp_path, sources, sizes):
-    parts = open_sources(sources, "80,20,0", needed=("train",), prefix_of=lambda one: one.name)
+def ours(tmp_path, sources, sizes, split="80,20,0"):
+    parts = open_sources(sources, split, needed=("train",), prefix_of=lambda one: one.name)
     settings = SampleSettings(SEQUENCE, SEED, tmp_path / "our_cache", 0.8)
     return {
         part: build_samples(parts[part], size, settings, name=part)
@@ -94,7 +100,17 @@ def require_equal(mine, other):
 
 
 @pytest.mark.parametrize(
-    "weights", [None, [0.2, 0.3, 0.5], [30.0, 1.0, 5.0], [1.0, 1.0, 1.0], [0.97, 0.02, 0.01]]
+    "weights",
+    [
+        None,
+        [0.2, 0.3, 0.5],
+        [30.0, 1.0, 5.0],
+        [1.0, 1.0, 1.0],
+        [0.97, 0.02, 0.01],
+        [0.7, 0.2, 0.1],
+        [0.6, 0.3, 0.1],
+        [70.0, 20.0, 10.0],
+    ],
 )
 @pytest.mark.parametrize("sizes", [(37, 11), (300, 60), (1500, 200)])
 def test_blend_divided_by_a_split(peer, corpora, tmp_path, weights, sizes):
@@ -130,6 +146,127 @@ def test_sources_of_each_part(peer, corpora, tmp_path):
     mine = ours(tmp_path, sources, (500, 90))
     require_equal(mine["train"], other[0])
     require_equal(mine["valid"], other[1])
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("short", [3, 1, 0, -1])
+def test_single_source_with_a_weight(peer, corpora, tmp_path, own, short):
+    """Near the end of an epoch one sample more makes another shuffle.
+
+    A weight makes a blend of a data set for all parts, with more samples of it than are needed, and
+    none of a data set for one part.
+    """
+    prefix = corpora[2]
+    split = "100,0,0"
+    whole = theirs(peer, tmp_path, [None] * 3, blend=([prefix], None), split=split)[0]
+    size = len(whole) - short
+    source = (DataSource(prefix, 1.0),)
+    if own:
+        sources = RunSources(None, {"train": Blend("train_data_path", source)})
+        blend = {"blend_per_split": [([prefix], [1.0]), None, None]}
+    else:
+        sources = RunSources(Blend("data_path", source))
+        blend = {"blend": ([prefix], [1.0]), "split": split}
+    other = theirs(peer, tmp_path, [size, 0, 0], **blend)[0]
+    require_equal(ours(tmp_path, sources, (size,), split)["train"], other)
+
+
+@pytest.mark.parametrize("split", ["969,30,1", "949,50,1", "998,1,1", "90,5,5", "1,1,1"])
+def test_split_of_a_blend(peer, corpora, tmp_path, split):
+    """Documents of each source are divided alike, if shares are rounded."""
+    weights = [0.7, 0.2, 0.1]
+    sources = [DataSource(*pair) for pair in zip(corpora, weights, strict=True)]
+    mine = ours(tmp_path, RunSources(Blend("data_path", tuple(sources))), (300,), split)
+    other = theirs(peer, tmp_path, [300, 0, 0], blend=(corpora, weights), split=split)
+    require_equal(mine["train"], other[0])
+
+
+class CountedDataset:
+    """Dataset for the peer's builder: documents are counted, and no sample is made."""
+
+    def __init__(self, count, prefix, documents, num_samples, part, config):
+        self.unique_identifiers = {"class": "CountedDataset"}
+        self.index_split, self.documents, self.num_samples = part, documents, num_samples
+
+    def __len__(self):
+        return 10**9  # the order is compared, whatever the surplus is
+
+    @staticmethod
+    def build_low_level_dataset(prefix, config):
+        return int(prefix)
+
+    @staticmethod
+    def numel_low_level_dataset(count):
+        return count
+
+
+def counted(peer, sizes, counts, weights, split):
+    """Return what the peer's builder makes of datasets of *counts* documents."""
+    config = peer.builder.BlendedMegatronDatasetConfig(
+        random_seed=SEED,
+        sequence_length=SEQUENCE,
+        blend=([str(count) for count in counts], weights),
+        split=split,
+    )
+    builder = peer.builder.BlendedMegatronDatasetBuilder(
+        CountedDataset, sizes, lambda: True, config
+    )
+    return builder._build_blended_dataset_splits()
+
+
+def weight_lists():
+    """Return lists whose sums round, and so have ties that the last bits decide."""
+    rng = np.random.default_rng(18)
+    lists = [[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [70.0, 20.0, 10.0], [1.0]]
+    for digits in (0, 1, 2, 17):
+        for _ in range(150):
+            values = rng.uniform(1 if digits == 0 else 0.1, 10, rng.integers(2, 12))
+            lists.append(np.round(values, digits).tolist())
+    return lists
+
+
+def test_order_of_many_blends(peer):
+    """Sizes and order of blends are its own, whatever the weights."""
+    differing = {"megatron-core": 0, "lmcore-2026.11": 0}
+    for number, weights in enumerate(weight_lists()):
+        wanted = 200 + 7 * number % 800
+        blend = counted(peer, [wanted, 0, 0], [10] * len(weights), weights, "1,0,0")[0]
+        for rule in differing:
+            mine = BlendWeights.given(weights, rule)
+            size, sizes = source_sizes(mine.sizes, wanted)
+            assert size == blend.size
+            assert sizes == [dataset.num_samples for dataset in blend.datasets]
+            dataset, sample = build_blend_index(mine.order, size)
+            alike = (
+                dataset.tolist() == blend.dataset_index.tolist()
+                and sample.tolist() == blend.dataset_sample_index.tolist()
+            )
+            differing[rule] += not alike
+    assert differing["megatron-core"] == 0
+    assert differing["lmcore-2026.11"] > 20  # else these weights decide nothing
+
+
+SPLITS = ["969,30,1", "949,50,1", "998,1,1", "90,5,5", "1,1,1", "0.7,0.2,0.1", "0.6/0.3/0.1", "9"]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_bounds_of_many_splits(peer, split):
+    """Every part has its documents, whatever is rounded."""
+    rng = np.random.default_rng(30)
+    counts = [*range(1, 130), *rng.integers(100, 300_000, 400).tolist(), 79_000]
+    legacy = 0
+    for count in counts:
+        parts = counted(peer, [1, 1, 1], [count], None, split)
+        ranges = [
+            None
+            if part is None or not len(part.documents)
+            else (int(part.documents[0]), int(part.documents[-1]) + 1)
+            for part in parts
+        ]
+        mine = split_ranges(count, split, needed=())
+        assert [bounds if bounds[0] < bounds[1] else None for bounds in mine.values()] == ranges
+        legacy += split_ranges(count, split, needed=(), rule="legacy") != mine
+    assert legacy > 0 or "," not in split.replace("/", ",")
 
 
 @pytest.mark.parametrize("lengths", [[5, 3], [1, 100], [7, 7, 7], [50, 1, 9, 200]])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lmcore.config.data_source import Blend, DataSource, RunSources
+from lmcore.config.split import BLEND_RULES, OLDER_RULES, SPLIT_RULES
 from lmcore.data.blend.dataset import BlendedDataset, BlendRecord, SourceStream
 from lmcore.data.blend.index import build_blend_index, source_sizes
 from lmcore.data.blend.resume import blend_record, changed_blend, continued_blend
@@ -114,8 +116,8 @@ def test_more_than_the_surplus(write, settings):
         *((write(name, 2), weight) for name, weight in zip(names, shares_of_each, strict=True))
     )
     _, weights = weigh_sources(sources, settings)
-    size, wanted = source_sizes(weights, 38)
-    taken = np.bincount(build_blend_index(weights, size)[0], minlength=len(names))
+    size, wanted = source_sizes(weights.sizes, 38)
+    taken = np.bincount(build_blend_index(weights.order, size)[0], minlength=len(names))
     assert (taken > wanted).any()
     samples = build_samples(sources, 38, settings, name="train")
     assert [len(samples[i]) for i in range(len(samples))] == [LENGTH + 1] * size
@@ -127,7 +129,7 @@ def test_small_source_is_left_out_of_a_blend_by_size(write, settings, caplog):
     small, large = sources_of((write("a", 1),), (write("b", 50),))
     with caplog.at_level(logging.WARNING):
         kept, weights = weigh_sources([small, large], settings)
-    assert (kept, weights) == ([large], [1.0])
+    assert (kept, weights.sizes) == ([large], [1.0])
     assert f"`{small.name}`: less than one sample of 9 tokens" in caplog.text
     with pytest.raises(DataError, match="no source has a sample"):
         weigh_sources([small], settings)
@@ -146,7 +148,7 @@ def test_split_divides_every_source(write, caplog):
     assert [one.documents for one in parts["valid"]] == [(80, 90), (8, 9)]
     assert [one.documents for one in parts["test"]] == [(90, 100), (9, 10)]
     with caplog.at_level(logging.WARNING):
-        parts = opened("949,50,1")
+        parts = opened("979,20,1")
     assert [one.name for one in parts["valid"]] == [a]
     assert f"leaves no validation documents of `{b}` (10 documents)" in caplog.text
     with pytest.raises(DataError, match="`--split 9999,1,0` leaves no validation documents"):
@@ -155,12 +157,12 @@ def test_split_divides_every_source(write, caplog):
 
 
 def test_tiny_corpus_has_no_validation_documents(write):
-    """Ten documents at 949,50,1: said, with the bounds."""
+    """Ten documents at 979,20,1: said, with the bounds."""
     blend = Blend("data_path", (DataSource(write("a", 10)),))
     with pytest.raises(DataError) as caught:
         open_sources(
             RunSources(blend),
-            "949,50,1",
+            "979,20,1",
             needed=("train", "valid"),
             prefix_of=lambda one: one.name,
         )
@@ -181,6 +183,93 @@ def test_ranges_of_documents(write):
     assert opened((a, (0, 0.3)), (b, (0, 0.1))) == [(0, 4)]
     with pytest.raises(DataError, match="leaves no training documents"):
         opened((b, (0, 0.1)))
+
+
+def test_weight_of_a_single_source(write, settings):
+    """A single data set of one part is read as if it had no weight; lmcore 2026.11 asked for more.
+
+    A single weighted data set that `--split` divides is a blend, as in megatron-core.
+    """
+    source = (DataSource(write("a", 40), 2.0),)  # an epoch has 24 samples
+
+    def samples(sources, rule):
+        of_rule = replace(settings, blend_rule=rule)
+        parts = open_sources(
+            sources, "100,0,0", needed=("train",), prefix_of=lambda o: o.name, blend_rule=rule
+        )
+        return build_samples(parts["train"], 24, of_rule, name="train")
+
+    own = RunSources(None, {"train": Blend("train_data_path", source)})
+    alone = samples(own, "megatron-core")
+    assert isinstance(alone, GPTDataset)
+    assert alone.available == 24
+    for sources, rule in ((own, "lmcore-2026.11"), (RunSources(Blend("data_path", source)), None)):
+        blend = samples(sources, rule or "megatron-core")
+        assert isinstance(blend, BlendedDataset)
+        assert blend.sources[0].available == 49  # 25 are asked for: a second epoch
+
+
+def test_rule_of_a_changed_blend(write, settings):
+    """A blend that a checkpoint records goes on by its own rule only."""
+    a, b, c = (unique(write, name) for name in "abc")
+    older = replace(settings, blend_rule="lmcore-2026.11")
+    first = build_samples(sources_of((a, 1.0)), 300, older, name="train")
+    sources = sources_of((a, 0.7), (b, 0.2), (c, 0.1))
+    changed = changed_blend(sources, blend_record(first, 100, a), 100, 300, older)
+    record = BlendRecord.from_dict(changed.record(170).to_dict())
+    resumed = continued_blend(sources, record, 300, older)
+    assert resumed.order == changed.order
+    places = [resumed.locate(i) for i in range(100, 300)]
+    assert places == [changed.locate(i) for i in range(100, 300)]
+    with pytest.raises(ConfigError, match="sources or weights differ") as caught:
+        continued_blend(sources, record, 300, settings)
+    assert "`--blend-rule megatron-core`" in caught.value.why
+    today = changed_blend(sources, blend_record(first, 100, a), 100, 300, settings)
+    assert [today.locate(i) for i in range(100, 300)] != places
+
+
+@pytest.mark.parametrize(
+    "kind,num_samples,orders",
+    [
+        (
+            "data_path",
+            24,
+            {
+                "train": "02e2c4e7176131f28f3bdf5d3fd8259b",
+                "valid": "81880798ac17e7c6aafb9145c7a19a68",
+                "test": "9e839db5a13986397efacd23ee41c07d",
+            },
+        ),
+        ("train_data_path", 24, {"train": "62d4d8a2d98063fddb8c7e1034ca13d0"}),
+        # An epoch of the data set has 54 samples.
+        ("single", 54, {"train": "1aa1670d733310c35bf2146c83784d81"}),
+    ],
+)
+def test_samples_of_older_runs(write, settings, kind, num_samples, orders):
+    """The orders that lmcore 2026.11 recorded in checkpoints are made by its rules only."""
+    named = [(write("a", 37), 0.7), (write("b", 88), 0.2), (write("c", 61), 0.1)]
+    blend = Blend(kind, tuple(DataSource(*one) for one in named))
+    if kind == "single":
+        blend = Blend("train_data_path", blend.sources[1:2])
+    sources = RunSources(blend) if kind == "data_path" else RunSources(None, {"train": blend})
+
+    def orders_by(split_rule, blend_rule):
+        parts = open_sources(
+            sources,
+            "1,1,1",
+            needed=("train",),
+            prefix_of=lambda o: o.name,
+            split_rule=split_rule,
+            blend_rule=blend_rule,
+        )
+        of_rule = replace(settings, blend_rule=blend_rule)
+        return {
+            part: build_samples(parts[part], num_samples, of_rule, name=part).order
+            for part in parts
+        }
+
+    assert orders_by(**OLDER_RULES) == orders
+    assert orders_by(SPLIT_RULES[0], BLEND_RULES[0])["train"] != orders["train"]
 
 
 def identities(samples, positions) -> list[tuple[int, bytes]]:

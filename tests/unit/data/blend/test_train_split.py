@@ -6,33 +6,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.config.split import SPLIT_RULES
 from lmcore.data.blend.train_split import split_documents, split_ranges
 from lmcore.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize(
-    "documents, split, bounds",
+    "documents, split, bounds, legacy",
     [
-        (79_000, "949,50,1", [0, 74971, 78921, 79000]),
-        (10, "949,50,1", [0, 10, 10, 10]),
-        (10, "949/50/1", [0, 10, 10, 10]),
-        (1000, "100,0,0", [0, 1000, 1000, 1000]),
-        (1000, "100", [0, 1000, 1000, 1000]),
-        (100, "90,10", [0, 90, 100, 100]),
-        (0, "969,30,1", [0, 0, 0, 0]),
+        (79_000, "949,50,1", (0, 74971, 78921, 79000), None),
+        (10, "949,50,1", (0, 9, 10, 10), (0, 10, 10, 10)),
+        (10, "949/50/1", (0, 9, 10, 10), (0, 10, 10, 10)),
+        (88, "1,1,1", (0, 29, 59, 88), (0, 30, 59, 88)),
+        (1000, "100,0,0", (0, 1000, 1000, 1000), None),
+        (1000, "100", (0, 1000, 1000, 1000), None),
+        (100, "90,10", (0, 90, 100, 100), None),
+        (0, "969,30,1", (0, 0, 0, 0), None),
     ],
 )
-def test_bounds(documents, split, bounds):
-    """Shares give Megatron's bounds; missing ones are 0."""
+def test_bounds(documents, split, bounds, legacy):
+    """Shares give Megatron's bounds by either rule; missing ones are 0."""
     assert split_documents(documents, split) == bounds
+    assert split_documents(documents, split, "legacy") == (legacy or bounds)
 
 
-@given(documents=st.integers(0, 5000), shares=st.tuples(*[st.integers(0, 1000)] * 3))
-def test_bounds_are_a_partition(documents, shares):
+@pytest.mark.parametrize("rule", SPLIT_RULES)
+@given(
+    documents=st.integers(0, 5000),
+    shares=st.tuples(*[st.one_of(st.integers(0, 1000), st.floats(0, 100))] * 3),
+)
+def test_bounds_are_a_partition(rule, documents, shares):
     """Bounds rise from 0 to the number of documents, whatever the shares."""
     split = f"{shares[0] + 1},{shares[1]},{shares[2]}"
-    bounds = split_documents(documents, split)
-    assert bounds == sorted(bounds)
+    bounds = split_documents(documents, split, rule)
+    assert list(bounds) == sorted(bounds)
     assert (bounds[0], bounds[-1]) == (0, documents)
 
 
@@ -47,8 +54,8 @@ def test_malformed_split_is_refused(split):
 def test_empty_part_is_refused_only_where_it_is_needed():
     """Ten documents leave none for validation: an error that says so, unless nothing validates."""
     with pytest.raises(DataError) as caught:
-        split_ranges(10, "949,50,1", needed=("train", "valid"))
-    assert caught.value.what == "`--split 949,50,1` leaves no validation documents"
+        split_ranges(10, "979,20,1", needed=("train", "valid"))
+    assert caught.value.what == "`--split 979,20,1` leaves no validation documents"
     assert "10 documents" in caught.value.why
     assert "--eval-iters 0" in caught.value.hint
-    assert split_ranges(10, "949,50,1", needed=("train",))["train"] == (0, 10)
+    assert split_ranges(10, "979,20,1", needed=("train",))["train"] == (0, 10)

@@ -11,8 +11,9 @@ import pytest
 
 from lmcore.checkpoint import Manifest
 from lmcore.config.layout import ParallelLayout
+from lmcore.config.split import OLDER_RULES
 from lmcore.errors import CheckpointError
-from lmcore.train.resume.saved_meta import check_saved_run, part_of
+from lmcore.train.resume.saved_meta import check_saved_run, data_rules, part_of
 
 META: dict[str, Any] = {
     "counters": {"iteration": 3, "consumed_samples": 12, "consumed_tokens": 192},
@@ -52,6 +53,20 @@ def test_what_older_versions_did_not_save(path: str) -> None:
     check_saved_run(Path("c"), manifest(META))
     check_saved_run(Path("c"), manifest(changed(path, ...)))
     check_saved_run(Path("c"), manifest(changed("counters.skipped_iterations", 2)))
+
+
+def test_rules_of_the_data_order() -> None:
+    """Older versions recorded none; rules that are not known are refused by name."""
+    assert data_rules(Path("c"), manifest(META)) == OLDER_RULES
+    assert data_rules(Path("c"), manifest({"config": {"config": {"data": 3}}})) == OLDER_RULES
+    saved = {"split_rule": "megatron-core", "blend_rule": "megatron-core", "split": "1,1,1"}
+    found = data_rules(Path("c"), manifest({"config": {"config": {"data": saved}}}))
+    assert found == {"split_rule": "megatron-core", "blend_rule": "megatron-core"}
+    for wrong in ("newer", ["legacy"], None):
+        meta = {"config": {"config": {"data": saved | {"split_rule": wrong}}}}
+        with pytest.raises(CheckpointError, match="no run can go on") as caught:
+            data_rules(Path("c"), manifest(meta))
+        assert f"`split_rule` is {wrong!r}" in str(caught.value.why)
 
 
 @pytest.mark.parametrize(
