@@ -15,7 +15,7 @@ from lmcore.config.options.run_help import render_run_help
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError, DeviceError, printable
+from lmcore.errors import ConfigError, DeviceError, counted, printable
 from lmcore.plugin.registrations import plugin_sections
 
 if TYPE_CHECKING:
@@ -170,7 +170,9 @@ def _report(result: RunResult) -> None:
         text = result.sample.prompt + result.sample.text
         lines += ["", "sample:", "", text, ""]
     ended = "" if result.status == "completed" else f" ({result.status})"
-    lines.append(f"{summary['iteration']} steps in {summary['duration']}{ended}")
+    total = summary["iteration"]
+    earlier = "" if result.steps == total else f", {total:,} in the whole run"
+    lines.append(f"{counted(result.steps, 'step')} in {summary['duration']}{earlier}{ended}")
     if summary["valid_loss"] is not None:
         lines.append(
             f"validation loss {summary['valid_loss']:.4f}, perplexity "

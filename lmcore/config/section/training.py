@@ -50,7 +50,11 @@ class TrainingSection:
         None, "Save and exit after this many minutes.", above=0, on_resume=FREE
     )
     seed: int = option(
-        1234, "Seed of initial weights, dropout and data order.", minimum=0, on_resume=CHECKED
+        1234,
+        "Seed of initial weights, dropout and data order.",
+        minimum=0,
+        maximum=2**32 - 1,
+        on_resume=CHECKED,
     )
     compile: bool | None = option(
         None,

@@ -136,7 +136,10 @@ def read_index(path: str | Path, *, verify: bool = True) -> Index:
     else:
         raise DataError(
             f"`{path}` is not an index of an indexed dataset",
-            why=f"expected it to begin with {MAGIC!r}, found {head[: len(MAGIC)]!r}",
+            why=f"it does not begin with `{MAGIC[:7].decode()}`"
+            + ("" if head else ": it is empty"),
+            hint="give the prefix of a dataset; if its .bin file is whole, `lmcore data repair` "
+            "rebuilds the index",
         )
     if verify:
         _check_starts(index)

@@ -103,6 +103,11 @@ def find_text(
     """
     text = texts.get(name)
     if text is None:
+        if Path(name).is_file():
+            raise ConfigError(
+                f"`{flag} {name}`: this is a file, not the name of a bundled text",
+                hint=f"run `lmcore data prepare --input {name} ...`, then train with `--data-path`",
+            )
         raise ConfigError(
             f"`{flag} {name}`: no text has this name",
             why=texts.why_missing() if isinstance(texts, Registrations) else None,

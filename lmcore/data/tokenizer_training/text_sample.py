@@ -20,7 +20,7 @@ from lmcore.data.input.files import find_inputs
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument
 from lmcore.data.input.read import read_input
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = ["ReadProgress", "TextSample", "read_sample"]
 
@@ -134,7 +134,8 @@ def read_sample(
     if not any(map(str.strip, sample.lines)):
         raise DataError(
             "the input has no text",
-            why=f"{sample.documents:,} documents were read, from `{inputs[0]}` and so on",
+            why=f"{counted(sample.documents, 'document')} in "
+            + (f"`{inputs[0]}`" if len(inputs) == 1 else counted(len(inputs), "input")),
             hint="check `--input` and `--json-keys`",
         )
     return sample

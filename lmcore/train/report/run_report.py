@@ -55,6 +55,7 @@ class RunResult:
     Attributes:
         directory: The run directory.
         status: "completed", or the reason for an early end.
+        steps: Number of steps in this session; the run may have had more before.
         summary: Content of `summary.json`.
         sample: Text from the trained model, if one was asked for.
         can_generate: True if the model can continue a text.
@@ -62,6 +63,7 @@ class RunResult:
 
     directory: Path
     status: str
+    steps: int
     summary: dict[str, Any]
     sample: Sample | None
     can_generate: bool
@@ -376,7 +378,8 @@ class RunReport:
                 summary["sample"] = {"prompt": sample.prompt, "text": sample.text}
                 self.directory.write_json("summary.json", summary)
         generates = can_generate(engine.state.model)
-        return RunResult(self.directory.path, self.status, summary, sample, generates)
+        steps = len(self._step_ms)
+        return RunResult(self.directory.path, self.status, steps, summary, sample, generates)
 
     def _summary(self, state: TrainState) -> dict[str, Any]:
         memory, seconds = self.runtime.device.memory_stats, time.monotonic() - self._began

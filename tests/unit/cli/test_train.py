@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 
+from lmcore.cli import train as train_command
 from lmcore.cli.main import main
 from lmcore.data.indexed.metadata import DatasetMetadata, write_metadata
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import NullTokenizer, build_tokenizer
+from lmcore.train.report.run_report import RunResult
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"
 
@@ -221,7 +223,7 @@ def test_output(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Stdout ends with steps, time, directory, checkpoint and the command for more text."""
     assert main(arguments(f"{WEB} --save run")) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("2 steps in 0:0")
+    assert lines[0].startswith("2 steps in ")
     assert lines[1:] == [
         "run directory   run",
         "checkpoint      run/checkpoints/iter_0000002",
@@ -248,7 +250,7 @@ def test_output_of_an_early_end(here: Path, capsys: pytest.CaptureFixture[str]) 
     flags = f"{WEB} --save run --train-iters 8 --exit-interval 4 --sample-tokens 5 --split 50,50,0"
     assert main(arguments(f"{flags} --eval-iters 1 --eval-interval 2")) == 0
     out = capsys.readouterr().out
-    assert "4 steps in 0:0" in out
+    assert "4 steps in " in out
     assert "(step 4 is a multiple of --exit-interval 4)" in out
     assert "validation loss " in out
     assert "sample" not in out
@@ -258,3 +260,20 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` explains, and starts nothing."""
     assert main(["train", "--help"]) == 0
     assert "--micro-batch-size" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "steps,line",
+    [
+        (8, "8 steps in 0:27"),
+        (1, "1 step in 0:27, 8 in the whole run"),
+        (0, "0 steps in 0:27, 8 in the whole run"),
+    ],
+)
+def test_steps_of_a_session(steps: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The time of a session is beside the steps of that session, not of the run before it."""
+    summary = {"iteration": 8, "duration": "0:27", "valid_loss": None, "test_loss": None}
+    summary["checkpoint"] = None
+    result = RunResult(Path("run"), "completed", steps, summary, None, can_generate=True)
+    train_command._report(result)
+    assert capsys.readouterr().out.splitlines()[0] == line

@@ -48,6 +48,15 @@ def test_the_bundled_text_has_a_name() -> None:
     assert bundled_text().path.stat().st_size == 1_115_394
 
 
+def test_file_instead_of_a_name(tmp_path: Path) -> None:
+    """A file of text is not called unknown: it has to be prepared."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="this is a file") as caught:
+        find_text(str(path), named_texts(PluginSet(())))
+    assert f"lmcore data prepare --input {path}" in str(caught.value.hint)
+
+
 def test_unknown_name() -> None:
     """The nearest is named, the failure of a plugin that might bring it, and the other way."""
     texts = Registrations({BUNDLED: bundled_text()}, {}, {"mine": "is failed: libx.so"})
