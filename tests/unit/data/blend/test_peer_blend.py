@@ -171,16 +171,6 @@ def test_single_source_with_a_weight(peer, corpora, tmp_path, own, short):
     require_equal(ours(tmp_path, sources, (size,), split)["train"], other)
 
 
-@pytest.mark.parametrize("split", ["969,30,1", "949,50,1", "998,1,1", "90,5,5", "1,1,1"])
-def test_split_of_a_blend(peer, corpora, tmp_path, split):
-    """Documents of each source are divided alike, if shares are rounded."""
-    weights = [0.7, 0.2, 0.1]
-    sources = [DataSource(*pair) for pair in zip(corpora, weights, strict=True)]
-    mine = ours(tmp_path, RunSources(Blend("data_path", tuple(sources))), (300,), split)
-    other = theirs(peer, tmp_path, [300, 0, 0], blend=(corpora, weights), split=split)
-    require_equal(mine["train"], other[0])
-
-
 class CountedDataset:
     """Dataset for the peer's builder: documents are counted, and no sample is made."""
 
