@@ -7,7 +7,11 @@ rename, which is synced, too.  A reader sees the old content or the new.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import socket
+import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,12 +22,20 @@ __all__ = [
     "AtomicFile",
     "atomic_directory",
     "hidden_path",
+    "is_abandoned",
+    "machine",
+    "process_token",
     "publish_directory",
     "publish_file",
     "sync_directory",
     "sync_file",
     "write_atomically",
 ]
+
+_tokens: dict[int, str] = {}
+_TOKEN = re.compile(r"-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$", re.ASCII)
+_ABANDONED_SECONDS = 3600.0
+"""Time without a change after which files of a process that cannot be observed are abandoned."""
 
 
 class AtomicFile:
@@ -117,8 +129,59 @@ def atomic_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def hidden_path(path: Path, purpose: str = "tmp") -> Path:
-    """Return the hidden name beside *path* that this process uses for *purpose*."""
-    return path.with_name(f".{path.name}.{purpose}-{os.getpid()}")
+    """Return the hidden name beside *path* that this process uses for *purpose*.
+
+    No other process uses the same name, also not in another container or on another host.
+    """
+    return path.with_name(f".{path.name}.{purpose}-{process_token()}")
+
+
+def process_token() -> str:
+    """Return the part of a hidden name that identifies this process: machine, id, random digits."""
+    pid = os.getpid()
+    if pid not in _tokens:  # after a fork, too
+        _tokens.clear()
+        _tokens[pid] = f"{zlib.crc32(machine().encode()):08x}-{pid}-{os.urandom(4).hex()}"
+    return _tokens[pid]
+
+
+def machine() -> str:
+    """Return an identifier of the machine and process namespace in which a process id is valid."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+    with suppress(OSError):
+        parts.append(str(Path("/proc/self/ns/pid").stat().st_ino))
+    return "/".join(parts)
+
+
+def is_abandoned(path: Path) -> bool:
+    """Return True if the process that gave *path* its hidden name has ended.
+
+    The id of a process says nothing outside its machine and process namespace: files of another one
+    are abandoned if neither they nor the files inside have changed for an hour.
+    """
+    found = _TOKEN.search(path.name)
+    own_place, own_pid, _ = process_token().split("-")
+    if found and found[1] == own_place:
+        if found[2] == own_pid:
+            return True  # this process leaves none behind on purpose
+        try:
+            os.kill(int(found[2]), 0)
+        except (ProcessLookupError, OverflowError):
+            return True
+        except PermissionError:
+            pass
+        return False
+    try:
+        times = [path.lstat().st_mtime, *(inner.lstat().st_mtime for inner in _inside(path))]
+    except OSError:
+        return False  # its owner is at work
+    return time.time() - max(times) > _ABANDONED_SECONDS
+
+
+def _inside(path: Path) -> list[Path]:
+    return list(path.iterdir()) if path.is_dir() and not path.is_symlink() else []
 
 
 def publish_file(temporary: Path, path: Path) -> None:

@@ -1,9 +1,9 @@
 """Directory of checkpoints: names, complete checkpoints, and the newest one.
 
     checkpoints/iter_0000100/                   a checkpoint; there only when complete
-    checkpoints/.iter_0000200.tmp-<pid>/        being written, or left by a killed process
-    checkpoints/.iter_0000100.replaced-<pid>/   making room for a new save of that iteration
-    checkpoints/.iter_0000050.deleted-<pid>/    being deleted
+    checkpoints/.iter_0000200.tmp-<process>/        being written, or left by a killed process
+    checkpoints/.iter_0000100.replaced-<process>/   making room for a new save of that iteration
+    checkpoints/.iter_0000050.deleted-<process>/    being deleted
     checkpoints/latest_checkpointed_iteration.txt   for people and scripts; never trusted here
 
 Only the hidden names are ever removed, and only by the next save.
@@ -11,7 +11,6 @@ Only the hidden names are ever removed, and only by the next save.
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from lmcore.checkpoint.manifest import (
     read_manifest,
     shortened,
 )
+from lmcore.durable import is_abandoned
 from lmcore.errors import CheckpointArgumentError, CheckpointError, nearest
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "LATEST_NAME",
     "HiddenDirectory",
     "Survey",
+    "abandoned_notes",
     "complete_checkpoints",
     "file_size_problem",
     "find_checkpoint",
@@ -46,32 +47,27 @@ CHECKPOINTS_NAME = "checkpoints"
 LATEST_NAME = "latest_checkpointed_iteration.txt"
 
 _ITERATION = re.compile(r"iter_(\d{7,})")
-_HIDDEN = re.compile(r"\.iter_(\d{7,})\.(tmp|replaced|deleted)-(\d+)")
+_HIDDEN = re.compile(r"\.iter_(\d{7,})\.(tmp|replaced|deleted)-([0-9a-f-]+)")
+_HIDDEN_NOTE = re.compile(rf"\.{re.escape(LATEST_NAME)}\.tmp-[0-9a-f-]+")
 _SHOWN = 10
 _WANTED = "give a run directory, its `checkpoints`, or one `iter_XXXXXXX`"
 
 
 @dataclass(frozen=True)
 class HiddenDirectory:
-    """A hidden directory that is not a checkpoint, or no longer; `purpose` is in its name."""
+    """A hidden directory that is not a checkpoint, or no longer; `purpose` is in its name.
+
+    A link to a directory, which was in the place of a checkpoint, has the purpose `deleted`.
+    """
 
     path: Path
     iteration: int
     purpose: str
-    process: int
 
     @property
     def abandoned(self) -> bool:
-        """True if its process has ended; this process leaves none behind on purpose."""
-        if self.process == os.getpid():
-            return True
-        try:
-            os.kill(self.process, 0)
-        except ProcessLookupError:
-            return True
-        except (PermissionError, OverflowError):
-            return False
-        return False
+        """True if its process has ended."""
+        return is_abandoned(self.path)
 
 
 def iteration_path(checkpoints_dir: Path, iteration: int) -> Path:
@@ -89,8 +85,18 @@ def hidden_directories(checkpoints_dir: Path) -> Iterator[HiddenDirectory]:
     """Yield the hidden directories of lmcore in *checkpoints_dir*, by name."""
     for path in sorted(checkpoints_dir.iterdir()):
         match = _HIDDEN.fullmatch(path.name)
-        if match and path.is_dir() and not path.is_symlink():
-            yield HiddenDirectory(path, int(match[1]), match[2], int(match[3]))
+        if match and (path.is_symlink() or path.is_dir()):
+            purpose = "deleted" if path.is_symlink() else match[2]
+            yield HiddenDirectory(path, int(match[1]), purpose)
+
+
+def abandoned_notes(checkpoints_dir: Path) -> list[Path]:
+    """Return the temporary files of `latest_checkpointed_iteration.txt` of ended processes."""
+    return [
+        path
+        for path in checkpoints_dir.iterdir()
+        if _HIDDEN_NOTE.fullmatch(path.name) and is_abandoned(path)
+    ]
 
 
 def complete_checkpoints(checkpoints_dir: Path) -> list[tuple[Path, Manifest]]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint.layout import (
     LATEST_NAME,
+    abandoned_notes,
     complete_checkpoints,
     hidden_directories,
     iteration_path,
@@ -300,7 +301,17 @@ def _clean_up(checkpoints_dir: Path) -> None:
             hidden.path.rename(original)
             continue
         logger.warning("removed %s, left by a process that ended early", hidden.path.name)
-        shutil.rmtree(hidden.path, ignore_errors=True)
+        _remove(hidden.path)
+    for note in abandoned_notes(checkpoints_dir):
+        note.unlink(missing_ok=True)
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory, or a link to one, whose target stays."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _note_latest(checkpoints_dir: Path, iteration: int) -> None:
@@ -316,7 +327,10 @@ def _delete(checkpoints_dir: Path, checkpoints: Iterable[Path]) -> None:
         hidden = hidden_path(path, "deleted")
         try:
             path.rename(hidden)
-            shutil.rmtree(hidden)
+            if hidden.is_symlink():
+                hidden.unlink()
+            else:
+                shutil.rmtree(hidden)
         except OSError as error:
             # The new checkpoint is safe; the next save tries again.
             logger.warning("could not delete the older checkpoint %s: %s", path, error)

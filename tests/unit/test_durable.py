@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from lmcore.durable import AtomicFile, atomic_directory, write_atomically
+from lmcore.durable import (
+    AtomicFile,
+    atomic_directory,
+    hidden_path,
+    is_abandoned,
+    process_token,
+    write_atomically,
+)
 
 
 def _refuse(*_: object) -> None:
@@ -87,3 +96,20 @@ def test_leftover_of_an_earlier_process_is_overwritten(tmp_path: Path):
     left.stream.close()
     write_atomically(tmp_path / "file", b"new")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"new"]
+
+
+def test_hidden_names_of_processes(tmp_path: Path):
+    """They differ even if process ids are equal, and only an ended process abandons its name."""
+    place, pid, _ = process_token().split("-")
+    assert pid == str(os.getpid())
+    assert hidden_path(tmp_path / "a") == hidden_path(tmp_path / "a")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    path = tmp_path / f".a.tmp-{place}-{child.pid}-00000000"
+    path.touch()
+    assert not is_abandoned(path)
+    child.kill()
+    child.communicate()
+    assert is_abandoned(path)
+    other = tmp_path / f".a.tmp-00000000-{child.pid}-00000000"
+    other.touch()
+    assert not is_abandoned(other)

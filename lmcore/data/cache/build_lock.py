@@ -27,6 +27,7 @@ import psutil
 
 from lmcore.bounded_file import read_bounded_file
 from lmcore.data.indexed.files import disk_errors
+from lmcore.durable import machine
 from lmcore.errors import DataError
 
 __all__ = ["build_or_wait"]
@@ -56,7 +57,7 @@ class _Owner:
     def this_process(cls) -> _Owner:
         pid = os.getpid()
         started = psutil.Process(pid).create_time()
-        return cls(_machine(), socket.gethostname(), pid, started)
+        return cls(machine(), socket.gethostname(), pid, started)
 
     @classmethod
     def read(cls, lock: Path) -> _Owner | None:
@@ -73,7 +74,7 @@ class _Owner:
 
     def is_gone(self) -> bool:
         """Return True if the process ran on this machine and has ended."""
-        if self.machine != _machine():
+        if self.machine != machine():
             return False
         try:
             # Another start time: another process with the same id.
@@ -207,13 +208,3 @@ def _hold(lock: Path) -> Iterator[bool]:
             thread.join()
         with suppress(OSError):
             lock.unlink(missing_ok=True)
-
-
-def _machine() -> str:
-    """Return an identifier of the machine and process namespace in which a process id is valid."""
-    parts = [socket.gethostname()]
-    with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
-    with suppress(OSError):
-        parts.append(str(Path("/proc/self/ns/pid").stat().st_ino))
-    return "/".join(parts)

@@ -8,6 +8,8 @@ line each.  Signals are passed on once.  Torch-free.
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from lmcore.child_process import INTERRUPTED, kill_group, signal_name
+from lmcore.durable import is_abandoned, process_token
 from lmcore.errors import RunError, printable
 from lmcore.runtime.launch.fork import ForkedProcess, can_fork, fork
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
@@ -29,6 +32,7 @@ from lmcore.runtime.launch.worker_protocol import LaunchInfo, Report, read_repor
 __all__ = ["launch"]
 
 _HOST = "127.0.0.1"
+_FOLDER = "lmcore-launch-"
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 6.0
 """Time for the other processes to end by themselves after one has failed."""
@@ -94,11 +98,26 @@ def launch(
     if function is not None and not _can_fork_workers(load):
         function = None
     with (
-        tempfile.TemporaryDirectory(prefix="lmcore-launch-") as folder,
+        tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{process_token()}-") as folder,
         socket.create_server((_HOST, 0)) as server,
         _Workers(command, function, num_processes, env, Path(folder), server) as workers,
     ):
+        _remove_abandoned(Path(folder).parent)
         return workers.wait()
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove the temporary folders of this user's launchers that were killed."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if not entry.name.startswith(_FOLDER) or not entry.is_dir(follow_symlinks=False):
+                continue
+            if entry.name.startswith(f"{_FOLDER}{process_token()}-"):
+                continue  # in use
+            name = entry.name.rpartition("-")[0]  # without the random letters of `tempfile`
+            ours = entry.stat(follow_symlinks=False).st_uid == os.getuid()
+            if ours and is_abandoned(Path(directory, name)):
+                shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _can_fork_workers(load: Callable[[], None]) -> bool:

@@ -25,6 +25,7 @@ from lmcore.checkpoint import (
 )
 from lmcore.checkpoint import save as save_module
 from lmcore.checkpoint import write_plan as share
+from lmcore.durable import process_token
 from lmcore.errors import CheckpointError
 
 SHAPE = {"hidden_size": 8}
@@ -265,10 +266,46 @@ def test_restored_when_replacement_was_killed(killed: Path, tmp_path: Path):
 
 def test_live_process_keeps_its_temporary(tmp_path: Path):
     """The temporary directory of a process that still runs is left alone."""
-    other = tmp_path / f".iter_0000007.tmp-{os.getppid()}"
+    place, _, random = process_token().split("-")
+    other = tmp_path / f".iter_0000007.tmp-{place}-{os.getppid()}-{random}"
     other.mkdir()
     save(tmp_path, 8)
     assert other.is_dir()
+
+
+@pytest.mark.parametrize("token", [f"00000000-{2**22 + 1}-12345678", f"{2**22 + 1}"])
+def test_another_container_keeps_its_temporary(tmp_path: Path, token: str):
+    """Process ids of another container say nothing here; after an hour its files are abandoned."""
+    other = tmp_path / f".iter_0000007.tmp-{token}"
+    note = tmp_path / f".latest_checkpointed_iteration.txt.tmp-{token}"
+    other.mkdir()
+    (other / "__0_0.distcp").write_bytes(b"x")
+    note.touch()
+    save(tmp_path, 8)
+    assert other.is_dir()
+    assert note.exists()
+    for path in (other, note):
+        os.utime(path, (0, 0))
+    save(tmp_path, 9)
+    assert other.is_dir(), "a file inside is new"
+    assert not note.exists()
+    os.utime(other / "__0_0.distcp", (0, 0))
+    save(tmp_path, 10)
+    assert not other.exists()
+
+
+def test_links_in_the_place_of_checkpoints(tmp_path: Path):
+    """A link goes with `keep_last`, and a hidden link that is left; the targets stay."""
+    elsewhere = save(tmp_path / "elsewhere", 5)
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "iter_0000005").symlink_to(elsewhere)
+    place, _, random = process_token().split("-")
+    dangling = folder / f".iter_0000004.deleted-{place}-{2**22 + 1}-{random}"
+    dangling.symlink_to(tmp_path / "absent")
+    save(folder, 6, keep_last=1)
+    assert names(folder) == ["iter_0000006", "latest_checkpointed_iteration.txt"]
+    assert verify_checkpoint(elsewhere) == []
 
 
 LIMITED_SAVE = """

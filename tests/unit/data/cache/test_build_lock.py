@@ -23,7 +23,7 @@ def owner(**changes) -> str:
     """Content of the lock file of a live builder on this machine."""
     pid = os.getpid()
     facts = {
-        "machine": build_lock._machine(),
+        "machine": build_lock.machine(),
         "host": socket.gethostname(),
         "pid": pid,
         "started": psutil.Process(pid).create_time(),

@@ -279,7 +279,7 @@ def test_lock_of_a_dead_process_is_removed(make_dataset, tmp_path, caplog):
     request = IndexRequest((0, 5), 5, 4, 1234)
     (tmp_path / "cache").mkdir()
     lock = tmp_path / "cache" / f"train-{key_of(request, indexed)}.lock"
-    owner = {"machine": build_lock._machine(), "host": socket.gethostname()}
+    owner = {"machine": build_lock.machine(), "host": socket.gethostname()}
     lock.write_text(json.dumps({**owner, "pid": process.pid, "started": time.time()}))
     assert len(dataset(indexed, tmp_path)[0]) == 5
     assert "is gone" in caplog.text

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.durable import process_token
 from lmcore.errors import DataError, OtherRankError, RunError
-from lmcore.runtime.launch.launcher import launch
+from lmcore.runtime.launch.launcher import _remove_abandoned, launch
 from lmcore.runtime.launch.worker_protocol import (
     LAUNCHED,
     LaunchInfo,
@@ -183,3 +184,19 @@ def test_reports(tmp_path: Path) -> None:
         json.loads("{}")["x"]
     assert Report.of(caught.value).text.startswith("Traceback (most recent call last)")
     assert read_report(tmp_path / "1.json") is None
+
+
+def test_folders_of_killed_launchers_are_removed(tmp_path: Path):
+    """Folders of dead processes of this machine go, all others stay."""
+    place, _, random = process_token().split("-")
+    dead = tmp_path / f"lmcore-launch-{place}-{2**22 + 1}-{random}-abcdefgh"
+    others = [
+        tmp_path / f"lmcore-launch-{place}-{os.getppid()}-{random}-abcdefgh",
+        tmp_path / f"lmcore-launch-00000000-{2**22 + 1}-{random}-abcdefgh",
+        tmp_path / "lmcore-launch-abcdefgh",
+    ]
+    for path in (dead, *others):
+        path.mkdir()
+    _remove_abandoned(tmp_path)
+    assert not dead.exists()
+    assert all(path.is_dir() for path in others)
