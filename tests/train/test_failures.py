@@ -157,7 +157,7 @@ def test_nothing_is_left_of_a_run_that_never_began(train: Any, tmp_path: Path) -
     assert run.status == 2
     assert not run.directory.exists()
     run = train("other", f"--train-iters 2 --load {tmp_path / 'absent'}")
-    assert run.status == 1
+    assert run.status == 2
     assert not run.directory.exists()
 
 

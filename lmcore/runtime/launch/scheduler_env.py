@@ -11,8 +11,8 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from lmcore.bounded_file import open_regular
 from lmcore.errors import ConfigError
 
 __all__ = ["expand_nodelist", "tasks_on_node", "translate"]
@@ -181,7 +181,7 @@ def _first_host(env: Mapping[str, str]) -> str | None:
     file = env.get("PBS_NODEFILE")
     if file:
         try:
-            with Path(file).open(encoding="utf-8") as stream:
+            with open(open_regular(file), encoding="utf-8") as stream:  # noqa: PTH123
                 return stream.read(_MAX_NODEFILE_BYTES).split()[0]
         except (OSError, IndexError, UnicodeDecodeError) as error:
             raise ConfigError(

@@ -170,6 +170,17 @@ class TestRefused:
         with pytest.raises(CheckpointError, match="is damaged"):
             load_model(run_directory, runtime)
 
+    def test_damaged_newest(
+        self, run_directory: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The older checkpoint is taken, with a warning that names the damaged one."""
+        older = find_checkpoint(run_directory)
+        shutil.copytree(older, older.with_name("iter_9999999"))
+        with caplog.at_level("WARNING", logger="lmcore"):
+            assert load_model(run_directory, runtime).checkpoint == older
+        assert "`iter_9999999`" in caplog.text
+        assert "passed over" in caplog.text
+
 
 class TestShape:
     """`read_shape`."""
