@@ -24,8 +24,8 @@ def _flags(shape: Shape, prefix: str, *, compiled: bool, threads: int) -> list[s
         *("--micro-batch-size", str(shape.micro_batch_size), "--train-iters", "100000"),
         *("--tokenizer-type", "NullTokenizer", "--vocab-size", str(shape.vocab_size - 1)),
         *("--data-path", prefix, "--split", "1,0,0", "--eval-iters", "0", "--lr", "1e-4"),
-        *("--lr-decay-style", "constant", "--progress", "none", "--no-tensorboard"),
-        *("--num-threads", str(threads)),
+        *("--lr-decay-style", "constant", "--lr-warmup-fraction", "0"),
+        *("--progress", "none", "--no-tensorboard", "--num-threads", str(threads)),
         *(["--compile"] if compiled else []),
     ]
 

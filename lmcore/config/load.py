@@ -286,6 +286,11 @@ def _merge(
         values["tokenizer_type"] = _BYTE_PAIR
         formula = "vocab_file and merge_file are given"
         provenance["tokenizer_type"] = Provenance("derived", formula)
+    for name in ("lr_warmup_iters", "lr_warmup_samples"):
+        by_default = provenance["lr_warmup_fraction"].kind == "default"
+        if by_default and provenance[name].kind != "default":
+            values["lr_warmup_fraction"] = None
+            provenance["lr_warmup_fraction"] = Provenance("derived", f"{name} is given")
     sections = {
         section: kind(
             **{

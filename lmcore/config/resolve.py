@@ -31,12 +31,6 @@ from lmcore.errors import ConfigError
 __all__ = ["RunPlan", "resolve"]
 
 
-_LR_OPTIONS = ("lr", "lr_warmup_fraction", "lr_warmup_iters", "lr_warmup_samples", "lr_decay_style")
-_DEFAULT_WARMUP_FRACTION = 0.05
-"""Fraction of the decay that is warm-up at the default learning rate.  Without warm-up, from some
-initial weights, a small model learns only token frequencies for a third of its run."""
-
-
 def resolve(
     validated: ValidConfig,
     *,
@@ -117,9 +111,7 @@ def _derive_defaults(
     """Return the settings with derived defaults, and their provenance."""
     config, provenance = loaded.config, dict(loaded.provenance)
     model, training = config.model, config.training
-    filled: dict[str, dict[str, Any]] = {
-        section: {} for section in ("model", "data", "training", "optimizer")
-    }
+    filled: dict[str, dict[str, Any]] = {section: {} for section in ("model", "data", "training")}
 
     def derive(section: str, name: str, value: float | str, formula: str) -> None:
         filled[section][name] = value
@@ -141,8 +133,6 @@ def _derive_defaults(
         derive("training", "global_batch_size", batch, formula)
     if training.train_iters is None and training.train_samples is None:
         derive("training", "train_iters", DEFAULT_TRAIN_ITERS, "the length of a run without one")
-    if not any(loaded.given(name) for name in _LR_OPTIONS):
-        derive("optimizer", "lr_warmup_fraction", _DEFAULT_WARMUP_FRACTION, "with the default rate")
     for name in [name for name in data_rules if not loaded.given(name)]:
         derive("data", name, data_rules[name], "the checkpoint's")
     config = dataclasses.replace(
@@ -150,7 +140,6 @@ def _derive_defaults(
         model=dataclasses.replace(model, **filled["model"]),
         data=dataclasses.replace(config.data, **filled["data"]),
         training=dataclasses.replace(training, **filled["training"]),
-        optimizer=dataclasses.replace(config.optimizer, **filled["optimizer"]),
     )
     return config, provenance
 

@@ -32,6 +32,7 @@ def test_what_a_run_shows(train: Any) -> None:
     run = train("run", f"{RAMP} --lr-warmup-samples 40 --tensorboard")
     assert sizes(run) == SIZES
     assert f"training  {len(SIZES)} steps of 4 to 12 x 16 tokens" in run.err
+    assert "warm-up over 40 samples, cosine decay to 0" in run.err
     shown = re.findall(r"iteration +(\d+)/ +10 .*?global batch size: +(\d+) ", run.err)
     assert [(int(step), int(size)) for step, size in shown] == list(enumerate(SIZES, start=1))
     consumed = [sum(SIZES[:at]) for at in range(1, len(SIZES) + 1)]

@@ -62,9 +62,9 @@ class OptimizerSection:
         on_resume=CHECKED,
     )
     lr_warmup_fraction: float | None = option(
-        None,
-        "Fraction of the decay used for warm-up; default: 0.05 if no learning rate, warm-up or "
-        "decay style is given, else 0.",
+        0.05,
+        "Fraction of the decay used for linear learning-rate warm-up; 0: none; default: 0.05 "
+        "unless lr_warmup_iters or lr_warmup_samples is given.",
         minimum=0,
         maximum=1,
         on_resume=CHECKED,

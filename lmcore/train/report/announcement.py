@@ -60,6 +60,7 @@ def announcement(
         f"training  {plan.train_iters} steps of {growing}{sizes.final} x "
         f"{model.seq_length} tokens{start}"
     )
+    yield f"schedule  {_schedule(plan, resumed=checkpoint is not None)}"
     yield f"writing   {directory}{os.sep}"
 
 
@@ -80,6 +81,22 @@ def _hardware(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
         yield f"compile   each block{why}"
     if plan.config.training.step_graph:
         yield "graph     forward and backward of a micro-batch, recorded once and played again"
+
+
+def _schedule(plan: RunPlan, *, resumed: bool) -> str:
+    """Return learning rate, warm-up and decay in words."""
+    settings = plan.config.optimizer
+    asked = plan.config.checkpoint
+    if resumed and asked.use_checkpoint_opt_param_scheduler and not asked.finetune:
+        return "the checkpoint's learning-rate schedule"
+    warmup, unit = plan.lr_warmup_samples, "samples"
+    if not plan.batch_sizes.ramp_samples:
+        warmup, unit = warmup / plan.global_batch_size, "steps"
+    words = f"learning rate {settings.lr:g}, warm-up "
+    words += f"over {warmup:,.6g} {unit}" if warmup else "none"
+    if settings.lr_decay_style == "constant":
+        return f"{words}, then constant"
+    return f"{words}, {settings.lr_decay_style} decay to {settings.min_lr:g}"
 
 
 def _heads(model: ModelSection) -> str:

@@ -161,6 +161,20 @@ def test_exclusive_options_replace_each_other_between_sources(write) -> None:
     assert kept.config.training.train_iters == 5
 
 
+def test_default_warmup(write) -> None:
+    """The default warm-up is shown with its value, and ends with a warm-up in steps or samples."""
+    plain = load_config(["--lr", "0.002"])
+    assert plain.value("lr_warmup_fraction") == 0.05
+    assert plain.provenance["lr_warmup_fraction"] == Provenance("default")
+    steps = load_config(["--lr-warmup-iters", "3"])
+    assert steps.value("lr_warmup_fraction") is None
+    assert str(steps.provenance["lr_warmup_fraction"]) == "derived: lr_warmup_iters is given"
+    path = write("optimizer:\n  lr_warmup_iters: 3\n")
+    again = load_config([path, "--lr-warmup-fraction", "0.1"])
+    assert again.value("lr_warmup_iters") == 0
+    assert again.value("lr_warmup_fraction") == 0.1
+
+
 def test_a_text_and_a_data_set_replace_each_other(write) -> None:
     """A flag's dataset replaces a file's corpus; an empty one in a later file replaces nothing."""
     path = write("data:\n  corpus: shakespeare\n  data_path: []\n")

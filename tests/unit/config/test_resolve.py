@@ -40,6 +40,11 @@ def test_derived_defaults() -> None:
     assert plan.provenance["hidden_size"] == Provenance("flag", "--hidden-size")
 
 
+def test_a_default_that_is_given_changes_nothing() -> None:
+    """`--lr 0.002` is the run without flags, warm-up included."""
+    assert plan_of("--lr 0.002 --lr-decay-style cosine").fingerprint == plan_of("").fingerprint
+
+
 def test_given_values_are_kept() -> None:
     """A value that is given is never derived."""
     plan = plan_of("--ffn-hidden-size 7 --max-position-embeddings 300 --global-batch-size 32")
@@ -77,9 +82,12 @@ def test_published_run() -> None:
     "line,decay,warmup",
     [
         ("--train-iters 100", 800, 40),
-        ("--train-iters 100 --lr 1e-3", 800, 0),
-        ("--train-iters 100 --lr-decay-style constant", 800, 0),
-        ("--train-iters 100 --lr-warmup-iters 5", 800, 40),
+        ("--train-iters 100 --lr 0.002", 800, 40),
+        ("--train-iters 100 --lr-decay-style constant", 800, 40),
+        ("--train-iters 100 --lr-warmup-fraction 0", 800, 0),
+        ("--train-iters 100 --lr-warmup-fraction none", 800, 0),
+        ("--train-iters 100 --lr-warmup-iters 7", 800, 56),
+        ("--train-iters 100 --lr-warmup-iters 0", 800, 0),
         ("--train-iters 100 --lr-decay-iters 50 --lr-warmup-fraction 0.1", 400, 40),
         ("--train-samples 100", 100, 5),
         ("--train-samples 100 --lr-warmup-samples 0", 100, 0),

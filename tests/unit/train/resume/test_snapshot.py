@@ -132,7 +132,8 @@ def test_changed_schedule(trained: Any, resume: Any) -> None:
     with pytest.raises(ConfigError, match="schedule is not the checkpoint's") as caught:
         resume(folder, order, base=base)
     assert caught.value.why == (
-        "`lr`: checkpoint 0.01, this run 0.02; `lr_decay_samples`: checkpoint 80, this run 120"
+        "`lr`: checkpoint 0.01, this run 0.02; `lr_warmup_samples`: checkpoint 4.0, this run 6.0; "
+        "`lr_decay_samples`: checkpoint 80, this run 120"
     )
     for flag in (
         "--lr-decay-iters",
