@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NoReturn, Protocol
 
+from lmcore.threads import start_optional
+
 __all__ = [
     "INTERRUPTED",
     "crash_location",
@@ -76,7 +78,8 @@ def exit_after(wait: Callable[[], object]) -> None:
         wait()
         os._exit(_PARENT_GONE)
 
-    threading.Thread(target=watch, name="lmcore-parent", daemon=True).start()
+    thread = threading.Thread(target=watch, name="lmcore-parent", daemon=True)
+    start_optional(thread, without="this process goes on if its parent ends")
 
 
 class _Child(Protocol):

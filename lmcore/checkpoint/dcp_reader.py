@@ -7,7 +7,6 @@ import os
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
@@ -19,6 +18,7 @@ from lmcore.checkpoint.dcp_metadata import StoredChunk, dtype_name
 from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.errors import CheckpointError
 from lmcore.parallel.tensor_layout import TensorLayout, box
+from lmcore.threads import map_in_threads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,13 +61,9 @@ def read_tensors(
         for chunk in index[name]:
             for copy in _copies(chunk, tensor.detach(), layout):
                 files[chunk.file][chunk].append(copy)
-    with ThreadPoolExecutor(max_workers=num_threads) as pool:
-        running = [
-            pool.submit(_read_file, directory / name, reads, entries)
-            for name, reads in files.items()
-        ]
-    for task in running:
-        task.result()
+    map_in_threads(
+        lambda item: _read_file(directory / item[0], item[1], entries), files.items(), num_threads
+    )
 
 
 def _copies(chunk: StoredChunk, tensor: Tensor, layout: TensorLayout) -> Iterator[_Copy]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -31,6 +30,7 @@ from lmcore.checkpoint.chunks import ChunkBounds
 from lmcore.checkpoint.dcp_metadata import METADATA_NAME, dtype_of
 from lmcore.checkpoint.manifest import FileEntry, TensorEntry
 from lmcore.checkpoint.synced_file import SyncedFile, write_durably
+from lmcore.threads import map_in_threads
 
 __all__ = ["ByteRange", "Written", "write_chunks", "write_index"]
 
@@ -68,15 +68,15 @@ def write_chunks(
     """
     groups = [group for group in _balance(chunks, num_threads) if group]
     names = [f"__{rank}_{number}.distcp" for number in range(len(groups))]
-    with ThreadPoolExecutor(max_workers=max(1, len(groups))) as pool:
-        running = [
-            pool.submit(_write_file, directory / name, [chunks[number] for number in group])
-            for name, group in zip(names, groups, strict=True)
-        ]
+    written = map_in_threads(
+        lambda file: _write_file(directory / file[0], [chunks[number] for number in file[1]]),
+        list(zip(names, groups, strict=True)),
+        len(groups),
+    )
     files: dict[str, FileEntry] = {}
     ranges: dict[int, ByteRange] = {}
-    for name, group, task in zip(names, groups, running, strict=True):
-        files[name], own = task.result()
+    for name, group, (entry, own) in zip(names, groups, written, strict=True):
+        files[name] = entry
         ranges.update(zip(group, own, strict=True))
     return Written(files, [ranges[number] for number in range(len(chunks))])
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from lmcore.checkpoint.manifest import FileEntry
+from lmcore.threads import start_optional
 
 __all__ = [
     "SyncedFile",
@@ -137,7 +138,7 @@ class _Sender:
         self._requested = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=SENDER_NAME, daemon=True)
-        self._thread.start()
+        self._started = start_optional(self._thread)  # without it the file is synced at its end
 
     def send(self) -> None:
         self._requested.set()
@@ -145,7 +146,8 @@ class _Sender:
     def stop(self) -> None:
         self._stopping = True
         self._requested.set()
-        self._thread.join()
+        if self._started:
+            self._thread.join()
 
     def _run(self) -> None:
         while self.error is None:

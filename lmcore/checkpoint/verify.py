@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from lmcore.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from lmcore.checkpoint.synced_file import file_checksum, num_io_threads
 from lmcore.errors import CheckpointError
 from lmcore.runtime.process.channel import Channel
+from lmcore.threads import map_in_threads
 
 __all__ = [
     "MAX_THREADS",
@@ -152,12 +152,12 @@ def own_problems(
     """
     names = sorted(manifest.files, key=lambda name: manifest.files[name].size)
     own = names[channel.rank :: channel.world_size]
-    with ThreadPoolExecutor(max_workers=num_io_threads(MAX_THREADS)) as pool:
-        found = pool.map(
-            lambda name: _file_problem(checkpoint / name, manifest.files[name], content=content),
-            own,
-        )
-        return [problem for problem in found if problem is not None]
+    found = map_in_threads(
+        lambda name: _file_problem(checkpoint / name, manifest.files[name], content=content),
+        own,
+        num_io_threads(MAX_THREADS),
+    )
+    return [problem for problem in found if problem is not None]
 
 
 def damaged(checkpoint: Path, problems: list[str]) -> CheckpointError:

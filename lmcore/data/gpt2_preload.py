@@ -12,6 +12,7 @@ from typing import Any
 
 from lmcore.bounded_file import read_bounded_file
 from lmcore.data.native import builders
+from lmcore.threads import start_optional
 
 __all__ = ["END", "MAX_BYTES", "BpeContents", "BpePreload"]
 
@@ -57,12 +58,14 @@ class BpePreload:
         self._files = vocab_file, merge_file
         self._contents: BpeContents | None = None
         self._thread = threading.Thread(target=self._read, name="vocabulary", daemon=True)
-        self._thread.start()
+        self._started = start_optional(self._thread)
 
     def contents(self, vocab_file: str, merge_file: str) -> BpeContents | None:
         """Return the contents; None for other files, or if they could not be read."""
         if (vocab_file, merge_file) != self._files:
             return None
+        if not self._started:
+            return None  # the tokenizer reads the files itself
         self._thread.join()
         return self._contents
 

@@ -33,7 +33,8 @@ LAYERS = [
     ["hookspecs"],
     ["accelerator"],
     ["config"],
-    ["bounded_file", "child_process", "durable", "log"],
+    ["child_process", "lock"],
+    ["bounded_file", "durable", "log", "threads"],
     ["errors"],
 ]
 

@@ -49,6 +49,8 @@ def loads_torch(code: str, *arguments: str) -> bool:
         "lmcore.child_process",
         "lmcore.bounded_file",
         "lmcore.durable",
+        "lmcore.lock",
+        "lmcore.threads",
         "lmcore.plugin",
         "lmcore.train.datasets",  # what the launcher of a run decides by
         "lmcore.train.resume.resume_point",

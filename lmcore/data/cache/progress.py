@@ -7,7 +7,6 @@ a thread reads it once a second and reports.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmcore.data.native import Counter
+from lmcore.threads import periodically
 
 __all__ = ["BuildProgress", "ProgressCallback", "log_progress", "report_progress"]
 
@@ -73,17 +73,10 @@ def report_progress(
         int64 [1]: number of finished units of work, to be increased by the build.
     """
     counter = np.zeros(1, dtype=np.int64)
-    done = threading.Event()
     start = time.monotonic()
 
     def report() -> None:
-        while not done.wait(every):
-            callback(BuildProgress(what, int(counter[0]), total, time.monotonic() - start))
+        callback(BuildProgress(what, int(counter[0]), total, time.monotonic() - start))
 
-    thread = threading.Thread(target=report, name="lmcore-build-progress", daemon=True)
-    thread.start()
-    try:
+    with periodically(report, every, name="lmcore-build-progress", without="no progress is shown"):
         yield counter
-    finally:
-        done.set()
-        thread.join()

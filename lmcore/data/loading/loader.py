@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 from torch import Tensor
 
 from lmcore.data.loading.batch import Batch, CausalLMCollation, Collation
+from lmcore.threads import start_optional
 
 __all__ = ["BatchLoader", "SampleSource"]
 
@@ -94,7 +95,9 @@ class BatchLoader:
         self._thread = threading.Thread(
             target=self._produce, args=(self._batches_left,), name="lmcore-data", daemon=True
         )
-        self._thread.start()
+        # Without the thread each micro-batch is built when it is needed.
+        self._started = start_optional(self._thread, without="training waits for each micro-batch")
+        self._built = 0
 
     def __len__(self) -> int:
         """Return the number of micro-batches left."""
@@ -113,6 +116,8 @@ class BatchLoader:
         if self._stop.is_set():
             raise RuntimeError("the loader is closed")
         start = time.perf_counter()
+        if not self._started:
+            self._build_next()
         item = self._ready.get()
         self.wait_seconds += time.perf_counter() - start
         if isinstance(item, BaseException):
@@ -159,7 +164,7 @@ class BatchLoader:
                 self._ready.get_nowait()
             except queue.Empty:
                 break
-        if self._thread is not threading.current_thread():
+        if self._started and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _produce(self, batches: int) -> None:
@@ -172,6 +177,17 @@ class BatchLoader:
                 self._put(self._build(self._first + i * self._stride))
         except BaseException as error:  # noqa: BLE001  # `__next__` raises it
             self._put(error)
+
+    def _build_next(self) -> None:
+        """Put the next micro-batch into the queue, on the calling thread."""
+        try:
+            if self._begin is not None and not self._built:
+                self._begin()
+            item: Batch | BaseException = self._build(self._first + self._built * self._stride)
+        except Exception as error:  # noqa: BLE001  # `__next__` raises it
+            item = error
+        self._built += 1
+        self._put(item)
 
     def _put(self, item: Batch | BaseException) -> None:
         while not self._stop.is_set():

@@ -11,13 +11,10 @@ fails leaves complete shards or nothing.
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -35,10 +32,13 @@ from lmcore.data.prepare.resume_state import (
     write_state,
 )
 from lmcore.errors import ConfigError, DataError, counted
+from lmcore.lock import LockFile
 
 __all__ = ["PartialOutput", "state_path"]
 
 _log = logging.getLogger(__name__)
+
+_LOCK_NAME = "lock"
 
 
 def state_path(prefix: str) -> Path:
@@ -152,9 +152,9 @@ class PartialOutput:
     def _release(self) -> None:
         for output in self.keys:
             output.close()
-        self._lock.close()
-        if self.folder.is_dir() and not any(path.name != "lock" for path in self.folder.iterdir()):
+        if self.folder.is_dir() and {path.name for path in self.folder.iterdir()} <= {_LOCK_NAME}:
             shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.release()
 
 
 def _resume_flags(cause: BaseException) -> str:
@@ -169,25 +169,14 @@ def _resume_flags(cause: BaseException) -> str:
     return "--resume"
 
 
-def _locked(folder: Path) -> BinaryIO:
-    """Open and lock the file that names the writing process."""
-    file = (folder / "lock").open("a+b")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        owner = file.read(100).decode(errors="replace").strip()
-        file.close()
+def _locked(folder: Path) -> LockFile:
+    """Return the lock of the directory, held by this process."""
+    lock = LockFile(folder / _LOCK_NAME)
+    if not lock.acquire():
+        owner = lock.owner()
         raise DataError(
             f"another process writes to `{folder}`",
             why=f"it is {owner}" if owner else None,
             hint="wait for it, or choose another `--output-prefix`",
-        ) from None
-    except OSError as error:
-        _log.warning(
-            "`%s` cannot be locked (%s): make sure no other run writes there", folder, error
         )
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
-    file.flush()
-    return file
+    return lock

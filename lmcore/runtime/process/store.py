@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.errors import ConfigError, LmcoreError, OtherRankError, RunError
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
 from lmcore.runtime.launch.worker_protocol import launch_info
+from lmcore.threads import periodically
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # public all the same
@@ -122,20 +122,14 @@ class Rendezvous:
     @contextlib.contextmanager
     def heartbeats(self, key: str) -> Iterator[None]:
         """Count up the number at *key* in the store, once a second, while the block runs."""
-        over = threading.Event()
 
         def beat() -> None:
             with contextlib.suppress(RuntimeError):  # the process with the store has gone
-                while not over.wait(_HEARTBEAT_SECONDS):
-                    self.store.add(key, 1)
+                self.store.add(key, 1)
 
-        thread = threading.Thread(target=beat, name="lmcore-alive", daemon=True)
-        thread.start()
-        try:
+        lost = "other ranks may take this one for dead after --distributed-timeout-minutes"
+        with periodically(beat, _HEARTBEAT_SECONDS, name="lmcore-alive", without=lost):
             yield
-        finally:
-            over.set()
-            thread.join()
 
     def wait_for(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ __all__ = ["LiveDisplay", "sparkline"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 48
+_REFRESHES = 6
+"""Number of times that the view is redrawn in a second."""
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -66,6 +69,7 @@ class LiveDisplay:
         self.validations: list[tuple[int, float, float]] = []
         self._last: tuple[StepRecord, Progress] | None = None
         self._live: Live | None = None
+        self._drawn = 0.0
         self._handlers: list[tuple[logging.Handler, logging.Handler]] = []
 
     def say(self, text: str) -> None:
@@ -78,11 +82,11 @@ class LiveDisplay:
             self.losses.append(row.loss)
         self._last = (row, progress)
         if self._live is None:
-            self._live = Live(
-                console=self.console, get_renderable=self._render, refresh_per_second=6
-            )
-            self._live.start()
+            self._live = self._started_live()
             self._redirect_logging()
+        elif not self._live.auto_refresh and time.monotonic() - self._drawn > 1 / _REFRESHES:
+            self._drawn = time.monotonic()
+            self._live.refresh()
 
     def validation(self, step: int, loss: float, perplexity: float) -> None:
         """Show a validation."""
@@ -98,6 +102,21 @@ class LiveDisplay:
             root.removeHandler(ours)
             root.addHandler(theirs)
         self._handlers.clear()
+
+    def _started_live(self) -> Live:
+        """Start to redraw in a thread, or with the steps if the system gives no more threads."""
+        live = Live(
+            console=self.console,
+            get_renderable=self._render,
+            refresh_per_second=_REFRESHES,
+        )
+        try:
+            live.start()
+        except RuntimeError:
+            live.stop()
+            live = Live(console=self.console, get_renderable=self._render, auto_refresh=False)
+            live.start()
+        return live
 
     def _redirect_logging(self) -> None:
         root = logging.getLogger("lmcore")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from lmcore.checkpoint import warm_up
 from lmcore.checkpoint.layout import iteration_path
+from lmcore.threads import start_optional
 
 if TYPE_CHECKING:
     from lmcore.train.resume.snapshot import Snapshot
@@ -48,7 +49,8 @@ class Saver:
         """
         # Not a daemon: if the run ends at once, Python would end the thread within torch's C++,
         # which aborts the process.
-        threading.Thread(target=warm_up, name="lmcore-import", daemon=False).start()
+        # The first save imports them itself if the system has no thread left.
+        start_optional(threading.Thread(target=warm_up, name="lmcore-import", daemon=False))
 
     def save(self) -> Path:
         """Save the current state and return the directory of the checkpoint.
@@ -67,7 +69,9 @@ class Saver:
         self._thread = threading.Thread(
             target=self._write, args=(snapshot,), name=WRITER_NAME, daemon=True
         )
-        self._thread.start()
+        if not start_optional(self._thread, without="training waits for the checkpoint"):
+            self._thread = None
+            return snapshot.write()
         return iteration_path(snapshot.directory, snapshot.iteration)
 
     def raise_background_error(self) -> None:

@@ -5,30 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
-import time
 
-import psutil
 import pytest
 
 from lmcore.data.cache import build_lock
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.errors import DataError
+from lmcore.lock import LockOwner
 
 
 def owner(**changes) -> str:
     """Content of the lock file of a live builder on this machine."""
-    pid = os.getpid()
-    facts = {
-        "machine": build_lock.machine(),
-        "host": socket.gethostname(),
-        "pid": pid,
-        "started": psutil.Process(pid).create_time(),
-    }
-    return json.dumps({**facts, **changes})
+    return json.dumps(vars(LockOwner.this_process()) | changes)
 
 
 class Clock:
@@ -84,53 +75,15 @@ def test_who_waits_takes_what_a_live_builder_makes(tmp_path, monkeypatch, caplog
     assert f"waiting for the thing, built by process {os.getpid()}" in caplog.text
 
 
-@pytest.mark.parametrize("how", ["gone", "number given again"])
-def test_a_dead_owner_on_this_machine_is_noticed_at_once(tmp_path, monkeypatch, caplog, how):
-    """A process that is no more, or another one of its number, does not hold a lock."""
-    if how == "gone":
-        process = subprocess.Popen([sys.executable, "-c", ""])
-        process.wait()
-        text = owner(pid=process.pid)
-    else:
-        text = owner(started=time.time() - 10**6)
-    (tmp_path / "lock").write_text(text)
+def test_a_dead_builder_on_this_machine_is_noticed_at_once(tmp_path, monkeypatch, caplog):
+    """A process that is no more does not hold up the build; see `tests/unit/test_lock.py`."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    (tmp_path / "lock").write_text(owner(pid=process.pid))
     clock = Clock(monkeypatch)
     assert wait(tmp_path) == "built"
     assert clock.now < 0.1
-    assert "is gone" in caplog.text
-
-
-@pytest.mark.parametrize("text", [None, "", "not json", '{"machine": 1}'])
-def test_a_silent_owner_elsewhere_is_given_up(tmp_path, monkeypatch, caplog, text):
-    """A lock of another machine, or one that says nothing, counts while it is touched."""
-    lock = tmp_path / "lock"
-    lock.write_text(owner(machine="elsewhere") if text is None else text)
-
-    def touch(now):
-        if now < 100:
-            os.utime(lock, ns=(0, int(now * 1e9)))
-
-    clock = Clock(monkeypatch, touch)
-    assert wait(tmp_path) == "built"
-    assert 160 < clock.now < 165, "silence is counted from the last touch"
-    assert "has been silent" in caplog.text
-
-
-def test_the_builder_touches_its_lock(tmp_path, monkeypatch):
-    """While a build goes on the time of its lock advances."""
-    monkeypatch.setattr(build_lock, "_BEAT_SECONDS", 0.05)
-    lock = tmp_path / "lock"
-    seen = set()
-
-    def build():
-        end = time.monotonic() + 30
-        while len(seen) < 3 and time.monotonic() < end:
-            seen.add(lock.stat().st_mtime_ns)
-            time.sleep(0.01)
-        (tmp_path / "made").write_text("built")
-
-    build_or_wait(lock, find_in(tmp_path / "made"), build, what="x")
-    assert len(seen) == 3
+    assert "is gone; starting the build again" in caplog.text
 
 
 def test_patience_ends_without_a_result(tmp_path):

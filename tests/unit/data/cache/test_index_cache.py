@@ -6,15 +6,15 @@ import json
 import logging
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from lmcore.data.cache import array_store, build_lock
+from lmcore.data.cache import array_store
 from lmcore.data.cache.index_cache import cache_key, index_cache_dir, load_or_build
 from lmcore.data.dataset import gpt_index
 from lmcore.data.dataset.gpt import GPTDataset
@@ -24,6 +24,7 @@ from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.statistics import sequence_statistics
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.errors import DataError
+from lmcore.lock import LockOwner
 
 DOCUMENTS = [
     list(range(start, start + size)) for start, size in [(0, 3), (10, 5), (20, 2), (30, 7), (40, 4)]
@@ -279,8 +280,8 @@ def test_lock_of_a_dead_process_is_removed(make_dataset, tmp_path, caplog):
     request = IndexRequest((0, 5), 5, 4, 1234)
     (tmp_path / "cache").mkdir()
     lock = tmp_path / "cache" / f"train-{key_of(request, indexed)}.lock"
-    owner = {"machine": build_lock.machine(), "host": socket.gethostname()}
-    lock.write_text(json.dumps({**owner, "pid": process.pid, "started": time.time()}))
+    owner = replace(LockOwner.this_process(), pid=process.pid)
+    lock.write_text(json.dumps(vars(owner)))
     assert len(dataset(indexed, tmp_path)[0]) == 5
     assert "is gone" in caplog.text
     assert not lock.exists()

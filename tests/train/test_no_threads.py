@@ -1,0 +1,31 @@
+"""A run on a system that gives no more threads."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+
+def test_no_thread_can_be_started(
+    train: Any, assert_same: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run trains, saves and resumes without one thread of its own, and is the same run."""
+    flags = "--train-iters 6 --save-interval 2 --async-save --progress live"
+    whole = train("whole", flags)
+    refused: list[str] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        refused.append(thread.name)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    first = train("part", f"{flags} --exit-interval 4")
+    assert first.status == 0, first.err
+    assert {"lmcore-import", "lmcore-data", "lmcore-checkpoint-writer"} <= set(refused)
+    assert "training waits for each micro-batch" in first.err
+    second = train("part", f"{flags} --load {first.directory}")
+    assert second.status == 0, second.err
+    assert second.curve() == whole.curve()
+    assert_same(second.saved(), whole.saved())
