@@ -50,6 +50,10 @@ learning-rate schedule, the order of the samples, the tokenizer or the optimizer
 a difference is an error unless a flag accepts it:
 [What must agree](../how-to/continue-a-run.md#what-must-agree).
 
+A setting that needs something else to have an effect says so: "Needs `--profile`." If it is given
+without that, it is an error, or a line at the start of the run and of `lmcore config show` names
+it: `settings without effect: ...`.
+
 Plugins add sections of their own. The last one below is that of the CPU's plugin, which comes with
 lmcore. The flags of a plugin begin with its name (`--cpu-keep-freed-memory`), the keys in its
 section of a file do not (`cpu:` `keep_freed_memory: true`)."""
@@ -207,7 +211,8 @@ def _cpu_sections() -> PluginSections:
 def _option_row(one: Option) -> tuple[str, ...]:
     default = shown_default(one)
     shown = f"`{default}`" if default else ""
-    return (f"`{one.key}`", one.type_name, shown, one.bound, one.on_resume, one.help)
+    needs = f" Needs {'; '.join(need.words for need in one.needs)}." if one.needs else ""
+    return (f"`{one.key}`", one.type_name, shown, one.bound, one.on_resume, one.help + needs)
 
 
 def _renamed(table: Mapping[str, megatron.Renamed]) -> str:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from typing import Any
 
 from lmcore.cli.selection import find_plugins
+from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.run_help import render_run_help
 from lmcore.config.options.yaml_file import written_value
+from lmcore.config.rules.needs import note_without_effect
 from lmcore.config.settings import LoadedConfig
 from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError, printable, suggestion
 from lmcore.plugin.registrations import plugin_sections
 
 __all__ = ["SUMMARY", "run"]
+
+logger = logging.getLogger(__name__)
 
 SUMMARY = "Show every setting of a run and its source; check them."
 
@@ -48,9 +53,14 @@ def _show(argv: list[str]) -> int:
     rest = [word for word in argv if word != "--json"]
     loaded = load_config(rest, plugins=plugin_sections(find_plugins(rest, probe=False)))
     # Without `--nproc-per-node` the number of processes is not known before a run.
-    problems = problems_of(loaded, world_size=loaded.config.parallel.nproc_per_node)
+    processes = loaded.config.parallel.nproc_per_node
+    problems = problems_of(loaded, world_size=processes)
     if problems:
         raise ConfigError.collect(problems)
+    layout = ParallelLayout.of(loaded.config, processes) if processes else None
+    note = note_without_effect(loaded, layout=layout)
+    if note is not None:
+        logger.info("%s", note)
     print(_as_json(loaded) if len(rest) < len(argv) else printable(_as_text(loaded)))
     return 0
 

@@ -1,4 +1,4 @@
-"""Facts about each optimizer: its options, and how its parameters may be sharded."""
+"""Facts about each optimizer: how its parameters may be sharded."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ the shards; "whole": not at all, it needs whole parameters."""
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """Pattern of the import path of a class, "module:Class"."""
 
-_ADAM = ("adam_beta1", "adam_beta2", "adam_eps")
-
 
 @dataclass(frozen=True)
 class OptimizerFacts:
@@ -27,49 +25,36 @@ class OptimizerFacts:
 
     Attributes:
         sharding: Update of a shard of a parameter that it supports.
-        options: Options that it reads, besides learning rate, weight decay and clipping.
         needs_whole: Why it needs whole parameters; empty if it does not.
         samples_labels: True if it samples labels from the model's predictions, for which a
             process needs the logits of the whole model.
     """
 
     sharding: Sharding
-    options: tuple[str, ...]
     needs_whole: str = ""
     samples_labels: bool = False
 
 
 OPTIMIZERS: Mapping[str, OptimizerFacts] = {
-    "adam": OptimizerFacts("elementwise", _ADAM),
-    "sgd": OptimizerFacts("elementwise", ("sgd_momentum",)),
-    "lamb": OptimizerFacts("norms", _ADAM),
+    "adam": OptimizerFacts("elementwise"),
+    "sgd": OptimizerFacts("elementwise"),
+    "lamb": OptimizerFacts("norms"),
     "muon": OptimizerFacts(
         "whole",
-        (*_ADAM, "muon_momentum", "muon_nesterov", "muon_num_ns_steps"),
         "it orthogonalizes whole matrices",
     ),
     "sophia": OptimizerFacts(
         "elementwise",
-        ("sophiag_beta1", "sophiag_beta2", "sophiag_rho", "sophiag_hessian_interval"),
         samples_labels=True,
     ),
-    "adopt": OptimizerFacts("elementwise", _ADAM),
+    "adopt": OptimizerFacts("elementwise"),
     "shampoo": OptimizerFacts(
         "whole",
-        (
-            *_ADAM,
-            "shampoo_eps",
-            "shampoo_max_preconditioner_dim",
-            "shampoo_precondition_frequency",
-        ),
         "its preconditioners need whole matrices",
     ),
-    "schedulefree": OptimizerFacts("elementwise", _ADAM),
-    "adam8bit": OptimizerFacts("whole", _ADAM, "blocks of 256 values share a scale"),
+    "schedulefree": OptimizerFacts("elementwise"),
+    "adam8bit": OptimizerFacts("whole", "blocks of 256 values share a scale"),
 }
-
-
-_IMPORTED = ("optimizer_args", "optimizer_elementwise")
 
 
 def optimizer_facts(name: str, *, elementwise: bool = False) -> OptimizerFacts:
@@ -82,9 +67,8 @@ def optimizer_facts(name: str, *, elementwise: bool = False) -> OptimizerFacts:
     if ":" not in name:
         return OPTIMIZERS[name]
     if elementwise:
-        return OptimizerFacts("elementwise", _IMPORTED)
+        return OptimizerFacts("elementwise")
     return OptimizerFacts(
         "whole",
-        _IMPORTED,
         "it may need whole parameters; `--optimizer-elementwise` says that it does not",
     )

@@ -13,6 +13,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lmcore.config.need import Need
 from lmcore.errors import ConfigError, suggestion
 
 __all__ = ["CHECKED", "FREE", "REQUIRED", "Option", "flag_of", "is_option", "option", "options_of"]
@@ -47,6 +48,7 @@ class _Declaration:
     short: str | None = None
     aliases: Mapping[str, str] | None = None
     on_resume: str = "warn"
+    needs: tuple[Need, ...] = ()
 
 
 def option(
@@ -63,6 +65,7 @@ def option(
     short: str | None = None,
     aliases: Mapping[str, str] | None = None,
     on_resume: str = "warn",
+    needs: Need | tuple[Need, ...] = (),
 ) -> Any:
     """Return a dataclass field for one setting.
 
@@ -79,6 +82,7 @@ def option(
         aliases: Other spellings of choices, each with the choice that it means.
         on_resume: Consequence of a value that differs from the checkpoint's when a run resumes:
             `FREE`, `CHECKED`, or "warn", which names the change in a warning.
+        needs: Conditions under which the setting has an effect; default: always.
     """
     declared = _Declaration(
         help,
@@ -92,6 +96,7 @@ def option(
         short,
         aliases,
         on_resume,
+        (needs,) if isinstance(needs, Need) else needs,
     )
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
@@ -109,6 +114,7 @@ class Option:
         optional: True if `None` is allowed.
         plugin: Name of the plugin that declares the option; empty for the core's.
         on_resume: Consequence of a changed value when a run resumes; see `option`.
+        needs: Conditions under which the setting has an effect; empty: always.
     """
 
     name: str
@@ -129,6 +135,7 @@ class Option:
     form: str | None = None
     aliases: Mapping[str, str] | None = None
     on_resume: str = "warn"
+    needs: tuple[Need, ...] = ()
 
     @property
     def key(self) -> str:
@@ -164,10 +171,10 @@ class Option:
         if self.choices:
             more = f", or {self.form}" if self.form else ""
             return "one of " + ", ".join(self.choices) + more
-        low = f">= {self.minimum:g}" if self.minimum is not None else ""
-        low = f"> {self.above:g}" if self.above is not None else low
-        high = f"<= {self.maximum:g}" if self.maximum is not None else ""
-        high = f"< {self.below:g}" if self.below is not None else high
+        low = f">= {_digits(self.minimum)}" if self.minimum is not None else ""
+        low = f"> {_digits(self.above)}" if self.above is not None else low
+        high = f"<= {_digits(self.maximum)}" if self.maximum is not None else ""
+        high = f"< {_digits(self.below)}" if self.below is not None else high
         return " and ".join(part for part in (low, high) if part)
 
     @property
@@ -229,6 +236,10 @@ class Option:
         )
         if out_of_range:
             raise ConfigError(f"{where}: out of range", why=self.expected)
+
+
+def _digits(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def flag_of(name: str) -> str:
@@ -313,7 +324,7 @@ def options_of(section: type, *, name: str = "", plugin: str = "") -> tuple[Opti
                 optional=optional,
                 default=field.default,
                 plugin=plugin,
-                **dataclasses.asdict(declared),
+                **vars(declared),
             )
         )
     return tuple(found)

@@ -11,6 +11,7 @@ from lmcore.config.rules.common import Rule
 from lmcore.config.rules.data import DATA_RULES
 from lmcore.config.rules.deepspeed import DEEPSPEED_RULES
 from lmcore.config.rules.model import MODEL_RULES
+from lmcore.config.rules.needs import NEED_RULES
 from lmcore.config.rules.optimizer import OPTIMIZER_RULES
 from lmcore.config.rules.parallel import (
     PARALLEL_RULES,
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     *CHECKPOINT_RULES,
     *DEEPSPEED_RULES,
     *PARALLEL_RULES,
+    *NEED_RULES,
 )
 """Rules that need nothing but the settings, in the order in which problems are shown."""
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmcore.accelerator.recompute import Placement
-from lmcore.config.rules.precision import DYNAMIC_SCALE
-from lmcore.config.section.accelerator import AcceleratorSection
 from lmcore.errors import ConfigError
 from lmcore.plugin import (
     checkpoint_stagers,
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
     from lmcore.plugin import PluginSet, Selection
 
 __all__ = ["Policies", "start_policies"]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,8 +57,12 @@ def start_policies(
     section = config.accelerator
     precision = choose_precision(precision_policies(plugins, selection, device), section.precision)
     precision.verify(device)
-    if not precision.loss_scaling:
-        _without_loss_scale(section, precision)
+    if section.loss_scale and not precision.loss_scaling:
+        raise ConfigError(
+            f"`--loss-scale {section.loss_scale:g}` does not go with precision `{precision.name}`",
+            why="its gradients do not underflow: there is nothing to scale",
+            hint="leave `--loss-scale` out, or use a precision that needs it, such as `fp16`",
+        )
     recompute = choose_recompute(recompute_policies(plugins, selection, device), section.recompute)
     placed = section.recompute_method is not None or section.recompute_num_layers != 1
     if placed and recompute.block is None:
@@ -82,19 +81,3 @@ def start_policies(
             checkpoint_stagers(plugins, selection, device), copies=config.checkpoint.async_save
         ),
     )
-
-
-def _without_loss_scale(section: AcceleratorSection, precision: PrecisionPolicy) -> None:
-    """Refuse a fixed loss scale; log settings of a dynamic one, which have no effect."""
-    if section.loss_scale:
-        raise ConfigError(
-            f"`--loss-scale {section.loss_scale:g}` does not go with precision `{precision.name}`",
-            why="its gradients do not underflow: there is nothing to scale",
-            hint="leave `--loss-scale` out, or use a precision that needs it, such as `fp16`",
-        )
-    plain = AcceleratorSection()
-    for name in DYNAMIC_SCALE:
-        if getattr(section, name) != getattr(plain, name):
-            flag = name.replace("_", "-")
-            text = "`--%s` changes nothing: precision `%s` has no loss scale"
-            logger.info(text, flag, precision.name)

@@ -307,10 +307,7 @@ def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -
     The bundled text has no test by default: its default split leaves one document at most.
     """
     settings = plan.config.data
-    own = settings.test_data_path or settings.test_data or settings.test_weighted_split_paths
-    if own:
-        if not plan.test_samples:
-            logger.warning("the test data is not read: `--eval-iters 0` evaluates nothing")
+    if settings.test_data_path or settings.test_data or settings.test_weighted_split_paths:
         return plan.test_samples
     if not plan.config.training.eval_interval:
         return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from lmcore.config.rules.common import Problems, Rule, exclude_each_other
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError
 
 __all__ = ["CHECKPOINT_RULES"]
 
@@ -15,14 +14,4 @@ def _schedule(loaded: LoadedConfig) -> Problems:
     )
 
 
-def _finetune(loaded: LoadedConfig) -> Problems:
-    checkpoint = loaded.config.checkpoint
-    if checkpoint.finetune and checkpoint.load is None:
-        yield ConfigError(
-            f"{loaded.shown('finetune')} needs `--load`",
-            why="fine-tuning starts from a checkpoint's weights",
-            hint="add `--load DIR`",
-        )
-
-
-CHECKPOINT_RULES: tuple[Rule, ...] = (_schedule, _finetune)
+CHECKPOINT_RULES: tuple[Rule, ...] = (_schedule,)

@@ -145,12 +145,6 @@ def _change_blend(loaded: LoadedConfig) -> Problems:
     if not checkpoint.change_blend:
         return
     shown = loaded.shown("change_blend")
-    if checkpoint.load is None:
-        yield ConfigError(
-            f"{shown} needs `--load`",
-            why="the checkpoint records how much of each source was read",
-            hint="add `--load DIR`",
-        )
     if checkpoint.override_data_order:
         yield ConfigError(
             f"{shown} does not go with {loaded.shown('override_data_order')}",

@@ -1,4 +1,4 @@
-"""Rules for `--engine deepspeed` and the options that only it reads."""
+"""Rules for `--engine deepspeed`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,6 @@ __all__ = ["DEEPSPEED_OPTIMIZERS", "DEEPSPEED_RULES"]
 
 DEEPSPEED_OPTIMIZERS = ("adam", "sgd", "adopt")
 """Optimizers that update any slice of the flat buffer of weights like the whole parameter."""
-
-
-def _native(loaded: LoadedConfig) -> Problems:
-    """Refuse options that torch's own engine does not read."""
-    parallel = loaded.config.parallel
-    if parallel.engine == "deepspeed":
-        return
-    given = {
-        "deepspeed_config": parallel.deepspeed_config,
-        "cpu_offload": parallel.cpu_offload,
-    }
-    for name, value in given.items():
-        if value:
-            yield ConfigError(
-                f"{loaded.shown(name)} needs `--engine deepspeed`",
-                why="torch's own engine does not read it",
-                hint="add `--engine deepspeed`, or leave it out",
-            )
 
 
 def _installed(loaded: LoadedConfig) -> Problems:
@@ -83,4 +65,4 @@ def _goes_with(loaded: LoadedConfig) -> Problems:
         )
 
 
-DEEPSPEED_RULES: tuple[Rule, ...] = (_native, _installed, _goes_with)
+DEEPSPEED_RULES: tuple[Rule, ...] = (_installed, _goes_with)

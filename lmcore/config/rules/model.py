@@ -28,15 +28,7 @@ def _heads(loaded: LoadedConfig) -> Problems:
 def _query_groups(loaded: LoadedConfig) -> Problems:
     model = loaded.config.model
     groups, heads = model.num_query_groups, model.num_attention_heads
-    if groups is None:
-        return
-    if not model.group_query_attention:
-        yield ConfigError(
-            f"{loaded.shown('num_query_groups')} needs `--group-query-attention`",
-            why="without it each query head has its own key and value head",
-            hint="add `--group-query-attention`, or leave it out",
-        )
-    elif heads % groups:
+    if groups is not None and model.group_query_attention and heads % groups:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]
         yield ConfigError(
             f"{loaded.shown('num_attention_heads')} is not divisible by "
@@ -72,41 +64,15 @@ def _positions(loaded: LoadedConfig) -> Problems:
 
 def _rotation(loaded: LoadedConfig) -> Problems:
     model = loaded.config.model
-    if model.position_embedding_type != "rope":
-        yield from _unused(
-            loaded,
-            ("rotary_base", "rotary_percent", "use_rope_scaling"),
-            needed="--position-embedding-type rope",
-            why="other positional encodings do not rotate queries and keys",
-        )
-        return
-    if not model.use_rope_scaling:
-        yield from _unused(
-            loaded,
-            ("rope_scaling_factor",),
-            needed="--use-rope-scaling",
-            why="without it `--rotary-base` alone sets the frequencies",
-        )
     channels = head_size(model)
     rotated = int(channels * model.rotary_percent)
-    if rotated % 2 or not rotated:
+    if model.position_embedding_type == "rope" and (rotated % 2 or not rotated):
         yield ConfigError(
             f"{rotated} of a head's {channels} channels cannot be rotated",
             why="channels are rotated in pairs",
             hint="use another `--rotary-percent`, `--kv-channels` or number of heads, so that the "
             "number is even",
         )
-
-
-def _unused(loaded: LoadedConfig, names: tuple[str, ...], *, needed: str, why: str) -> Problems:
-    """Yield a problem for each option that has another value than its default."""
-    for name in names:
-        if loaded.value(name) != loaded.options[name].default:
-            yield ConfigError(
-                f"{loaded.shown(name)} needs `{needed}`",
-                why=why,
-                hint=f"add `{needed}`, or leave it out",
-            )
 
 
 MODEL_RULES: tuple[Rule, ...] = (_heads, _query_groups, _feed_forward, _positions, _rotation)

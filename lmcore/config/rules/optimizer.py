@@ -21,30 +21,7 @@ def _import_path(loaded: LoadedConfig) -> Problems:
         )
 
 
-def _options(loaded: LoadedConfig) -> Problems:
-    """Refuse options of another optimizer, unless they repeat the default.
-
-    The `config.yaml` of every run repeats the defaults of all options.
-    """
-    chosen = loaded.config.optimizer.optimizer
-    own = optimizer_facts(chosen).options
-    all_facts = {**OPTIMIZERS, "module:Class": optimizer_facts("module:Class")}
-    for name in dict.fromkeys(name for facts in all_facts.values() for name in facts.options):
-        by_user = loaded.provenance[name].kind in {"file", "flag"}
-        if name in own or not by_user or loaded.value(name) == loaded.options[name].default:
-            continue
-        owners = ", ".join(
-            f"`{other}`" for other, facts in all_facts.items() if name in facts.options
-        )
-        own_flags = ", ".join(f"`{flag_of(option)}`" for option in own)
-        yield ConfigError(
-            f"{loaded.shown(name)} does not go with {loaded.shown('optimizer')}",
-            why=f"it is an option of {owners}; `{chosen}` has {own_flags}",
-            hint=f"leave `{flag_of(name)}` out, or choose another `--optimizer`",
-        )
-
-
-OPTIMIZER_RULES: tuple[Rule, ...] = (_import_path, _options)
+OPTIMIZER_RULES: tuple[Rule, ...] = (_import_path,)
 
 
 def optimizer_layout_problems(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:

@@ -144,8 +144,8 @@ def _pipeline(loaded: LoadedConfig) -> Problems:
     size = parallel.pipeline_model_parallel_size
     per_stage = parallel.num_layers_per_virtual_pipeline_stage
     if size == 1:
-        yield from _no_pipeline(loaded)
-    elif layers < size:
+        return
+    if layers < size:
         yield ConfigError(
             f"{loaded.shown('num_layers')} is less than "
             f"{loaded.shown('pipeline_model_parallel_size')}",
@@ -156,16 +156,6 @@ def _pipeline(loaded: LoadedConfig) -> Problems:
         yield _unequal_stages(loaded, layers, size)
     else:
         yield from _schedule(loaded, layers, size)
-
-
-def _no_pipeline(loaded: LoadedConfig) -> Problems:
-    for name in ("num_layers_per_virtual_pipeline_stage", "pipeline_schedule"):
-        if loaded.value(name) is not None:
-            yield ConfigError(
-                f"{loaded.shown(name)} needs a pipeline",
-                why="all layers are on one process",
-                hint="add `--pipeline-model-parallel-size N`, or leave it out",
-            )
 
 
 def _unequal_stages(loaded: LoadedConfig, layers: int, size: int) -> LmcoreError:
@@ -233,15 +223,8 @@ def _replicas(loaded: LoadedConfig, data: int) -> Problems:
             "`--use-distributed-optimizer` and `--zero-stage 0` exclude each other",
             hint="keep one of them",
         )
-    if replicas == 1:
-        return
-    if not (parallel.zero_stage or parallel.use_distributed_optimizer):
-        yield ConfigError(
-            f"{loaded.shown('data_parallel_replicas')} needs `--zero-stage 1`, 2 or 3",
-            why="without it all data-parallel processes are replicas anyway",
-            hint="add `--zero-stage`, or leave it out",
-        )
-    elif data % replicas or data == replicas:
+    sharded = parallel.zero_stage or parallel.use_distributed_optimizer
+    if sharded and replicas > 1 and (data % replicas or data == replicas):
         fitting = [n for n in range(1, data) if data % n == 0]
         yield ConfigError(
             f"{loaded.shown('data_parallel_replicas')} does not leave several equal shards of "

@@ -133,12 +133,6 @@ def _ramp_up(loaded: LoadedConfig, data_parallel_size: int) -> Problems:
             hint="use `--rampup-batch-size START INCREMENT SAMPLES`",
         )
         return
-    if training.train_samples is None:
-        yield ConfigError(
-            f"{shown} needs `--train-samples`",
-            why="steps of different sizes are counted in samples, as is the learning rate",
-            hint="give the length of the run, of warm-up and of decay in samples",
-        )
     if final is None:
         yield ConfigError(
             f"{shown} needs `--global-batch-size`",

@@ -5,12 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from lmcore.config.need import Need
 from lmcore.config.option import FREE, option
 
 
 def plugin_off_option() -> Any:
     """Return the field of `--plugin-off`, an option of every command that loads plugins."""
     return option((), "Installed plugins to turn off.", metavar="NAME", on_resume=FREE)
+
+
+_LOSS_SCALE = Need(
+    "a precision with a loss scale, such as `--precision fp16`",
+    lambda run: run.loss_scaling is not False,
+)
+_DYNAMIC = Need(
+    "`--loss-scale 0`",
+    lambda run: not run.config.accelerator.loss_scale,
+    refused="a fixed loss scale never changes",
+)
+_RECOMPUTE = Need(
+    "a recompute policy for whole layers, such as `--recompute full`",
+    lambda run: run.config.accelerator.recompute not in {"none", "selective"},
+    refused="it says which whole layers are recomputed",
+)
 
 
 @dataclass(frozen=True)
@@ -30,19 +47,34 @@ class AcceleratorSection:
         metavar="NAME",
     )
     loss_scale: float | None = option(
-        None, "Fixed loss scale for fp16; 0 or none: dynamic.", minimum=0
+        None,
+        "Fixed loss scale for fp16; 0 or none: dynamic.",
+        minimum=0,
+        needs=_LOSS_SCALE.or_off(0).else_error(
+            "gradients of other precisions do not underflow: there is nothing to scale"
+        ),
     )
     initial_loss_scale: float = option(
-        2.0**32, "Initial dynamic loss scale; 2^32 by default.", above=0, on_resume=FREE
+        2.0**32,
+        "Initial dynamic loss scale; 2^32 by default.",
+        above=0,
+        on_resume=FREE,
+        needs=(_LOSS_SCALE, _DYNAMIC),
     )
-    min_loss_scale: float = option(1.0, "Minimum of the dynamic loss scale.", above=0)
+    min_loss_scale: float = option(
+        1.0, "Minimum of the dynamic loss scale.", above=0, needs=(_LOSS_SCALE, _DYNAMIC)
+    )
     loss_scale_window: int = option(
-        1000, "Steps without overflow after which the dynamic loss scale is doubled.", minimum=1
+        1000,
+        "Steps without overflow after which the dynamic loss scale is doubled.",
+        minimum=1,
+        needs=(_LOSS_SCALE, _DYNAMIC),
     )
     hysteresis: int = option(
         2,
         "Overflows since the dynamic loss scale last grew after which it is halved.",
         minimum=1,
+        needs=(_LOSS_SCALE, _DYNAMIC),
     )
     recompute: str = option(
         "none",
@@ -56,12 +88,14 @@ class AcceleratorSection:
         "(uniform), or only the first ones (block); default: uniform.",
         choices=("uniform", "block"),
         on_resume=FREE,
+        needs=_RECOMPUTE,
     )
     recompute_num_layers: int = option(
         1,
         "Layers in each group (uniform), or number of layers to recompute (block).",
         minimum=1,
         on_resume=FREE,
+        needs=_RECOMPUTE,
     )
     ops: tuple[str, ...] = option(
         (),

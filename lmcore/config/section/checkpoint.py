@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmcore.config.need import Need, setting
 from lmcore.config.option import FREE, option
+
+_LOAD = setting("--load")
+_RESUME = Need("`--no-finetune`", lambda run: not run.config.checkpoint.finetune)
 
 
 @dataclass(frozen=True)
@@ -30,45 +34,61 @@ class CheckpointSection:
         on_resume=FREE,
     )
     async_save: bool = option(
-        False, "Write the checkpoints of --save-interval in the background.", on_resume=FREE
+        False,
+        "Write the checkpoints of --save-interval in the background.",
+        on_resume=FREE,
+        needs=setting("--save-interval"),
     )
     save_optim: bool = option(True, "Save the optimizer's state.", on_resume=FREE)
     save_rng: bool = option(True, "Save the random number states.", on_resume=FREE)
-    load_optim: bool = option(True, "Load the optimizer's state.", on_resume=FREE)
-    load_rng: bool = option(True, "Load the random number states.", on_resume=FREE)
+    load_optim: bool = option(
+        True, "Load the optimizer's state.", on_resume=FREE, needs=(_LOAD, _RESUME)
+    )
+    load_rng: bool = option(
+        True, "Load the random number states.", on_resume=FREE, needs=(_LOAD, _RESUME)
+    )
     finetune: bool = option(
         False,
         "Load only the weights; step, optimizer state, schedule and data start from the beginning.",
         on_resume=FREE,
+        needs=_LOAD.else_error("fine-tuning starts from a checkpoint's weights"),
     )
     exit_on_missing_checkpoint: bool = option(
         True,
         "Stop if --load has no checkpoint; off, or if --save names the same directory: start from "
         "initial weights, with a warning.",
         on_resume=FREE,
+        needs=_LOAD,
     )
     use_checkpoint_opt_param_scheduler: bool = option(
-        False, "Continue with the checkpoint's learning-rate schedule.", on_resume=FREE
+        False,
+        "Continue with the checkpoint's learning-rate schedule.",
+        on_resume=FREE,
+        needs=(_LOAD, _RESUME),
     )
     override_opt_param_scheduler: bool = option(
         False,
         "Continue with this run's learning-rate schedule even if the checkpoint's differs.",
         on_resume=FREE,
+        needs=(_LOAD, _RESUME),
     )
     change_blend: bool = option(
         False,
         "Continue with this run's data sources and weights; each source continues at the position "
         "in the checkpoint.",
         on_resume=FREE,
+        needs=_LOAD.else_error("the checkpoint records how much of each source was read"),
     )
     override_data_order: bool = option(
         False,
         "Continue even if the order of the training samples differs from the checkpoint's.",
         on_resume=FREE,
+        needs=(_LOAD, _RESUME),
     )
     change_tokenizer: bool = option(
         False,
         "Continue or fine-tune with a tokenizer other than the checkpoint's: its token ids select "
         "embedding rows that were trained for other tokens.",
         on_resume=FREE,
+        needs=_LOAD,
     )

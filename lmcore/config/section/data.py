@@ -4,12 +4,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmcore.config.need import Need
 from lmcore.config.option import CHECKED, FREE, option
 from lmcore.config.section.tokenizer import TYPES, TokenizerSection
 from lmcore.config.split import BLEND_RULES, SPLIT_RULES
 
 _WEIGHTED = "alternate weight and prefix, or prefixes alone, weighted by size"
 _RANGES = 'as "NAME: WEIGHT START:END PREFIX, ...", START and END as fractions of the documents'
+
+_VALIDATION = Need(
+    "`--eval-interval` and `--eval-iters` above 0",
+    lambda run: run.config.training.eval_interval > 0 and run.config.training.eval_iters > 0,
+)
+_TEST = Need("`--eval-iters` above 0", lambda run: run.config.training.eval_iters > 0)
+_POSITIONS = Need(
+    "positional encodings", lambda run: run.config.model.position_embedding_type != "none"
+)
+_PREFIXES = ("data_path", "data_file_list", "train_data_path", "train_weighted_split_paths")
+_NAMED_TEXT = Need(
+    "a named text, such as `--corpus`",
+    lambda run: (
+        not any(run.value(name) for name in _PREFIXES)
+        or bool(run.config.data.valid_data or run.config.data.test_data)
+    ),
+)
+_DIVIDED = Need(
+    "data that it divides",
+    lambda run: (
+        not (
+            any(run.value(name) for name in ("train_data_path", "train_weighted_split_paths"))
+            or run.config.data.valid_data
+            or run.config.data.test_data
+        )
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -27,19 +55,28 @@ class DataSection(TokenizerSection):
         (), f"Datasets for training only: {_WEIGHTED}.", metavar="PREFIX", on_resume=CHECKED
     )
     valid_data_path: tuple[str, ...] = option(
-        (), "Datasets for validation only, like train_data_path.", metavar="PREFIX"
+        (),
+        "Datasets for validation only, like train_data_path.",
+        metavar="PREFIX",
+        needs=_VALIDATION,
     )
     test_data_path: tuple[str, ...] = option(
-        (), "Datasets for the test only, like train_data_path.", metavar="PREFIX"
+        (), "Datasets for the test only, like train_data_path.", metavar="PREFIX", needs=_TEST
     )
     train_weighted_split_paths: tuple[str, ...] = option(
         (), f"Ranges of datasets for training, {_RANGES}.", metavar="TEXT", on_resume=CHECKED
     )
     valid_weighted_split_paths: tuple[str, ...] = option(
-        (), "Ranges of datasets for validation, like train_weighted_split_paths.", metavar="TEXT"
+        (),
+        "Ranges of datasets for validation, like train_weighted_split_paths.",
+        metavar="TEXT",
+        needs=_VALIDATION,
     )
     test_weighted_split_paths: tuple[str, ...] = option(
-        (), "Ranges of datasets for the test, like train_weighted_split_paths.", metavar="TEXT"
+        (),
+        "Ranges of datasets for the test, like train_weighted_split_paths.",
+        metavar="TEXT",
+        needs=_TEST,
     )
     data_file_list: str | None = option(
         None,
@@ -60,17 +97,23 @@ class DataSection(TokenizerSection):
         metavar="NAME",
         on_resume=CHECKED,
     )
-    valid_data: tuple[str, ...] = option((), "Names of texts to validate on.", metavar="NAME")
-    test_data: tuple[str, ...] = option((), "Names of texts to test on.", metavar="NAME")
+    valid_data: tuple[str, ...] = option(
+        (), "Names of texts to validate on.", metavar="NAME", needs=_VALIDATION
+    )
+    test_data: tuple[str, ...] = option(
+        (), "Names of texts to test on.", metavar="NAME", needs=_TEST
+    )
     lazy_loader: bool = option(
         False,
         "Keep a copy of named texts, so that later starts do not need their source.",
         on_resume=FREE,
+        needs=_NAMED_TEXT,
     )
     split: str = option(
         "969,30,1",
         "Fractions of the documents for training, validation and test, in any unit.",
         on_resume=CHECKED,
+        needs=_DIVIDED,
     )
     split_rule: str = option(
         SPLIT_RULES[0],
@@ -108,7 +151,7 @@ class DataSection(TokenizerSection):
         on_resume=CHECKED,
     )
     reset_position_ids: bool = option(
-        False, "Restart position ids at each document within a sample."
+        False, "Restart position ids at each document within a sample.", needs=_POSITIONS
     )
     reset_attention_mask: bool = option(
         False, "Mask attention at document boundaries within a sample."

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmcore.config.need import Need, setting
 from lmcore.config.option import FREE, option
+
+_TENSORBOARD = setting("--tensorboard")
+_OWN_DIRECTORY = Need(
+    "a run directory without `--save`", lambda run: run.config.checkpoint.save is None
+)
 
 
 @dataclass(frozen=True)
 class LoggingSection:
     """Progress, metrics and TensorBoard."""
 
-    name: str = option("gpt", "Name of the run, used in the default run directory.", on_resume=FREE)
+    name: str = option(
+        "gpt",
+        "Name of the run, used in the default run directory.",
+        on_resume=FREE,
+        needs=_OWN_DIRECTORY,
+    )
     log_interval: int = option(10, "Steps between progress lines.", minimum=1, on_resume=FREE)
     progress: str = option(
         "auto",
@@ -25,10 +36,15 @@ class LoggingSection:
         "Directory of TensorBoard events; default: tensorboard/ in the run directory.",
         metavar="DIR",
         on_resume=FREE,
+        needs=_TENSORBOARD,
     )
     tensorboard_log_interval: int = option(
-        1, "Steps between TensorBoard events.", minimum=1, on_resume=FREE
+        1, "Steps between TensorBoard events.", minimum=1, on_resume=FREE, needs=_TENSORBOARD
     )
     tensorboard_queue_size: int = option(
-        1000, "TensorBoard events queued before they are written.", minimum=1, on_resume=FREE
+        1000,
+        "TensorBoard events queued before they are written.",
+        minimum=1,
+        on_resume=FREE,
+        needs=_TENSORBOARD,
     )

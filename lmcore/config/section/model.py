@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmcore.config.need import Need, setting
 from lmcore.config.option import CHECKED, FREE, option
+
+_ROPE = setting("--position-embedding-type", "rope").else_error(
+    "other positional encodings do not rotate queries and keys"
+)
+_ROPE_SCALING = setting("--use-rope-scaling").else_error(
+    "without it `--rotary-base` alone sets the frequencies"
+)
+_GROUPS = setting("--group-query-attention").else_error(
+    "without it each query head has its own key and value head"
+)
+_FEW_BIASES = Need("`--no-add-bias-linear`", lambda run: not run.config.model.add_bias_linear)
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,7 @@ class ModelSection:
         "Number of key and value heads, with --group-query-attention; default: 1.",
         minimum=1,
         on_resume=CHECKED,
+        needs=_GROUPS,
     )
     ffn_hidden_size: int | None = option(
         None,
@@ -61,7 +74,7 @@ class ModelSection:
         on_resume=CHECKED,
     )
     rotary_base: int = option(
-        10000, "Base (theta) of the rotary frequencies.", above=1, on_resume=CHECKED
+        10000, "Base (theta) of the rotary frequencies.", above=1, on_resume=CHECKED, needs=_ROPE
     )
     rotary_percent: float = option(
         1.0,
@@ -69,14 +82,20 @@ class ModelSection:
         above=0,
         maximum=1,
         on_resume=CHECKED,
+        needs=_ROPE,
     )
     use_rope_scaling: bool = option(
         False,
         "Scale the rotary frequencies as Llama 3.1 does, for contexts beyond 8192 tokens.",
         on_resume=CHECKED,
+        needs=_ROPE,
     )
     rope_scaling_factor: float = option(
-        8.0, "Factor by which --use-rope-scaling extends the context.", minimum=1, on_resume=CHECKED
+        8.0,
+        "Factor by which --use-rope-scaling extends the context.",
+        minimum=1,
+        on_resume=CHECKED,
+        needs=_ROPE_SCALING,
     )
     untie_embeddings_and_output_weights: bool = option(
         False,
@@ -88,6 +107,7 @@ class ModelSection:
         False,
         "Use biases for queries, keys and values even with --no-add-bias-linear.",
         on_resume=CHECKED,
+        needs=_FEW_BIASES,
     )
     layernorm_epsilon: float = option(
         1e-5,

@@ -4,12 +4,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmcore.config.need import Need, setting
 from lmcore.config.option import FREE, option
 
 __all__ = ["SCHEDULES", "ParallelSection"]
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "zero-bubble-v")
 """Orders in which the stages of a pipeline process micro-batches."""
+
+_TENSOR = Need(
+    "`--tensor-model-parallel-size` above 1",
+    lambda run: run.config.parallel.tensor_model_parallel_size > 1,
+)
+_PIPELINE = Need(
+    "`--pipeline-model-parallel-size` above 1",
+    lambda run: run.config.parallel.pipeline_model_parallel_size > 1,
+    refused="all layers are on one process",
+)
+_SHARDS = Need(
+    "several data-parallel processes",
+    lambda run: (
+        run.layout is None
+        or run.layout.data * run.layout.context > 1
+        or run.config.parallel.engine != "native"
+    ),
+)
+_PROCESSES = Need("several processes", lambda run: run.layout is None or run.layout.world_size > 1)
+_ZERO = Need(
+    "`--zero-stage` 1, 2 or 3",
+    lambda run: bool(
+        run.config.parallel.zero_stage or run.config.parallel.use_distributed_optimizer
+    ),
+    refused="without it all data-parallel processes are replicas anyway",
+)
+_DEEPSPEED = setting("--engine", "deepspeed").else_error("torch's own engine does not read it")
 
 
 @dataclass(frozen=True)
@@ -32,6 +60,7 @@ class ParallelSection:
         "Shard activations between the layers along the sequence, over the tensor-parallel "
         "processes.",
         on_resume=FREE,
+        needs=_TENSOR,
     )
     pipeline_model_parallel_size: int = option(
         1, "Pipeline-parallel size: processes that divide the layers.", minimum=1, on_resume=FREE
@@ -41,12 +70,14 @@ class ParallelSection:
         "Layers in each stage of an interleaved pipeline, in which a process has several stages.",
         minimum=1,
         on_resume=FREE,
+        needs=_PIPELINE,
     )
     pipeline_schedule: str | None = option(
         None,
         "Pipeline schedule; default: interleaved if a process has several stages, else 1f1b.",
         choices=SCHEDULES,
         on_resume=FREE,
+        needs=_PIPELINE,
     )
     context_parallel_size: int = option(
         1, "Context-parallel size: processes that divide each sequence.", minimum=1, on_resume=FREE
@@ -55,6 +86,7 @@ class ParallelSection:
         False,
         "Shard the optimizer state over data-parallel processes (zero_stage 1).",
         on_resume=FREE,
+        needs=_SHARDS,
     )
     data_parallel_replicas: int = option(
         1,
@@ -62,6 +94,7 @@ class ParallelSection:
         "replica.",
         minimum=1,
         on_resume=FREE,
+        needs=_ZERO,
     )
     zero_stage: int | None = option(
         None,
@@ -70,11 +103,13 @@ class ParallelSection:
         minimum=0,
         maximum=3,
         on_resume=FREE,
+        needs=_SHARDS.or_off(0),
     )
     cpu_offload: bool = option(
         False,
         "Keep the optimizer state, in stage 3 also the weights, in host memory.",
         on_resume=FREE,
+        needs=_DEEPSPEED,
     )
     deepspeed_config: str | None = option(
         None,
@@ -82,6 +117,7 @@ class ParallelSection:
         "settings here.",
         metavar="FILE",
         on_resume=FREE,
+        needs=_DEEPSPEED,
     )
 
     nproc_per_node: int | None = option(
@@ -97,7 +133,12 @@ class ParallelSection:
         "Communication backend of the device, by name; default: the available backend of highest "
         "priority.",
         on_resume=FREE,
+        needs=_PROCESSES,
     )
     distributed_timeout_minutes: float = option(
-        10.0, "Timeout of collectives and rendezvous, in minutes.", above=0, on_resume=FREE
+        10.0,
+        "Timeout of collectives and rendezvous, in minutes.",
+        above=0,
+        on_resume=FREE,
+        needs=_PROCESSES,
     )

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmcore.config.need import Need, setting
 from lmcore.config.option import CHECKED, FREE, option
+
+_SAMPLES = setting("--train-samples").else_error(
+    "steps of different sizes are counted in samples, as is the learning rate"
+)
+_EVALUATION_DATA = ("test_data_path", "test_data", "test_weighted_split_paths")
+_VALIDATION = Need("`--eval-iters` above 0", lambda run: run.config.training.eval_iters > 0)
+_EVALUATION = Need(
+    "`--eval-interval` above 0 or test data",
+    lambda run: (
+        run.config.training.eval_interval > 0 or any(run.value(name) for name in _EVALUATION_DATA)
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -33,12 +46,20 @@ class TrainingSection:
         "over SAMPLES samples; needs train_samples.",
         minimum=1,
         metavar="START INCREMENT SAMPLES",
+        needs=_SAMPLES,
     )
     eval_interval: int = option(
-        250, "Steps between validations; 0: no validation.", minimum=0, on_resume=FREE
+        250,
+        "Steps between validations; 0: no validation.",
+        minimum=0,
+        on_resume=FREE,
+        needs=_VALIDATION.or_off(0),
     )
     eval_iters: int = option(
-        20, "Global batches in one validation or test; 0: no validation.", minimum=0
+        20,
+        "Global batches in one validation or test; 0: no validation.",
+        minimum=0,
+        needs=_EVALUATION.or_off(0),
     )
     exit_interval: int | None = option(
         None,
@@ -84,11 +105,13 @@ class TrainingSection:
         "Steps between garbage collections with manual_gc; 0: never.",
         minimum=0,
         on_resume=FREE,
+        needs=setting("--manual-gc"),
     )
     sample_prompt: str | None = option(
         None,
         "Prompt of the sample printed at the end; default: the start of a validation document.",
         on_resume=FREE,
+        needs=Need("`--sample-tokens` above 0", lambda run: run.config.training.sample_tokens > 0),
     )
     sample_tokens: int = option(
         200, "Tokens in the sample printed at the end; 0: no sample.", minimum=0, on_resume=FREE

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.config.rules.needs import note_without_effect
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import LmcoreError, RunError
 from lmcore.plugin import run_end, run_start
@@ -225,10 +226,15 @@ class RunReport:
         save_tokenizer(datasets.tokenizer, directory.tokenizer, replace=replace)
 
     def _announce(self, datasets: RunDatasets, checkpoint: Path | None, state: TrainState) -> None:
-        plan = self.plan
+        plan, runtime = self.plan, self.runtime
+        note = note_without_effect(
+            plan, layout=plan.layout, loss_scaling=runtime.precision.loss_scaling
+        )
+        if note is not None:
+            logger.info("%s", note)
         for line in announcement(
             plan,
-            self.runtime,
+            runtime,
             datasets,
             directory=self.directory.path,
             checkpoint=checkpoint,

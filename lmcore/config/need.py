@@ -1,0 +1,79 @@
+"""Conditions under which a setting has an effect, declared with its option: `option(needs=...)`.
+
+A setting that is given without its condition is named in a note when the run starts, or is an
+error: `lmcore.config.rules.needs`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Need", "Situation", "setting"]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Facts about a run that conditions depend on.
+
+    The types of the first two import this module.
+
+    Attributes:
+        config: All settings, a `Config`.
+        layout: `ParallelLayout`; None if the number of processes is not known yet.
+        loss_scaling: True if the precision policy has a loss scale; None if it is not known yet.
+    """
+
+    config: Any
+    layout: Any = None
+    loss_scaling: bool | None = None
+
+    def value(self, name: str) -> Any:
+        """Return the value of the core's option called *name*."""
+        sections = vars(self.config).values()
+        return getattr(next(section for section in sections if hasattr(section, name)), name)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Condition under which a setting has an effect.
+
+    Attributes:
+        words: The condition, to follow "needs": "`--profile`".
+        met: Returns True if the condition is met, or if it is not known yet.
+        off: Values of the setting that ask for nothing, besides its default.
+        refused: Reason of the error that a setting without its condition is; empty: it is named
+            in a note.
+    """
+
+    words: str
+    met: Callable[[Situation], bool]
+    off: tuple[Any, ...] = ()
+    refused: str = ""
+
+    def or_off(self, *values: Any) -> Need:
+        """Return this condition for a setting that asks for nothing if it has one of *values*."""
+        return dataclasses.replace(self, off=values)
+
+    def else_error(self, reason: str) -> Need:
+        """Return this condition for a setting that is an error without it."""
+        return dataclasses.replace(self, refused=reason)
+
+
+def setting(flag: str, *values: str) -> Need:
+    """Return the condition that another setting is on, or has one of *values*.
+
+    Args:
+        flag: Flag of the other setting, `--optimizer`.
+        values: Its values that meet the condition; without them every value but off, 0 and none.
+    """
+    name = flag.removeprefix("--").replace("-", "_")
+    if not values:
+        return Need(f"`{flag}`", lambda situation: bool(situation.value(name)))
+    first, *others = (f"`{value}`" for value in values)
+    first = f"`{flag} {values[0]}`"
+    *others, last = [first, *others]
+    words = f"{', '.join(others)} or {last}" if others else last
+    return Need(words, lambda situation: situation.value(name) in values)

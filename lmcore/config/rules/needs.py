@@ -1,0 +1,95 @@
+"""Settings that have no effect because the condition that their option declares is not met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lmcore.config.need import Need, Situation
+from lmcore.config.option import Option
+from lmcore.config.rules.common import Problems, Rule
+from lmcore.config.settings import LoadedConfig
+from lmcore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lmcore.config.layout import ParallelLayout
+    from lmcore.config.plan import RunPlan
+    from lmcore.config.section import Config
+
+__all__ = ["NEED_RULES", "note_without_effect"]
+
+_LOSS_SCALING = {"fp32": False, "bf16": False, "fp16": True}
+"""Precision policies of which it is known before the run whether they have a loss scale."""
+
+
+def _required(loaded: LoadedConfig) -> Problems:
+    """Refuse settings whose condition is not met, if their declaration says so."""
+    for option, need in _unmet(loaded, _situation(loaded.config)):
+        if need.refused and loaded.value(option.name) != option.default:
+            yield ConfigError(
+                f"{loaded.shown(option.name)} needs {need.words}",
+                why=need.refused,
+                hint=f"add {need.words}, or leave it out",
+            )
+
+
+NEED_RULES: tuple[Rule, ...] = (_required,)
+
+
+def note_without_effect(
+    settings: LoadedConfig | RunPlan,
+    *,
+    layout: ParallelLayout | None = None,
+    loss_scaling: bool | None = None,
+) -> str | None:
+    """Return one line that names each given setting without effect; None if there is none.
+
+    Args:
+        settings: Settings, with their provenance.
+        layout: Parallel layout; None if the number of processes is not known yet.
+        loss_scaling: True if the precision policy has a loss scale; None if the policy is not
+            known yet.
+    """
+    situation = _situation(settings.config, layout, loss_scaling=loss_scaling)
+    needed: dict[str, list[str]] = {}
+    for option, need in _unmet(settings, situation):
+        needed.setdefault(_shown(settings, option), []).append(need.words)
+    if not needed:
+        return None
+    rows = (f"{shown} (needs {' and '.join(words)})" for shown, words in needed.items())
+    return f"settings without effect: {', '.join(rows)}"
+
+
+def _situation(
+    config: Config, layout: ParallelLayout | None = None, *, loss_scaling: bool | None = None
+) -> Situation:
+    if loss_scaling is None:
+        loss_scaling = _LOSS_SCALING.get(config.accelerator.precision or "")
+    return Situation(config, layout, loss_scaling)
+
+
+def _unmet(settings: LoadedConfig | RunPlan, situation: Situation) -> Iterator[tuple[Option, Need]]:
+    """Yield each option that a flag or file gives, with each of its conditions that is not met.
+
+    A default asks for nothing in a file, nor does a switch that stays as it is.
+    """
+    for option in settings.options.values():
+        origin, value = settings.provenance[option.name], settings.config.value(option)
+        if not option.needs or origin.kind not in {"flag", "file"}:
+            continue
+        if value == option.default and (origin.kind == "file" or isinstance(value, bool)):
+            continue
+        if value is None or value == ():
+            continue
+        for need in option.needs:
+            if value not in need.off and not need.met(situation):
+                yield option, need
+
+
+def _shown(settings: LoadedConfig | RunPlan, option: Option) -> str:
+    origin, value = settings.provenance[option.name], settings.config.value(option)
+    words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if origin.kind == "file":
+        return f"`{option.key}: {words}` of {origin}"
+    own = origin.detail.replace("_", "-") in option.flags
+    return f"`{origin.detail} {words}`" if own and option.type is not bool else f"`{origin.detail}`"
