@@ -107,13 +107,13 @@ REFUSED = [
         1,
         f"{PER_STAGE} 2",
         f"`{PER_STAGE} 2` needs `--pipeline-model-parallel-size` above 1",
-        f"add `{PP} N`",
+        f"add `{PP}` above 1",
     ),
     (
         1,
         "--pipeline-schedule gpipe",
         "`--pipeline-schedule gpipe` needs `--pipeline-model-parallel-size` above 1",
-        f"add `{PP} N`",
+        f"add `{PP}` above 1",
     ),
     (
         16,
