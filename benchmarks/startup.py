@@ -27,6 +27,7 @@ _HELPS = {
     "torchrun --help": ["torchrun", "--help"],
     "accelerate --help": ["accelerate", "--help"],
 }
+_OURS = "outside torch, data, steps"
 _NOT_OURS = ("import_torch", "data", "first_step")
 
 
@@ -56,8 +57,12 @@ def helps(turns: int) -> None:
         print(f"{name:<24}{statistics.median(values):>8.3f} s")
 
 
-def cold_train(turns: int, steps: int) -> None:
-    """Print the phases of a run's start, and of its whole life, for a run of so many steps."""
+def cold_train(turns: int, steps: int) -> float:
+    """Print the phases of a run's start, and of its whole life, for a run of so many steps.
+
+    Returns:
+        Time outside torch, data and steps, as a multiple of the time of `import torch`.
+    """
     program = command(["lmcore"])
     if program is None:
         raise SystemExit("lmcore is not installed beside this interpreter")
@@ -78,9 +83,13 @@ def cold_train(turns: int, steps: int) -> None:
             later = (steps - 1) * summary["median_step_ms"] / 1e3
             start = summary["startup_seconds"]
             ours = whole - later - sum(start[name] for name in _NOT_OURS)
-            rows.append({**start, "whole": whole, "outside torch, data, steps": ours})
-    for name in rows[0]:
-        print(f"{name:<28}{statistics.median(row[name] for row in rows):>8.3f} s")
+            rows.append({**start, "whole": whole, _OURS: ours})
+    medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    for name, seconds in medians.items():
+        print(f"{name:<28}{seconds:>8.3f} s")
+    ratio = medians[_OURS] / medians["import_torch"]
+    print(f"{'to import torch':<28}{ratio:>8.2f}")
+    return ratio
 
 
 def main() -> None:
@@ -89,11 +98,19 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="cold runs")
     parser.add_argument("--help-turns", type=int, default=5, help="of every `--help`")
     parser.add_argument("--train-iters", type=int, default=20)
+    parser.add_argument(
+        "--most",
+        type=float,
+        help="fail if the time outside torch, data and steps is more than so many times that of "
+        "`import torch`",
+    )
     asked = parse(parser, turns=1, help_turns=1, train_iters=2)
     check(asked)
     helps(asked.help_turns)
     print(f"\nlmcore train --train-iters {asked.train_iters}, a cold process", flush=True)
-    cold_train(asked.turns, asked.train_iters)
+    ratio = cold_train(asked.turns, asked.train_iters)
+    if asked.most is not None and ratio > asked.most:
+        raise SystemExit(f"{_OURS}: {ratio:.2f} times `import torch`, over {asked.most:g}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from lmcore.checkpoint.layout import find_checkpoint, survey
 from lmcore.checkpoint.load import load_checkpoint
 from lmcore.checkpoint.manifest import Manifest, TensorEntry, check_shape, read_manifest
-from lmcore.checkpoint.save import save_checkpoint, warm_up
+from lmcore.checkpoint.save import save_checkpoint
 from lmcore.checkpoint.verify import newest_verified, verify_checkpoint
 from lmcore.checkpoint.write_plan import WritePlan, WritePlanner, num_bytes
 
@@ -27,5 +27,4 @@ __all__ = [
     "save_checkpoint",
     "survey",
     "verify_checkpoint",
-    "warm_up",
 ]

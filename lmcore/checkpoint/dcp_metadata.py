@@ -22,22 +22,30 @@ from lmcore.checkpoint.chunks import ChunkBounds, is_inside, is_partition
 from lmcore.checkpoint.manifest import Manifest
 from lmcore.errors import CheckpointError
 
-__all__ = ["METADATA_NAME", "StoredChunk", "dtype_name", "dtype_of", "read_metadata"]
+__all__ = [
+    "METADATA_MODULE",
+    "METADATA_NAME",
+    "STORAGE_MODULE",
+    "StoredChunk",
+    "dtype_name",
+    "dtype_of",
+    "read_metadata",
+]
 
 METADATA_NAME = ".metadata"
 # About 400 bytes a tensor: room for hundreds of thousands of them.
 MAX_METADATA_BYTES = 128 * 1024 * 1024
 
-_METADATA_MODULE = "torch.distributed.checkpoint.metadata"
-_STORAGE_MODULE = "torch.distributed.checkpoint.filesystem"
+METADATA_MODULE = "torch.distributed.checkpoint.metadata"
+STORAGE_MODULE = "torch.distributed.checkpoint.filesystem"
 _RECORDS = {
-    (_METADATA_MODULE, "ChunkStorageMetadata"),
-    (_METADATA_MODULE, "Metadata"),
-    (_METADATA_MODULE, "MetadataIndex"),
-    (_METADATA_MODULE, "StorageMeta"),
-    (_METADATA_MODULE, "TensorProperties"),
-    (_METADATA_MODULE, "TensorStorageMetadata"),
-    (_STORAGE_MODULE, "_StorageInfo"),
+    (METADATA_MODULE, "ChunkStorageMetadata"),
+    (METADATA_MODULE, "Metadata"),
+    (METADATA_MODULE, "MetadataIndex"),
+    (METADATA_MODULE, "StorageMeta"),
+    (METADATA_MODULE, "TensorProperties"),
+    (METADATA_MODULE, "TensorStorageMetadata"),
+    (STORAGE_MODULE, "_StorageInfo"),
 }
 _MEMORY_FORMATS = {"TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT"}
 _DTYPES = {
@@ -147,7 +155,7 @@ class _IndexUnpickler(pickle.Unpickler):
                 return tuple
             case ("torch.serialization", "_get_layout"):
                 return _as_layout
-            case (_, "_MEM_FORMAT_ENCODING") if module_name == _METADATA_MODULE:
+            case (_, "_MEM_FORMAT_ENCODING") if module_name == METADATA_MODULE:
                 return _as_memory_format
             case ("builtins", "getattr"):
                 return _memory_format_member

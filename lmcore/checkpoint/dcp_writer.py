@@ -9,30 +9,18 @@ format reads them.
 from __future__ import annotations
 
 import heapq
-import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
-from lmcore.checkpoint.chunks import ChunkBounds
-from lmcore.checkpoint.dcp_metadata import METADATA_NAME, dtype_of
-from lmcore.checkpoint.manifest import FileEntry, TensorEntry
-from lmcore.checkpoint.synced_file import SyncedFile, write_durably
+from lmcore.checkpoint.manifest import FileEntry
+from lmcore.checkpoint.synced_file import SyncedFile
 from lmcore.threads import map_in_threads
 
-__all__ = ["ByteRange", "Written", "write_chunks", "write_index"]
+__all__ = ["ByteRange", "Written", "write_chunks"]
 
 
 @dataclass(frozen=True)
@@ -79,47 +67,6 @@ def write_chunks(
         files[name] = entry
         ranges.update(zip(group, own, strict=True))
     return Written(files, [ranges[number] for number in range(len(chunks))])
-
-
-def write_index(
-    directory: Path,
-    tensors: Mapping[str, TensorEntry],
-    stored: Iterable[tuple[str, ChunkBounds, ByteRange]],
-) -> FileEntry:
-    """Write and sync the index of a checkpoint; return the file's size and checksum.
-
-    Args:
-        directory: Directory of the checkpoint.
-        tensors: Dtype and shape of each tensor, by name.
-        stored: Tensor name, chunk and byte range of each stored chunk, in any order.
-
-    Raises:
-        OSError: The write failed.
-    """
-    by_name: dict[str, list[tuple[ChunkBounds, ByteRange]]] = {name: [] for name in tensors}
-    for name, chunk, byte_range in stored:
-        by_name[name].append((chunk, byte_range))
-    entries: dict[str, TensorStorageMetadata] = {}
-    storage: dict[MetadataIndex, _StorageInfo] = {}
-    for name, tensor in tensors.items():
-        parts = sorted(by_name[name], key=lambda part: part[0])
-        chunks = [
-            ChunkStorageMetadata(torch.Size(chunk.offset), torch.Size(chunk.size))
-            for chunk, _ in parts
-        ]
-        properties = TensorProperties(dtype=dtype_of(tensor.dtype))
-        entries[name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
-        for number, (metadata_chunk, (_, found)) in enumerate(zip(chunks, parts, strict=True)):
-            index = MetadataIndex(name, metadata_chunk.offsets, number)
-            storage[index] = _StorageInfo(found.file, found.offset, found.length)
-    metadata = Metadata(
-        state_dict_metadata=dict(entries),
-        planner_data={name: (name,) for name in tensors},
-        storage_data=storage,
-        storage_meta=StorageMeta(),  # torch would write the path and a random number
-        version="1.0.0",
-    )
-    return write_durably(directory / METADATA_NAME, pickle.dumps(metadata, protocol=4))
 
 
 def _write_file(path: Path, chunks: Sequence[torch.Tensor]) -> tuple[FileEntry, list[ByteRange]]:

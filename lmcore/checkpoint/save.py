@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import logging
 import os
 import shutil
@@ -46,7 +45,7 @@ from lmcore.runtime.process.channel import Channel
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["save_checkpoint", "warm_up"]
+__all__ = ["save_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +56,6 @@ _BYTES_PER_THREAD = 16 * 1024 * 1024
 _OVERHEAD_PER_TENSOR = 4096
 _OVERHEAD = 64 * 1024
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-def warm_up() -> None:
-    """Import the modules of a save, for which the first one would wait about a second."""
-    importlib.import_module("lmcore.checkpoint.dcp_writer")
 
 
 def save_checkpoint(
@@ -197,8 +191,9 @@ class _Save:
         return target
 
     def _publish(self, temporary: Path, parts: list[dict[str, Any]]) -> Path:
+        from lmcore.checkpoint.dcp_index import write_index
         from lmcore.checkpoint.dcp_metadata import METADATA_NAME
-        from lmcore.checkpoint.dcp_writer import ByteRange, write_index
+        from lmcore.checkpoint.dcp_writer import ByteRange
 
         stored = [
             (name, chunk, ByteRange(*byte_range))

@@ -83,7 +83,6 @@ def train(
             records = queue.completed(wait=is_first or due.needs_records)
             if is_first:
                 report.first_step()
-                saver.warm_up()
             for record in records:
                 validate = due.validate and record.step == step and not exits.ending
                 report.step(record, evaluator.validate(step) if validate else None)

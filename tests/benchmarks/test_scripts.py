@@ -69,6 +69,8 @@ TABLES = (
     ),
     Run(
         "startup",
+        # Compared with `import torch` on the same machine, at the same time.
+        "--turns 3 --most 1.5",
         rows=("lmcore --help", "lmcore train --help", "import_torch", "first_step", "whole"),
         peers=("torchrun --help", "accelerate --help"),
     ),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,39 +30,6 @@ def test_diverged(train: Any) -> None:
             assert name.startswith("rng") or bool(tensor.isfinite().all()), (step, name)
     assert (bad.directory / "checkpoints").exists()
     assert before.keys() == bad.saved().keys()
-
-
-_SLOW_IMPORT = """
-import sys, threading, time
-import lmcore.train.resume.saver
-ended = threading.Event()
-def warm_up():
-    ended.wait()
-    time.sleep(0.3)
-    print("imported", file=sys.stderr)
-lmcore.train.resume.saver.warm_up = warm_up
-from lmcore.cli.main import main
-status = main(sys.argv[1:])
-ended.set()
-raise SystemExit(status)
-"""
-"""The import goes on while the interpreter ends: started as usual, for a fork ends otherwise."""
-
-
-def test_a_run_that_ends_at_once(arguments: Any) -> None:
-    """What is imported in the background comes to its end: cut off in C++ it aborts the process."""
-    flags = "--train-iters 3 --lr 1e300 --lr-decay-style constant --clip-grad 0"
-    done = subprocess.run(
-        [sys.executable, "-c", _SLOW_IMPORT, *arguments("run", flags)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    assert "error: " in done.stderr
-    assert done.stderr.endswith("imported\n")
 
 
 def test_diverged_at_the_last_step(train: Any) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from lmcore.config.option import Option, options_of
@@ -70,7 +73,8 @@ class Config:
         return getattr(section, option.key)
 
 
-def run_options() -> dict[str, Option]:
+@functools.cache
+def run_options() -> Mapping[str, Option]:
     """Return every option of the core by name; names are unique over all sections."""
     found: dict[str, Option] = {}
     for name, section in SECTIONS.items():
@@ -78,4 +82,4 @@ def run_options() -> dict[str, Option]:
             if option.name in found:
                 raise TypeError(f"option `{option.name}` is declared in two sections")
             found[option.name] = option
-    return found
+    return MappingProxyType(found)

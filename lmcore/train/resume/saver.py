@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from lmcore.checkpoint import warm_up
 from lmcore.checkpoint.layout import iteration_path
 from lmcore.threads import start_optional
 
@@ -41,16 +40,6 @@ class Saver:
         self.background = background
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-
-    def warm_up(self) -> None:
-        """Import in the background what the first save needs, which takes about a second.
-
-        To be called after the first step, which may import the same modules to compile.
-        """
-        # Not a daemon: if the run ends at once, Python would end the thread within torch's C++,
-        # which aborts the process.
-        # The first save imports them itself if the system has no thread left.
-        start_optional(threading.Thread(target=warm_up, name="lmcore-import", daemon=False))
 
     def save(self) -> Path:
         """Save the current state and return the directory of the checkpoint.

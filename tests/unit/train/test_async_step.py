@@ -266,9 +266,7 @@ def run_loop(make_plan: Any, make_state: Any, make_datasets: Any, tmp_path: Path
         report = RunReport(plan, runtime, plugins, directory, SilentDisplay(), PhaseClock())
         with report.recording(after_step=0), ExitConditions(plan.config.training) as exits:
             engine: Any = SimpleNamespace(state=state, step=step)
-            saver: Any = SimpleNamespace(
-                save=save, raise_background_error=lambda: None, warm_up=lambda: None
-            )
+            saver: Any = SimpleNamespace(save=save, raise_background_error=lambda: None)
             train(engine, make_datasets(plan), plan, runtime, report, saver, exits)
         rows = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
         return report, rows, [(at, n - first) for at, n in saved], [n - first for n in step.asked]

@@ -87,10 +87,9 @@ def run_loop(
             saved.append(state.iteration)
             return Path(f"iter_{state.iteration:07d}")
 
-        saver: Any = SimpleNamespace(
-            save=save, raise_background_error=check, warm_up=lambda: after_first_step(state)
-        )
+        saver: Any = SimpleNamespace(save=save, raise_background_error=check)
         report = make_report(plan, display)
+        report.first_step = lambda: after_first_step(state)
         report.directory.metrics.unlink(missing_ok=True)
         with report.recording(after_step=0), ExitConditions(plan.config.training) as exits:
             step = step_type(state, plan, runtime)
