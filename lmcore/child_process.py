@@ -1,4 +1,4 @@
-"""Child processes: forking, ending with the parent, killing, and the reason why one ended.
+"""Processes: start time, forking, ending with the parent, killing, and the reason why one ended.
 
 Programs are started by `lmcore.runtime.launch.launcher` (ranks) and
 `lmcore.plugin.isolation.subprocess_call` (isolated calls), copies of this process by `fork_child`,
@@ -29,6 +29,7 @@ __all__ = [
     "kill_group",
     "last_line",
     "log_tail",
+    "process_start",
     "signal_name",
 ]
 
@@ -38,6 +39,24 @@ INTERRUPTED = 130
 _PARENT_GONE = 1
 _LOG_BYTES = 65536
 _STDERR = 2
+
+
+def process_start(pid: int) -> float:
+    """Return when a process was started, in seconds after the machine's boot.
+
+    Raises:
+        psutil.Error: There is no such process, or it cannot be inspected.
+    """
+    import psutil
+
+    process = psutil.Process(pid)
+    try:
+        # Field 22, in ticks.  psutil adds the time of the boot by the wall clock, which jumps if a
+        # virtual machine is suspended.
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+        return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except OSError:  # no Linux
+        return float(process.create_time() - psutil.boot_time())
 
 
 def fork_child(work: Callable[[], int]) -> int:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from lmcore.child_process import process_start
 from lmcore.durable import hidden_path, machine
 from lmcore.threads import start_optional
 
@@ -48,7 +49,7 @@ class LockOwner:
         machine: Identifier of the machine and process namespace in which `pid` is valid.
         host: Name of the host, for messages.
         pid: Process id.
-        started: Start time of the process, in seconds since 1970.
+        started: Start time of the process, in seconds after the machine's boot.
     """
 
     machine: str
@@ -59,10 +60,8 @@ class LockOwner:
     @classmethod
     def this_process(cls) -> LockOwner:
         """Return the owner of the locks of this process."""
-        import psutil  # not needed to import this module
-
         pid = os.getpid()
-        return cls(machine(), socket.gethostname(), pid, psutil.Process(pid).create_time())
+        return cls(machine(), socket.gethostname(), pid, process_start(pid))
 
     @classmethod
     def read(cls, path: Path) -> LockOwner | None:
@@ -94,10 +93,9 @@ class LockOwner:
         import psutil
 
         try:
-            process = psutil.Process(self.pid)
             # Another start time: another process with the same id.
-            other = abs(process.create_time() - self.started) > 1
-            return other or process.status() == psutil.STATUS_ZOMBIE
+            other = abs(process_start(self.pid) - self.started) > 1
+            return other or psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
         except psutil.Error:

@@ -33,7 +33,8 @@ LAYERS = [
     ["hookspecs"],
     ["accelerator"],
     ["config"],
-    ["child_process", "lock"],
+    ["lock"],
+    ["child_process"],
     ["bounded_file", "durable", "log", "threads"],
     ["errors"],
 ]
