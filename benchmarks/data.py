@@ -107,6 +107,7 @@ def timed(row: Row, command: list[str], **environment: str) -> str:
 def prepare_with_lmcore(row: Row, source: Path, prefix: Path, tokenizer: list[str]) -> None:
     """Run `lmcore data prepare` with the flags of a tokenizer."""
     flags = ["--input", str(source), "--output-prefix", str(prefix), "--append-eod", "--json"]
+    flags.append("--overwrite")
     command = [sys.executable, "-m", "lmcore.cli.main", "data", "prepare"]
     report = json.loads(timed(row, [*command, *flags, *tokenizer]))
     row.own.append(report["seconds"])

@@ -64,7 +64,7 @@ def time_step(
     """Return the median MB/s of a whole command, and MB for each second of processor time."""
     size = corpus.stat().st_size
     flags = ["--input", str(corpus), "--output", f"{corpus}.out", "--workers", str(workers)]
-    flags += ["--min-characters", "512", "--log-interval", "1000000"]
+    flags += ["--min-characters", "512", "--log-interval", "1000000", "--overwrite"]
     if step == "ngram":
         flags += ["--tasks", *tasks]
     seconds, processor_seconds = [], []

@@ -32,7 +32,7 @@ fi
 lmcore data prepare \
     --input "$corpus" --output-prefix "$data/corpus" --json-keys text \
     --tokenizer-type GPT2BPETokenizer --vocab-file "$vocab" --merge-file "$merges" \
-    --append-eod --workers 2
+    --append-eod --workers 2 --overwrite
 
 lmcore train \
     --data-path "$data/corpus_text_document" --split 90,10,0 \

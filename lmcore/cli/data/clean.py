@@ -71,6 +71,7 @@ class CleanSection(TokenizerSection, InputSection):
     dropped: str | None = option(
         None, "File for the dropped documents, one line each, with the reason.", metavar="FILE"
     )
+    overwrite: bool = option(False, "Replace existing files of --output and --dropped.")
     key: str = option("text", "Key of the text; in JSON lines dots lead into inner objects.")
     workers: int = option(1, "Number of processes for the steps on single documents.", minimum=1)
     on_error: str = option(
@@ -152,6 +153,7 @@ def _request(section: CleanSection, tokenizer: Tokenizer | None) -> CleanRequest
         inputs=section.input,
         output=section.output,
         dropped=section.dropped,
+        overwrite=section.overwrite,
         key=section.key,
         url_key=section.url_key,
         url_rules=section.url_rules,

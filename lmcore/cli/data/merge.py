@@ -39,6 +39,7 @@ class MergeSection:
     input: str | None = option(
         None, "Directory of datasets, all of them in the order of their names.", metavar="DIR"
     )
+    overwrite: bool = option(False, "Replace an existing dataset of that name and tokenizer.")
     json: bool = option(False, "Print the summary as JSON.")
 
 
@@ -65,7 +66,7 @@ def run(argv: list[str]) -> int:
 
     prefixes = chosen_datasets(section.datasets, section.input)
     with clean_termination():
-        report = merge(prefixes, without_ending(section.output_prefix))
+        report = merge(prefixes, without_ending(section.output_prefix), overwrite=section.overwrite)
     print(json.dumps(report.to_json(), indent=2) if section.json else printable(_summary(report)))
     return 0
 

@@ -106,6 +106,7 @@ def _request(
         input_format=section.input_format,
         dataset_impl=section.dataset_impl,
         resume=section.resume,
+        overwrite=section.overwrite,
         shard_bytes=section.shard_mib << 20,
         partitions=section.partitions,
         partition=section.partition,

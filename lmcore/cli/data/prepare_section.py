@@ -61,6 +61,7 @@ class PrepareSection(TokenizerSection, InputSection):
     on_error: str = option(
         "stop", "Stop at a bad document, or skip and count it.", choices=("stop", "skip")
     )
+    overwrite: bool = option(False, "Replace existing datasets of the same names and tokenizer.")
     resume: bool = option(False, "Continue an interrupted run after its last complete shard.")
     shard_mib: int = option(
         1024, "MiB of input between two points that --resume can continue from.", minimum=1

@@ -51,6 +51,7 @@ class WeightsSection:
     output: str | None = option(
         None, "File for the list; default: standard output.", metavar="FILE"
     )
+    overwrite: bool = option(False, "Replace existing files of --output and --metadata-output.")
     json: bool = option(False, "Print the list as JSON.")
 
 
@@ -97,6 +98,14 @@ def _check(section: WeightsSection) -> None:
             f"`--rebase` has {len(section.rebase)} directories",
             why="they must be pairs of an old and a new one",
         )
+    from lmcore.data.existing_output import require_unused
+
+    for name in ("output", "metadata_output"):
+        path = getattr(section, name)
+        if path is not None:
+            require_unused([path], f"--{name.replace('_', '-')}", overwrite=section.overwrite)
+    if section.output is not None and section.output == section.metadata_output:
+        raise ConfigError("`--output` and `--metadata-output` are the same file")
 
 
 def _counts(section: WeightsSection) -> list[DatasetTokens]:

@@ -34,6 +34,7 @@ class CleanRequest:
         inputs: files, patterns, directories, or `-` for standard input.
         output: output file; `-` for standard output.
         dropped: file for dropped documents, with reasons; None: none.
+        overwrite: replace existing files of these names.
         key: key of a document's text; dots lead into inner objects.
         url_key: key of its URL, for the step `url`.
         url_rules: files of rules; `default` is the bundled list.
@@ -56,6 +57,7 @@ class CleanRequest:
     inputs: tuple[str, ...]
     output: str
     dropped: str | None = None
+    overwrite: bool = False
     key: str = "text"
     url_key: str = "url"
     url_rules: tuple[str, ...] = (DEFAULT_RULES,)

@@ -24,6 +24,7 @@ from lmcore.data.clean.counts import StepCounts
 from lmcore.data.clean.document import EntryBatch
 from lmcore.data.clean.line_writer import STDOUT, LineWriter
 from lmcore.data.clean.segment import AnyBatch, Processed, Segment, process
+from lmcore.data.existing_output import require_unused
 from lmcore.data.indexed.files import disk_errors
 from lmcore.data.input.files import find_inputs
 from lmcore.data.input.options import unused_options
@@ -186,6 +187,9 @@ def _check_paths(request: CleanRequest, files: Sequence[str]) -> None:
                 f"`{path}` is both input and output",
                 hint="give the output another name; input files are never replaced",
             )
+    for option, output in (("--output", request.output), ("--dropped", request.dropped)):
+        if output not in {None, STDOUT}:
+            require_unused([output], option, overwrite=request.overwrite)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def write_completed(request: PrepareRequest, identity: Identity, report: Prepare
 def read_completed(request: PrepareRequest, identity: Identity) -> PrepareReport | None:
     """Return the report of an earlier run with the same input and settings; None if there is none.
 
-    A dataset of other input or settings is replaced, with a warning.
+    For a dataset of other input or settings, log the differences and return None.
     """
     try:
         content = json.loads(read_bounded_file(_path(request), _MAX_BYTES))
@@ -65,7 +65,8 @@ def read_completed(request: PrepareRequest, identity: Identity) -> PrepareReport
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None  # not written by this version
     if changes:
-        _log.warning("`%s` will be replaced; %s", request.prefix, "; ".join(changes[:3]))
+        listed = "; ".join(changes[:3])
+        _log.warning("`%s` has other input or settings; %s", request.prefix, listed)
         return None
     _log.warning(
         "`%s` is complete, from the same input and settings: nothing to do",

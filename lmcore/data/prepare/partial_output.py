@@ -55,6 +55,7 @@ class PartialOutput:
         dtype: type of a stored token.
         identity: input and settings that the output depends on.
         resume: continue an unfinished output.
+        overwrite: True if the output replaces existing datasets; named in the way to resume.
 
     Raises:
         ConfigError: there is an unfinished output, and *resume* is not set or it belongs to other
@@ -70,7 +71,9 @@ class PartialOutput:
         identity: Identity,
         *,
         resume: bool,
+        overwrite: bool = False,
     ) -> None:
+        self._resume_flags = "--resume --overwrite" if overwrite else "--resume"
         self._state_path = state_path(prefix)
         self.folder = self._state_path.parent
         self._identity = identity
@@ -98,7 +101,7 @@ class PartialOutput:
                 f"`{self.folder}` contains an unfinished preparation",
                 why=f"complete: {counted(state.shards, 'shard')}, "
                 f"{counted(state.documents, 'document')}",
-                hint="continue it with `--resume`, or remove the directory",
+                hint=f"continue it with `{self._resume_flags}`, or remove the directory",
             )
         require_same(identity, self._identity, self.folder)
         return state
@@ -145,7 +148,7 @@ class PartialOutput:
             self.folder,
             counted(self.state.shards, "shard"),
             counted(self.state.documents, "document"),
-            _resume_flags(cause),
+            _resume_flags(cause, self._resume_flags),
         )
         self._release()
 
@@ -157,16 +160,21 @@ class PartialOutput:
         self._lock.release()
 
 
-def _resume_flags(cause: BaseException) -> str:
-    """Return the flags to resume with after *cause*, and adapt its hint."""
+def _resume_flags(cause: BaseException, flags: str) -> str:
+    """Return the flags to resume with after *cause*, and adapt its hint.
+
+    Args:
+        cause: error that ended the run.
+        flags: flags to resume with after any other error.
+    """
     if isinstance(cause, DiskFullError):
-        cause.hint = "free disk space and continue with `--resume`"
+        cause.hint = f"free disk space and continue with `{flags}`"
     if isinstance(cause, BadInputError | DamagedError):
-        flags = "--resume --on-error skip"
+        flags = f"{flags} --on-error skip"
         kept = f"only `{flags}` keeps the complete shards: a file that was fixed is different input"
         cause.hint = f"{cause.hint}; {kept}" if cause.hint else kept
         return flags
-    return "--resume"
+    return flags
 
 
 def _locked(folder: Path) -> LockFile:

@@ -112,6 +112,7 @@ def join_partitions(request: PrepareRequest, identity: Identity) -> PrepareRepor
         merged = merge(
             [share.key_prefix(key) for share in shares],
             request.key_prefix(key),
+            overwrite=request.overwrite,
         )
         empty = sum(report["outputs"][i]["empty"] for report in reports)
         size = Path(f"{merged.prefix}.bin").stat().st_size

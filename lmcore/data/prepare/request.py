@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from lmcore.data.existing_output import require_replaceable
 from lmcore.data.indexed.writer import FORMATS, IndexedDatasetWriter
 from lmcore.data.input.options import InputOptions
 from lmcore.data.tokenizer import Tokenizer
@@ -46,6 +47,7 @@ class PrepareRequest:
         reading: format options; `keys` and `skip` are set from the fields above.
         dataset_impl: key of `lmcore.data.indexed.writer.FORMATS`.
         resume: continue an unfinished run with the same output.
+        overwrite: replace existing datasets of the same tokenizer.
         shard_bytes: size of the input between two points to resume from, in bytes.
         partitions: number of hosts that share the input.
         partition: number of this host's partition, from 0; None: the whole input.
@@ -64,6 +66,7 @@ class PrepareRequest:
     reading: InputOptions = field(default_factory=InputOptions)
     dataset_impl: str = "mmap"
     resume: bool = False
+    overwrite: bool = False
     shard_bytes: int = 1 << 30
     partitions: int = 1
     partition: int | None = None
@@ -92,6 +95,15 @@ class PrepareRequest:
         """Return the prefix of the dataset of a key: `PREFIX_KEY_document`, or `..._sentence`."""
         level = "document" if self.splitter is None else "sentence"
         return f"{self.prefix}_{key}_{level}"
+
+    def require_replaceable(self) -> None:
+        """Refuse to replace existing datasets; see `lmcore.data.existing_output`."""
+        require_replaceable(
+            [self.key_prefix(key) for key in self.json_keys],
+            overwrite=self.overwrite,
+            fingerprint=self.tokenizer.fingerprint(),
+            tokenizer=str(self.tokenizer.describe().get("type")),
+        )
 
     @property
     def prefix(self) -> str:

@@ -80,15 +80,24 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
     Raises:
         DataError: input that is missing, damaged or (unless skipped) has a bad document; no
             documents; a full disk.  Only complete shards and older datasets remain.
-        ConfigError: a request that cannot be met, with all its problems.
+        ConfigError: a request that cannot be met, with all its problems; or an existing dataset
+            that is not to be replaced.
         RunError: a worker process died.
     """
     job = _checked(request)
     done = _done_before(job)
     if done is not None:
         return done
+    request.require_replaceable()
     prefixes = [request.key_prefix(key) for key in request.json_keys]
-    output = PartialOutput(request.prefix, prefixes, job.dtype, job.identity, resume=request.resume)
+    output = PartialOutput(
+        request.prefix,
+        prefixes,
+        job.dtype,
+        job.identity,
+        resume=request.resume,
+        overwrite=request.overwrite,
+    )
     totals = _Totals(job, output, progress)
     try:
         _encode_all(job, totals)
@@ -133,12 +142,14 @@ def join(request: PrepareRequest) -> PrepareReport:
     """Join the partitions of several hosts, as if one host had prepared the input.
 
     Raises:
-        ConfigError: all partitions that are missing or do not fit.
+        ConfigError: all partitions that are missing or do not fit; or an existing dataset that is
+            not to be replaced.
         DataError: a partition is damaged, or the file system refuses.
     """
     from lmcore.data.prepare.partition import join_partitions
 
     job = _checked(request)
+    request.require_replaceable()
     return join_partitions(request, job.identity)
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from lmcore.config.data_source import without_ending
+from lmcore.data.existing_output import require_replaceable
 from lmcore.data.indexed.copy import DocumentRange, DocumentRanges, write_ranges
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import IndexedFiles
@@ -101,23 +102,32 @@ def chosen_datasets(paths: Sequence[str], directory: str | None) -> list[str]:
     return list(map(without_ending, paths)) if directory is None else find_datasets(directory)
 
 
-def merge(prefixes: Sequence[str], output_prefix: str) -> MergeReport:
+def merge(prefixes: Sequence[str], output_prefix: str, *, overwrite: bool = False) -> MergeReport:
     """Concatenate datasets, in order.
 
     The result is byte for byte that of preparing all of the input at once.
 
     Args:
         prefixes: paths of the datasets without suffix.
-        output_prefix: path of the new one without suffix; older files are replaced.
+        output_prefix: path of the new one without suffix.
+        overwrite: replace an existing dataset of the same tokenizer.
 
     Raises:
         DataError: a dataset is missing, damaged, given twice, or differs from the first one in
             format, token type or vocabulary; or the file system refuses.  No output remains.
+        ConfigError: the output exists and is not to be replaced.
     """
     start = time.perf_counter()
     sources = open_sources(prefixes, output_prefix)
     content = DocumentRanges([source.documents for source in sources])
     first = sources[0]
+    made_by = first.metadata
+    require_replaceable(
+        [output_prefix],
+        overwrite=overwrite,
+        fingerprint=made_by.fingerprint if made_by else None,
+        tokenizer=str(made_by.tokenizer.get("type")) if made_by else None,
+    )
     with closing(IndexedFiles(output_prefix)) as files:
         write_ranges(files, content.ranges)
         files.finish(content, first.dtype, first.format)

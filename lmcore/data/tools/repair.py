@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lmcore.data.existing_output import require_unused
 from lmcore.data.indexed.copy import copy_bytes
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import disk_errors, file_changed, replacing
@@ -85,9 +86,8 @@ def repair(request: RepairRequest) -> RepairReport:
     """Repair a dataset as far as its correct content can be determined.
 
     Raises:
-        DataError: it cannot be determined; a file would be replaced; the file system refuses.
-            Nothing is changed then.
-        ConfigError: options that exclude each other.
+        DataError: it cannot be determined; the file system refuses.  Nothing is changed then.
+        ConfigError: options that exclude each other; a file would be replaced.
     """
     prefix = _bare(request.prefix)
     bin_path, idx_path, found = _locate(prefix)
@@ -290,12 +290,7 @@ def _write(repaired: _RepairedFiles, target: str) -> list[Path]:
 
 
 def _require_free(path: Path) -> None:
-    if path.exists():
-        raise DataError(
-            f"`{path}` exists already",
-            why="a repair never replaces a file",
-            hint="give another `--output-prefix`",
-        )
+    require_unused([path], "--output-prefix", why="a repair never replaces a file")
 
 
 def _write_index(repaired: _RepairedFiles, path: Path) -> None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lmcore.data.existing_output import require_unused
 from lmcore.data.indexed.copy import DocumentRange, DocumentRanges, write_ranges
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import IndexedFiles
@@ -58,7 +59,8 @@ def split_indexed(
         samples: number of documents of each new one, except the last.
 
     Raises:
-        DataError: as `merge`; files with these names exist; no documents.
+        DataError: as `merge`; no documents.
+        ConfigError: files with these names exist.
     """
     start = time.perf_counter()
     if samples < 1:
@@ -122,10 +124,6 @@ def _require_unused(output_prefix: str) -> None:
     path = Path(output_prefix)
     name = re.compile(re.escape(path.name) + r"-\d{5,}\.(bin|idx|meta\.json)")
     if path.parent.is_dir():
-        found = sorted(other.name for other in path.parent.iterdir() if name.fullmatch(other.name))
-        if found:
-            raise DataError(
-                f"`{path.parent / found[0]}` exists already",
-                why=f"{counted(len(found), 'file')} of an earlier split would stay",
-                hint="remove them, or give another `--output-prefix`",
-            )
+        found = sorted(other for other in path.parent.iterdir() if name.fullmatch(other.name))
+        why = f"{counted(len(found), 'file')} of an earlier split would stay"
+        require_unused(found, "--output-prefix", why=why)

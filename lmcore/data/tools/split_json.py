@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from lmcore.data.existing_output import require_unused
 from lmcore.data.indexed.files import disk_errors, file_changed
 from lmcore.data.input.compression import BOM, STDIN, open_text
 from lmcore.data.input.files import find_inputs
@@ -69,9 +70,10 @@ def split_json(
         seed: seed of the choice.
 
     Raises:
-        ConfigError: fractions that are invalid or leave no lines for train.
-        DataError: input that is missing, damaged or changes; a part without lines; files of an
-            earlier split; a full disk.  New files are removed, older ones stay.
+        ConfigError: fractions that are invalid or leave no lines for train; files of an earlier
+            split.
+        DataError: input that is missing, damaged or changes; a part without lines; a full disk.
+            New files are removed, older ones stay.
     """
     start = time.perf_counter()
     _check_shares(shares)
@@ -273,10 +275,5 @@ def _require_unused(paths: Sequence[Path]) -> None:
     Their test lines could be train lines of this split.
     """
     names = [name for path in paths for name in (path, Path(f"{path}.map"))]
-    if existing := [path for path in names if path.exists()]:
-        raise DataError(
-            f"`{existing[0]}` exists already",
-            why=f"{counted(len(existing), 'file')} of an earlier split would be replaced, or stay "
-            "and share lines with other parts",
-            hint="remove them, or give another `--output-dir`",
-        )
+    why = "files of an earlier split would be replaced, or stay and share lines with other parts"
+    require_unused(names, "--output-dir", why=why)

@@ -65,7 +65,7 @@ def test_eight_workers_write_what_one_writes(corpus: Path) -> None:
     corpus.write_text("".join(f'{{"text": "document {i}"}}\n' for i in range(999)), "utf-8")
     made = []
     for workers in ("1", "8"):
-        assert run([*PREPARE, "--append-eod", "--workers", workers]) == 0
+        assert run([*PREPARE, "--append-eod", "--overwrite", "--workers", workers]) == 0
         made.append([Path(f"out_text_document.{end}").read_bytes() for end in ("bin", "idx")])
     assert len(made[0][0]) > 2 * 999 * 10
     assert made[0] == made[1]

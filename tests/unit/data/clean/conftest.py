@@ -76,7 +76,8 @@ def run_steps(tmp_path: Path) -> Callable[..., Cleaned]:
 
     def run(steps: str, path: str, **settings: Any) -> Cleaned:
         output, dropped = tmp_path / "out.jsonl", tmp_path / "dropped.jsonl"
-        request = CleanRequest(tuple(steps.split()), (path,), str(output), str(dropped), **settings)
+        chain, paths = tuple(steps.split()), (str(output), str(dropped))
+        request = CleanRequest(chain, (path,), *paths, overwrite=True, **settings)
         return Cleaned(clean(request), output, dropped)
 
     return run

@@ -24,7 +24,11 @@ def prepared(tmp_path, texts, **options):
     lines = [json.dumps({"text": text, "title": "t\nu"}) for text in texts]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     request = PrepareRequest(
-        (str(tmp_path / "in.jsonl"),), str(tmp_path / "out"), ByteTokenizer(), **options
+        (str(tmp_path / "in.jsonl"),),
+        str(tmp_path / "out"),
+        ByteTokenizer(),
+        overwrite=True,
+        **options,
     )
     return prepare(request)
 

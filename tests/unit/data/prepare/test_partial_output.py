@@ -324,7 +324,8 @@ def test_finished_run_is_not_done_again(tmp_path, whole, caplog):
     def again(**changes):
         caplog.clear()
         begun = []
-        done = prepare(request(names, prefix, resume=True, log_interval=1, **changes), begun.append)
+        settings = {"resume": True, "overwrite": True, "log_interval": 1, **changes}
+        done = prepare(request(names, prefix, **settings), begun.append)
         return done, bool(begun)
 
     assert again(workers=2) == (report, False)
@@ -349,21 +350,24 @@ def test_record_goes_with_the_data_set(tmp_path, whole):
     prepare(request(names, tmp_path / "new/out", resume=True))
     assert record.exists()
     record.write_text('{"version": 1, "files": 3}')  # damaged: as if it were not there
-    prepare(request(names, tmp_path / "new/out", resume=True))
+    prepare(request(names, tmp_path / "new/out", resume=True, overwrite=True))
     assert len(record.read_text()) > 1000
-    prepare(request(names, tmp_path / "new/out"))
+    prepare(request(names, tmp_path / "new/out", overwrite=True))
     assert not record.exists()
 
 
-def test_unfinished_run_is_resumed_beside_a_finished_one(tmp_path, whole):
+def test_unfinished_run_is_resumed_beside_a_finished_one(tmp_path, whole, caplog):
     """Complete shards of a run over a finished dataset are continued, not taken for finished."""
     names, _ = whole
     prefix = tmp_path / "out"
     prepare(request(names, prefix, resume=True))
     with pytest.raises(Stop):
-        prepare(request(names, prefix, log_interval=1), stop_after(500))
+        prepare(request(names, prefix, overwrite=True, log_interval=1), stop_after(500))
+    assert "continue with `--resume --overwrite`" in caplog.text
+    with pytest.raises(ConfigError, match="exists already"):
+        prepare(request(names, prefix, resume=True))
     told = []
-    prepare(request(names, prefix, resume=True, log_interval=1), told.append)
+    prepare(request(names, prefix, resume=True, overwrite=True, log_interval=1), told.append)
     assert told
     assert told[0].documents > 200
     assert not (tmp_path / "out.partial").exists()

@@ -296,7 +296,7 @@ def test_failure_leaves_older_datasets(tmp_path):
     before = digests(tmp_path)
     (tmp_path / "good").write_text('{"a": "new", "b": "new"}\nbroken\n', encoding="utf-8")
     with pytest.raises(DataError):
-        prepare(request(good, tmp_path / "out", json_keys=("a", "b")))
+        prepare(request(good, tmp_path / "out", json_keys=("a", "b"), overwrite=True))
     (tmp_path / "good").write_text('{"a": "x", "b": "y"}\n', encoding="utf-8")
     assert digests(tmp_path) == before
 

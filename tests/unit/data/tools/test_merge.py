@@ -164,7 +164,7 @@ def test_some_without_metadata(tmp_path, caplog):
     describe(parts[0])
     write(tmp_path / "m", [[[1]]])
     describe(str(tmp_path / "m"))
-    assert not merge(parts, str(tmp_path / "m")).metadata
+    assert not merge(parts, str(tmp_path / "m"), overwrite=True).metadata
     assert read_metadata(tmp_path / "m") is None
     assert "`" + parts[1] + "` has no metadata" in caplog.text
 
@@ -174,7 +174,7 @@ def test_none_with_metadata(tmp_path, caplog):
     parts = [write(tmp_path / "a", [[[1, 2]]]), write(tmp_path / "b", [[[3]]])]
     merge(parts[:1], str(tmp_path / "m"))
     assert caplog.text == ""
-    assert not merge(parts, str(tmp_path / "m")).metadata
+    assert not merge(parts, str(tmp_path / "m"), overwrite=True).metadata
     assert "vocabularies cannot be compared" in caplog.text
 
 
@@ -309,7 +309,7 @@ def test_full_disk(tmp_path, small_disk, documents):
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     small_disk()
     with pytest.raises(DataError, match="cannot write") as caught:
-        merge(parts, str(tmp_path / "m"))
+        merge(parts, str(tmp_path / "m"), overwrite=True)
     assert "make room" in caught.value.hint
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

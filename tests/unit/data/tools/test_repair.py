@@ -204,9 +204,9 @@ def test_metadata_has_eod_and_dtype(tmp_path):
     assert content(tmp_path / "y") == sound
     assert "the index is damaged" in report.found[0]
     assert read_metadata(tmp_path / "y") == read_metadata(prefix)
-    with pytest.raises(DataError, match="never replaces a file"):
+    with pytest.raises(ConfigError, match="never replaces a file"):
         repair(RepairRequest(prefix))
-    with pytest.raises(DataError, match="never replaces a file"):
+    with pytest.raises(ConfigError, match="never replaces a file"):
         repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y"))
 
 

@@ -17,7 +17,7 @@ from lmcore.data.indexed.metadata import DatasetMetadata, read_metadata, write_m
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tools.merge import merge
 from lmcore.data.tools.split_indexed import split_indexed
-from lmcore.errors import DataError
+from lmcore.errors import ConfigError, DataError
 
 
 def content(prefix) -> list[bytes]:
@@ -84,7 +84,7 @@ def test_earlier_files_are_not_mixed_with(tmp_path, name):
     """Where files of such names stand, of which more might stay, nothing is written."""
     prefix = write(tmp_path / "in", [[[1]]])
     (tmp_path / name).write_text("old")
-    with pytest.raises(DataError, match="exists already"):
+    with pytest.raises(ConfigError, match="exists already"):
         split_indexed([prefix], str(tmp_path / "out"), samples=1)
     assert (tmp_path / name).read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 3
