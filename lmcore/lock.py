@@ -88,7 +88,7 @@ class LockOwner:
 
     def is_gone(self) -> bool:
         """Return True if the process ran on this machine and has ended."""
-        if self.machine != machine():
+        if not self.is_here:
             return False
         import psutil
 
@@ -100,6 +100,11 @@ class LockOwner:
             return True
         except psutil.Error:
             return False
+
+    @property
+    def is_here(self) -> bool:
+        """True if the process id is valid on this machine, in this process namespace."""
+        return self.machine == machine()
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -224,7 +229,7 @@ class LockFile:
     def _death(self, lock: BinaryIO) -> str | None:
         """Return why the owner of an open lock file counts as dead; None if it lives."""
         owner = LockOwner.parse(lock.read(_MAX_BYTES))
-        if owner is not None and owner.machine == machine():
+        if owner is not None and owner.is_here:
             return f"{owner} is gone" if owner.is_gone() else None
         silent = self._silent_seconds(lock)
         if silent <= SILENT_SECONDS:

@@ -2,7 +2,7 @@
 
 config.yaml  environment.json  kernels.json  metrics.jsonl  summary.json
 tokenizer/   tensorboard/      checkpoints/iter_XXXXXXX/    data/ (named text only)
-profile/ (with `--profile` only)
+profile/ (with `--profile` only)    run.lock (while a run writes to the directory)
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.durable import write_atomically
 from lmcore.errors import ConfigError, RunError
+from lmcore.lock import SILENT_SECONDS, LockFile
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["RunDirectory"]
+
+_LOCK_NAME = "run.lock"
 
 
 @dataclass(frozen=True)
@@ -33,17 +36,21 @@ class RunDirectory:
     Attributes:
         path: The directory.
         data_is_new: True if this run makes the folder `data`, which was absent before.
+        lock: Lock against other runs, held by rank 0; None on other ranks.
     """
 
     path: Path
     data_is_new: bool = False
+    lock: LockFile | None = None
 
     @classmethod
     def of_run(cls, plan: RunPlan, runtime: Runtime) -> RunDirectory:
-        """Make the directory of a run on rank 0; return it on all ranks, which must call this.
+        """Make and lock the directory of a run on rank 0; return it on all ranks.
+
+        All ranks must call this.
 
         Raises:
-            ConfigError: `--save` names another run's directory.
+            ConfigError: `--save` names another run's directory, or one that a live run writes to.
             RunError: The directory cannot be made.
         """
         settings, processes = plan.config.checkpoint, runtime.processes
@@ -55,11 +62,17 @@ class RunDirectory:
             assert directory is not None  # the only process is rank 0
             return directory
         path = str(directory.path) if directory else None
-        return cls(Path(processes.rendezvous.gather(path, "the run directory")[0]))
+        try:
+            path = processes.rendezvous.gather(path, "the run directory")[0]
+        except BaseException:
+            if directory is not None:
+                directory.release()
+            raise
+        return directory or cls(Path(path))
 
     @classmethod
     def create(cls, save: str | None, name: str, *, load: str | None) -> RunDirectory:
-        """Make the directory of a run.
+        """Make the directory of a run and lock it.
 
         Args:
             save: Value of `--save`; None for `runs/<date>-<name>`.
@@ -67,29 +80,70 @@ class RunDirectory:
             load: Value of `--load`: a run may continue in its own directory.
 
         Raises:
-            ConfigError: Another run's checkpoints are there.
+            ConfigError: Another run's checkpoints are there, or another run writes there.
             RunError: The directory cannot be made.
         """
-        path = Path(save) if save else _new_path(name)
-        run = cls(path)
-        goes_on = load is not None and _same_run(path, Path(load))
-        if not goes_on and run.has_checkpoints():
+        try:
+            path = Path(save) if save else _make_new(name)
+            run = cls(path, lock=LockFile(path / _LOCK_NAME))
+            goes_on = load is not None and _same_run(path, Path(load))
+            run.require_own(goes_on=goes_on)
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
+            run.take_lock()
+        except OSError as cause:
+            raise RunError(
+                f"the run directory `{save or 'runs'}` cannot be made",
+                why=f"{cause.strerror}: `{cause.filename}`",
+                hint="choose another with `--save DIR`",
+            ) from cause
+        try:
+            run.require_own(goes_on=goes_on)  # a run that ended meanwhile may have saved
+        except ConfigError:
+            run.release()
+            raise
+        return replace(run, data_is_new=not run.data.exists())
+
+    def require_own(self, *, goes_on: bool) -> None:
+        """Refuse a directory with checkpoints of another run.
+
+        Raises:
+            ConfigError: There are checkpoints, and the run does not go on from them.
+        """
+        if not goes_on and self.has_checkpoints():
+            path = self.path
             raise ConfigError(
                 f"`--save {path}` holds checkpoints of another run",
                 why="a new run would mix with it",
                 hint=f"continue it with `--load {path} --save {path}`, or choose another directory",
             )
-        try:
-            run.checkpoints.mkdir(parents=True, exist_ok=True)
-        except OSError as cause:
-            raise RunError(
-                f"the run directory `{path}` cannot be made",
-                why=f"{cause.strerror}: `{cause.filename}`",
-                hint="choose another with `--save DIR`",
-            ) from cause
-        return replace(run, data_is_new=not run.data.exists())
 
-    def remove_if_unused(self) -> None:
+    def take_lock(self) -> None:
+        """Take the lock, which keeps other runs out of the directory until `release`.
+
+        Raises:
+            ConfigError: Another run holds it.
+            OSError: The file system refuses.
+        """
+        assert self.lock is not None, "only rank 0 takes it"
+        if self.lock.acquire():
+            return
+        owner = self.lock.owner()
+        gone = ""
+        if owner is None or not owner.is_here:
+            gone = f"; if that process has ended, its lock is free after {SILENT_SECONDS:.0f} s"
+        raise ConfigError(
+            f"another run writes to `{self.path}`",
+            why=f"{owner or 'its owner, which the file does not name,'} holds `{self.lock.path}`",
+            hint=f"wait until it ends, or choose another directory with `--save`{gone}",
+        )
+
+    def release(self) -> None:
+        """Release the lock; remove the directory of a run that never began to train."""
+        if self.lock is not None:
+            self.lock.release()
+            self._remove_if_unused()
+
+    def _remove_if_unused(self) -> None:
         """Remove the directory of a run that never began to train.
 
         Such a run has written nothing but the text that it prepared.
@@ -154,9 +208,15 @@ def _same_run(path: Path, load: Path) -> bool:
     return load.resolve() in {run, run / "checkpoints"} or load.resolve().parent.parent == run
 
 
-def _new_path(name: str) -> Path:
+def _make_new(name: str) -> Path:
+    """Make a new directory, which no other run has, and return it."""
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    stem.parent.mkdir(exist_ok=True)
     path, number = stem, 2
-    while path.exists():
-        path, number = stem.with_name(f"{stem.name}-{number}"), number + 1
-    return path
+    while True:
+        try:
+            path.mkdir()
+        except FileExistsError:
+            path, number = stem.with_name(f"{stem.name}-{number}"), number + 1
+        else:
+            return path

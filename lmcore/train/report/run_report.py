@@ -74,7 +74,7 @@ class RunResult:
 def open_report(
     plan: RunPlan, runtime: Runtime, plugins: PluginSet, clock: PhaseClock
 ) -> Iterator[RunReport]:
-    """Create the run directory and the display of a run; all processes must call it.
+    """Create and lock the run directory, and open the display; all processes must call it.
 
     The directory of a run that fails before training is removed again.
 
@@ -85,13 +85,13 @@ def open_report(
         clock: Clock of the start-up phases.
 
     Raises:
-        ConfigError: `--save` names another run's directory.
+        ConfigError: `--save` names another run's directory, or one that a live run writes to.
         RunError: The directory cannot be created.
     """
     with contextlib.ExitStack() as stack:
         directory = RunDirectory.of_run(plan, runtime)
         if runtime.rank.rank == 0:
-            stack.callback(directory.remove_if_unused)
+            stack.callback(directory.release)
         display = open_display(plan.config.logging.progress if runtime.rank.rank == 0 else "none")
         stack.callback(display.close)
         yield RunReport(plan, runtime, plugins, directory, display, clock)

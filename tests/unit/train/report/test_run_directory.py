@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,14 @@ def test_default_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `--save` it is `runs/<date>-<name>`, and a second one gets a number."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda text: "20260102-030405")
-    made = [RunDirectory.create(None, "tiny", load=None).path for _ in range(3)]
+    runs = [RunDirectory.create(None, "tiny", load=None) for _ in range(3)]
+    made = [run.path for run in runs]
     stem = "runs/20260102-030405-tiny"
     assert [str(path) for path in made] == [stem, f"{stem}-2", f"{stem}-3"]
     assert all((path / "checkpoints").is_dir() for path in made)
+    for run in runs:
+        run.release()
+    assert not any(path.exists() for path in made)
 
 
 def occupied(path: Path) -> Path:
@@ -41,28 +46,27 @@ def test_another_runs_directory(tmp_path: Path) -> None:
 def test_going_on_in_place(tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run may continue in its own directory, however `--load` names it."""
     path = occupied(tmp_path / "run")
-    RunDirectory.create(str(path), "x", load=str(path / inside))
+    RunDirectory.create(str(path), "x", load=str(path / inside)).release()
     monkeypatch.chdir(tmp_path)
-    RunDirectory.create("run/../run/", "x", load=str(Path("run") / inside))
+    RunDirectory.create("run/../run/", "x", load=str(Path("run") / inside)).release()
 
 
 def test_empty_directory_is_taken(tmp_path: Path) -> None:
     """A directory without checkpoints is fine, whatever else is in it."""
     (tmp_path / "note.txt").write_text("mine")
     run = RunDirectory.create(str(tmp_path), "x", load=None)
-    run.remove_if_unused()
-    assert (tmp_path / "note.txt").exists()
-    assert run.checkpoints.is_dir()
+    run.release()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "note.txt"]
 
 
 def test_removed_if_empty(tmp_path: Path) -> None:
     """A run that never began leaves no directory; one that wrote anything keeps it."""
     run = RunDirectory.create(str(tmp_path / "a/b"), "x", load=None)
-    run.remove_if_unused()
+    run.release()
     assert not run.path.exists()
     run = RunDirectory.create(str(tmp_path / "a/b"), "x", load=None)
     run.write_text("config.yaml", "x")
-    run.remove_if_unused()
+    run.release()
     assert run.checkpoints.is_dir()
 
 
@@ -72,10 +76,12 @@ def test_removed_with_prepared_text(tmp_path: Path) -> None:
     first = RunDirectory.create(str(path), "x", load=None)
     first.data.mkdir()
     (first.data / "text.bin").write_bytes(b"x")
+    assert first.lock
+    first.lock.release()
     second = RunDirectory.create(str(path), "x", load=None)
-    second.remove_if_unused()
+    second.release()
     assert (path / "data/text.bin").exists()
-    first.remove_if_unused()
+    first.release()
     assert not path.exists()
 
 
@@ -101,6 +107,7 @@ def test_write_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(RunError, match="cannot be written"):
             run.write_json("summary.json", {"status": "other"})
     assert json.loads((run.path / "summary.json").read_text()) == {"status": "completed"}
+    run.release()
     assert {one.name for one in run.path.iterdir()} == {"checkpoints", "summary.json"}
 
 
@@ -110,3 +117,24 @@ def test_json_is_strict(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         run.write_json("summary.json", {"loss": float("nan")})
     assert not (run.path / "summary.json").exists()
+    run.release()
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    """A directory that a live run writes to is refused, its process named; then it is free."""
+    first = RunDirectory.create(str(tmp_path / "run"), "x", load=None)
+    for load in (None, str(tmp_path / "run")):
+        with pytest.raises(ConfigError, match="another run writes to") as caught:
+            RunDirectory.create(str(tmp_path / "run"), "x", load=load)
+        assert f"process {os.getpid()} on " in str(caught.value.why)
+        assert "`--save`" in str(caught.value.hint)
+        assert "free after" not in str(caught.value.hint), "the process is on this machine"
+    assert first.lock
+    first.lock.path.write_text('{"machine": "m", "host": "node7", "pid": 12, "started": 1.0}')
+    with pytest.raises(ConfigError) as caught:
+        RunDirectory.create(str(tmp_path / "run"), "x", load=None)
+    assert "process 12 on node7" in str(caught.value.why)
+    assert "free after 60 s" in str(caught.value.hint)
+    first.lock.path.unlink()
+    first.release()
+    RunDirectory.create(str(tmp_path / "run"), "x", load=None).release()
