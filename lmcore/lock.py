@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from lmcore.bounded_file import open_regular
 from lmcore.child_process import process_start
 from lmcore.durable import hidden_path, machine
 from lmcore.threads import start_optional
@@ -67,7 +68,7 @@ class LockOwner:
     def read(cls, path: Path) -> LockOwner | None:
         """Return the owner of the lock at *path*; None if there is none, or it is unreadable."""
         try:
-            with _opened(path) as file:
+            with os.fdopen(open_regular(path), "rb") as file:
                 return cls.parse(file.read(_MAX_BYTES))
         except OSError:
             return None
@@ -209,7 +210,7 @@ class LockFile:
     def _take_over(self) -> bool:
         """Replace the lock of a dead owner by this process's; return False if it lives."""
         try:
-            old = _opened(self.path)
+            old = os.fdopen(open_regular(self.path), "rb")
         except FileNotFoundError:
             return False
         with old:
@@ -278,8 +279,3 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
         return False
-
-
-def _opened(path: Path) -> BinaryIO:
-    """Open *path* to read; a FIFO of that name does not wait for a writer."""
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")

@@ -19,6 +19,7 @@ from lmcore.errors import ConfigError, DeviceError, counted, printable
 from lmcore.plugin.registrations import plugin_sections
 
 if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
     from lmcore.config.settings import LoadedConfig
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
@@ -72,6 +73,8 @@ def run(argv: list[str]) -> int:
         sources=sources,
         resume=find_resume_point(config.checkpoint),
     )
+    if _is_finished(plan, rank):
+        return 0
     if world_size > rank.world_size:
         return _start_processes(argv, world_size, plugins, selection)
     prepare_environment(plugins, selection, rank)
@@ -87,6 +90,16 @@ def run(argv: list[str]) -> int:
     if rank.world_size > 1:
         _leave()
     return 0
+
+
+def _is_finished(plan: RunPlan, rank: RankInfo) -> bool:
+    """Return True if the same run is finished, and print that on rank 0."""
+    from lmcore.train.resume.finished import finished_run
+
+    message = finished_run(plan)
+    if message is not None and rank.rank == 0:
+        print(message)
+    return message is not None
 
 
 def _leave() -> NoReturn:
@@ -163,7 +176,12 @@ def _import_for(num_processes: int, plugins: PluginSet, selection: Selection) ->
 
 
 def _report(result: RunResult) -> None:
+    from lmcore.train.resume.finished import nothing_left
+
     summary = result.summary
+    if result.unchanged:
+        print(nothing_left(result.directory, summary["iteration"]))
+        return
     lines = []
     if result.sample is not None:
         # A byte model may write any byte; `summary.json` has the text unchanged.

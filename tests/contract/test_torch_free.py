@@ -53,6 +53,7 @@ def loads_torch(code: str, *arguments: str) -> bool:
         "lmcore.threads",
         "lmcore.plugin",
         "lmcore.train.datasets",  # what the launcher of a run decides by
+        "lmcore.train.resume.finished",
         "lmcore.train.resume.resume_point",
     ],
 )

@@ -154,19 +154,6 @@ def test_finetune_in_place_is_refused(train: Any, train_once: Any, copy_of: Any)
     assert tuned.rows[0]["loss"] < first.rows[0]["loss"]
 
 
-def test_nothing_left_to_train(train: Any, train_once: Any, copy_of: Any) -> None:
-    """Loading a finished run takes no step, keeps its rows and says where it stands."""
-    first = copy_of(train_once("--train-iters 4"), "run")
-    again = train("run", f"--train-iters 4 --load {first.directory}")
-    assert again.status == 0, again.err
-    assert "nothing is left to train: the checkpoint is of step 4, the run ends at step 4" in (
-        again.err
-    )
-    assert "nothing is left" not in first.err
-    assert again.curve() == first.curve()
-    assert again.summary["iteration"] == 4
-
-
 def test_restart_command(train: Any, tmp_path: Path) -> None:
     """One command starts a run and goes on with it: `--load` and `--save` on one new directory."""
     flags = "--train-iters 8 --exit-interval 4 --load {0} --save {0}"

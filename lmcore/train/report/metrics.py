@@ -29,7 +29,12 @@ _LONGEST_ROW = 1 << 20
 
 
 class MetricsFile:
-    """Appends rows to `metrics.jsonl`; each row is in the page cache at once."""
+    """Appends rows to `metrics.jsonl`; each row is in the page cache at once.
+
+    Attributes:
+        path: Path of the file.
+        last_row: Last row of an earlier part of the run; empty without one.
+    """
 
     def __init__(self, path: Path, *, after_step: int = 0) -> None:
         """Open the file, and drop the rows of steps after *after_step*, which will be taken again.
@@ -38,9 +43,11 @@ class MetricsFile:
             RunError: The file cannot be written.
         """
         self.path = path
+        self.last_row: dict[str, Any] = {}
         try:
             if path.exists():
                 _drop_later(path, after_step)
+                self.last_row = _last_row(path)
             self._file = path.open("ab", buffering=0)
         except OSError as cause:
             raise RunError(f"`{path}` cannot be written", why=str(cause.strerror)) from cause
@@ -90,6 +97,14 @@ def _drop_later(path: Path, after_step: int) -> None:
             file.seek(end - 1)
             if file.read(1) != b"\n":  # the row lost only its line end
                 file.write(b"\n")
+
+
+def _last_row(path: Path) -> dict[str, Any]:
+    """Return the last row of a file without torn lines; empty if there is none."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _BLOCK))
+        lines = file.read().splitlines()
+    return dict(json.loads(lines[-1])) if lines and _step_of(lines[-1]) is not None else {}
 
 
 def _end_of_rows(file: BinaryIO, after_step: int) -> int:

@@ -7,12 +7,13 @@ plugins' run hooks.  Rank 0 writes files and shows lines; the other ranks profil
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from lmcore.train.report.profiler import Profile
 from lmcore.train.report.run_directory import RunDirectory
 from lmcore.train.report.sample import Sample, can_generate, take_sample
 from lmcore.train.report.startup_clock import PhaseClock
+from lmcore.train.resume.finished import finished_summary
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -60,6 +62,7 @@ class RunResult:
         summary: Content of `summary.json`.
         sample: Text from the trained model, if one was asked for.
         can_generate: True if the model can continue a text.
+        unchanged: True if the run was finished before, and nothing in its directory was changed.
     """
 
     directory: Path
@@ -68,6 +71,7 @@ class RunResult:
     summary: dict[str, Any]
     sample: Sample | None
     can_generate: bool
+    unchanged: bool = False
 
 
 @contextlib.contextmanager
@@ -163,6 +167,8 @@ class RunReport:
         self.record: StepRecord | None = None
         self.validation: tuple[int, Validation] | None = None
         self._began = time.monotonic()
+        self._finished: dict[str, Any] | None = None  # summary of a run that was finished before
+        self._last_row: Mapping[str, Any] = {}  # of the run before this session
         self._schedule = DueSchedule(plan)
         self._writers: list[MetricsFile | TensorBoard] = []
         self._peak: float | None = None
@@ -188,7 +194,9 @@ class RunReport:
             checkpoint: The checkpoint that was loaded; None if the weights are initial.
         """
         plan, state, rank = self.plan, engine.state, self.runtime.rank
-        if self.is_main_rank:
+        if state.iteration >= plan.train_iters:
+            self._finished = finished_summary(self.directory.path, state.iteration)
+        if self.is_main_rank and self._finished is None:
             self._write_description(engine, datasets)
         self._announce(datasets, checkpoint, state)
         facts = {
@@ -241,7 +249,7 @@ class RunReport:
             step=state.iteration,
         ):
             self.display.say(line)
-        if state.iteration >= plan.train_iters and self.is_main_rank:
+        if state.iteration >= plan.train_iters and self.is_main_rank and self._finished is None:
             logger.warning(
                 "nothing is left to train: the checkpoint is of step %d, the run ends at step %d",
                 state.iteration,
@@ -257,9 +265,10 @@ class RunReport:
         """
         settings, device = self.plan.config.logging, self.runtime.device
         with contextlib.ExitStack() as stack:
-            if self.is_main_rank:
+            if self.is_main_rank and self._finished is None:
                 metrics = MetricsFile(self.directory.metrics, after_step=after_step)
                 self._writers.append(stack.enter_context(metrics))
+                self._last_row = metrics.last_row
                 if settings.tensorboard:
                     folder = Path(settings.tensorboard_dir or self.directory.path / "tensorboard")
                     tensorboard = TensorBoard(folder, settings)
@@ -374,6 +383,10 @@ class RunReport:
             datasets: Datasets of the run.
             loaded: The checkpoint that was loaded; None if the weights were initial.
         """
+        generates, steps = can_generate(engine.state.model), len(self._step_ms)
+        result = functools.partial(RunResult, self.directory.path, self.status, steps)
+        if self._finished is not None:
+            return result(self._finished, None, generates, unchanged=True)
         summary, sample = self._summary(engine.state), None
         if self.is_main_rank:
             self.directory.write_json("summary.json", summary)
@@ -383,21 +396,23 @@ class RunReport:
             if sample is not None:
                 summary["sample"] = {"prompt": sample.prompt, "text": sample.text}
                 self.directory.write_json("summary.json", summary)
-        generates = can_generate(engine.state.model)
-        steps = len(self._step_ms)
-        return RunResult(self.directory.path, self.status, steps, summary, sample, generates)
+        return result(summary, sample, generates)
 
     def _summary(self, state: TrainState) -> dict[str, Any]:
         memory, seconds = self.runtime.device.memory_stats, time.monotonic() - self._began
         step, validation = self.validation or (None, None)
+        # If there was nothing left to train, the last numbers are those in `metrics.jsonl`.
+        before = self._last_row if self.record is None else {}
         return {
             "status": self.status,
             **state.counters(),
             "train_iters": self.plan.train_iters,
-            "loss": self.record.loss if self.record else None,
-            "valid_loss": validation.loss if validation else None,
-            "valid_step": step,
-            "valid_perplexity": validation.perplexity if validation else None,
+            "loss": self.record.loss if self.record else before.get("loss"),
+            "valid_loss": validation.loss if validation else before.get("valid_loss"),
+            "valid_step": before.get("step") if "valid_loss" in before else step,
+            "valid_perplexity": validation.perplexity
+            if validation
+            else before.get("valid_perplexity"),
             "test_loss": self.test.loss if self.test else None,
             "test_perplexity": self.test.perplexity if self.test else None,
             "parameter_count": self.plan.parameter_count,

@@ -1,0 +1,72 @@
+"""Recognition of a run that is finished: submitted again, it changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.bounded_file import read_bounded_file
+from lmcore.config.option import FREE
+from lmcore.train.resume.saved_meta import part_of
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+
+__all__ = ["finished_run", "finished_summary", "nothing_left"]
+
+_MAX_BYTES = 1 << 24
+
+
+def finished_run(plan: RunPlan) -> str | None:
+    """Return the line that says that the run is finished; None if it is not, or not surely.
+
+    Args:
+        plan: The run; `plan.resume` is the checkpoint that it would continue from.
+    """
+    resume = plan.resume
+    if resume is None or plan.config.checkpoint.finetune:
+        return None
+    manifest, directory = resume.manifest, resume.checkpoint.parent.parent
+    if manifest.iteration < plan.train_iters or _differs(plan, manifest.meta):
+        return None
+    if finished_summary(directory, manifest.iteration) is None:
+        return None
+    return nothing_left(directory, manifest.iteration)
+
+
+def finished_summary(directory: Path, step: int) -> dict[str, Any] | None:
+    """Return the content of `summary.json` of a run that completed at *step*; None if it did not.
+
+    Args:
+        directory: The run directory.
+        step: Step of the checkpoint from which the run would continue.
+    """
+    try:
+        summary = json.loads(read_bounded_file(directory / "summary.json", _MAX_BYTES))
+        complete = summary["status"] == "completed" and summary["iteration"] == step
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return dict(summary) if complete else None
+
+
+def nothing_left(directory: Path, step: int) -> str:
+    """Return the line about a finished run.
+
+    Args:
+        directory: The run directory.
+        step: Number of steps done.
+    """
+    return f"nothing is left to train: `{directory}` is complete at step {step:,}; nothing changed"
+
+
+def _differs(plan: RunPlan, meta: Mapping[str, Any]) -> bool:
+    """Return True if a setting that matters when a run resumes is not the checkpoint's."""
+    config = part_of(meta, "config", "config")
+    for option in plan.options.values():
+        path = ("plugins", option.plugin) if option.plugin else (option.section,)
+        saved, now = part_of(config, *path).get(option.key, option.default), plan.value(option)
+        if option.on_resume != FREE and saved != (list(now) if isinstance(now, tuple) else now):
+            return True
+    return False
