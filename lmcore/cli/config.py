@@ -73,6 +73,7 @@ def _as_json(loaded: LoadedConfig) -> str:
             "value": loaded.value(option.name),
             "source": source.kind,
             "detail": source.detail,
+            **({"origin": source.origin} if source.origin else {}),
         }
     files = list(loaded.files)
     return json.dumps({"preset": loaded.preset, "files": files, "sections": sections}, indent=2)
@@ -92,7 +93,8 @@ def _as_text(loaded: LoadedConfig) -> str:
             lines += ([""] if lines else []) + [f"{option.section}:"]
             last = option.section
         given, source = loaded.given(option.name), loaded.provenance[option.name]
-        text = f"{'*' if given else ' '} {option.key:<{names}}  {value:<{values}}  {source}"
+        origin = f", from {source.origin}" if source.origin else ""
+        text = f"{'*' if given else ' '} {option.key:<{names}}  {value:<{values}}  {source}{origin}"
         lines.append(f"{bold}{text}{plain}" if given else text)
     lines += ["", "* is set by flag, file or preset; `null` is off, or derived when the run starts"]
     return "\n".join(lines)

@@ -8,12 +8,14 @@ reports.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lmcore.config.foreign.deepspeed_file import DeepSpeedFile
 from lmcore.config.foreign.megatron import train_flags
-from lmcore.config.option import Option
+from lmcore.config.option import OUTPUT_PATH, Option
 from lmcore.config.options.flags import (
     ParsedFlags,
     Positional,
@@ -21,8 +23,10 @@ from lmcore.config.options.flags import (
     parse_flags,
 )
 from lmcore.config.options.yaml_file import Entry, read_file
+from lmcore.config.paths import map_paths, path_exists
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSettings, section_name
 from lmcore.config.preset import PRESET_OPTION, PRESETS
+from lmcore.config.run_file import RunFile
 from lmcore.config.section import SECTIONS, Config, run_options
 from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.errors import ConfigError, LmcoreError, nearest, suggestion
@@ -181,7 +185,9 @@ class _SettingsFile:
 
     def read(self, problems: list[LmcoreError]) -> None:
         """Fill layer, preset and notices; add every problem to *problems*."""
-        for entry in read_file(self.path, problems):
+        file = read_file(self.path, problems)
+        run_file = RunFile.of(file.text)
+        for entry in file.entries:
             where = f"{self.path}:{entry.line}"
             values = entry.value if isinstance(entry.value, list) else [entry.value or ""]
             shown = f"{where}: `{entry.key}: {' '.join(map(str, values))}`"
@@ -189,10 +195,39 @@ class _SettingsFile:
                 if (entry.section, entry.key) == ("", PRESET_OPTION.name):
                     self.preset = PRESET_OPTION.convert(entry.value, where=shown)
                 elif option := self._option_of(entry, where):
-                    value = option.convert(entry.value, where=shown)
-                    self.layer[option.name] = (value, Provenance("file", where))
+                    value, origin = option.convert(entry.value, where=shown), ""
+                    if run_file is not None:
+                        if run_file.is_default(option, value, entry.comment):
+                            continue
+                        origin = run_file.origin(option, value, entry.comment)
+                    if run_file is None or not run_file.earlier:
+                        value = self._located(option, value, shown)
+                    self.layer[option.name] = (value, Provenance("file", where, origin))
             except ConfigError as problem:
                 problems.append(problem)
+
+    def _located(self, option: Option, value: Any, shown: str) -> Any:
+        """Return the value with its relative paths taken as relative to the file.
+
+        Raises:
+            ConfigError: A path to read is there relative to the working directory only.
+        """
+        folder = Path(self.path).parent
+
+        def locate(path: str) -> str:
+            located = path if folder == Path() else str(folder / path)
+            if located != path and path_exists(path) and not path_exists(located):
+                if option.paths != OUTPUT_PATH:
+                    raise ConfigError(
+                        f"{shown}: there is no `{located}`",
+                        why="a relative path in a file is relative to the file",
+                        hint=f"`{path}` is in the working directory: write "
+                        f"`{os.path.relpath(path, folder)}`",
+                    )
+                self.notices.append(f"{shown} is `{located}`: relative to the file")
+            return located
+
+        return map_paths(option, value, locate)
 
     def _option_of(self, entry: Entry, where: str) -> Option | None:
         """Return the option that an entry sets; None for the entry of a section."""

@@ -16,7 +16,20 @@ from typing import Any
 from lmcore.config.need import Need
 from lmcore.errors import ConfigError, suggestion
 
-__all__ = ["CHECKED", "FREE", "REQUIRED", "Option", "flag_of", "is_option", "option", "options_of"]
+__all__ = [
+    "CHECKED",
+    "FREE",
+    "INPUT_PATH",
+    "OUTPUT_PATH",
+    "PREFIXES",
+    "RANGES",
+    "REQUIRED",
+    "Option",
+    "flag_of",
+    "is_option",
+    "option",
+    "options_of",
+]
 
 REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
@@ -28,6 +41,10 @@ CHECKED = "checked"
 """`on_resume` of a setting whose effect is compared with the checkpoint's: the model's shape, the
 learning-rate schedule, the order of the samples, the tokenizer or the optimizer.  A difference is
 an error unless a flag allows it."""
+
+INPUT_PATH, OUTPUT_PATH, PREFIXES, RANGES = "input", "output", "prefixes", "ranges"
+"""`paths` of an option: a path to read, a path to write, a list of dataset prefixes with or without
+weights, or texts "NAME: WEIGHT START:END PREFIX, ..."."""
 
 _KEY = "lmcore.option"
 
@@ -49,6 +66,8 @@ class _Declaration:
     aliases: Mapping[str, str] | None = None
     on_resume: str = "warn"
     needs: tuple[Need, ...] = ()
+    paths: str | None = None
+    one_start: bool = False
 
 
 def option(
@@ -66,6 +85,8 @@ def option(
     aliases: Mapping[str, str] | None = None,
     on_resume: str = "warn",
     needs: Need | tuple[Need, ...] = (),
+    paths: str | None = None,
+    one_start: bool = False,
 ) -> Any:
     """Return a dataclass field for one setting.
 
@@ -83,6 +104,9 @@ def option(
         on_resume: Consequence of a value that differs from the checkpoint's when a run resumes:
             `FREE`, `CHECKED`, or "warn", which names the change in a warning.
         needs: Conditions under which the setting has an effect; default: always.
+        paths: Form of the paths in the value: `INPUT_PATH`, `OUTPUT_PATH`, `PREFIXES` or `RANGES`;
+            in a file they are relative to the file.
+        one_start: True if the option is for one start only: a run's `config.yaml` does not set it.
     """
     declared = _Declaration(
         help,
@@ -97,6 +121,8 @@ def option(
         aliases,
         on_resume,
         (needs,) if isinstance(needs, Need) else needs,
+        paths,
+        one_start,
     )
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
@@ -115,6 +141,8 @@ class Option:
         plugin: Name of the plugin that declares the option; empty for the core's.
         on_resume: Consequence of a changed value when a run resumes; see `option`.
         needs: Conditions under which the setting has an effect; empty: always.
+        paths: Form of the paths in the value; see `option`.
+        one_start: True if the option is for one start only; see `option`.
     """
 
     name: str
@@ -136,6 +164,8 @@ class Option:
     aliases: Mapping[str, str] | None = None
     on_resume: str = "warn"
     needs: tuple[Need, ...] = ()
+    paths: str | None = None
+    one_start: bool = False
 
     @property
     def key(self) -> str:
@@ -193,11 +223,13 @@ class Option:
         Raises:
             ConfigError: The type or the range is wrong.
         """
-        if self.optional and isinstance(value, str) and value.lower() in {"none", "null"}:
-            return None
+        if isinstance(value, str) and value.lower() in {"none", "null"}:
+            value = None if self.optional or self.repeated else value
         if value is None:
             if self.optional:
                 return None
+            if self.repeated and not self.required:
+                return ()
             raise ConfigError(f"{where}: `{self.name}` cannot be empty", why=self.expected)
         if self.repeated:
             items = [value] if isinstance(value, str) else value

@@ -14,7 +14,6 @@ from lmcore.config.batch_size import BatchSizes
 from lmcore.config.data_source import RunSources
 from lmcore.config.layout import ParallelLayout
 from lmcore.config.option import Option
-from lmcore.config.options.yaml_file import written_value
 from lmcore.config.plugin_section import plugin_options
 from lmcore.config.section import Config, run_options
 from lmcore.config.settings import Provenance
@@ -35,6 +34,7 @@ class ResumePoint:
         damaged: Newer checkpoints that were passed over because they are damaged.
         data_rules: Values of `split_rule` and `blend_rule` by which its run ordered the samples;
             empty with `--finetune`.
+        global_batch_size: Samples in a step of its run; None with `--finetune` or if unknown.
     """
 
     checkpoint: Path
@@ -43,6 +43,7 @@ class ResumePoint:
     verified: bool = False
     damaged: tuple[Path, ...] = ()
     data_rules: Mapping[str, str] = field(default_factory=dict)
+    global_batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,10 @@ class RunPlan:
     @property
     def options(self) -> dict[str, Option]:
         """Every option by name: the core's, then the plugins'."""
-        return {option.name: option for options in self._sections().values() for option in options}
+        options = dict(run_options())
+        for plugin, section in self.config.plugins.items():
+            options |= {option.name: option for option in plugin_options(plugin, type(section))}
+        return options
 
     def value(self, option: Option) -> Any:
         """Return the value of an option."""
@@ -165,43 +169,8 @@ class RunPlan:
         return {
             "preset": self.preset,
             "config": dataclasses.asdict(self.config),
-            "sources": {name: str(source) for name, source in self.provenance.items()},
+            "sources": {name: origin.source for name, origin in self.provenance.items()},
             "derived": self.derived,
             "model_shape": dict(self.model_shape),
             "fingerprint": self.fingerprint,
         }
-
-    def to_yaml(self) -> str:
-        """Return the run's `config.yaml`: all settings, each with its provenance as a comment.
-
-        `load_config` reads it back to the same settings; derived counts are comments.
-        """
-        lines = ["# The settings of a run; `lmcore train THIS_FILE --save NEW_DIR` repeats it."]
-        for section, options in self._sections().items():
-            owner = options[0].plugin
-            lines += ["", f"{section}:" + (f"  # settings of the plugin {owner}" if owner else "")]
-            rows = [
-                (f"  {option.key}: {written_value(self.config.value(option))}", option.name)
-                for option in options
-            ]
-            width = min(max(len(text) for text, _ in rows), 48)
-            lines += [
-                f"{text:<{width}}  # {_comment(self.provenance[name])}" for text, name in rows
-            ]
-        lines += ["", "# derived:"]
-        lines += [f"#   {name}: {value}" for name, value in self.derived.items()]
-        return "\n".join(lines) + "\n"
-
-    def _sections(self) -> dict[str, list[Option]]:
-        """Return the options of each section in order, the plugins' sections last."""
-        found: dict[str, list[Option]] = {}
-        options = list(run_options().values())
-        for plugin, section in self.config.plugins.items():
-            options += plugin_options(plugin, type(section))
-        for option in options:
-            found.setdefault(option.section, []).append(option)
-        return found
-
-
-def _comment(source: Provenance) -> str:
-    return "".join(char if char.isprintable() else "?" for char in str(source))

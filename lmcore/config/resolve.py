@@ -8,7 +8,6 @@ learning-rate schedule from the checkpoint, in `lmcore/train/resume/restore.py`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from lmcore.config.batch_size import BatchSizes
@@ -52,9 +51,7 @@ def resolve(
     """
     loaded, layout = validated.loaded, validated.layout
     _check_vocabulary(loaded, tokenizer.vocab_size)
-    config, provenance = _derive_defaults(
-        loaded, layout.data, resume.data_rules if resume is not None else {}
-    )
+    config, provenance = _derive_defaults(loaded, layout.data, resume)
     model, training = config.model, config.training
     batch = _required(training.global_batch_size)
     vocabulary = max(tokenizer.vocab_size, config.data.vocab_size or 0)
@@ -106,7 +103,7 @@ def _check_vocabulary(loaded: LoadedConfig, vocab_size: int) -> None:
 
 
 def _derive_defaults(
-    loaded: LoadedConfig, data_parallel_size: int, data_rules: Mapping[str, str]
+    loaded: LoadedConfig, data_parallel_size: int, resume: ResumePoint | None
 ) -> tuple[Config, dict[str, Provenance]]:
     """Return the settings with derived defaults, and their provenance."""
     config, provenance = loaded.config, dict(loaded.provenance)
@@ -125,16 +122,13 @@ def _derive_defaults(
     if model.max_position_embeddings is None:
         derive("model", "max_position_embeddings", model.seq_length, "seq_length")
     if training.global_batch_size is None:
-        batch = training.micro_batch_size * data_parallel_size
-        formula = "micro_batch_size * data-parallel size"
-        if loaded.accumulation_steps is not None:
-            batch *= loaded.accumulation_steps
-            formula += " * gradient_accumulation_steps of the DeepSpeed file"
-        derive("training", "global_batch_size", batch, formula)
+        derive("training", "global_batch_size", *_global_batch(loaded, data_parallel_size, resume))
     if training.train_iters is None and training.train_samples is None:
         derive("training", "train_iters", DEFAULT_TRAIN_ITERS, "the length of a run without one")
-    for name in [name for name in data_rules if not loaded.given(name)]:
-        derive("data", name, data_rules[name], "the checkpoint's")
+    for name, rule in resume.data_rules.items() if resume is not None else ():
+        if not loaded.given(name) and rule != loaded.value(name):
+            filled["data"][name] = rule
+            provenance[name] = Provenance("checkpoint")  # a setting: the run's file repeats it
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(model, **filled["model"]),
@@ -142,6 +136,33 @@ def _derive_defaults(
         training=dataclasses.replace(training, **filled["training"]),
     )
     return config, provenance
+
+
+def _global_batch(
+    loaded: LoadedConfig, data_parallel_size: int, resume: ResumePoint | None
+) -> tuple[int, str]:
+    """Return the global batch size of a run that is given none, and its formula.
+
+    Raises:
+        ConfigError: The checkpoint's global batch size does not fit the micro-batches.
+    """
+    micro_batch_size = loaded.config.training.micro_batch_size
+    each = micro_batch_size * data_parallel_size
+    steps, formula = loaded.accumulation_steps, "micro_batch_size * data-parallel size"
+    if steps is not None:
+        return each * steps, f"{formula} * gradient_accumulation_steps of the DeepSpeed file"
+    if resume is None or resume.global_batch_size is None:
+        return each, formula
+    batch = resume.global_batch_size
+    if batch % each:
+        raise ConfigError(
+            f"the checkpoint's global batch size ({batch}) is not divisible by micro batch size "
+            f"({micro_batch_size}) times data parallel size ({data_parallel_size})",
+            why="a run that resumes keeps the checkpoint's global batch size",
+            hint=f"use a `--micro-batch-size` or a number of processes that divides {batch}, or "
+            f"another batch size: `--global-batch-size {-(-batch // each) * each}`",
+        )
+    return batch, "the checkpoint's"
 
 
 def _train_length(config: Config, batch: int) -> tuple[int, int]:

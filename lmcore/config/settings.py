@@ -23,12 +23,20 @@ class Provenance:
     """Origin of a value.
 
     Attributes:
-        kind: "default", "preset", "file", "flag", or "derived" from other values.
+        kind: "default", "preset", "file", "flag", "checkpoint", or "derived" from other values.
         detail: The preset's name, "run.yaml:12", the flag as typed, or the formula.
+        origin: Source of the value of a run's `config.yaml` when that file was written, such as
+            the flag of the first start; empty for any other source.
     """
 
     kind: str
     detail: str = ""
+    origin: str = ""
+
+    @property
+    def source(self) -> str:
+        """Source of the value: the origin, if the value was only repeated by a file."""
+        return self.origin or str(self)
 
     def __str__(self) -> str:
         if self.kind in {"file", "flag"} or not self.detail:

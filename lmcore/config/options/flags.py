@@ -348,7 +348,10 @@ def _is_flag(token: str) -> bool:
 def _combine(option: Option, given: Sequence[_Given]) -> Any:
     if option.repeated:
         words = [word for item in given for word in item.values]
-        return option.convert(words, where=f"`{' '.join(item.text for item in given)}`")
+        empty = len(words) == 1 and words[0].lower() == "none"
+        return option.convert(
+            None if empty else words, where=f"`{' '.join(item.text for item in given)}`"
+        )
     converted = [option.convert(item.values[0], where=f"`{item.text}`") for item in given]
     if any(value != converted[0] for value in converted):
         texts = " and ".join(f"`{item.text}`" for item in given)

@@ -15,7 +15,7 @@ from lmcore.errors import ConfigError, LmcoreError
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["Entry", "read_file", "written_value"]
+__all__ = ["Entry", "YamlFile", "read_file", "written_value"]
 
 _MAX_BYTES = 1 << 20
 """Far above any file of settings; reading YAML takes seconds for each MiB."""
@@ -23,8 +23,9 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of a file: section ("" at the top level), key, raw value and line (from 1).
+    """One key of a file: section ("" at the top level), key, raw value, line (from 1), comment.
 
+    The comment is the text after `#` on the line where the value ends.
     A section with keys has an entry of its own, with an empty key, before its keys.
     """
 
@@ -32,36 +33,46 @@ class Entry:
     key: str
     value: Any
     line: int
+    comment: str = ""
 
 
-def read_file(path: str, problems: list[LmcoreError]) -> list[Entry]:
-    """Return the entries of the file at *path*; add its problems to *problems*.
+@dataclass(frozen=True)
+class YamlFile:
+    """The entries of a file of settings, and its text."""
+
+    entries: list[Entry]
+    text: str
+
+
+def read_file(path: str, problems: list[LmcoreError]) -> YamlFile:
+    """Return the entries and text of the file at *path*; add its problems to *problems*.
 
     Values are text, lists of text, or None for an empty one.
     """
     import yaml
 
     text = _text(path, problems)
+    nothing = YamlFile([], text or "")
     if text is None:
-        return []
+        return nothing
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         problems.append(_not_yaml(path, error))
-        return []
+        return nothing
     except RecursionError:
         why = "its lists or mappings are nested too deeply"
         problems.append(ConfigError(f"{path}: not a file of settings", why=why))
-        return []
+        return nothing
     if root is None:
-        return []
+        return nothing
     if not isinstance(root, yaml.MappingNode):
         what = f"`{path}` does not hold sections"
         hint = "write a section's name and below it, indented, its settings: `training:`"
         problems.append(ConfigError(what, why="the top level is not a mapping", hint=hint))
-        return []
-    reader = _Reader(path, problems)
-    return reader.top(root)
+        return nothing
+    reader = _Reader(path, text, problems)
+    return YamlFile(reader.top(root), text)
 
 
 def _text(path: str, problems: list[LmcoreError]) -> str | None:
@@ -89,8 +100,9 @@ def _not_yaml(path: str, error: yaml.YAMLError) -> ConfigError:
 class _Reader:
     """Reader of the nodes of one file."""
 
-    def __init__(self, path: str, problems: list[LmcoreError]) -> None:
+    def __init__(self, path: str, text: str, problems: list[LmcoreError]) -> None:
         self.path = path
+        self.lines = text.split("\n")
         self.problems = problems
 
     def top(self, root: yaml.MappingNode) -> list[Entry]:
@@ -113,7 +125,10 @@ class _Reader:
             self._problem(raw.line, what, f"found a {node.id} that holds others")
             return
         value = [_scalar(item) for item in node.value] if node.id == "sequence" else _scalar(node)
-        entries.append(Entry(raw.section, raw.key, value, raw.line))
+        end = node.end_mark
+        rest = self.lines[end.line][end.column :].strip() if end.line < len(self.lines) else ""
+        comment = rest[1:].strip() if rest.startswith("#") else ""
+        entries.append(Entry(raw.section, raw.key, value, raw.line, comment))
 
     def _pairs(self, node: yaml.MappingNode) -> list[tuple[str, Any, int]]:
         found: dict[str, tuple[str, Any, int]] = {}

@@ -15,7 +15,6 @@ from lmcore.config.data_source import (
 )
 from lmcore.config.option import flag_of
 from lmcore.config.rules.common import Problems, Rule
-from lmcore.config.section.data import DataSection
 from lmcore.config.settings import LoadedConfig
 from lmcore.config.split import parse_split
 from lmcore.errors import ConfigError
@@ -110,10 +109,7 @@ def _split(loaded: LoadedConfig) -> Problems:
         return
     own = [option for part in PARTS for option in _own(loaded, part)]
     divides = not own or own == ["train_data"]
-    # A run's `config.yaml` has every setting, the default too.
-    default = DataSection().split
-    asked = loaded.provenance["split"].kind == "flag" or loaded.config.data.split != default
-    if loaded.given("split") and asked and not divides:
+    if loaded.given("split") and not divides:
         yield ConfigError(
             f"{loaded.shown('split')} does not go with {loaded.shown(own[0])}",
             why="each part reads all documents of its own datasets",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmcore.config.need import Need, setting
-from lmcore.config.option import FREE, option
+from lmcore.config.option import FREE, INPUT_PATH, OUTPUT_PATH, option
 
 _LOAD = setting("--load")
 _RESUME = Need("`--no-finetune`", lambda run: not run.config.checkpoint.finetune)
@@ -16,13 +16,20 @@ class CheckpointSection:
     """Run directory, checkpoints to save and the checkpoint to load."""
 
     save: str | None = option(
-        None, "Run directory; default: runs/<date>-<name>.", metavar="DIR", on_resume=FREE
+        None,
+        "Run directory; default: runs/<date>-<name>.",
+        metavar="DIR",
+        on_resume=FREE,
+        paths=OUTPUT_PATH,
+        one_start=True,
     )
     load: str | None = option(
         None,
         "Checkpoint to continue from: a run directory, its `checkpoints`, or one `iter_XXXXXXX`.",
         metavar="DIR",
         on_resume=FREE,
+        paths=INPUT_PATH,
+        one_start=True,
     )
     save_interval: int | None = option(
         None, "Steps between checkpoints; default: only one at the end.", minimum=1, on_resume=FREE
@@ -42,16 +49,21 @@ class CheckpointSection:
     save_optim: bool = option(True, "Save the optimizer's state.", on_resume=FREE)
     save_rng: bool = option(True, "Save the random number states.", on_resume=FREE)
     load_optim: bool = option(
-        True, "Load the optimizer's state.", on_resume=FREE, needs=(_LOAD, _RESUME)
+        True, "Load the optimizer's state.", on_resume=FREE, needs=(_LOAD, _RESUME), one_start=True
     )
     load_rng: bool = option(
-        True, "Load the random number states.", on_resume=FREE, needs=(_LOAD, _RESUME)
+        True,
+        "Load the random number states.",
+        on_resume=FREE,
+        needs=(_LOAD, _RESUME),
+        one_start=True,
     )
     finetune: bool = option(
         False,
         "Load only the weights; step, optimizer state, schedule and data start from the beginning.",
         on_resume=FREE,
         needs=_LOAD.else_error("fine-tuning starts from a checkpoint's weights"),
+        one_start=True,
     )
     exit_on_missing_checkpoint: bool = option(
         True,
@@ -71,6 +83,7 @@ class CheckpointSection:
         "Continue with this run's learning-rate schedule even if the checkpoint's differs.",
         on_resume=FREE,
         needs=(_LOAD, _RESUME),
+        one_start=True,
     )
     change_blend: bool = option(
         False,
@@ -78,12 +91,14 @@ class CheckpointSection:
         "in the checkpoint.",
         on_resume=FREE,
         needs=_LOAD.else_error("the checkpoint records how much of each source was read"),
+        one_start=True,
     )
     override_data_order: bool = option(
         False,
         "Continue even if the order of the training samples differs from the checkpoint's.",
         on_resume=FREE,
         needs=(_LOAD, _RESUME),
+        one_start=True,
     )
     change_tokenizer: bool = option(
         False,
@@ -91,4 +106,5 @@ class CheckpointSection:
         "embedding rows that were trained for other tokens.",
         on_resume=FREE,
         needs=_LOAD,
+        one_start=True,
     )

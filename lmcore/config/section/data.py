@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmcore.config.need import Need
-from lmcore.config.option import CHECKED, FREE, option
+from lmcore.config.option import CHECKED, FREE, INPUT_PATH, OUTPUT_PATH, PREFIXES, RANGES, option
 from lmcore.config.section.tokenizer import TYPES, TokenizerSection
 from lmcore.config.split import BLEND_RULES, SPLIT_RULES
 
@@ -50,39 +50,56 @@ class DataSection(TokenizerSection):
         f"{_WEIGHTED}. Default: the bundled text.",
         metavar="PREFIX",
         on_resume=CHECKED,
+        paths=PREFIXES,
     )
     train_data_path: tuple[str, ...] = option(
-        (), f"Datasets for training only: {_WEIGHTED}.", metavar="PREFIX", on_resume=CHECKED
+        (),
+        f"Datasets for training only: {_WEIGHTED}.",
+        metavar="PREFIX",
+        on_resume=CHECKED,
+        paths=PREFIXES,
     )
     valid_data_path: tuple[str, ...] = option(
         (),
         "Datasets for validation only, like train_data_path.",
         metavar="PREFIX",
         needs=_VALIDATION,
+        paths=PREFIXES,
     )
     test_data_path: tuple[str, ...] = option(
-        (), "Datasets for the test only, like train_data_path.", metavar="PREFIX", needs=_TEST
+        (),
+        "Datasets for the test only, like train_data_path.",
+        metavar="PREFIX",
+        needs=_TEST,
+        paths=PREFIXES,
     )
     train_weighted_split_paths: tuple[str, ...] = option(
-        (), f"Ranges of datasets for training, {_RANGES}.", metavar="TEXT", on_resume=CHECKED
+        (),
+        f"Ranges of datasets for training, {_RANGES}.",
+        metavar="TEXT",
+        on_resume=CHECKED,
+        paths=RANGES,
     )
     valid_weighted_split_paths: tuple[str, ...] = option(
         (),
         "Ranges of datasets for validation, like train_weighted_split_paths.",
         metavar="TEXT",
         needs=_VALIDATION,
+        paths=RANGES,
     )
     test_weighted_split_paths: tuple[str, ...] = option(
         (),
         "Ranges of datasets for the test, like train_weighted_split_paths.",
         metavar="TEXT",
         needs=_TEST,
+        paths=RANGES,
     )
     data_file_list: str | None = option(
         None,
         "Data file list, a line for each dataset: weight, prefix and corpus; divided by split.",
         metavar="FILE",
         on_resume=CHECKED,
+        paths=INPUT_PATH,
     )
     corpus: str | None = option(
         None,
@@ -134,6 +151,7 @@ class DataSection(TokenizerSection):
         "Directory of the sample index caches; default: next to the data.",
         metavar="DIR",
         on_resume=FREE,
+        paths=OUTPUT_PATH,
     )
     dataloader_type: str = option(
         "single",

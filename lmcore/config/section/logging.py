@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmcore.config.need import Need, setting
-from lmcore.config.option import FREE, option
+from lmcore.config.option import FREE, OUTPUT_PATH, option
 
 _TENSORBOARD = setting("--tensorboard")
 _OWN_DIRECTORY = Need(
@@ -37,6 +37,7 @@ class LoggingSection:
         metavar="DIR",
         on_resume=FREE,
         needs=_TENSORBOARD,
+        paths=OUTPUT_PATH,
     )
     tensorboard_log_interval: int = option(
         1, "Steps between TensorBoard events.", minimum=1, on_resume=FREE, needs=_TENSORBOARD

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmcore.config.need import Need, setting
-from lmcore.config.option import FREE, option
+from lmcore.config.option import FREE, INPUT_PATH, option
 
 __all__ = ["SCHEDULES", "ParallelSection"]
 
@@ -118,6 +118,7 @@ class ParallelSection:
         metavar="FILE",
         on_resume=FREE,
         needs=_DEEPSPEED,
+        paths=INPUT_PATH,
     )
 
     nproc_per_node: int | None = option(

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from lmcore.config.need import Need, Situation, setting
-from lmcore.config.option import CHECKED, FREE, option
+from lmcore.config.option import CHECKED, FREE, INPUT_PATH, option
 from lmcore.config.tokenizer import BUILT_IN_TYPES
 
 __all__ = ["TYPES", "TokenizerSection"]
@@ -39,6 +39,7 @@ class TokenizerSection:
         metavar="FILE",
         on_resume=FREE,
         needs=_taken("vocab_file"),
+        paths=INPUT_PATH,
     )
     merge_file: str | None = option(
         None,
@@ -46,6 +47,7 @@ class TokenizerSection:
         metavar="FILE",
         on_resume=FREE,
         needs=_taken("merge_file"),
+        paths=INPUT_PATH,
     )
     tokenizer_model: str | None = option(
         None,
@@ -53,6 +55,7 @@ class TokenizerSection:
         metavar="FILE",
         on_resume=FREE,
         needs=_taken("tokenizer_model"),
+        paths=INPUT_PATH,
     )
     tokenizer_name_or_path: str | None = option(
         None,
@@ -60,6 +63,7 @@ class TokenizerSection:
         metavar="PATH",
         on_resume=FREE,
         needs=_taken("tokenizer_name_or_path"),
+        paths=INPUT_PATH,
     )
     vocab_extra_ids: int = option(
         0,

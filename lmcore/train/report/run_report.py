@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.config.rules.needs import note_without_effect
+from lmcore.config.run_file import write_run_file
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import LmcoreError, RunError
 from lmcore.plugin import run_end, run_start
@@ -224,7 +225,7 @@ class RunReport:
     def _write_description(self, engine: Engine, datasets: RunDatasets) -> None:
         """Write the files that are known before the first step."""
         directory = self.directory
-        directory.write_text("config.yaml", self.plan.to_yaml())
+        directory.write_text("config.yaml", write_run_file(self.plan))
         directory.write_json("environment.json", self.runtime.environment())
         directory.write_json("kernels.json", self.runtime.ops.to_dict())
         for name, content in engine.run_files.items():

@@ -45,10 +45,14 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
         if not may_be_missing or _holds_any(path):
             raise
         return None
-    from lmcore.train.resume.saved_meta import data_rules
+    if settings.finetune:
+        return ResumePoint(checkpoint, manifest, found)
+    from lmcore.train.resume.saved_meta import data_rules, part_of
 
-    rules = {} if settings.finetune else data_rules(checkpoint, manifest)
-    return ResumePoint(checkpoint, manifest, found, data_rules=rules)
+    rules = data_rules(checkpoint, manifest)
+    batch = part_of(manifest.meta, "config", "config", "training").get("global_batch_size")
+    batch = batch if type(batch) is int and batch > 0 else None
+    return ResumePoint(checkpoint, manifest, found, data_rules=rules, global_batch_size=batch)
 
 
 def verify_resume_point(plan: RunPlan, rendezvous: Rendezvous | None) -> ResumePoint | None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lmcore.config.batch_size import BatchSizes
 from lmcore.config.load import load_config
 from lmcore.config.resolve import RunPlan, resolve
+from lmcore.config.run_file import write_run_file
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import problems_of, validate
 
@@ -99,7 +100,7 @@ def test_a_plan_reads_back() -> None:
         "--train-samples 100 --rampup-batch-size 2 2 50 --global-batch-size 8 "
         "--micro-batch-size 2 --precision fp16 --loss-scale 4096"
     )
-    lines = plan.to_yaml()
+    lines = write_run_file(plan)
     assert "rampup_batch_size: [2, 2, 50]" in lines
     assert "loss_scale: 4096.0" in lines
 

@@ -18,6 +18,7 @@ from lmcore.config.options.command_line import parse_with_plugins
 from lmcore.config.options.run_help import render_run_help
 from lmcore.config.plugin_section import LeftOut, PluginSections, PluginSettings
 from lmcore.config.resolve import resolve
+from lmcore.config.run_file import write_run_file
 from lmcore.config.section import Config, run_options
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
@@ -109,7 +110,7 @@ def test_the_written_file_reads_back(write):
     plan = resolve(
         validate(load_config(argv, plugins=PLUGINS)), tokenizer=TokenizerIdentity(vocab_size=257)
     )
-    text = plan.to_yaml()
+    text = write_run_file(plan)
     assert "\ndrill:  # settings of the plugin drill\n  depth: 7 " in text
     assert "# --drill-depth\n" in text
     again = resolve(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
 from lmcore.config.load import load_config
 from lmcore.config.resolve import RunPlan, resolve
-from lmcore.config.section import run_options
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
@@ -149,45 +147,6 @@ def test_one_problem_keeps_its_type() -> None:
     """A single problem is raised as it is, with its exit status."""
     with pytest.raises(DataError):
         validate(load_config([]), further=[DataError("no list")])
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "--preset gpt2-124m --train-samples 1000",
-        "--train-iters 7 --data-path a --no-save-optim --ops attention=x,y layer_norm=z",
-        "--name no --sample-prompt=#_é:\n\t\"'\\x --split 1/1/1 --lr 0.1 --lr-warmup-fraction 0",
-    ],
-)
-def test_written_file_reads_back(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`config.yaml` of a run loads to the same settings and the same plan."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.bin", "a.idx", "a.meta.json"):
-        Path(name).touch()
-    argv = line.split(" ") if line else []
-    plan = resolve(validate(load_config(argv), world_size=2), tokenizer=TokenizerIdentity(300))
-    Path("config.yaml").write_text(plan.to_yaml(), encoding="utf-8")
-    again = resolve(
-        validate(load_config(["config.yaml"]), world_size=2), tokenizer=TokenizerIdentity(300)
-    )
-    assert again.config == plan.config
-    assert again.derived == plan.derived
-    assert again.fingerprint == plan.fingerprint
-    for name in run_options():
-        assert again.provenance[name].kind == "file"
-
-
-def test_written_file_names_the_sources() -> None:
-    """Every line of `config.yaml` says where its value comes from."""
-    text = plan_of("--lr 2e-3 --preset gpt2-124m", vocab_size=50257).to_yaml()
-    lines = {line.split(":")[0].strip(): line for line in text.splitlines()}
-    assert lines["lr"].endswith("# --lr")
-    assert lines["num_layers"].endswith("# preset: gpt2-124m")
-    assert lines["ffn_hidden_size"].endswith("# derived: 4 * hidden_size")
-    assert lines["seed"].endswith("# default")
 
 
 def test_plain_values() -> None:

@@ -16,7 +16,7 @@ def read(tmp_path: Path, text: str | bytes) -> tuple[list[Entry], list[str]]:
     path = tmp_path / "run.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     problems: list[LmcoreError] = []
-    entries = read_file(str(path), problems)
+    entries = read_file(str(path), problems).entries
     entries = [one for one in entries if one.key or one.section != "a"]
     return entries, [f"{one.what} | {one.why}".replace(f"{tmp_path}/", "") for one in problems]
 
@@ -81,8 +81,8 @@ def test_problems_name_the_line(tmp_path: Path, text: str | bytes, message: str)
 def test_missing_file_and_directory(tmp_path: Path) -> None:
     """A file that cannot be read says why."""
     problems: list[LmcoreError] = []
-    assert read_file(str(tmp_path / "absent.yaml"), problems) == []
-    assert read_file(str(tmp_path), problems) == []
+    assert read_file(str(tmp_path / "absent.yaml"), problems).entries == []
+    assert read_file(str(tmp_path), problems).entries == []
     assert [one.why for one in problems] == ["No such file or directory", "Is a directory"]
 
 
@@ -108,7 +108,7 @@ def test_text_reads_back(tmp_path_factory: pytest.TempPathFactory, value: str | 
     folder = tmp_path_factory.mktemp("yaml")
     entries, problems = read(folder, f"a:\n  b: {written_value(value)}  # note\n")
     assert problems == []
-    assert entries == [Entry("a", "b", value, 2)]
+    assert entries == [Entry("a", "b", value, 2, "note")]
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(), st.booleans())

@@ -1,0 +1,119 @@
+"""A run's `config.yaml`: written from the plan, and read with the origins that it records.
+
+Only what the user or a preset set is a setting of the file.  Defaults, derived values and options
+of one start are comments, so that flags beside the file change what is derived from them.
+"""
+
+from __future__ import annotations
+
+import shlex
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lmcore.config.option import Option
+from lmcore.config.options.yaml_file import written_value
+from lmcore.config.paths import absolute_paths
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+
+__all__ = ["RunFile", "write_run_file"]
+
+_HEADER = "# Settings of a run, written by lmcore; "
+_EARLIER_HEADER = "# The settings of a run; `lmcore train"
+"""First line of the files of lmcore 2026.11, in which defaults and derived values are settings and
+paths are relative to the working directory."""
+_DIGESTS = "# digests of the settings above, by which an edited one is recognized:"
+
+
+def write_run_file(plan: RunPlan) -> str:
+    """Return the text of a run's `config.yaml`; `load_config` reads it back to the same plan."""
+    sections: dict[str, list[Option]] = {}
+    for option in plan.options.values():
+        sections.setdefault(option.section, []).append(option)
+    lines = [
+        f"{_HEADER}`lmcore train THIS_FILE --save NEW_DIR{_start(plan)}` repeats it.",
+        "# Lines in comments set nothing: defaults, derived values, and options of one start only.",
+    ]
+    digests = []
+    for section, options in sections.items():
+        rows = []
+        for option in options:
+            origin = plan.provenance[option.name]
+            value = absolute_paths(option, plan.value(option))
+            text, comment = f"{option.key}: {written_value(value)}", _printable(origin.source)
+            if origin.kind in {"default", "derived"}:
+                rows.append((f"  # {text}", comment))
+            elif option.one_start:
+                rows.append((f"  # {text}", f"{comment}; of that start only"))
+            else:
+                rows.append((f"  {text}", comment))
+                digests.append(_digest(option, value))
+        width = min(max(len(text) for text, _ in rows), 48)
+        owner = options[0].plugin
+        # Without the plugin its section is unknown: it is there only if it has settings.
+        mark = "# " if owner and all(text.startswith("  #") for text, _ in rows) else ""
+        title = f"{mark}{section}:"
+        lines += ["", f"{title}  # settings of the plugin {owner}" if owner else title]
+        lines += [f"{text:<{width}}  # {comment}" for text, comment in rows]
+    lines += ["", "# derived:"]
+    lines += [f"#   {name}: {value}" for name, value in plan.derived.items()]
+    lines += ["", _DIGESTS]
+    lines += [f"#   {' '.join(digests[i : i + 10])}" for i in range(0, len(digests), 10)]
+    return "\n".join(lines) + "\n"
+
+
+def _start(plan: RunPlan) -> str:
+    """Return the options of one start that fine-tuning needs again, as flags."""
+    if not plan.config.checkpoint.finetune:
+        return ""
+    words = []
+    for option in plan.options.values():
+        value = absolute_paths(option, plan.value(option))
+        if not option.one_start or option.name == "save" or value == option.default:
+            continue
+        words.append(option.flags[0 if value else -1])
+        if option.type is not bool:
+            words.append(shlex.quote(value))
+    return "".join(f" {_printable(word)}" for word in words)
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _digest(option: Option, value: Any) -> str:
+    return f"{zlib.crc32(f'{option.name}: {written_value(value)}'.encode()):08x}"
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What the comments of a run's `config.yaml` say of its settings.
+
+    Attributes:
+        earlier: True if lmcore 2026.11 wrote the file.
+        digests: Digests of the settings as they were written.
+    """
+
+    earlier: bool
+    digests: frozenset[str]
+
+    @classmethod
+    def of(cls, text: str) -> RunFile | None:
+        """Return the record of a file's text; None if lmcore did not write the file."""
+        earlier = text.startswith(_EARLIER_HEADER)
+        if not earlier and not text.startswith(_HEADER):
+            return None
+        _, _, digests = text.partition(_DIGESTS)
+        return cls(earlier, frozenset(digests.replace("#", " ").split()))
+
+    def origin(self, option: Option, value: Any, comment: str) -> str:
+        """Return where a setting came from when the file was written; empty if it was edited."""
+        if self.earlier or _digest(option, value) in self.digests:
+            return comment
+        return ""
+
+    def is_default(self, option: Option, value: Any, comment: str) -> bool:
+        """Return True for a line that only repeats the default, in a file of lmcore 2026.11."""
+        return self.earlier and comment == "default" and value == option.default
