@@ -21,6 +21,7 @@ from lmcore.checkpoint.manifest import (
     MANIFEST_NAME,
     FileEntry,
     Manifest,
+    NewerFormatError,
     read_manifest,
     shortened,
 )
@@ -128,8 +129,9 @@ class Survey:
         """Return the newest checkpoint whose files have the sizes in its manifest.
 
         Raises:
-            CheckpointError: There is none.
+            CheckpointError: There is none, or a newer lmcore wrote the newest.
         """
+        self.require_known_format()
         problems = {path: str(error.why) for path, error in self.unreadable.items()}
         for path, manifest in self.readable:
             problem = size_problem(path, manifest)
@@ -143,6 +145,22 @@ class Survey:
                 )
             problems[path] = f"its {problem}"
         raise self.none_complete(problems)
+
+    def require_known_format(self) -> None:
+        """Raise an error if a newer lmcore wrote the newest checkpoint, which is not damaged.
+
+        Raises:
+            NewerFormatError: The newest checkpoint has a newer format.
+        """
+        newest = max((manifest.sequence for _, manifest in self.readable), default=-1)
+        highest = max((manifest.iteration for _, manifest in self.readable), default=-1)
+        for path, error in self.unreadable.items():
+            if not isinstance(error, NewerFormatError):
+                continue
+            by_name = parse_iteration(path.name) or 0
+            later = by_name > highest if error.sequence is None else error.sequence > newest
+            if later:
+                raise error
 
     def none_complete(self, problems: Mapping[Path, str]) -> CheckpointError:
         """Return the error if no checkpoint can be loaded; *problems* are by checkpoint."""

@@ -26,6 +26,7 @@ __all__ = [
     "MANIFEST_NAME",
     "FileEntry",
     "Manifest",
+    "NewerFormatError",
     "ShapeValue",
     "TensorEntry",
     "check_shape",
@@ -50,6 +51,19 @@ _SHOWN = 20
 _LONGEST_SHOWN = 80
 _LONGEST_FILE_NAME = 255
 """Longest name of a file in bytes, on all common file systems."""
+
+
+class NewerFormatError(CheckpointError):
+    """Undamaged checkpoint whose format version this lmcore does not know.
+
+    Args:
+        what, why, hint: See `LmcoreError`.
+        sequence: Save number in its manifest; None if the newer format has none.
+    """
+
+    def __init__(self, what: str, *, why: str, hint: str, sequence: int | None) -> None:
+        super().__init__(what, why=why, hint=hint)
+        self.sequence = sequence
 
 
 @dataclass(frozen=True)
@@ -141,14 +155,19 @@ def read_manifest(checkpoint: Path) -> Manifest:
             why=f"its `format` is {_quoted(document.get('format'))}, not `{FORMAT}`",
         )
     version = document.get("format_version")
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise CheckpointError(
+    stated = document.pop("manifest_sha256", None)
+    sound = stated == _checksum(document)
+    # A flipped bit may make the version a higher one: then there is a checksum that does not match.
+    if isinstance(version, int) and version > FORMAT_VERSION and (sound or stated is None):
+        saves = document.get("sequence")
+        raise NewerFormatError(
             f"checkpoint `{checkpoint}` was written by a newer lmcore",
             why=f"its format version is {version}; this lmcore knows up to {FORMAT_VERSION}",
-            hint=f"install lmcore {_quoted(document.get('lmcore_version'))} or newer",
+            hint=f"install lmcore {_quoted(document.get('lmcore_version'))} or newer, or name an "
+            "older checkpoint: `--load RUN/checkpoints/iter_XXXXXXX`",
+            sequence=saves if isinstance(saves, int) else None,
         )
-    stated = document.pop("manifest_sha256", None)
-    if stated != _checksum(document):
+    if not sound:
         raise CheckpointError(
             f"`{path}` was altered after it was written",
             why="its content does not match its own checksum",

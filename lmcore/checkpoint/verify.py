@@ -78,10 +78,12 @@ def newest_verified(
             of the list; raises an error unless all ranks call it with the same.
 
     Raises:
-        CheckpointError: No checkpoint matches, or *found* is one checkpoint that was named.
+        CheckpointError: No checkpoint matches, *found* is one checkpoint that was named, or a newer
+            lmcore wrote the newest.
         OtherRankError: Another rank failed.
     """
     channel = channel or Channel(None)
+    found.require_known_format()
     problems = {path: _one_line(error) for path, error in found.unreadable.items()}
     for path, manifest in found.readable:
         agree(identity(path, manifest))

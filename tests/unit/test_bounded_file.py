@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lmcore.bounded_file import UnreadableFileError, read_bounded_file
 from lmcore.checkpoint import read_manifest
@@ -87,5 +89,31 @@ def test_large_yaml(tmp_path: Path):
     """200 MB are not parsed."""
     with (tmp_path / "run.yaml").open("wb") as stream:
         stream.truncate(200_000_000)
-    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+    with pytest.raises(ConfigError, match="larger than 262,144 bytes"):
         read_yaml(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["a: [" + "1," * 100_000 + "1]\n", "a:\n" * 60_000, "a: {" + "a: 1," * 40_000 + "}"],
+)
+def test_the_largest_yaml_is_read_in_seconds(tmp_path: Path, content: str):
+    """A file just below the limit, which was read for 24 s."""
+    (tmp_path / "run.yaml").write_text(content)
+    before = time.process_time()
+    read_file(str(tmp_path / "run.yaml"), [])
+    assert time.process_time() - before < 5
+
+
+def test_yaml_without_libyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """PyYAML's own reader is far slower, and so the limit is lower."""
+    monkeypatch.setattr(yaml, "__with_libyaml__", False)
+    path = tmp_path / "run.yaml"
+    path.write_text("a: [" + "1," * 40_000 + "1]\n")
+    with pytest.raises(ConfigError, match="larger than 65,536 bytes"):
+        read_yaml(path)
+    path.write_text("[" * 1000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        read_yaml(path)
+    path.write_text("a:\n  b: 1\n")
+    assert [entry.line for entry in read_file(str(path), []).entries] == [1, 2]

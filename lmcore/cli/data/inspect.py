@@ -88,8 +88,10 @@ def run(argv: list[str]) -> int:
         print(json.dumps({**report.to_json(), "shown": shown}, indent=2))
     else:
         lines = [*_description(report), *_scan_lines(report.scan, tokenizer, problem)]
-        text = "\n".join([*lines, *_document_lines(documents)])
-        print(printable(text) if sys.stdout.isatty() else text)
+        print(printable("\n".join(lines)))
+        if documents:  # a file gets their text as it is
+            text = "\n".join(_document_lines(documents))
+            print(printable(text) if sys.stdout.isatty() else text)
     return 1 if report.problems else 0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lmcore.accelerator.probe import Check, CheckStatus
 from lmcore.cli.text.terminal import output_width, wrapped
+from lmcore.errors import printable
 
 __all__ = ["ReportText"]
 
@@ -33,7 +34,7 @@ class ReportText:
         """Print the checks of one group below its title."""
         from rich.text import Text
 
-        self.console.print(Text(f"\n{title}" if self.checks else title, style="bold"))
+        self.console.print(Text(printable(f"\n{title}" if self.checks else title), style="bold"))
         self.checks += checks
         names = max([_NAME_WIDTH, *(len(check.name) for check in checks)])
         shown_fixes: set[str] = set()
@@ -42,7 +43,7 @@ class ReportText:
             status = f"  {check.status}".ljust(_STATUS_WIDTH)
             found = wrapped(check.detail, self.width, first=margin, rest=margin)
             line = Text(status, style=_STYLES[check.status])
-            line.append(check.name.ljust(names + 2), style="default not bold not dim")
+            line.append(printable(check.name).ljust(names + 2), style="default not bold not dim")
             line.append(found.removeprefix(margin), style="default not bold not dim")
             self.console.print(line)
             if check.fix and check.status is not CheckStatus.OK:

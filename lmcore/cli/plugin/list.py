@@ -17,7 +17,7 @@ from lmcore.cli.text.terminal import output_width, wrapped
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
 from lmcore.config.section.accelerator import plugin_off_option
-from lmcore.errors import DeviceError, LmcoreError
+from lmcore.errors import DeviceError, LmcoreError, printable
 from lmcore.plugin import PluginRecord, PluginSet, PluginState, Selection, discover, select
 from lmcore.plugin.known_packages import device_packages
 
@@ -153,7 +153,9 @@ def _print_text(
         for text, style in _details(record, selection, verbose=verbose):
             console.print(Text(wrapped(text, width, first="    ", rest="      "), style=style))
         if verbose and record.traceback:
-            console.print(Text(textwrap.indent(record.traceback.rstrip(), "    "), style="dim"))
+            console.print(
+                Text(textwrap.indent(printable(record.traceback.rstrip()), "    "), style="dim")
+            )
     packages = _not_installed(plugins)
     if packages:
         listed = ", ".join(f"`{device}` (`{package}`)" for device, package in packages.items())
@@ -178,7 +180,9 @@ def _cells(record: PluginRecord) -> tuple[str, str, str, str]:
     device = record.probe.device_type if record.probe else "-"
     if record.probe and record.probe.count > 1:
         device += f" x{record.probe.count}"
-    return record.name, device, record.distribution, record.version
+    cells = record.name, device, record.distribution, record.version
+    name, device, distribution, version = map(printable, cells)
+    return name, device, distribution, version
 
 
 def _details(

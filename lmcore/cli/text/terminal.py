@@ -7,6 +7,8 @@ import shutil
 import textwrap
 from collections.abc import Mapping
 
+from lmcore.errors import printable
+
 __all__ = ["counts_text", "output_width", "size_text", "speed_text", "wrapped"]
 
 _PLAIN_WIDTH = 120  # columns if the output is not a terminal
@@ -41,7 +43,8 @@ def speed_text(documents: int, megabytes_per_second: float, seconds: float) -> s
 def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> str:
     """Return *text* with each of its lines wrapped by itself.
 
-    Text in backticks is not broken: a terminal breaks it without changing it.
+    Text in backticks is not broken: a terminal breaks it without changing it.  Control characters
+    are replaced.
 
     Args:
         text: Text to wrap.
@@ -50,7 +53,7 @@ def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> str:
         rest: Beginning of the other lines.
     """
     lines: list[str] = []
-    for number, line in enumerate(text.splitlines()):
+    for number, line in enumerate(printable(text).splitlines()):
         glued = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", _GLUE), line)
         lines += textwrap.wrap(
             glued,

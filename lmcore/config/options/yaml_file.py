@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "YamlFile", "read_file", "written_value"]
 
-_MAX_BYTES = 1 << 20
-"""Far above any file of settings; reading YAML takes seconds for each MiB."""
+_MAX_BYTES = 1 << 18
+"""Far above any file of settings; libyaml reads the worst of that size in about a second."""
+_MAX_BYTES_IN_PYTHON = 1 << 16
+"""The same without libyaml, if PyYAML was built without it."""
+_MAX_DEPTH = 32
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,15 @@ def read_file(path: str, problems: list[LmcoreError]) -> YamlFile:
     """
     import yaml
 
-    text = _text(path, problems)
+    fast = bool(yaml.__with_libyaml__)
+    text = _text(path, problems, _MAX_BYTES if fast else _MAX_BYTES_IN_PYTHON)
     nothing = YamlFile([], text or "")
     if text is None:
         return nothing
+    loader = yaml.CSafeLoader if fast else yaml.SafeLoader
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        _check_depth(text, loader)
+        root = yaml.compose(text, Loader=loader)
     except yaml.YAMLError as error:
         problems.append(_not_yaml(path, error))
         return nothing
@@ -75,9 +81,23 @@ def read_file(path: str, problems: list[LmcoreError]) -> YamlFile:
     return YamlFile(reader.top(root), text)
 
 
-def _text(path: str, problems: list[LmcoreError]) -> str | None:
+def _check_depth(text: str, loader: Any) -> None:
+    """Raise `RecursionError` for deep nesting, which overflows the stack of libyaml's composer."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise RecursionError
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _text(path: str, problems: list[LmcoreError], max_bytes: int) -> str | None:
     try:
-        return read_bounded_file(path, _MAX_BYTES).decode("utf-8-sig")
+        return read_bounded_file(path, max_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         why = f"byte {error.start} cannot be decoded"
         problems.append(ConfigError(f"`{path}` is not UTF-8 text", why=why))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lmcore.checkpoint import newest_verified, save_checkpoint, survey
+from lmcore.checkpoint.layout import Survey
 from lmcore.checkpoint.manifest import _checksum
 from lmcore.errors import CheckpointError
 
@@ -140,3 +141,42 @@ def test_a_name_of_5000_letters_is_an_error(folder: Path):
         survey(folder / "iter_0000020")
     assert "5000 characters" in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+def newer(document: dict) -> None:
+    """Make a manifest one of a newer format."""
+    document.update(format_version=2, lmcore_version="9.1")
+
+
+def test_the_newest_of_a_newer_format_is_an_error(folder: Path):
+    """It is not damaged: an older one in its place would lose the steps after it."""
+    reseal(folder / "iter_0000020" / "manifest.json", newer)
+    found = survey(folder)
+    for choose in (newest_verified, Survey.newest):
+        with pytest.raises(CheckpointError, match=r"iter_0000020.*newer lmcore") as caught:
+            choose(found)
+        assert "install lmcore `9.1`" in str(caught.value.hint)
+    assert newest_verified(survey(folder / "iter_0000010")).path.name == "iter_0000010"
+
+
+def test_a_newer_format_without_save_number_or_checksum(folder: Path):
+    """The iteration in its name decides if it is the newest."""
+    path = folder / "iter_0000020" / "manifest.json"
+    path.write_text(json.dumps({"format": "lmcore-checkpoint", "format_version": 7}))
+    with pytest.raises(CheckpointError, match=r"iter_0000020.*newer lmcore"):
+        newest_verified(survey(folder))
+
+
+def test_an_older_one_of_a_newer_format_is_passed_over(folder: Path):
+    """The newest can be read, so nothing is lost."""
+    reseal(folder / "iter_0000010" / "manifest.json", newer)
+    assert newest_verified(survey(folder)).path.name == "iter_0000020"
+
+
+def test_a_flipped_format_version_is_damage(folder: Path):
+    """A manifest that does not match its own checksum is not of a newer format."""
+    path = folder / "iter_0000020" / "manifest.json"
+    text = path.read_text()
+    path.write_text(text.replace('"format_version": 1', '"format_version": 3'))
+    assert text != path.read_text()
+    assert newest_verified(survey(folder)).path.name == "iter_0000010"

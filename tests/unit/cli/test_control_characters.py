@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from lmcore import log
+from lmcore.accelerator import Check, CheckStatus
+from lmcore.cli.doctor.text import ReportText
 from lmcore.cli.main import main
+from lmcore.cli.plugin.list import _print_text
+from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.errors import ConfigError
+from lmcore.plugin import PluginRecord, PluginSet, PluginState
 from lmcore.runtime.process.channel import _opened
 
 RED = "\x1b[31m"
@@ -45,3 +50,29 @@ def test_of_other_ranks():
     assert "\x1b" not in str(caught.value)
     error = ConfigError.collect([ConfigError(f"{RED}a"), ConfigError(f"{RED}b", hint=RED)])
     assert "\x1b" not in error.render()
+
+
+def test_of_checks(capsys: pytest.CaptureFixture[str]):
+    """In the report of `lmcore doctor`: what plugins return."""
+    report = ReportText()
+    report.group(f"{RED}title", [Check(f"{RED}name", CheckStatus.FAILED, f"{RED}found", f"{RED}x")])
+    report.end()
+    assert capsys.readouterr().out.count("\N{REPLACEMENT CHARACTER}") == 4
+
+
+def test_of_plugins(capsys: pytest.CaptureFixture[str]):
+    """In the rows of `lmcore plugins`."""
+    parts = (f"{RED}name", "x", f"{RED}package", f"{RED}1")
+    record = PluginRecord(*parts, PluginState.FAILED, f"{RED}reason", f"{RED}trace")
+    _print_text(PluginSet((record,)), None, None, verbose=True)
+    found = capsys.readouterr().out
+    assert "\x1b[31m" not in found
+    assert found.count("\N{REPLACEMENT CHARACTER}") >= 5
+
+
+def test_of_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """In the path that `lmcore data inspect` prints."""
+    with IndexedDatasetWriter(tmp_path / f"{RED}x", "uint16") as writer:
+        writer.add_document([1])
+    assert main(["data", "inspect", str(tmp_path / f"{RED}x"), "--scan"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
