@@ -28,7 +28,7 @@ class _RankFilter(logging.Filter):
 class _Formatter(logging.Formatter):
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__()
-        self.prefix = f"[rank {rank}] " if world_size > 1 else ""
+        self.prefix = f"[rank {rank}] " if world_size > 1 and rank else ""
 
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
@@ -42,7 +42,8 @@ def configure(*, level: int = logging.INFO, rank: int = 0, world_size: int = 1) 
     Args:
         level: Lowest level shown on rank 0.
         rank: Rank of this process; ranks other than 0 show only warnings and errors.
-        world_size: Number of processes; with several, each line begins with the rank.
+        world_size: Number of processes; with several, the lines of ranks other than 0 begin with
+            the rank.
     """
     root = logging.getLogger("lmcore")
     for handler in list(root.handlers):

@@ -11,6 +11,7 @@ from lmcore.cli.selection import find_plugins
 from lmcore.config.layout import ParallelLayout
 from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
+from lmcore.config.options.help import fitted
 from lmcore.config.options.run_help import render_run_help
 from lmcore.config.options.yaml_file import written_value
 from lmcore.config.rules.needs import note_without_effect
@@ -35,7 +36,7 @@ usage: lmcore config show [config.yaml ...] [--flags] [--json]
 def run(argv: list[str]) -> int:
     """Run `lmcore config ...` and return the exit status."""
     if not argv or argv[0] in {"-h", "--help"}:
-        print(_USAGE)
+        print(fitted(_USAGE))
         return 0
     if argv[0] != "show":
         raise ConfigError(

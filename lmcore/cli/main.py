@@ -150,6 +150,8 @@ def _run(name: str, arguments: list[str]) -> int:
 
 
 def _help() -> str:
+    from lmcore.config.options.help import fitted
+
     lines = [
         "lmcore pretrains GPT and Llama language models; hardware support comes as plugins.",
         "",
@@ -166,7 +168,7 @@ def _help() -> str:
         "`lmcore COMMAND --help` explains a command, `lmcore --version` names the version.",
         "`lmcore train` alone needs no data and no settings: start there.",
     ]
-    return "\n".join(lines)
+    return fitted("\n".join(lines))
 
 
 def _plugin_groups() -> Mapping[str, Mapping[str, str]]:

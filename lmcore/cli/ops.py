@@ -25,6 +25,7 @@ from lmcore.accelerator.op.spec import OP_SPECS
 from lmcore.cli.text.terminal import output_width, wrapped
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
+from lmcore.config.options.help import fitted
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.errors import ConfigError, LmcoreError, counted, suggestion
 
@@ -92,7 +93,7 @@ def run(argv: list[str]) -> int:
     """Run `lmcore ops ...` and return the exit status."""
     commands = {"list": _list, "explain": _explain}
     if not argv or argv[0] in {"-h", "--help"}:
-        print(_HELP)
+        print(fitted(_HELP))
         return 0
     if argv[0] not in commands:
         what = f"unknown command `lmcore ops {argv[0]}`"

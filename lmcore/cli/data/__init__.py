@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
+from lmcore.config.options.help import fitted
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.errors import ConfigError, suggestion
 
@@ -63,7 +64,7 @@ class CorporaSection:
 def run(argv: list[str]) -> int:
     """Run `lmcore data ...` and return the exit status."""
     if not argv or argv[0] in {"-h", "--help"}:
-        print(_HELP)
+        print(fitted(_HELP))
         return 0
     name, *arguments = argv
     if name not in _COMMANDS:

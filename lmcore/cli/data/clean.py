@@ -116,8 +116,11 @@ class CleanSection(TokenizerSection, InputSection):
     )
     ngram_piece: int = option(200, "ngram: minimum characters of a remaining piece.", minimum=1)
     ngram_pieces: int = option(10, "ngram: maximum number of pieces of a document.", minimum=1)
-    log_interval: int = option(
-        1000, "Documents between progress lines, if there is no live display.", minimum=1
+    log_interval: int | None = option(
+        None,
+        "Documents between progress lines, if there is no live display; default: a line every ten "
+        "seconds.",
+        minimum=1,
     )
     json: bool = option(False, "Print the summary as JSON.")
     plugin_off: tuple[str, ...] = plugin_off_option()
@@ -135,8 +138,10 @@ def run(argv: list[str]) -> int:
     from lmcore.data.clean.run import CleanProgress, clean
 
     request = _request(section, _tokenizer(section, argv))
-    with ProgressLine(CleanProgress.line) as line, clean_termination():
-        report = clean(request, line, log_interval=1 if line.live else section.log_interval)
+    progress = ProgressLine(CleanProgress.line, every=section.log_interval is not None)
+    with progress as line, clean_termination():
+        interval = 1 if line.live else section.log_interval or 1
+        report = clean(request, line, log_interval=interval)
     text = json.dumps(report.to_json(), indent=2) if section.json else _summary(report)
     print(printable(text), file=sys.stderr if section.output == "-" else sys.stdout)
     return 0

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import shlex
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
@@ -21,7 +20,7 @@ from lmcore.errors import ConfigError, LmcoreError, counted, printable
 
 if TYPE_CHECKING:
     from lmcore.data.gpt2_preload import BpePreload
-    from lmcore.data.prepare.run import PrepareProgress, PrepareReport, PrepareRequest
+    from lmcore.data.prepare.run import PrepareReport, PrepareRequest
     from lmcore.data.prepare.sentence.splitter import SentenceSplitter
     from lmcore.data.tokenizer import Tokenizer
 
@@ -55,14 +54,16 @@ def run(argv: list[str]) -> int:
     from lmcore.data.prepare.run import PrepareProgress, join, prepare
 
     gc.freeze()  # what is loaded stays: it is not looked through again, not at the end either
-    line = ProgressLine(PrepareProgress.bar)
+    line = ProgressLine(
+        PrepareProgress.bar, log=PrepareProgress.line, every=section.log_interval is not None
+    )
     request = _request(section, argv, preload, live=line.live)
     if section.join_partitions:
         with clean_termination():
             report = join(request)
     else:
         with line, clean_termination():
-            report = prepare(request, line if line.live else _PlainProgress())
+            report = prepare(request, line)
     print(
         json.dumps(report.to_json(), indent=2)
         if section.json
@@ -102,7 +103,7 @@ def _request(
         append_eod=section.append_eod and tokenizer is not None,
         workers=section.workers,
         on_error=cast("Literal['stop', 'skip']", section.on_error),
-        log_interval=1 if live else section.log_interval,
+        log_interval=1 if live else section.log_interval or 1,
         input_format=section.input_format,
         dataset_impl=section.dataset_impl,
         resume=section.resume,
@@ -162,18 +163,6 @@ def _partition_problems(section: PrepareSection) -> list[LmcoreError]:
             )
         ]
     return []
-
-
-class _PlainProgress:
-    """Progress output as Megatron's lines, without repetition."""
-
-    def __init__(self) -> None:
-        self.last = -1
-
-    def __call__(self, progress: PrepareProgress) -> None:
-        if progress.documents != self.last:
-            self.last = progress.documents
-            print(printable(progress.line()), file=sys.stderr, flush=True)
 
 
 def _summary(report: PrepareReport, request: PrepareRequest) -> str:

@@ -73,8 +73,11 @@ class PrepareSection(TokenizerSection, InputSection):
     join_partitions: bool = option(
         False, "Join the partitions of all hosts after each was prepared."
     )
-    log_interval: int = option(
-        1000, "Documents between progress lines, if there is no live display.", minimum=1
+    log_interval: int | None = option(
+        None,
+        "Documents between progress lines, if there is no live display; default: a line every ten "
+        "seconds.",
+        minimum=1,
     )
     json: bool = option(False, "Print the summary as JSON.")
     plugin_off: tuple[str, ...] = plugin_off_option()

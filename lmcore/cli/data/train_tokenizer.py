@@ -112,7 +112,7 @@ def run(argv: list[str]) -> int:
         on_error=on_error,
         input_format=section.input_format,
     )
-    with ProgressLine(ReadProgress.line, log_seconds=10) as line, clean_termination():
+    with ProgressLine(ReadProgress.line) as line, clean_termination():
         report = train_tokenizer(request, reading=line, training=_print_start)
     print(
         json.dumps(report.to_json(), indent=2)

@@ -12,6 +12,7 @@ from lmcore.cli.plugin.plugin_commands import (
     group_help,
     run_command,
 )
+from lmcore.config.options.help import fitted
 from lmcore.errors import ConfigError
 from lmcore.plugin.discovery import discover
 
@@ -32,7 +33,7 @@ def run(argv: list[str]) -> int:
     commands = commands_of_group(find_commands(()), "plugin")
     if not argv or argv[0] in {"-h", "--help"}:
         about = [] if commands else [f"`{_KIT}` is not installed: {_INSTALL}."]
-        print("\n\n".join([SUMMARY, group_help("plugin", commands), *about]))
+        print(fitted("\n\n".join([SUMMARY, group_help("plugin", commands), *about])))
         return 0
     if not commands:
         raise _no_commands(argv[0])

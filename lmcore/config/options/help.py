@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import shutil
 import textwrap
 from collections.abc import Sequence
 
 from lmcore.config.option import Option
 
-__all__ = ["Group", "flag_form", "render_help", "shown_default"]
+__all__ = ["Group", "fitted", "flag_form", "render_help", "shown_default"]
 
 Group = tuple[str, str, Sequence[Option]]
 """Title, summary in one line, options."""
@@ -39,7 +41,7 @@ def render_help(
         epilog: Text printed last.
         width: Number of columns; default: the terminal's, at most 100.
     """
-    columns = width or min(max(shutil.get_terminal_size().columns, 60), 100)
+    columns = width or _columns()
     if usage is None:
         usage = " ".join([*(name for name, _ in positionals), "[--flags]"])
     parts = [summary, f"usage: {command} {usage}".rstrip()]
@@ -54,7 +56,52 @@ def render_help(
         parts.append("\n".join([head, *rows]))
     if epilog:
         parts.append(epilog)
-    return "\n\n".join(parts)
+    return fitted("\n\n".join(parts), columns)
+
+
+def fitted(text: str, columns: int | None = None) -> str:
+    """Return a help text with each line that is too long wrapped.
+
+    Lines of prose that follow each other are wrapped together; the second column of a table keeps
+    its indent.  Examples of commands are not broken.
+
+    Args:
+        text: The text; lines that begin with a space are rows of a table or commands.
+        columns: Number of columns; default: the terminal's, at least 60 and at most 100.
+    """
+    columns = columns or _columns()
+    if all(len(line) <= columns for line in text.splitlines()):
+        return text
+    found: list[str] = []
+    for is_prose, group in itertools.groupby(text.splitlines(), lambda line: line[:1].strip()):
+        lines = list(group)
+        if is_prose and max(map(len, lines)) > columns and not lines[0].startswith("usage:"):
+            found += _wrapped(" ".join(lines), columns)
+            continue
+        for line in lines:
+            row = re.match(r"(usage: lmcore |  (?!lmcore )\S+ +(?=\S))(.*)", line)
+            if len(line) <= columns or row is None:
+                found.append(line)
+            else:
+                found += _wrapped(row[2], columns, row[1])
+    return "\n".join(found)
+
+
+def _wrapped(text: str, columns: int, head: str = "") -> list[str]:
+    """Return *text* in lines; *head* begins the first, the others are indented by its length."""
+    glued = re.sub(r"`[^`]*`", lambda quoted: quoted[0].replace(" ", _JOINT), text)
+    wrap = textwrap.TextWrapper(
+        columns,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return [line.replace(_JOINT, " ") for line in wrap.wrap(glued)]
+
+
+def _columns() -> int:
+    return min(max(shutil.get_terminal_size().columns, 60), 100)
 
 
 def shown_default(option: Option) -> str:

@@ -262,6 +262,9 @@ def _interrupted(worker: _Worker) -> bool:
     return worker.status in {INTERRUPTED, -signal.SIGINT}
 
 
+_SAME = "the same error"
+
+
 def _failure_text(first: _Worker, workers: Sequence[_Worker]) -> str:
     """Return the first failure in full, and a line for each group of other endings."""
     size = len(workers)
@@ -270,6 +273,8 @@ def _failure_text(first: _Worker, workers: Sequence[_Worker]) -> str:
     for worker in workers:
         if worker is not first:
             groups.setdefault(_in_short(worker, shown), []).append(worker.rank)
+    if size > 1 and groups.keys() == {_SAME}:
+        return f"{shown}\n\nall {size} ranks report the same error"
     lines = [shown, "", f"from rank {first.rank} of {size}"]
     lines += [f"  {named_ranks(ranks)}: {text}" for text, ranks in groups.items()]
     return "\n".join(lines)
@@ -283,20 +288,20 @@ def _ending(worker: _Worker, size: int) -> str:
     name = signal_name(-status)
     why = "its last lines are above"
     if -status == signal.SIGKILL:
-        why = "the system ends processes so when memory runs out, and people with `kill -9`"
-    return RunError(f"rank {worker.rank} of {size} was ended by {name}", why=why).render()
+        why = "most often the kernel's out-of-memory killer, or a manual `kill -9`"
+    return RunError(f"rank {worker.rank} of {size} was killed by {name}", why=why).render()
 
 
 def _in_short(worker: _Worker, shown: str) -> str:
     if worker.report is not None:
         if worker.report.text == shown:
-            return "the same"
+            return _SAME
         first_line = worker.report.text.splitlines()[0].removeprefix("error: ")
         return "stopped because of it" if worker.report.secondary else first_line
     if worker.ended is None:
         return "still running, and ended"
     status = worker.status or 0
-    return f"ended by {signal_name(-status)}" if status < 0 else f"exit status {status}"
+    return f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
 
 
 def _pass_on(rank: int, stream: IO[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.datasets import RunDatasets
 
-__all__ = ["announcement"]
+__all__ = ["announcement", "header_lines"]
+
+_INDENT = len("precision ")
 
 
 def announcement(
@@ -64,6 +67,17 @@ def announcement(
     yield f"writing   {directory}{os.sep}"
 
 
+def header_lines(line: str, width: int) -> str:
+    """Return a line of the announcement wrapped between words, indented below its text."""
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=" " * _INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def _hardware(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
     device, processes = runtime.device, runtime.processes
     many = f", {plan.world_size} processes over {processes.backend.name}" if processes else ""
@@ -80,7 +94,7 @@ def _hardware(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
         why = "" if asked else ", as it pays on this device (`--no-compile`: it is not)"
         yield f"compile   each block{why}"
     if plan.config.training.step_graph:
-        yield "graph     forward and backward of a micro-batch, recorded once and played again"
+        yield "graph     forward and backward of a micro-batch, captured once and replayed"
 
 
 def _schedule(plan: RunPlan, *, resumed: bool) -> str:

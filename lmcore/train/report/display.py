@@ -5,6 +5,7 @@ All output goes to stderr; stdout is for results.  The live view is in `live_dis
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -53,6 +54,10 @@ class Progress:
 
 class Display(Protocol):
     """The display of a run."""
+
+    @property
+    def width(self) -> int | None:
+        """Number of columns of the terminal; None if the lines go to a file."""
 
     def say(self, text: str) -> None:
         """Show a line of text."""
@@ -106,6 +111,11 @@ def training_line(row: StepRecord, progress: Progress) -> str:
 
 class PlainDisplay:
     """Lines on stderr, for files and logs."""
+
+    @property
+    def width(self) -> int | None:
+        """Number of columns of the terminal; None if stderr is none."""
+        return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
     def say(self, text: str) -> None:
         """Print a line."""

@@ -72,6 +72,11 @@ class LiveDisplay:
         self._drawn = 0.0
         self._handlers: list[tuple[logging.Handler, logging.Handler]] = []
 
+    @property
+    def width(self) -> int:
+        """Number of columns of the terminal."""
+        return self.console.width
+
     def say(self, text: str) -> None:
         """Print a line above the view."""
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
@@ -142,7 +147,11 @@ class LiveDisplay:
         )
         body = Table.grid(padding=(0, 2))
         shown = "not finite" if row.loss is None else f"{row.loss:.4f}"
-        body.add_row("loss", Text(shown, style="bold cyan"), self._curve())
+        speed = f"{progress.mean_tokens_per_second:,.0f}"
+        # Columns of labels and values, each followed by two spaces.
+        beside = len("speed") + 2 + max(len(shown), len(speed)) + 2
+        curve = sparkline(list(self.losses), max(1, min(_CURVE_WIDTH, self.width - beside)))
+        body.add_row("loss", Text(shown, style="bold cyan"), Text(curve, style="cyan"))
         if self.validations:
             step, loss, perplexity = self.validations[-1]
             body.add_row(
@@ -151,7 +160,6 @@ class LiveDisplay:
                 Text(f"after step {step}, perplexity {perplexity:.2f}", style="dim"),
             )
         mfu = "" if progress.mean_mfu is None else f", {100 * progress.mean_mfu:.0f}% MFU"
-        speed = f"{progress.mean_tokens_per_second:,.0f}"
         detail = f"tokens/s, {progress.mean_step_ms:.0f} ms a step{mfu}"
         body.add_row("speed", Text(speed, style="bold"), Text(detail, style="dim"))
         norm = "step skipped" if row.grad_norm is None else f"gradient norm {row.grad_norm:.2f}"
@@ -161,6 +169,3 @@ class LiveDisplay:
             scale = f"loss scale {row.loss_scale:g}, {row.skipped_iterations} steps skipped so far"
             body.add_row("", "", Text(scale, style="dim"))
         return Group(head, body)
-
-    def _curve(self) -> Text:
-        return Text(sparkline(list(self.losses), _CURVE_WIDTH), style="cyan")

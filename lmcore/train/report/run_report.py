@@ -25,7 +25,7 @@ from lmcore.errors import LmcoreError, RunError
 from lmcore.plugin import run_end, run_start
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.due import DueSchedule
-from lmcore.train.report.announcement import announcement
+from lmcore.train.report.announcement import announcement, header_lines
 from lmcore.train.report.display import Display, PlainDisplay, Progress, SilentDisplay, duration
 from lmcore.train.report.metrics import MetricsFile, TensorBoard
 from lmcore.train.report.profiler import Profile
@@ -249,7 +249,8 @@ class RunReport:
             checkpoint=checkpoint,
             step=state.iteration,
         ):
-            self.display.say(line)
+            width = self.display.width
+            self.display.say(line if width is None else header_lines(line, width))
         if state.iteration >= plan.train_iters and self.is_main_rank and self._finished is None:
             logger.warning(
                 "nothing is left to train: the checkpoint is of step %d, the run ends at step %d",

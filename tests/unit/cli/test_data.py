@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lmcore.cli.data import run
-from lmcore.cli.data.prepare import _PlainProgress
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.prepare.run import PrepareProgress
 from lmcore.errors import ConfigError, DataError
@@ -77,7 +79,7 @@ def test_prepare_and_inspect(corpus: Path, capsys: pytest.CaptureFixture[str]) -
     captured = capsys.readouterr()
     assert "3 documents, 19 tokens of uint16, 38 bytes" in captured.out  # 16 bytes and 3 ends
     assert "next: lmcore train --data-path out_text_document" in captured.out
-    assert captured.err.startswith("Processed 3 documents (")
+    assert captured.err == ""  # a log gets a line every ten seconds
     assert run(["inspect", "out_text_document.idx"]) == 0
     rows = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:-1])
     assert rows["documents"].strip() == "3"
@@ -175,15 +177,43 @@ def test_wrong_commands() -> None:
     ]
 
 
-def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Plain progress prints a state once."""
+def test_progress_lines() -> None:
+    """A log gets Megatron's line, a terminal a shorter one."""
     progress = PrepareProgress(documents=1000, json_bytes=2**20, seconds=2.0)
-    plain = _PlainProgress()
-    plain(progress)
-    plain(progress)
-    line = "Processed 1000 documents (500.0 docs/s, 0.50 MB/s)."
-    assert capsys.readouterr().err == f"{line}\n"
+    assert progress.line() == "Processed 1000 documents (500.0 docs/s, 0.50 MB/s)."
     assert progress.bar() == "1,000 documents, 500 docs/s, 0.50 MB/s"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "prepare --output-prefix out --tokenizer-type ByteTokenizer",
+        "clean exact --output clean.jsonl",
+        "train-tokenizer --output-dir new --vocab-size 300",
+    ],
+)
+def test_a_log_gets_progress_by_time(
+    corpus: Path,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A fast command writes no progress line into a log, a slow one a line every ten seconds."""
+    corpus.write_text("".join(f'{{"text": "a document, {i}"}}\n' for i in range(3000)), "utf-8")
+    argv = [*command.split(), "--input", str(corpus)]
+    assert run(argv) == 0
+    assert not _progress(capsys.readouterr().err)
+    for path in corpus.parent.iterdir():
+        if path != corpus:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    clock = itertools.count(step=6)
+    monkeypatch.setattr("lmcore.cli.text.progress.time", SimpleNamespace(monotonic=clock.__next__))
+    assert run(argv) == 0
+    assert len(_progress(capsys.readouterr().err)) == (next(clock) // 6 - 1) // 2
+
+
+def _progress(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "ocuments" in line and "training on" not in line]
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,11 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[list[str]], 
     return install
 
 
-def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """No argument, `--help` and `help` list every command with its line, on stdout, status 0."""
+    monkeypatch.setenv("COLUMNS", "100")
     texts = []
     for argv in ([], ["--help"], ["-h"], ["help"]):
         assert main(argv) == 0
@@ -172,3 +175,14 @@ def test_a_launchers_rank_before_the_command_is_passed_over(
     assert main(["--local_rank=3", "--version"]) == 0
     assert capsys.readouterr().out.startswith("lmcore ")
     assert main(["--local_rank", "--version"]) == 2
+
+
+@pytest.mark.parametrize("command", ["", "train", "config show", "data", "data split", "ops"])
+def test_help_fits_a_narrow_terminal(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No line exceeds 60 columns, but examples of commands, which are copied whole."""
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main([*command.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 60 and not line.startswith("  lmcore ")] == []

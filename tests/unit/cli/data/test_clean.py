@@ -50,7 +50,7 @@ def test_summary(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ["exact", "2", "2"],
     ]
     assert lines[-1] == "next: lmcore data prepare --input out.jsonl ..."
-    assert captured.err.startswith("fix, length, exact: 4 documents (")
+    assert captured.err == ""  # a log gets a line every ten seconds
     assert Path("out.jsonl").read_text(encoding="utf-8").splitlines()[1] == '{"text": "schön"}'
 
 

@@ -48,13 +48,13 @@ def test_line_is_cleared_when_the_command_fails(
 
 
 @pytest.mark.parametrize(
-    "log_seconds, shown", [(0, "0\n1\n2\n"), (10, "2\n")], ids=["each", "now and then"]
+    "every, shown", [(True, "0\n1\n2\n"), (False, "2\n")], ids=["each", "by time"]
 )
 def test_log_has_whole_lines(
-    clock: list[float], capsys: pytest.CaptureFixture[str], log_seconds: float, shown: str
+    clock: list[float], capsys: pytest.CaptureFixture[str], every: bool, shown: str
 ) -> None:
-    """In a log each line stands by itself, as often as is asked for."""
-    with ProgressLine(str, log_seconds=log_seconds) as line:
+    """A log gets whole lines, every ten seconds or each once, as asked for."""
+    with ProgressLine(str, every=every) as line:
         for number, seconds in enumerate((0, 9, 2)):
             clock[0] += seconds
             line(number)

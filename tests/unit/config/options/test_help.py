@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from lmcore.config.option import option, options_of
-from lmcore.config.options.help import render_help
+from lmcore.config.options.help import fitted, render_help
 from lmcore.config.options.run_help import render_run_help
 from lmcore.config.section import run_options
 
@@ -68,3 +68,23 @@ def test_run_help_shows_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"{one.flag[2:]}" in text
     assert "--preset NAME" in text
     assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_long_lines_are_wrapped() -> None:
+    """Prose and tables are wrapped, code in backticks and commands are not broken."""
+    text = (
+        "A line of prose that is long, and `some code` at its end.\n\nrows:\n"
+        "  name        a description that is longer than the line\n\n"
+        "  lmcore data split --datasets one two --output-prefix parts"
+    )
+    assert fitted(text, 40).splitlines() == [
+        "A line of prose that is long, and",
+        "`some code` at its end.",
+        "",
+        "rows:",
+        "  name        a description that is",
+        "              longer than the line",
+        "",
+        "  lmcore data split --datasets one two --output-prefix parts",
+    ]
+    assert fitted(text, 100) == text

@@ -158,7 +158,7 @@ def test_failures() -> None:
     assert "rank 1 of 2 ended with exit status 1" in err
     status, _, err = ended("go(lambda: os.kill(os.getpid(), signal.SIGKILL) or 0)")
     assert status == 1
-    assert "was ended by SIGKILL" in err
+    assert "was killed by SIGKILL" in err
 
 
 def test_interrupted() -> None:

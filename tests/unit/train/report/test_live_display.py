@@ -65,6 +65,20 @@ def test_view(display: LiveDisplay) -> None:
         assert part in text, part
 
 
+@pytest.mark.parametrize("columns", [40, 60, 100])
+def test_curve_of_a_long_run_fits(columns: int) -> None:
+    """The loss curve is as wide as the terminal leaves room for, at most 48 columns."""
+    console = Console(file=io.StringIO(), width=columns)
+    display = LiveDisplay(console)
+    for _ in range(100):
+        display.losses.append(len(display.losses) % 7)
+    display._last = (ROW, PROGRESS)
+    console.print(display._render())
+    (line,) = [line for line in console.file.getvalue().splitlines() if line.startswith("loss")]
+    assert "\N{HORIZONTAL ELLIPSIS}" not in line
+    assert len(line.split()[-1]) == min(48, columns - 15)
+
+
 def test_skipped_steps(display: LiveDisplay) -> None:
     """A step that was skipped has no norm; how many there were and the scale are shown."""
     skipped = dataclasses.replace(
