@@ -40,7 +40,8 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
         found = survey(path)
         checkpoint, manifest = found.newest()
     except CheckpointError:
-        first_start = settings.save is not None and Path(settings.save) == path
+        save = settings.save
+        first_start = save is not None and Path(save).resolve() == path.resolve()
         may_be_missing = first_start or not settings.exit_on_missing_checkpoint
         if not may_be_missing or _holds_any(path):
             raise

@@ -185,6 +185,75 @@ def test_a_text_and_a_data_set_replace_each_other(write) -> None:
     assert load_config([path, empty]).value("corpus") == "shakespeare"
 
 
+@pytest.mark.parametrize("flags", ["--data-path none", "empty.yaml"])
+def test_a_list_is_emptied(write, flags: str) -> None:
+    """`none` on the command line and nothing in a later file empty the list of an earlier file."""
+    path = write("data:\n  data_path: [a]\n  valid_data_path: b\n")
+    write("data:\n  data_path:\n", "empty.yaml")
+    loaded = load_config([path, *flags.split(), "--valid-data-path", "none"])
+    assert loaded.value("data_path") == ()
+    assert loaded.value("valid_data_path") == ()
+    swapped = load_config([path, "--valid-data-path", "none", "--corpus", "shakespeare"])
+    assert swapped.config.data.corpus == "shakespeare"
+    assert swapped.config.data.data_path == ()
+
+
+@pytest.mark.parametrize(
+    "section,line,expected",
+    [
+        ("data", "data_path: web", ("conf/web",)),
+        (
+            "data",
+            "data_path: [0.3, web, 0.7, /data/books]",
+            ("0.3", "conf/web", "0.7", "/data/books"),
+        ),
+        (
+            "data",
+            "train_weighted_split_paths: 't: 1 0:1 web, 2 0:1 /b'",
+            ("t: 1 0:1 conf/web, 2 0:1 /b",),
+        ),
+        ("data", "valid_weighted_split_paths: ['v:', '1', '0:1', web]", ("v: 1 0:1 conf/web",)),
+        ("data", "test_weighted_split_paths: 't: web'", ("t: web",)),
+        ("data", "data_file_list: list.txt", "conf/list.txt"),
+        ("data", "data_cache_path: ../cache", "conf/../cache"),
+        ("data", "vocab_file: vocab.json", "conf/vocab.json"),
+        ("data", "tokenizer_model: null", None),
+        ("checkpoint", "load: runs/a", "conf/runs/a"),
+        ("checkpoint", "save: runs/a", "conf/runs/a"),
+        ("logging", "tensorboard_dir: tb", "conf/tb"),
+        ("logging", "name: gpt", "gpt"),
+    ],
+)
+def test_paths_are_relative_to_their_file(write, section: str, line: str, expected: object) -> None:
+    """Relative paths in a file are relative to the file, also between weights and in ranges."""
+    Path("conf").mkdir()
+    path = write(f"{section}:\n  {line}\n", "conf/run.yaml")
+    assert load_config([path]).value(line.partition(":")[0]) == expected
+
+
+def test_paths_of_a_deepspeed_file(write) -> None:
+    """DeepSpeed's file is found beside the file that names it."""
+    Path("conf").mkdir()
+    write('{"gradient_clipping": 3}', "conf/ds.json")
+    path = write("parallel:\n  engine: deepspeed\n  deepspeed_config: ds.json\n", "conf/run.yaml")
+    assert load_config([path]).value("clip_grad") == 3
+
+
+def test_a_path_of_the_working_directory(write, caplog: pytest.LogCaptureFixture) -> None:
+    """A path that is there for the working directory only is an error with the path to write."""
+    Path("conf").mkdir()
+    write("", "web.idx")
+    path = write("data:\n  data_path: web\n", "conf/run.yaml")
+    with pytest.raises(ConfigError) as caught:
+        load_config([path])
+    assert caught.value.what == "conf/run.yaml:2: `data_path: web`: there is no `conf/web`"
+    assert "write `../web`" in str(caught.value.hint)
+    assert load_config([write("data:\n  data_path: ../web\n", "conf/b.yaml")])
+    Path("runs").mkdir()
+    load_config([write("checkpoint:\n  save: runs\n", "conf/c.yaml")])
+    assert caplog.messages == ["conf/c.yaml:2: `save: runs` is `conf/runs`: relative to the file"]
+
+
 def test_tokenizer_of_vocabulary_and_merges() -> None:
     """Vocabulary and merges without a type are GPT-2's tokenizer, as in Megatron's commands."""
     loaded = load_config(["--vocab-file", "v.json", "--merge-file", "m.txt"])
