@@ -199,7 +199,14 @@ def digest(folder: Path, step: int) -> dict[str, Any]:
 
 
 def checkpoint_difference(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """Return how two checkpoints differ; an empty string if they do not."""
+    """Return how two checkpoints differ; an empty string if they do not.
+
+    Entries of the manifest's `meta` that only one of the versions writes are not compared.
+    """
+    known = one["manifest"]["meta"].keys() & other["manifest"]["meta"].keys()
+    for checkpoint in (one, other):
+        meta = checkpoint["manifest"]["meta"]
+        checkpoint["manifest"]["meta"] = {key: meta[key] for key in known}
     for part in ("tensors", "manifest"):
         if one[part] != other[part]:
             keys = sorted(one[part].keys() | other[part].keys())

@@ -27,6 +27,12 @@ def test_equal_runs_and_a_changed_result(tmp_path: Path) -> None:
         done = run(*command)
         assert done.returncode == 0, done.stdout + done.stderr
     assert run("compare", before, after).returncode == 0
+    for step in (6, 12):  # a version that writes more into a manifest
+        manifest = after / "fp32" / "checkpoints" / f"iter_{step:07}" / "manifest.json"
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        content["meta"]["new"] = 1
+        manifest.write_text(json.dumps(content), encoding="utf-8")
+    assert run("compare", before, after).returncode == 0
     path = after / "fp32" / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines()
     lines[3] = json.dumps(json.loads(lines[3]) | {"loss": 1.0})
