@@ -104,11 +104,6 @@ class Manifest:
     tensors: Mapping[str, TensorEntry]
     files: Mapping[str, FileEntry]
 
-    @property
-    def total_bytes(self) -> int:
-        """Number of bytes of all files but the manifest."""
-        return sum(entry.size for entry in self.files.values())
-
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the JSON text of *manifest*, its own checksum included.

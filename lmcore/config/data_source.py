@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmcore.config.section.data import DataSection
+from lmcore.config.split import Split, parse_split
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.errors import ConfigError, LmcoreError
 
@@ -26,10 +27,7 @@ __all__ = [
     "DataSource",
     "Part",
     "RunSources",
-    "data_sources",
     "overlapping_ranges",
-    "parse_data_path",
-    "parse_weighted_split_paths",
     "read_sources",
     "without_ending",
 ]
@@ -105,11 +103,13 @@ class RunSources:
             own blend.
         own: Blend of each part that has its own.
         bundled: True if no flag names data, so that the run reads the bundled text.
+        split: Shares of the documents of `divided` for each part; None if `--split` is malformed.
     """
 
     divided: Blend | None
     own: Mapping[Part, Blend] = field(default_factory=dict)
     bundled: bool = False
+    split: Split | None = None
 
     def blends(self) -> tuple[Blend, ...]:
         """Return every blend, training first."""
@@ -118,24 +118,17 @@ class RunSources:
         )
 
 
-def data_sources(settings: DataSection) -> RunSources:
-    """Return the sources that the `data` section names; without any, the bundled text.
-
-    Raises:
-        ConfigError: Every weight and range that cannot be read, with its option.
-    """
-    found, problems = read_sources(settings)
-    _raise_all(problems)
-    return found
-
-
 def read_sources(settings: DataSection) -> tuple[RunSources, list[LmcoreError]]:
     """Return the sources as far as they can be parsed, and every problem of the flags.
 
     A source whose weight or range is wrong is among them, so that its other problems are found
     too.  `--split` divides the texts of `train_data` if validation and test have no sources of
-    their own.
+    their own; a malformed split is not among the problems, but the rules report it.
     """
+    try:
+        split = parse_split(settings.split)
+    except ConfigError:
+        split = None
     own: dict[Part, Blend] = {}
     problems: list[LmcoreError] = []
     for part in PARTS:
@@ -144,9 +137,9 @@ def read_sources(settings: DataSection) -> tuple[RunSources, list[LmcoreError]]:
             if words:
                 own[part] = _own_blend(option, words, problems)
     if set(own) == {"train"} and own["train"].option == "train_data":
-        return RunSources(own["train"]), problems
+        return RunSources(own["train"], split=split), problems
     if own:
-        return RunSources(None, own), problems
+        return RunSources(None, own, split=split), problems
     if settings.data_file_list is not None:
         divided = Blend("data_file_list", (), file_list=settings.data_file_list)
     elif settings.data_path:
@@ -154,8 +147,8 @@ def read_sources(settings: DataSection) -> tuple[RunSources, list[LmcoreError]]:
         divided = Blend("data_path", sources)
     else:
         divided = Blend("corpus", (DataSource(settings.corpus or BUNDLED, corpus=True),))
-        return RunSources(divided, bundled=settings.corpus is None), problems
-    return RunSources(divided), problems
+        return RunSources(divided, bundled=settings.corpus is None, split=split), problems
+    return RunSources(divided, split=split), problems
 
 
 def _own_blend(option: str, words: tuple[str, ...], problems: list[LmcoreError]) -> Blend:
@@ -179,22 +172,6 @@ def _own_blend(option: str, words: tuple[str, ...], problems: list[LmcoreError])
 def without_ending(path: str) -> str:
     """Return the prefix of `PREFIX.bin`, `PREFIX.idx` or `PREFIX`."""
     return path.removesuffix(".bin").removesuffix(".idx")
-
-
-def parse_data_path(words: Sequence[str], flag: str) -> tuple[DataSource, ...]:
-    """Return the sources of `W P W P ...`, or of `P P ...`, which are weighted by size.
-
-    Args:
-        words: Values of the flag.
-        flag: Name of the flag, for messages.
-
-    Raises:
-        ConfigError: A weight that is missing, no number, or not above 0.
-    """
-    problems: list[LmcoreError] = []
-    found = _data_path(words, flag, problems)
-    _raise_all(problems)
-    return found
 
 
 def _data_path(
@@ -225,25 +202,6 @@ def _data_path(
         DataSource(without_ending(path.strip()), _weight(text, path, flag, problems))
         for text, path in zip(words[::2], words[1::2], strict=True)
     )
-
-
-def parse_weighted_split_paths(
-    words: Sequence[str], flag: str
-) -> dict[str, tuple[DataSource, ...]]:
-    """Return the sources of each `"NAME: W START:END PATH, W START:END PATH"`, by name.
-
-    Args:
-        words: Values of the flag; a group that the shell split at blanks is joined again.
-        flag: Name of the flag, for messages.
-
-    Raises:
-        ConfigError: Text of another form, a wrong weight, or a range that is empty or exceeds 0
-            to 1.
-    """
-    problems: list[LmcoreError] = []
-    found = _weighted_split_paths(words, flag, problems)
-    _raise_all(problems)
-    return found
 
 
 def _weighted_split_paths(
@@ -339,11 +297,6 @@ def _range(text: str, path: str, flag: str, problems: list[LmcoreError]) -> tupl
         problems.append(problem)
         return 0.0, 0.0
     return start, end
-
-
-def _raise_all(problems: Sequence[LmcoreError]) -> None:
-    if problems:
-        raise ConfigError.collect(problems)
 
 
 def _is_number(word: str) -> bool:

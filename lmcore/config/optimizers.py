@@ -5,15 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-__all__ = ["IMPORT_PATH", "OPTIMIZERS", "OptimizerFacts", "Sharding", "optimizer_facts"]
-
-Sharding = Literal["elementwise", "norms", "whole"]
-"""Ways in which an optimizer can update a shard of a parameter.
-
-"elementwise": like the whole parameter; "norms": like the whole, given norms that are summed over
-the shards; "whole": not at all, it needs whole parameters."""
+__all__ = ["IMPORT_PATH", "OPTIMIZERS", "OptimizerFacts", "optimizer_facts"]
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """Pattern of the import path of a class, "module:Class"."""
@@ -24,36 +17,25 @@ class OptimizerFacts:
     """Facts about one optimizer.
 
     Attributes:
-        sharding: Update of a shard of a parameter that it supports.
-        needs_whole: Why it needs whole parameters; empty if it does not.
+        needs_whole: Why it needs whole parameters; empty if it can update shards.
         samples_labels: True if it samples labels from the model's predictions, for which a
             process needs the logits of the whole model.
     """
 
-    sharding: Sharding
     needs_whole: str = ""
     samples_labels: bool = False
 
 
 OPTIMIZERS: Mapping[str, OptimizerFacts] = {
-    "adam": OptimizerFacts("elementwise"),
-    "sgd": OptimizerFacts("elementwise"),
-    "lamb": OptimizerFacts("norms"),
-    "muon": OptimizerFacts(
-        "whole",
-        "it orthogonalizes whole matrices",
-    ),
-    "sophia": OptimizerFacts(
-        "elementwise",
-        samples_labels=True,
-    ),
-    "adopt": OptimizerFacts("elementwise"),
-    "shampoo": OptimizerFacts(
-        "whole",
-        "its preconditioners need whole matrices",
-    ),
-    "schedulefree": OptimizerFacts("elementwise"),
-    "adam8bit": OptimizerFacts("whole", "blocks of 256 values share a scale"),
+    "adam": OptimizerFacts(),
+    "sgd": OptimizerFacts(),
+    "lamb": OptimizerFacts(),
+    "muon": OptimizerFacts("it orthogonalizes whole matrices"),
+    "sophia": OptimizerFacts(samples_labels=True),
+    "adopt": OptimizerFacts(),
+    "shampoo": OptimizerFacts("its preconditioners need whole matrices"),
+    "schedulefree": OptimizerFacts(),
+    "adam8bit": OptimizerFacts("blocks of 256 values share a scale"),
 }
 
 
@@ -67,8 +49,7 @@ def optimizer_facts(name: str, *, elementwise: bool = False) -> OptimizerFacts:
     if ":" not in name:
         return OPTIMIZERS[name]
     if elementwise:
-        return OptimizerFacts("elementwise")
+        return OptimizerFacts()
     return OptimizerFacts(
-        "whole",
-        "it may need whole parameters; `--optimizer-elementwise` says that it does not",
+        "it may need whole parameters; `--optimizer-elementwise` says that it does not"
     )

@@ -53,8 +53,8 @@ class LoadedConfig:
         provenance: Origin of every option's value, by name.
         preset: Name of the preset; None if none was given.
         files: Paths of the YAML files, in the order given.
-        notices: One message about the Megatron flags that were translated, one about those that
-            change nothing, and one line for each part of a file that is ignored.
+        notices: One message about the Megatron flags that were translated, one about the flags
+            without effect, and one line for each part of a file that is ignored.
         texts: Flags as typed, by option name.
         plugins: Sections that plugins add.
         accumulation_steps: Micro-batches of a step, if DeepSpeed's file gives their number.

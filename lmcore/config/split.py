@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from lmcore.errors import ConfigError
 
-__all__ = ["BLEND_RULES", "OLDER_RULES", "SPLIT_RULES", "parse_split"]
+__all__ = ["BLEND_RULES", "OLDER_RULES", "SPLIT_RULES", "Split", "parse_split"]
 
 _HINT = "write three shares, such as `969,30,1`"
 
@@ -20,8 +21,21 @@ OLDER_RULES = {"split_rule": "legacy", "blend_rule": "lmcore-2026.11"}
 """Rules of runs whose checkpoint records none, by option name: lmcore 2026.11 had no others."""
 
 
-def parse_split(text: str) -> tuple[float, float, float]:
-    """Return the shares of training, validation and test documents, in the unit of *text*.
+@dataclass(frozen=True)
+class Split:
+    """Value of `--split`.
+
+    Attributes:
+        text: The value as the user gave it, for messages.
+        shares: Shares of training, validation and test documents, in the unit of *text*.
+    """
+
+    text: str
+    shares: tuple[float, float, float]
+
+
+def parse_split(text: str) -> Split:
+    """Return the split that *text* describes.
 
     Args:
         text: One to three numbers separated by `,` or `/`, in any unit; missing numbers are 0.
@@ -44,4 +58,4 @@ def parse_split(text: str) -> tuple[float, float, float]:
     if wrong:
         raise ConfigError(f"`{text}` is not a split", why=wrong, hint=_HINT)
     train, valid, test = shares + [0.0] * (3 - len(shares))
-    return train, valid, test
+    return Split(text, (train, valid, test))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.config.data_source import BUNDLED, DataSource, Part, RunSources
-from lmcore.config.split import parse_split
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.blend.cyclic_sampler import CyclicDataset
 from lmcore.data.blend.resume import blend_record, changed_blend, continued_blend
@@ -236,7 +235,6 @@ def _build(
     needed: tuple[Part, ...] = ("train", "valid") if plan.valid_samples > 0 else ("train",)
     parts = open_sources(
         sources,
-        settings.split,
         needed=needed,
         prefix_of=prefix_of,
         split_rule=settings.split_rule,
@@ -313,9 +311,10 @@ def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -
         return 0
     if plan.provenance["split"].kind == "default":
         return 0 if plan.sources.bundled else plan.test_samples
-    if plan.test_samples and parse_split(settings.split)[2] > 0 and "test" not in parts:
+    split = plan.sources.split
+    if plan.test_samples and split and split.shares[2] > 0 and "test" not in parts:
         logger.warning(
-            "`--split %s` leaves no test documents: there is no test at the end", settings.split
+            "`--split %s` leaves no test documents: there is no test at the end", split.text
         )
     return plan.test_samples
 

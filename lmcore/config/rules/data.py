@@ -101,11 +101,13 @@ def _repeated(loaded: LoadedConfig, blend: Blend) -> Problems:
 
 
 def _split(loaded: LoadedConfig) -> Problems:
-    try:
-        shares = parse_split(loaded.config.data.split)
-    except ConfigError as problem:
-        what = f"{loaded.shown('split')} is not a split"
-        yield ConfigError(what, why=problem.why, hint=problem.hint)
+    split = loaded.sources[0].split
+    if split is None:
+        try:
+            parse_split(loaded.config.data.split)
+        except ConfigError as problem:
+            what = f"{loaded.shown('split')} is not a split"
+            yield ConfigError(what, why=problem.why, hint=problem.hint)
         return
     own = [option for part in PARTS for option in _own(loaded, part)]
     divides = not own or own == ["train_data"]
@@ -115,7 +117,7 @@ def _split(loaded: LoadedConfig) -> Problems:
             why="each part reads all documents of its own datasets",
             hint="leave the split out; `--train-weighted-split-paths` and its like give ranges",
         )
-    if divides and shares[1] == 0 and _evaluates(loaded):
+    if divides and split.shares[1] == 0 and _evaluates(loaded):
         yield ConfigError(
             f"{loaded.shown('split')} leaves no validation documents",
             why=f"validation runs every {loaded.config.training.eval_interval} steps",

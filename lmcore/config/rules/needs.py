@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["NEED_RULES", "note_without_effect"]
 
 _LOSS_SCALING = {"fp32": False, "bf16": False, "fp16": True}
-"""Precision policies of which it is known before the run whether they have a loss scale."""
+"""Precision policies known before the run: True for one that has a loss scale."""
 
 
 def _required(loaded: LoadedConfig) -> Problems:

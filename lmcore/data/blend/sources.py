@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from lmcore.config.data_source import PARTS, Blend, DataSource, Part, RunSources
-from lmcore.config.split import BLEND_RULES, SPLIT_RULES
+from lmcore.config.split import BLEND_RULES, SPLIT_RULES, Split
 from lmcore.data.blend.dataset import (
     BlendedDataset,
     ShortSourceError,
@@ -131,7 +131,6 @@ class SampleSettings:
 
 def open_sources(
     sources: RunSources,
-    split: str,
     *,
     needed: Iterable[Part],
     prefix_of: Callable[[DataSource], str],
@@ -145,7 +144,6 @@ def open_sources(
 
     Args:
         sources: Data sources of the run, without file lists.
-        split: Value of `--split`, for sources without ranges of documents.
         needed: Parts that must not be empty.
         prefix_of: Function that returns the prefix of a source, and may prepare it first.
         split_rule: Value of `--split-rule`.
@@ -162,7 +160,8 @@ def open_sources(
         return opened[source.name]
 
     if sources.divided is not None:
-        return _divide(sources.divided, split, split_rule, tuple(needed), open_one)
+        assert sources.split is not None, "the rules refuse a malformed split"
+        return _divide(sources.divided, sources.split, split_rule, tuple(needed), open_one)
     parts: dict[Part, tuple[OpenSource, ...]] = {}
     for part, blend in sources.own.items():
         found = []
@@ -180,7 +179,7 @@ def open_sources(
 
 def _divide(
     blend: Blend,
-    split: str,
+    split: Split,
     split_rule: str,
     needed: tuple[Part, ...],
     open_one: Callable[[DataSource], IndexedDataset],
@@ -198,7 +197,7 @@ def _divide(
         for part, documents in ranges.items():
             parts[part].append(OpenSource(source.name, indexed, documents, source.weight))
     return {
-        part: _drop_empty(found, part, f"--split {split}")
+        part: _drop_empty(found, part, f"--split {split.text}")
         for part, found in parts.items()
         if part in needed or any(source.documents[0] < source.documents[1] for source in found)
     }

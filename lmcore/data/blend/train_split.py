@@ -7,7 +7,7 @@ from collections.abc import Collection
 from itertools import accumulate, pairwise
 
 from lmcore.config.data_source import PARTS, Part
-from lmcore.config.split import SPLIT_RULES, parse_split
+from lmcore.config.split import SPLIT_RULES, Split
 from lmcore.errors import DataError
 
 __all__ = ["LONG_NAME", "split_documents", "split_ranges"]
@@ -17,7 +17,7 @@ LONG_NAME = {"train": "training", "valid": "validation", "test": "test"}
 
 
 def split_documents(
-    num_documents: int, split: str, rule: str = SPLIT_RULES[0]
+    num_documents: int, split: Split, rule: str = SPLIT_RULES[0]
 ) -> tuple[int, int, int, int]:
     """Return the bounds of the training, validation and test documents.
 
@@ -30,16 +30,13 @@ def split_documents(
         split: Value of `--split`.
         rule: Value of `--split-rule`.
 
-    Raises:
-        ConfigError: *split* is malformed.
-
     Source:
         megatron-core, `parse_and_normalize_split` and `convert_split_vector_to_split_matrix` in
         `megatron/core/datasets/blended_megatron_dataset_config.py`; Megatron-LM,
         `get_train_valid_test_split_` in `megatron/legacy/data/dataset_utils.py`.  Here bounds of
         the rule `legacy` stay between 0 and *num_documents*, unlike there.
     """
-    train, valid, test = _RULES[rule](parse_split(split), num_documents)
+    train, valid, test = _RULES[rule](split.shares, num_documents)
     return 0, train, valid, test
 
 
@@ -60,7 +57,7 @@ _RULES = dict(zip(SPLIT_RULES, (_megatron_core, _legacy), strict=True))
 
 
 def split_ranges(
-    num_documents: int, split: str, *, needed: Collection[Part], rule: str = SPLIT_RULES[0]
+    num_documents: int, split: Split, *, needed: Collection[Part], rule: str = SPLIT_RULES[0]
 ) -> dict[Part, tuple[int, int]]:
     """Return the first document of each part, and the one after the last.
 
@@ -72,7 +69,6 @@ def split_ranges(
         rule: Value of `--split-rule`.
 
     Raises:
-        ConfigError: *split* is malformed.
         DataError: A needed part has no documents.
     """
     bounds = split_documents(num_documents, split, rule)
@@ -83,7 +79,7 @@ def split_ranges(
             if part != "train":
                 hint += "; `--eval-iters 0` trains without validation"
             raise DataError(
-                f"`--split {split}` leaves no {LONG_NAME[part]} documents",
+                f"`--split {split.text}` leaves no {LONG_NAME[part]} documents",
                 why=f"{num_documents} documents are divided at {list(bounds)}",
                 hint=hint,
             )

@@ -7,7 +7,7 @@ same seed chooses the same tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,22 +60,6 @@ class MaskingVocabulary(MaskingWords):
         super().__post_init__()
         if not 0 <= min(self.mask, self.pad) <= max(self.mask, self.pad) < len(self.continues):
             raise ValueError(f"{self.mask=}, {self.pad=} of {len(self.continues)} ids")
-
-    @classmethod
-    def of_pieces(
-        cls, pieces: Sequence[str], *, cls_id: int, sep: int, mask: int, pad: int
-    ) -> MaskingVocabulary:
-        """Return the properties of a WordPiece vocabulary, in which `##` continues a word.
-
-        Args:
-            pieces: Spelling of each token, by id.
-            cls_id: Id that begins a sample.
-            sep: Id that ends a segment.
-            mask: Id that replaces masked tokens.
-            pad: Id of the padding.
-        """
-        continues = np.array([piece.startswith("##") for piece in pieces], dtype=np.bool_)
-        return cls(cls_id, sep, continues, mask, pad)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Comparison of a run with the run that wrote its checkpoint, before any tensor is read.
 
-A run that resumes is the same run, or an error, or the user is told the difference: each option
-declares by `on_resume` which of them applies.
+A difference is allowed, logged as a warning, or an error: each option declares by `on_resume` which
+of these applies.
 """
 
 from __future__ import annotations

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore.config.data_source import (
-    DataSource,
-    data_sources,
-    overlapping_ranges,
-    parse_data_path,
-    parse_weighted_split_paths,
-)
+from lmcore.config.data_source import Blend, DataSource, overlapping_ranges
 from lmcore.config.load import load_config
 from lmcore.errors import ConfigError
 
 
 def sources_of(*argv: str):
-    return data_sources(load_config(list(argv)).config.data)
+    found, problems = load_config(list(argv)).sources
+    if problems:
+        raise ConfigError.collect(problems)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -32,8 +29,8 @@ def sources_of(*argv: str):
 )
 def test_data_path(words, expected):
     """Weights and prefixes in turn, or prefixes alone."""
-    found = parse_data_path(words.split(), "--data-path")
-    assert [(one.name, one.weight) for one in found] == expected
+    (found,) = sources_of("--data-path", *words.split()).blends()
+    assert [(one.name, one.weight) for one in found.sources] == expected
 
 
 @pytest.mark.parametrize(
@@ -53,22 +50,25 @@ def test_data_path(words, expected):
 def test_data_path_that_cannot_be_read(words, what):
     """A weight that is negative, zero, not finite or none, and weights for some alone."""
     with pytest.raises(ConfigError) as caught:
-        parse_data_path(words.split(), "--data-path")
+        sources_of("--data-path", *words.split())
     assert caught.value.what == what
     assert caught.value.hint
 
 
 def test_weighted_split_paths():
     """Upstream's text: a name, then weight, range and path of each dataset."""
-    flag = "--train-weighted-split-paths"
-    assert parse_weighted_split_paths(["TRAIN: 0.3 0:0.6 a, 0.7 0.5:1 b"], flag) == {
-        "TRAIN": (DataSource("a", 0.3, (0, 0.6)), DataSource("b", 0.7, (0.5, 1)))
-    }
-    two = parse_weighted_split_paths(["V1:1 0.9:1 a", "V2: 2 0:1 c,1 0.5:1 b"], flag)
-    assert list(two) == ["V1", "V2"]
-    assert two["V2"] == (DataSource("c", 2, (0, 1)), DataSource("b", 1, (0.5, 1)))
+
+    def blend(*words: str) -> Blend:
+        return sources_of("--train-weighted-split-paths", *words).own["train"]
+
+    first = blend("TRAIN: 0.3 0:0.6 a, 0.7 0.5:1 b")
+    assert first.title == "TRAIN"
+    assert first.sources == (DataSource("a", 0.3, (0, 0.6)), DataSource("b", 0.7, (0.5, 1)))
+    second = blend("T2:2 0:1 c,1 0.5:1 b")
+    assert second.title == "T2"
+    assert second.sources == (DataSource("c", 2, (0, 1)), DataSource("b", 1, (0.5, 1)))
     split_by_the_shell = ["T:", "1", "0:1", "a,", "1", "0:1", "b"]
-    assert len(parse_weighted_split_paths(split_by_the_shell, flag)["T"]) == 2
+    assert len(blend(*split_by_the_shell).sources) == 2
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_weighted_split_paths():
 def test_weighted_split_paths_that_cannot_be_read(text, part):
     """Problems name the flag."""
     with pytest.raises(ConfigError) as caught:
-        parse_weighted_split_paths([text], "--valid-weighted-split-paths")
+        sources_of("--valid-weighted-split-paths", text)
     assert part in caught.value.what
     assert "--valid-weighted-split-paths" in caught.value.what
 

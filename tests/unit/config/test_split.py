@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore.config.split import parse_split
+from lmcore.config.split import Split, parse_split
 from lmcore.errors import ConfigError
 
 
@@ -22,14 +22,15 @@ from lmcore.errors import ConfigError
 )
 def test_shares(text: str, shares: tuple[float, float, float]) -> None:
     """Commas and slashes divide; missing shares are 0."""
-    assert parse_split(text) == shares
+    assert parse_split(text) == Split(text, shares)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a,b,c", "1,2,3,4", "-1,2,3", "0,1,1", "nan,1,1", "inf", "1;2"]
+    "text", ["", "a,b,c", "1,2,3,4", "-1,2,3", "1,-1,0", "0,1,1", "0,0,0", "nan,1,1", "inf", "1;2"]
 )
 def test_refused(text: str) -> None:
     """A wrong split is refused with an example of a right one."""
     with pytest.raises(ConfigError, match="not a split") as caught:
         parse_split(text)
+    assert f"`{text}`" in caught.value.what
     assert "969,30,1" in (caught.value.hint or "")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.config.split import parse_split
 from lmcore.data.blend.train_split import split_ranges
 from lmcore.data.blend.weights import DatasetTokens, weigh
 from lmcore.data.indexed.dataset import IndexedDataset
@@ -102,7 +103,7 @@ CASES: dict[str, Callable[[], object]] = {
     "bin_cut": _open("bin", 4),
     "prefix_with_ending": _open("bin", -1, "web_text_document.bin"),
     "prefix_without_key": _open("bin", -1, "web"),
-    "no_validation": lambda: split_ranges(10, "979,20,1", needed=("train", "valid")),
+    "no_validation": lambda: split_ranges(10, parse_split("979,20,1"), needed=("train", "valid")),
     "tokenizer_unknown": lambda: build_tokenizer("GPT2BPETokeniser"),
     "tokenizer_files": lambda: build_tokenizer("GPT2BPETokenizer"),
     "merge_token_types": _datasets("int32", lambda: merge(["web-00", "web-01"], "web")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from lmcore.config.data_source import Blend, DataSource, RunSources
+from lmcore.config.split import parse_split
 from lmcore.data.blend.index import (
     BlendWeights,
     build_blend_index,
@@ -82,7 +84,8 @@ def theirs(peer, tmp_path, sizes, **blend):
 
 
 def ours(tmp_path, sources, sizes, split="80,20,0"):
-    parts = open_sources(sources, split, needed=("train",), prefix_of=lambda one: one.name)
+    sources = replace(sources, split=parse_split(split))
+    parts = open_sources(sources, needed=("train",), prefix_of=lambda one: one.name)
     settings = SampleSettings(SEQUENCE, SEED, tmp_path / "our_cache", 0.8)
     return {
         part: build_samples(parts[part], size, settings, name=part)
@@ -253,9 +256,9 @@ def test_bounds_of_many_splits(peer, split):
             else (int(part.documents[0]), int(part.documents[-1]) + 1)
             for part in parts
         ]
-        mine = split_ranges(count, split, needed=())
+        mine = split_ranges(count, parse_split(split), needed=())
         assert [bounds if bounds[0] < bounds[1] else None for bounds in mine.values()] == ranges
-        legacy += split_ranges(count, split, needed=(), rule="legacy") != mine
+        legacy += split_ranges(count, parse_split(split), needed=(), rule="legacy") != mine
     assert legacy > 0 or "," not in split.replace("/", ",")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lmcore.config.data_source import Blend, DataSource, RunSources
-from lmcore.config.split import BLEND_RULES, OLDER_RULES, SPLIT_RULES
+from lmcore.config.split import BLEND_RULES, OLDER_RULES, SPLIT_RULES, parse_split
 from lmcore.data.blend.dataset import BlendedDataset, BlendRecord, SourceStream
 from lmcore.data.blend.index import build_blend_index, source_sizes
 from lmcore.data.blend.resume import blend_record, changed_blend, continued_blend
@@ -53,7 +53,8 @@ def write(tmp_path):
 def sources_of(*named, split="100,0,0"):
     """Open (prefix, weight) pairs for training."""
     blend = Blend("data_path", tuple(DataSource(*one) for one in named))
-    parts = open_sources(RunSources(blend), split, needed=("train",), prefix_of=lambda o: o.name)
+    sources = RunSources(blend, split=parse_split(split))
+    parts = open_sources(sources, needed=("train",), prefix_of=lambda o: o.name)
     return parts["train"]
 
 
@@ -141,7 +142,8 @@ def test_split_divides_every_source(write, caplog):
     blend = Blend("data_path", (DataSource(a, 0.5), DataSource(b, 0.5)))
 
     def opened(split, needed=("train", "valid")):
-        return open_sources(RunSources(blend), split, needed=needed, prefix_of=lambda o: o.name)
+        sources = RunSources(blend, split=parse_split(split))
+        return open_sources(sources, needed=needed, prefix_of=lambda o: o.name)
 
     parts = opened("80,10,10")
     assert [one.documents for one in parts["train"]] == [(0, 80), (0, 8)]
@@ -161,8 +163,7 @@ def test_tiny_corpus_has_no_validation_documents(write):
     blend = Blend("data_path", (DataSource(write("a", 10)),))
     with pytest.raises(DataError) as caught:
         open_sources(
-            RunSources(blend),
-            "979,20,1",
+            RunSources(blend, split=parse_split("979,20,1")),
             needed=("train", "valid"),
             prefix_of=lambda one: one.name,
         )
@@ -176,7 +177,7 @@ def test_ranges_of_documents(write):
     def opened(*ranges):
         found = tuple(DataSource(name, 1.0, span) for name, span in ranges)
         sources = RunSources(None, {"train": Blend("train_weighted_split_paths", found)})
-        parts = open_sources(sources, "", needed=("train",), prefix_of=lambda one: one.name)
+        parts = open_sources(sources, needed=("train",), prefix_of=lambda one: one.name)
         return [one.documents for one in parts["train"]]
 
     assert opened((a, (0, 0.5)), (b, (0.5, 1))) == [(0, 8), (2, 3)]
@@ -195,7 +196,7 @@ def test_weight_of_a_single_source(write, settings):
     def samples(sources, rule):
         of_rule = replace(settings, blend_rule=rule)
         parts = open_sources(
-            sources, "100,0,0", needed=("train",), prefix_of=lambda o: o.name, blend_rule=rule
+            sources, needed=("train",), prefix_of=lambda o: o.name, blend_rule=rule
         )
         return build_samples(parts["train"], 24, of_rule, name="train")
 
@@ -203,7 +204,8 @@ def test_weight_of_a_single_source(write, settings):
     alone = samples(own, "megatron-core")
     assert isinstance(alone, GPTDataset)
     assert alone.available == 24
-    for sources, rule in ((own, "lmcore-2026.11"), (RunSources(Blend("data_path", source)), None)):
+    divided = RunSources(Blend("data_path", source), split=parse_split("100,0,0"))
+    for sources, rule in ((own, "lmcore-2026.11"), (divided, None)):
         blend = samples(sources, rule or "megatron-core")
         assert isinstance(blend, BlendedDataset)
         assert blend.sources[0].available == 49  # 25 are asked for: a second epoch
@@ -251,12 +253,14 @@ def test_samples_of_older_runs(write, settings, kind, num_samples, orders):
     blend = Blend(kind, tuple(DataSource(*one) for one in named))
     if kind == "single":
         blend = Blend("train_data_path", blend.sources[1:2])
-    sources = RunSources(blend) if kind == "data_path" else RunSources(None, {"train": blend})
+    if kind == "data_path":
+        sources = RunSources(blend, split=parse_split("1,1,1"))
+    else:
+        sources = RunSources(None, {"train": blend})
 
     def orders_by(split_rule, blend_rule):
         parts = open_sources(
             sources,
-            "1,1,1",
             needed=("train",),
             prefix_of=lambda o: o.name,
             split_rule=split_rule,

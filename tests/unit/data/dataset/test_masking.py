@@ -105,14 +105,6 @@ def test_limits_on_pieces_hold():
         assert 10 < len(spans) + sum(len(positions) for positions, _ in spans) <= 20
 
 
-def test_word_pieces_tell_what_continues():
-    """`##` continues a word."""
-    words = MaskingVocabulary.of_pieces(
-        ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing"], cls_id=1, sep=2, mask=3, pad=0
-    )
-    assert words.continues.tolist() == [False] * 5 + [True]
-
-
 @pytest.mark.parametrize(
     "make",
     [

@@ -30,6 +30,7 @@ VOCABULARY = 400
 CLS, SEP, MASK, PAD, BOS, EOS = 101, 102, 103, 0, 110, 111
 SENTINELS = tuple(range(380, 400))
 PIECES = [f"##{i}" if i % 3 == 2 and i > 120 else str(i) for i in range(VOCABULARY)]
+CONTINUES = np.array([piece.startswith("##") for piece in PIECES])
 
 # Of (documents, most sentences of one, most tokens of a sentence), samples, length, ...
 GPT = {
@@ -157,7 +158,7 @@ def our_bert(case: dict, folder: Path) -> list[dict]:
     indexed = IndexedDataset(write(folder / "ours", case["corpus"]))
     made = BertDataset(
         indexed,
-        MaskingVocabulary.of_pieces(PIECES, cls_id=CLS, sep=SEP, mask=MASK, pad=PAD),
+        MaskingVocabulary(CLS, SEP, CONTINUES, MASK, PAD),
         BertSettings(
             case["length"],
             case["seed"],
@@ -185,10 +186,9 @@ def our_bert(case: dict, folder: Path) -> list[dict]:
 
 def our_t5(case: dict, folder: Path) -> list[dict]:
     indexed = IndexedDataset(write(folder / "ours", case["corpus"]))
-    continues = np.array([piece.startswith("##") for piece in PIECES])
     made = T5Dataset(
         indexed,
-        T5Vocabulary(MaskingWords(CLS, SEP, continues), BOS, EOS, PAD, SENTINELS),
+        T5Vocabulary(MaskingWords(CLS, SEP, CONTINUES), BOS, EOS, PAD, SENTINELS),
         T5Settings(
             case["length"],
             case["decoder"],

@@ -519,6 +519,7 @@ def test_plain_text_without_blank_lines_is_cut_at_lines(tmp_path):
 
 def test_plain_text_of_a_play_trains(shared_data, tmp_path):
     """Tinyshakespeare gives hundreds of documents, enough for every part of the default split."""
+    from lmcore.config.split import parse_split
     from lmcore.data.blend.train_split import split_ranges
 
     source = shared_data / "corpora/tinyshakespeare.txt"
@@ -528,7 +529,7 @@ def test_plain_text_of_a_play_trains(shared_data, tmp_path):
     assert dataset.tokens == source.stat().st_size + report.documents
     text = b"".join(bytes(ids[:-1]) for ids in documents(tmp_path / "play_text_document"))
     assert text == source.read_bytes()
-    split_ranges(report.documents, "969,30,1", needed=("train", "valid"))
+    split_ranges(report.documents, parse_split("969,30,1"), needed=("train", "valid"))
 
 
 def test_plain_text_errors(tmp_path):
