@@ -16,6 +16,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DeviceError",
+    "HostMemoryError",
     "LmcoreError",
     "MissingPackageError",
     "OtherRankError",
@@ -110,6 +111,17 @@ class DeviceError(LmcoreError):
     """No device, the wrong device, or a device that cannot be used."""
 
     exit_status = 2
+
+
+class HostMemoryError(LmcoreError):
+    """A `MemoryError` of Python or numpy: the host has not enough memory."""
+
+    def __init__(self, error: MemoryError) -> None:
+        super().__init__(
+            "not enough memory on the host",
+            why=str(error) or None,
+            hint="reduce batch sizes, lengths or numbers of samples, documents and workers",
+        )
 
 
 class RunError(LmcoreError):

@@ -30,7 +30,7 @@ from lmcore.config.options.command_line import (
     wants_help,
 )
 from lmcore.config.section import ModelSection, OptimizerSection, TrainingSection
-from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError, RunError
@@ -114,7 +114,9 @@ class GenerateSection(TokenizerSection):
     precision: str | None = option(
         None, "Precision policy, such as fp32 or bf16; default: the device's first.", metavar="NAME"
     )
-    num_threads: int | None = option(None, "Host threads; default: torch's.", minimum=1)
+    num_threads: int | None = option(
+        None, "CPU threads; default: torch's.", minimum=1, maximum=MAX_THREADS
+    )
     cache: bool = option(
         True, "Use a key-value cache; without it, each token recomputes the whole text."
     )

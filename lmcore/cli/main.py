@@ -6,10 +6,16 @@ is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmcore.errors import LmcoreError
 
 __all__ = ["COMMANDS", "main"]
 
@@ -62,19 +68,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _reader_is_gone():
             raise  # another pipe than stdout is a failure, unlike the end of `| head`
-        # Otherwise the interpreter reports the error again when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         return _TERMINATED_BY_PIPE
     except KeyboardInterrupt:
         if not _is_launched():  # the launcher says it, once
             sys.stderr.write("interrupted\n")
         return _INTERRUPTED
     except Exception as error:
-        if not _is_launched():
-            raise
-        from lmcore.runtime.launch.worker_protocol import report_error
+        failed = _stdout_error(error)
+        if _is_launched():
+            from lmcore.runtime.launch.worker_protocol import report_error
 
-        return report_error(error, os.environ).status
+            return report_error(failed or error, os.environ).status
+        if failed is None:
+            raise
+        sys.stderr.write(failed.render() + "\n")
+        return failed.exit_status
     return status
 
 
@@ -93,6 +102,32 @@ def _reader_is_gone() -> bool:
     return bool(poll.poll(0))
 
 
+def _stdout_error(error: Exception) -> LmcoreError | None:
+    """Return the message for an *error* of standard output, such as a full disk; else None.
+
+    If it is one, a line end fails there in the same way.  Python drops the text that could not be
+    written, so that a flush alone does not fail again.
+    """
+    if not isinstance(error, OSError) or error.filename is not None:
+        return None
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except io.UnsupportedOperation:  # no file
+        return None
+    except OSError as again:
+        if again.errno == error.errno:
+            from lmcore.errors import LmcoreError
+
+            _discard_stdout()
+            return LmcoreError(f"cannot write to standard output: {error.strerror}")
+    return None
+
+
+def _discard_stdout() -> None:
+    """Discard what is left of standard output; else the interpreter fails again when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _start(arguments: list[str]) -> int:
     if arguments and _LOCAL_RANK.fullmatch(arguments[0]):
         arguments = arguments[1:]
@@ -104,14 +139,16 @@ def _start(arguments: list[str]) -> int:
     if arguments[0] in {"-V", "--version"}:
         print(_version())
         return 0
-    from lmcore.errors import LmcoreError
+    from lmcore.errors import HostMemoryError, LmcoreError
 
     try:
         return _run(arguments[0], arguments[1:])
-    except LmcoreError as error:
-        sys.stdout.flush()
+    except (LmcoreError, MemoryError) as found:
         if _is_launched():
             raise
+        error = HostMemoryError(found) if isinstance(found, MemoryError) else found
+        with contextlib.suppress(OSError):  # `main` reports it
+            sys.stdout.flush()
         sys.stderr.write(error.render() + "\n")
         return error.exit_status
     except SystemExit as exit_:  # from printed help, or from a plugin's command

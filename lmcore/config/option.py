@@ -48,6 +48,10 @@ weights, or texts "NAME: WEIGHT START:END PREFIX, ..."."""
 
 _KEY = "lmcore.option"
 
+_LARGEST = 10**12
+"""Largest absolute value of an integer without an upper bound of its own: no count, size or
+interval of a run is larger, and products of two such values stay far from infinity."""
+
 _TYPE_NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
 _ARTICLES = {int: "an ", float: "a "}
 
@@ -268,6 +272,9 @@ class Option:
         )
         if out_of_range:
             raise ConfigError(f"{where}: out of range", why=self.expected)
+        if self.type is int and abs(value) > _LARGEST:
+            end = f"{self.expected} and <= {_LARGEST}" if self.bound else f"at most {_LARGEST}"
+            raise ConfigError(f"{where}: out of range", why=end)
 
 
 def _digits(bound: float) -> str:

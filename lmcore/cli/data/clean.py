@@ -15,7 +15,7 @@ from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.terminal import counts_text, size_text, speed_text
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
 from lmcore.config.section.input import InputSection
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
@@ -73,7 +73,12 @@ class CleanSection(TokenizerSection, InputSection):
     )
     overwrite: bool = option(False, "Replace existing files of --output and --dropped.")
     key: str = option("text", "Key of the text; in JSON lines dots lead into inner objects.")
-    workers: int = option(1, "Number of processes for the steps on single documents.", minimum=1)
+    workers: int = option(
+        1,
+        "Number of processes for the steps on single documents.",
+        minimum=1,
+        maximum=MAX_THREADS,
+    )
     on_error: str = option(
         "stop",
         "Stop at an unreadable document, or skip and count it.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmcore.config.option import REQUIRED, option
-from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
 from lmcore.config.section.input import InputSection
 from lmcore.config.section.tokenizer import TYPES, TokenizerSection
 
@@ -57,6 +57,7 @@ class PrepareSection(TokenizerSection, InputSection):
         "Number of threads, or of processes for tokenizers that hold Python's lock; default: one "
         "thread per processor, or one process.",
         minimum=1,
+        maximum=MAX_THREADS,
     )
     on_error: str = option(
         "stop", "Stop at a bad document, or skip and count it.", choices=("stop", "skip")

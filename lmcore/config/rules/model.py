@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmcore.config.model_math import ffn_hidden_size, head_size
+from lmcore.config.model_math import ffn_hidden_size, head_size, parameter_count
 from lmcore.config.rules.common import Problems, Rule
 from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
@@ -10,12 +10,43 @@ from lmcore.errors import ConfigError
 __all__ = ["MODEL_RULES"]
 
 
+_MOST_HEADS = 1 << 12
+"""Largest number of heads that a hint proposes."""
+_MOST_PARAMETERS = 10**15
+"""Largest model in parameters: 16 PB of training state, more than any installation holds."""
+
+
+def _parameters(loaded: LoadedConfig) -> Problems:
+    model = loaded.config.model
+    parameters = parameter_count(model, loaded.config.data.vocab_size or 1)
+    if parameters > _MOST_PARAMETERS:
+        sizes = [name for name in _SIZES if getattr(model, name) is not None]
+        largest = max(sizes, key=lambda name: getattr(model, name))
+        yield ConfigError(
+            f"{loaded.shown(largest)} gives a model of {parameters:.1e} parameters",
+            why=f"the largest supported one has {_MOST_PARAMETERS:.0e}",
+            hint="check the sizes of the model",
+        )
+
+
+_SIZES = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "kv_channels",
+    "num_query_groups",
+    "seq_length",
+    "max_position_embeddings",
+)
+
+
 def _heads(loaded: LoadedConfig) -> Problems:
     model = loaded.config.model
     hidden, heads = model.hidden_size, model.num_attention_heads
     if model.kv_channels or hidden % heads == 0:
         return
-    divisors = [n for n in range(1, min(hidden, 4 * heads) + 1) if hidden % n == 0]
+    divisors = [n for n in range(1, min(hidden, 4 * heads, _MOST_HEADS) + 1) if hidden % n == 0]
     lower, upper = hidden // heads * heads, (hidden // heads + 1) * heads
     sizes = " or ".join(f"`--hidden-size {size}`" for size in (lower, upper) if size)
     yield ConfigError(
@@ -29,7 +60,7 @@ def _query_groups(loaded: LoadedConfig) -> Problems:
     model = loaded.config.model
     groups, heads = model.num_query_groups, model.num_attention_heads
     if groups is not None and model.group_query_attention and heads % groups:
-        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+        divisors = [n for n in range(1, min(heads, _MOST_HEADS) + 1) if heads % n == 0]
         yield ConfigError(
             f"{loaded.shown('num_attention_heads')} is not divisible by "
             f"{loaded.shown('num_query_groups')}",
@@ -75,7 +106,14 @@ def _rotation(loaded: LoadedConfig) -> Problems:
         )
 
 
-MODEL_RULES: tuple[Rule, ...] = (_heads, _query_groups, _feed_forward, _positions, _rotation)
+MODEL_RULES: tuple[Rule, ...] = (
+    _parameters,
+    _heads,
+    _query_groups,
+    _feed_forward,
+    _positions,
+    _rotation,
+)
 
 
 def _nearest(numbers: list[int], wanted: int) -> str:

@@ -49,6 +49,10 @@ def _processes_of_replica(loaded: LoadedConfig) -> int:
     return tensor * pipeline * context
 
 
+_SEARCHED = 1 << 12
+"""Largest size that is tried for a hint, so that an absurd size is refused at once."""
+
+
 def _tensor(loaded: LoadedConfig) -> Problems:
     model = loaded.config.model
     widths = {
@@ -126,7 +130,7 @@ def _divisible(
     others = parts // asked
     smaller = [
         size
-        for size in range(1, asked + 1)
+        for size in range(1, min(asked, _SEARCHED) + 1)
         if all(number % (others * size) == 0 for number in (value, *together_with))
     ]
     or_smaller = f", or `{flag_of(by)} {smaller[-1]}`" if smaller else ""
@@ -159,7 +163,7 @@ def _pipeline(loaded: LoadedConfig) -> Problems:
 
 
 def _unequal_stages(loaded: LoadedConfig, layers: int, size: int) -> LmcoreError:
-    fitting = [n for n in range(1, layers + 1) if layers % (size * n) == 0]
+    fitting = [n for n in range(1, min(layers, _SEARCHED) + 1) if layers % (size * n) == 0]
     hint = (
         "use " + " or ".join(f"`--num-layers-per-virtual-pipeline-stage {n}`" for n in fitting)
         if fitting
@@ -180,7 +184,11 @@ def _schedule(loaded: LoadedConfig, layers: int, size: int) -> Problems:
     schedule = parallel.pipeline_schedule
     several = per_stage is not None and layers > size * per_stage
     if schedule == "interleaved" and not several:
-        fitting = [n for n in range(1, layers) if layers % (size * n) == 0 and layers > size * n]
+        fitting = [
+            n
+            for n in range(1, min(layers, _SEARCHED))
+            if layers % (size * n) == 0 and layers > size * n
+        ]
         yield ConfigError(
             "`--pipeline-schedule interleaved` needs several stages in each process",
             why="it processes the stages of a process in turn",
@@ -225,7 +233,7 @@ def _replicas(loaded: LoadedConfig, data: int) -> Problems:
         )
     sharded = parallel.zero_stage or parallel.use_distributed_optimizer
     if sharded and replicas > 1 and (data % replicas or data == replicas):
-        fitting = [n for n in range(1, data) if data % n == 0]
+        fitting = [n for n in range(1, min(data, _SEARCHED)) if data % n == 0]
         yield ConfigError(
             f"{loaded.shown('data_parallel_replicas')} does not leave several equal shards of "
             f"{data} data-parallel processes",

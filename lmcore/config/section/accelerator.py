@@ -8,6 +8,10 @@ from typing import Any
 from lmcore.config.need import Need
 from lmcore.config.option import FREE, option
 
+MAX_THREADS = 1024
+"""Largest number of threads or worker processes of a process; far more end in a crash when the
+system refuses to start them."""
+
 
 def plugin_off_option() -> Any:
     """Return the field of `--plugin-off`, an option of every command that loads plugins."""
@@ -110,5 +114,9 @@ class AcceleratorSection:
         False, "Use only kernels that declare themselves deterministic.", on_resume=FREE
     )
     num_threads: int | None = option(
-        None, "CPU threads of each process; default: torch's.", minimum=1, on_resume=FREE
+        None,
+        "CPU threads of each process; default: torch's.",
+        minimum=1,
+        maximum=MAX_THREADS,
+        on_resume=FREE,
     )

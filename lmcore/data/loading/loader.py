@@ -11,6 +11,7 @@ Shapes: B micro-batch.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -26,6 +27,8 @@ from lmcore.threads import start_optional
 __all__ = ["BatchLoader", "SampleSource"]
 
 _CAUSAL_LM = CausalLMCollation()
+_CHECKED = 1 << 16
+"""Largest micro-batch that is built without a look at the host's memory."""
 
 
 class SampleSource(Protocol):
@@ -198,6 +201,19 @@ class BatchLoader:
             return
 
     def _build(self, first: int) -> Batch:
+        if self._micro_batch_size > _CHECKED:
+            _require_memory(self._dataset[first], self._micro_batch_size)
         samples = [self._dataset[first + i] for i in range(self._micro_batch_size)]
         batch = self._collation(samples, first)
         return batch if self._pin is None else batch.map(self._pin)
+
+
+def _require_memory(sample: Any, micro_batch_size: int) -> None:
+    """Raise `MemoryError` for a micro-batch larger than the memory of the host.
+
+    The system may promise more memory than it has, and end the process when it is used.
+    """
+    arrays = sample.values() if isinstance(sample, dict) else [sample]
+    size = micro_batch_size * sum(getattr(array, "nbytes", 0) for array in arrays)
+    if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise MemoryError(f"tried to allocate {size} bytes for a micro-batch on the host")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lmcore.child_process import exit_after
 from lmcore.durable import write_atomically
-from lmcore.errors import LmcoreError, OtherRankError
+from lmcore.errors import HostMemoryError, LmcoreError, OtherRankError
 
 __all__ = [
     "LAUNCHED",
@@ -78,6 +78,8 @@ class Report:
     @classmethod
     def of(cls, error: BaseException) -> Report:
         """Describe an error that ends the process."""
+        if isinstance(error, MemoryError):
+            error = HostMemoryError(error)
         if isinstance(error, LmcoreError):
             secondary = isinstance(error, OtherRankError)
             return cls(time.time(), error.render(), error.exit_status, secondary)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -186,3 +187,41 @@ def test_help_fits_a_narrow_terminal(
     assert main([*command.split(), "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if len(line) > 60 and not line.startswith("  lmcore ")] == []
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["config", "show"], ["data", "corpora"]])
+def test_full_output_device_is_one_line(argv: list[str]) -> None:
+    """Standard output on a full disk ends a command with one line and status 1."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, *argv],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), OSError(28, "full", "/data/x")])
+def test_other_full_disk_keeps_its_traceback(
+    error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An `OSError` of another file is not taken for one of standard output."""
+    monkeypatch.setattr(entry, "_start", lambda arguments: (_ for _ in ()).throw(error))
+    with pytest.raises(OSError, match="full"):
+        main(["try"])
+
+
+def test_memory_error_is_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A `MemoryError` that no command explains is a message with status 1."""
+
+    def run(name: str, arguments: list[str]) -> int:
+        raise MemoryError("Unable to allocate 14.9 GiB")
+
+    monkeypatch.setattr(entry, "_run", run)
+    assert main(["try"]) == 1
+    assert "not enough memory on the host\nwhy: Unable to allocate" in capsys.readouterr().err

@@ -183,3 +183,20 @@ def test_pin_is_applied_to_every_tensor():
     assert batch.tokens_BS[0, 0] == 1
     assert batch.loss_weight_BS[0, 0] == 2
     assert threads == ["lmcore-data"] * 3
+
+
+def test_micro_batch_larger_than_the_host_is_refused():
+    """A micro-batch that the host cannot hold is a `MemoryError` before any is built."""
+
+    class Large:
+        def __len__(self):
+            return 1 << 50
+
+        def __getitem__(self, i):
+            return np.zeros(129, dtype=np.int64)
+
+    with (
+        BatchLoader(Large(), micro_batch_size=1 << 40, total_samples=1 << 50) as loader,
+        pytest.raises(MemoryError, match="tried to allocate"),
+    ):
+        next(loader)
