@@ -74,7 +74,7 @@ class ScheduleFreeAdamW(Optimizer):
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the live state by name, without x: the parameters are x after `eval_mode`.
 
-        The state does not go with parameters that are y.
+        The state does not fit parameters that are y.
         """
         assert not self.training, "these are the training weights: call `eval_mode` first"
         return super().state_tensors()

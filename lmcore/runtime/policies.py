@@ -50,7 +50,8 @@ def start_policies(
     """Choose the policies that the configuration names and verify them on the device.
 
     Raises:
-        ConfigError: The device does not offer a policy, or another option does not go with it.
+        ConfigError: The device does not offer a policy, or it cannot be combined with another
+            option.
         DeviceError: A policy is not in force.
         PluginError: Two plugins offer the same policy.
     """
@@ -59,7 +60,8 @@ def start_policies(
     precision.verify(device)
     if section.loss_scale and not precision.loss_scaling:
         raise ConfigError(
-            f"`--loss-scale {section.loss_scale:g}` does not go with precision `{precision.name}`",
+            f"`--loss-scale {section.loss_scale:g}` cannot be combined with precision "
+            f"`{precision.name}`",
             why="its gradients do not underflow: there is nothing to scale",
             hint="leave `--loss-scale` out, or use a precision that needs it, such as `fp16`",
         )
@@ -68,7 +70,7 @@ def start_policies(
     if placed and recompute.block is None:
         flag = "--recompute-method" if section.recompute_method else "--recompute-num-layers"
         raise ConfigError(
-            f"`{flag}` does not go with `--recompute {recompute.name}`",
+            f"`{flag}` cannot be combined with `--recompute {recompute.name}`",
             why="it says which whole layers are recomputed, and this policy recomputes none",
             hint="use `--recompute full`, or leave it out",
         )

@@ -247,7 +247,7 @@ def _problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
     for name in content:
         if name in REFUSED and content[name] not in (None, {}, AUTO):
             yield ConfigError(
-                f"`{path}: {name}` does not go with lmcore",
+                f"`{path}: {name}` is not supported by lmcore",
                 why=REFUSED[name],
                 hint=f"delete `{name}` from the file",
             )

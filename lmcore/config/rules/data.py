@@ -113,7 +113,7 @@ def _split(loaded: LoadedConfig) -> Problems:
     divides = not own or own == ["train_data"]
     if loaded.given("split") and not divides:
         yield ConfigError(
-            f"{loaded.shown('split')} does not go with {loaded.shown(own[0])}",
+            f"{loaded.shown('split')} cannot be combined with {loaded.shown(own[0])}",
             why="each part reads all documents of its own datasets",
             hint="leave the split out; `--train-weighted-split-paths` and its like give ranges",
         )
@@ -145,19 +145,19 @@ def _change_blend(loaded: LoadedConfig) -> Problems:
     shown = loaded.shown("change_blend")
     if checkpoint.override_data_order:
         yield ConfigError(
-            f"{shown} does not go with {loaded.shown('override_data_order')}",
+            f"{shown} cannot be combined with {loaded.shown('override_data_order')}",
             why="that option ignores how much of each source was read",
             hint="keep one of them",
         )
     if checkpoint.finetune:
         yield ConfigError(
-            f"{shown} does not go with {loaded.shown('finetune')}",
+            f"{shown} cannot be combined with {loaded.shown('finetune')}",
             why="fine-tuning reads the data from the beginning",
             hint="keep one of them",
         )
     if loaded.config.data.dataloader_type == "cyclic":
         yield ConfigError(
-            f"{shown} does not go with {loaded.shown('dataloader_type')}",
+            f"{shown} cannot be combined with {loaded.shown('dataloader_type')}",
             why="a pass over all samples has no position of its own in each source",
             hint="use `--override-data-order`, which starts a new order",
         )

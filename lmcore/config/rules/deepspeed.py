@@ -39,27 +39,27 @@ def _goes_with(loaded: LoadedConfig) -> Problems:
     for name, size in sizes.items():
         if size > 1:
             yield ConfigError(
-                f"{loaded.shown(name)} does not go with {shown}",
+                f"{loaded.shown(name)} cannot be combined with {shown}",
                 why="DeepSpeed shards optimizer state, gradients and weights over all processes "
                 "of the run; nothing else divides the model",
                 hint=f"leave `{flag_of(name)}` out, or use `--engine native`",
             )
     if parallel.zero_stage == 0:
         yield ConfigError(
-            f"{loaded.shown('zero_stage')} does not go with {shown}",
+            f"{loaded.shown('zero_stage')} cannot be combined with {shown}",
             why="without sharding DeepSpeed does what torch's own engine does",
             hint="use 1, 2 or 3, or `--engine native`",
         )
     if config.optimizer.optimizer not in DEEPSPEED_OPTIMIZERS:
         yield ConfigError(
-            f"{loaded.shown('optimizer')} does not go with {shown}",
+            f"{loaded.shown('optimizer')} cannot be combined with {shown}",
             why="DeepSpeed gives each process a slice of a flat buffer, not whole matrices",
             hint=f"use {', '.join(f'`{name}`' for name in DEEPSPEED_OPTIMIZERS[:-1])} or "
             f"`{DEEPSPEED_OPTIMIZERS[-1]}`, or `--engine native`",
         )
     if config.training.compile and parallel.zero_stage == 3:
         yield ConfigError(
-            f"{loaded.shown('compile')} does not go with ZeRO stage 3 of DeepSpeed",
+            f"{loaded.shown('compile')} cannot be combined with ZeRO stage 3 of DeepSpeed",
             why="hooks gather and release the weights, and a compiled layer does not run hooks",
             hint="leave `--compile` out, or use stage 2",
         )

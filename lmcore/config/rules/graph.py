@@ -20,7 +20,7 @@ def graph_problems(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:
         return
     for name, why in _obstacles(loaded, layout):
         yield ConfigError(
-            f"{loaded.shown('step_graph')} does not go with {loaded.shown(name)}",
+            f"{loaded.shown('step_graph')} cannot be combined with {loaded.shown(name)}",
             why=why,
             hint="leave one of the two out",
         )

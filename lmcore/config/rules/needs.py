@@ -71,11 +71,13 @@ def _situation(
 def _unmet(settings: LoadedConfig | RunPlan, situation: Situation) -> Iterator[tuple[Option, Need]]:
     """Yield each option that a flag or file gives, with each of its conditions that is not met.
 
-    A default asks for nothing in a file, nor does a switch that stays as it is.
+    A default asks for nothing in a file, nor does a switch that stays as it is, or a value of a
+    preset that a run recorded.
     """
     for option in settings.options.values():
         origin, value = settings.provenance[option.name], settings.config.value(option)
-        if not option.needs or origin.kind not in {"flag", "file"}:
+        by_user = origin.kind in {"flag", "file"} and not origin.origin.startswith("preset")
+        if not option.needs or not by_user:
             continue
         if value == option.default and (origin.kind == "file" or isinstance(value, bool)):
             continue

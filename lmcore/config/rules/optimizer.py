@@ -51,7 +51,7 @@ def optimizer_layout_problems(loaded: LoadedConfig, layout: ParallelLayout) -> P
         if not (other.needs_whole or other.samples_labels)
     ]
     yield ConfigError(
-        f"{loaded.shown('optimizer')} does not go with "
+        f"{loaded.shown('optimizer')} cannot be combined with "
         + " and ".join(loaded.shown(name) for name in dividing),
         why=facts.needs_whole
         or "it samples labels from the logits of the whole vocabulary and of whole sequences",

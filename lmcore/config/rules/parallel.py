@@ -198,7 +198,7 @@ def _schedule(loaded: LoadedConfig, layers: int, size: int) -> Problems:
         )
     if several and schedule in {"1f1b", "gpipe", "zero-bubble-v"}:
         yield ConfigError(
-            f"`--pipeline-schedule {schedule}` does not go with "
+            f"`--pipeline-schedule {schedule}` cannot be combined with "
             f"{loaded.shown('num_layers_per_virtual_pipeline_stage')}",
             why="the schedule itself sets the number of stages of a process",
             hint="use `--pipeline-schedule interleaved` or zero-bubble, or leave one of them out",
@@ -215,7 +215,7 @@ PARALLEL_RULES: tuple[Rule, ...] = (_tensor, _context, _pipeline)
 
 
 def layout_problems(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:
-    """Yield what does not go with the layout of a known number of processes."""
+    """Yield what cannot be combined with the layout of a known number of processes."""
     yield from _replicas(loaded, layout.data)
     yield from _sharded_stages(loaded, layout)
     yield from _micro_batches(loaded, layout)
@@ -255,7 +255,7 @@ def _sharded_stages(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:
         why = "a process has the first and the last stage, which share the embedding's weights"
     if layout.pipeline > 1 and why is not None:
         yield ConfigError(
-            f"`--pipeline-schedule {schedule}` does not go with ZeRO stage {stage}",
+            f"`--pipeline-schedule {schedule}` cannot be combined with ZeRO stage {stage}",
             why=why,
             hint="use `--pipeline-schedule 1f1b`" + (", or `--zero-stage 1`" if delayed else ""),
         )

@@ -28,7 +28,7 @@ def _type(loaded: LoadedConfig) -> Problems:
     for name in given:
         if name not in options.allowed:
             yield ConfigError(
-                f"{loaded.shown(name)} does not go with {loaded.shown('tokenizer_type')}",
+                f"{loaded.shown(name)} cannot be combined with {loaded.shown('tokenizer_type')}",
                 why=f"it takes {allowed}" if allowed else "it takes no options",
                 hint=f"leave `{flag_of(name)}` out, or choose another type",
             )

@@ -59,7 +59,7 @@ def _schedule_units(loaded: LoadedConfig) -> Problems:
                 else "the run's length is counted in steps unless `train_samples` is given"
             )
             yield ConfigError(
-                f"{loaded.shown(name)} does not go with `{unit}`",
+                f"{loaded.shown(name)} cannot be combined with `{unit}`",
                 why=why,
                 hint=f"use `{flag_of(name.rpartition('_')[0])}-{instead}`",
             )

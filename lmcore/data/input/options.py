@@ -63,7 +63,7 @@ def unused_options(options: InputOptions, files: Sequence[InputFile]) -> list[Lm
             kind = "plain text" if formats == _TEXT else "a table"
             found.append(
                 ConfigError(
-                    f"`{flag}` does not go with the input",
+                    f"`{flag}` cannot be combined with the input",
                     why=f"it is for {kind}, and `{files[0].path}` is read as {files[0].format}",
                     hint=f"omit it, or give the format with `--input-format {formats[0]}`",
                 )

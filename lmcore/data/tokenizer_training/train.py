@@ -156,7 +156,7 @@ def _kind(request: TrainingRequest) -> Kind:
         if getattr(request.recipe, name) and name not in kind.takes:
             flags = ", ".join(f"`--{option.replace('_', '-')}`" for option in kind.takes)
             raise ConfigError(
-                f"`--{name.replace('_', '-')}` does not go with `--tokenizer-type "
+                f"`--{name.replace('_', '-')}` cannot be combined with `--tokenizer-type "
                 f"{request.tokenizer_type}`",
                 why=f"it takes {flags}",
             )

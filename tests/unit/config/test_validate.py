@@ -115,17 +115,17 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
         ),
         (
             "--train-samples 50 --lr-decay-iters 3",
-            "`--lr-decay-iters 3` does not go with `train_samples`",
+            "`--lr-decay-iters 3` cannot be combined with `train_samples`",
             "use `--lr-decay-samples`",
         ),
         (
             "--train-iters 50 --lr-warmup-samples 3",
-            "`--lr-warmup-samples 3` does not go with `train_iters`",
+            "`--lr-warmup-samples 3` cannot be combined with `train_iters`",
             "use `--lr-warmup-iters`",
         ),
         (
             "--lr-decay-samples 3",
-            "`--lr-decay-samples 3` does not go with `train_iters`",
+            "`--lr-decay-samples 3` cannot be combined with `train_iters`",
             "use `--lr-decay-iters`",
         ),
         (
@@ -214,8 +214,8 @@ def test_tokenizer_files_go_together(tmp_path: Path) -> None:
         "`--tokenizer-type GPT2BPETokenizer` needs `--merge-file`",
     ]
     assert found(f"--tokenizer-type ByteTokenizer {both}") == [
-        f"`--vocab-file {vocab}` does not go with `--tokenizer-type ByteTokenizer`",
-        f"`--merge-file {merges}` does not go with `--tokenizer-type ByteTokenizer`",
+        f"`--vocab-file {vocab}` cannot be combined with `--tokenizer-type ByteTokenizer`",
+        f"`--merge-file {merges}` cannot be combined with `--tokenizer-type ByteTokenizer`",
     ]
 
 
@@ -273,7 +273,7 @@ def test_a_text_and_a_data_set() -> None:
         ("--vocab-extra-ids 3", ["`--vocab-extra-ids 3` needs `--tokenizer-type`"]),
         (
             "--tokenizer-type ByteTokenizer --no-add-special-tokens",
-            ["does not go with `--tokenizer-type ByteTokenizer`"],
+            ["cannot be combined with `--tokenizer-type ByteTokenizer`"],
         ),
         (
             "--tokenizer-type HFTokenizer --tokenizer-name-or-path gpt2",

@@ -259,8 +259,8 @@ def test_an_unknown_licence_lists_those_there_are(new, folder, given, meant):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (("--without-device", "--torch-device", "npu"), "`--torch-device` does not go with"),
-        (("--without-device", "--torch-module", "m"), "`--torch-module` does not go with"),
+        (("--without-device", "--torch-device", "npu"), "`--torch-device` cannot be combined with"),
+        (("--without-device", "--torch-module", "m"), "`--torch-module` cannot be combined with"),
         (("--torch-device", "npu:0"), "no device type of torch"),
         (("--torch-module", "torch-npu"), "no name of a Python package"),
         (("--author", "<a@b.example>"), "is no name"),

@@ -75,13 +75,16 @@ def test_flags_reach_the_readers(here, capsys, name, content, flags, expected):
         (["--eval-text-key", "x"], "prepare that text separately, with `--json-keys KEY`"),
         (["--input-format", "parket"], "parquet"),
         (["--max-document-mib", "0"], "--max-document-mib"),
-        (["--document-per", "line"], "`--document-per line` does not go with the input"),
-        (["--delim", ";"], "`--delim` does not go with the input"),
+        (["--document-per", "line"], "`--document-per line` cannot be combined with the input"),
+        (["--delim", ";"], "`--delim` cannot be combined with the input"),
         (["--no-header"], "it is for a table, and `x.jsonl` is read as jsonl"),
-        (["--quotes"], "`--quotes` does not go with the input"),
-        (["--no-quotes", "--input-format", "text"], "`--no-quotes` does not go with the input"),
+        (["--quotes"], "`--quotes` cannot be combined with the input"),
+        (
+            ["--no-quotes", "--input-format", "text"],
+            "`--no-quotes` cannot be combined with the input",
+        ),
         (["--delim", ";", "--input-format", "parquet"], "`--input-format csv`"),
-        (["--vocab-size", "5"], "`--vocab-size 5` does not go with `--tokenizer-type Byte"),
+        (["--vocab-size", "5"], "`--vocab-size 5` cannot be combined with `--tokenizer-type Byte"),
     ],
 )
 def test_flags_that_cannot_be_met_are_usage_errors(here, capsys, flags, message):

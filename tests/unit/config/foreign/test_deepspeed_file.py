@@ -149,7 +149,7 @@ def test_the_runs_own_file_repeats_it(load: Load) -> None:
             '{"fp16": {"enabled": true}, "bf16": {"enabled": true}}',
             "`ds.json` enables `fp16` and `bf16`",
         ),
-        ('{"scheduler": {"type": "WarmupLR"}}', "`ds.json: scheduler` does not go with lmcore"),
+        ('{"scheduler": {"type": "WarmupLR"}}', "`ds.json: scheduler` is not supported by lmcore"),
         (
             '{"optimizer": {"type": "OneBitAdam"}}',
             '`ds.json: optimizer.type: "OneBitAdam"` is not an optimizer of this engine',

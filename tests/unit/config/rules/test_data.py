@@ -58,7 +58,7 @@ def test_sound_settings(line: str) -> None:
         ("--train-data-path a",
          ["`--train-data-path a` leaves no validation data"]),
         ("--train-data-path a --valid-data-path b --split 9,1,0",
-         ["`--split 9,1,0` does not go with `--train-data-path a`"]),
+         ["`--split 9,1,0` cannot be combined with `--train-data-path a`"]),
         ("--data-path 0 a 1 b", ["`--data-path`: the weight of `a` is 0"]),
         ("--data-path 1 a 1 x", ["`--data-path 1 a 1 x`: no such dataset: `x`"]),
         ("--data-path a a", ["`--data-path a a` names `a` twice"]),
@@ -66,7 +66,7 @@ def test_sound_settings(line: str) -> None:
         ("--data-path a foreign",
          ["`--data-path a foreign` has no record of its tokenizer: `foreign`"]),
         ("--change-blend --load x --dataloader-type cyclic --data-path a",
-         ["`--change-blend` does not go with `--dataloader-type cyclic`"]),
+         ["`--change-blend` cannot be combined with `--dataloader-type cyclic`"]),
         ("--change-blend --data-path a", ["`--change-blend` needs `--load`"]),
     ],
 )  # fmt: skip

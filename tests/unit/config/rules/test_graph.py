@@ -40,7 +40,7 @@ def test_accepted(line: str, world_size: int) -> None:
 def test_refused(line: str, world_size: int, why: str) -> None:
     """Every option that involves the host in forward and backward is refused by name."""
     ((what, reason),) = problems(f"--step-graph {line}", world_size)
-    assert what == f"`--step-graph` does not go with `{line}`"
+    assert what == f"`--step-graph` cannot be combined with `{line}`"
     assert why in reason
     assert problems(line, world_size) == []
 
@@ -48,7 +48,7 @@ def test_refused(line: str, world_size: int, why: str) -> None:
 def test_other_engine() -> None:
     """DeepSpeed's engine runs forward and backward itself."""
     ((what, why),) = problems("--step-graph --engine deepspeed", 2)
-    assert what == "`--step-graph` does not go with `--engine deepspeed`"
+    assert what == "`--step-graph` cannot be combined with `--engine deepspeed`"
     assert "runs forward and backward itself" in why
 
 

@@ -111,7 +111,7 @@ def test_imported_class_in_parts(layout: dict[str, int]) -> None:
 def test_reason_and_way_out() -> None:
     """The layout is named, with the reason and the optimizers that go with it."""
     (found,) = layout_problems("--optimizer muon --zero-stage 2", zero_stage=2, data=2)
-    assert "`--optimizer muon` does not go with `--zero-stage 2`" in found
+    assert "`--optimizer muon` cannot be combined with `--zero-stage 2`" in found
     assert "it orthogonalizes whole matrices" in found
     assert "use one of `adam`, `sgd`, `lamb`, `adopt`, `schedulefree`" in found
     assert "leave `--zero-stage` out" in found

@@ -148,7 +148,7 @@ REFUSED = [
     (
         2,
         f"{PP} 2 --pipeline-schedule gpipe {PER_STAGE} 1 {BATCH} 2",
-        f"`--pipeline-schedule gpipe` does not go with `{PER_STAGE} 1`",
+        f"`--pipeline-schedule gpipe` cannot be combined with `{PER_STAGE} 1`",
         "use `--pipeline-schedule interleaved` or zero-bubble",
     ),
     (
@@ -184,19 +184,19 @@ REFUSED = [
     (
         4,
         f"{PP} 2 --pipeline-schedule zero-bubble --zero-stage 3 {BATCH} 8",
-        "`--pipeline-schedule zero-bubble` does not go with ZeRO stage 3",
+        "`--pipeline-schedule zero-bubble` cannot be combined with ZeRO stage 3",
         "use `--pipeline-schedule 1f1b`, or `--zero-stage 1`",
     ),
     (
         4,
         f"{PP} 2 --pipeline-schedule zero-bubble-v --use-distributed-optimizer {BATCH} 8",
-        "`--pipeline-schedule zero-bubble-v` does not go with ZeRO stage 1",
+        "`--pipeline-schedule zero-bubble-v` cannot be combined with ZeRO stage 1",
         "use `--pipeline-schedule 1f1b`",
     ),
     (
         4,
         f"{PP} 2 --pipeline-schedule zero-bubble-v --zero-stage 3 {UNTIED} {BATCH} 8",
-        "`--pipeline-schedule zero-bubble-v` does not go with ZeRO stage 3",
+        "`--pipeline-schedule zero-bubble-v` cannot be combined with ZeRO stage 3",
         "use `--pipeline-schedule 1f1b`, or `--zero-stage 1`",
     ),
     (

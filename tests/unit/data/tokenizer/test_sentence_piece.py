@@ -130,7 +130,7 @@ def test_options(t5_model: str) -> None:
     """Each type refuses what it does not take, and says what it needs."""
     with pytest.raises(ConfigError, match="`Llama2Tokenizer` needs `--tokenizer-model`"):
         build_tokenizer(LLAMA)
-    with pytest.raises(ConfigError, match="`--vocab-extra-ids 3` does not go with"):
+    with pytest.raises(ConfigError, match="`--vocab-extra-ids 3` cannot be combined with"):
         build_tokenizer(GPT, tokenizer_model=t5_model, vocab_extra_ids=3)
 
 

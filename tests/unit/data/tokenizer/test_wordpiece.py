@@ -305,7 +305,7 @@ def test_missing_file_and_wrong_options(wordpieces: str, tmp_path: Path) -> None
         build_tokenizer(LOWER, vocab_file=str(tmp_path / "none.txt"))
     with pytest.raises(ConfigError, match="needs `--vocab-file`"):
         build_tokenizer(CASED)
-    with pytest.raises(ConfigError, match="`--merge-file m` does not go with"):
+    with pytest.raises(ConfigError, match="`--merge-file m` cannot be combined with"):
         build_tokenizer(CASED, vocab_file=wordpieces, merge_file="m")
 
 

@@ -93,7 +93,7 @@ def _checked(wanted: NewSection) -> NewPlugin:
     if wanted.without_device:
         for flag, value in (("--torch-device", device), ("--torch-module", module)):
             if value is not None:
-                problems.append(ConfigError(f"`{flag}` does not go with `--without-device`"))
+                problems.append(ConfigError(f"`{flag}` cannot be combined with `--without-device`"))
     if device is not None and not _TORCH_TYPE.fullmatch(device):
         hint = "such a type is written in small letters, digits and underscores, and no ordinal"
         problems.append(ConfigError(f"`{device}` is no device type of torch", hint=hint))
