@@ -329,7 +329,7 @@ def _case_lines(case: OpContext, spec: OpSpec, device: Device) -> list[str]:
     lines = [given] if given else []
     if left_open:
         flags = ", ".join(attribute_options()[name].flag for name in left_open)
-        lines.append(f"left open: {flags}")
+        lines.append(f"not specified: {flags}")
     if case.dtype not in device.dtypes:
         lines.append(f"device `{device.type}` does not compute in {case.dtype}")
     return lines

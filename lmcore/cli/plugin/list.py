@@ -194,7 +194,7 @@ def _details(
         for line in record.probe.evidence:
             yield f"found: {line}", "dim"
     if record.info:
-        yield f"wants: {wanted_versions(record)}", "dim"
+        yield f"requires: {wanted_versions(record)}", "dim"
     versions = installed_versions(record)
     if versions:
         yield f"versions: {versions}", "dim"

@@ -150,7 +150,7 @@ FIXED: Mapping[str, Fixed] = {
     "--fp32-residual-connection": Fixed(f"the residual stream is fp32 {_NATIVE}"),
     "--embedding-weights-in-fp32": Fixed(f"weights are fp32 under bf16 and fp16 {_NATIVE}"),
     "--attention-softmax-in-fp32": Fixed("softmax is computed in fp32"),
-    "--no-query-key-layer-scaling": Fixed("attention scores are scaled by the head size only"),
+    "--no-query-key-layer-scaling": Fixed("attention scores are always scaled by 1/sqrt(head_dim)"),
     "--use-cpu-initialization": Fixed("initial weights do not depend on the device"),
     "--use-flash-attn": _KERNELS,
     "--use-flash-attn-v1": _KERNELS,

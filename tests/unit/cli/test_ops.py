@@ -114,7 +114,7 @@ def test_a_case_is_explained(capsys):
     text = printed(capsys, "explain", "linear", "--dtype", "fp32", "--in-features", "8")
     assert "linear on cpu, float32" in text
     assert "in_features 8, bias yes, compile no" in text
-    assert "left open: --out-features" in text
+    assert "not specified: --out-features" in text
     assert "* onednn " in text
     assert "chosen: highest priority among the kernels that support this case" in text
     assert "is for compiled blocks; `onednn` is the same without a compiler" in text
