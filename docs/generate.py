@@ -45,9 +45,10 @@ Every option is a flag (`--train-iters 100`) and a key of a YAML file, below its
 apply.
 
 The column "resume" is what a value that differs from the checkpoint's means for a run that
-continues: it is `free`, or named in a warning (`warn`), or its effect on the model, the
-learning-rate schedule, the order of the samples, the tokenizer or the optimizer is `checked`, and
-a difference is an error unless a flag accepts it:
+continues: it is `free`, or named in a warning (`warn`; `dropout`: if the run has dropout, whose
+random numbers may change), or its effect on the model, the learning-rate schedule, the order of
+the samples, the tokenizer or the optimizer is `checked`, and a difference is an error unless a
+flag accepts it:
 [What must agree](../how-to/continue-a-run.md#what-must-agree).
 
 A setting that needs something else to have an effect says so: "Needs `--profile`." If it is given

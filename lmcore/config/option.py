@@ -18,6 +18,7 @@ from lmcore.errors import ConfigError, suggestion
 
 __all__ = [
     "CHECKED",
+    "DROPOUT",
     "FREE",
     "INPUT_PATH",
     "OUTPUT_PATH",
@@ -36,6 +37,10 @@ REQUIRED = dataclasses.MISSING
 
 FREE = "free"
 """`on_resume` of a setting that does not change what a run computes."""
+
+DROPOUT = "dropout"
+"""`on_resume` of a setting that chooses kernels or compiled code, which may draw other random
+numbers for dropout: a change is named in a warning if the run has dropout, and free otherwise."""
 
 CHECKED = "checked"
 """`on_resume` of a setting whose effect is compared with the checkpoint's: the model's shape, the
@@ -106,7 +111,7 @@ def option(
         short: Letter of a short flag in addition to the long one.
         aliases: Other spellings of choices, each with the choice that it means.
         on_resume: Consequence of a value that differs from the checkpoint's when a run resumes:
-            `FREE`, `CHECKED`, or "warn", which names the change in a warning.
+            `FREE`, `DROPOUT`, `CHECKED`, or "warn", which names the change in a warning.
         needs: Conditions under which the setting has an effect; default: always.
         paths: Form of the paths in the value: `INPUT_PATH`, `OUTPUT_PATH`, `PREFIXES` or `RANGES`;
             in a file they are relative to the file.

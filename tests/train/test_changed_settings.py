@@ -152,7 +152,7 @@ def test_changed_settings_are_named_in_one_warning(train: Any, train_once: Any) 
         base,
         "--weight-decay 0.5 --adam-beta1 0.8 --adam-beta2 0.9 --adam-eps 1e-7 --clip-grad 0.25"
         " --attention-dropout 0.1 --precision bf16 --micro-batch-size 2 --reset-position-ids"
-        " --reset-attention-mask --eod-mask-loss --eval-iters 1",
+        " --reset-attention-mask --eod-mask-loss --eval-iters 1 --eval-interval 2",
     )
     saved = train_once(base)
     checkpoint = saved.directory / "checkpoints/iter_0000002"
@@ -172,9 +172,37 @@ def test_changed_settings_are_named_in_one_warning(train: Any, train_once: Any) 
         "`reset_attention_mask` false -> true",
         "`eod_mask_loss` false -> true",
         "`eval_iters` 0 -> 1",
+        "`eval_interval` 250 -> 2",
     ):
         assert row in line
-    assert line.count(" -> ") == 12
+    assert line.count(" -> ") == 13
+
+
+def test_other_kernels_are_named_if_the_run_has_dropout(train: Any, train_once: Any) -> None:
+    """Kernels draw the random numbers of dropout in their own ways."""
+    change = "--ops bias_dropout_add=reference"
+    for dropout, count in (("--hidden-dropout 0.3", 1), ("--hidden-dropout 0", 0)):
+        base = changed(BASES["gpt"], dropout)
+        saved = train_once(base)
+        flags = f"{change} --load {saved.directory}/checkpoints/iter_0000002"
+        run = train(f"kernels{count}", changed(base, flags))
+        assert run.status == 0, run.err
+        named = "settings differ from the checkpoint's: `ops` none -> bias_dropout_add=reference"
+        assert run.err.count(named) == count
+        if count:
+            assert run.rows[-1]["loss"] != saved.rows[-1]["loss"]
+
+
+def test_a_changed_padding_of_the_vocabulary_is_a_warning(train: Any, train_once: Any) -> None:
+    """The rows that no token has are part of the softmax: losses change."""
+    saved = train_once(BASES["gpt"])
+    flags = f"--make-vocab-size-divisible-by 64 --load {saved.directory}/checkpoints/iter_0000002"
+    run = train("padded", changed(BASES["gpt"], flags))
+    assert run.status == 0, run.err
+    (line,) = [line for line in run.err.splitlines() if "padded to 320 rows" in line]
+    assert line.startswith("warning: ")
+    assert "`--make-vocab-size-divisible-by 264`" in line
+    assert run.rows[-1]["loss"] != saved.rows[-1]["loss"]
 
 
 def test_all_differences_come_with_the_command_that_accepts_them(

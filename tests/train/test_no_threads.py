@@ -29,3 +29,25 @@ def test_no_thread_can_be_started(
     assert second.status == 0, second.err
     assert second.curve() == whole.curve()
     assert_same(second.saved(), whole.saved())
+
+
+NO_THREADS = """
+import threading
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = refuse
+"""
+
+
+def test_no_thread_can_be_started_in_two_processes(
+    start: Any, finish: Any, train: Any, assert_same: Any
+) -> None:
+    """The launcher needs no thread, either, to show the other rank's standard error."""
+    flags = "--train-iters 4 --micro-batch-size 2 --global-batch-size 4 --use-distributed-optimizer"
+    flags += " --nproc-per-node 2 --async-save --save-interval 2"
+    whole = finish(start("whole", flags), "whole")
+    run = finish(start("none", flags, before=NO_THREADS), "none")
+    assert run.status == 0, run.err
+    assert run.curve() == whole.curve()
+    assert_same(run.saved(), whole.saved())
+    assert "[rank 1] warning: the thread" in run.err

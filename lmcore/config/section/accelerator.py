@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmcore.config.need import Need
-from lmcore.config.option import FREE, option
+from lmcore.config.option import DROPOUT, FREE, option
 
 MAX_THREADS = 1024
 """Largest number of threads or worker processes of a process; far more end in a crash when the
@@ -15,7 +15,7 @@ system refuses to start them."""
 
 def plugin_off_option() -> Any:
     """Return the field of `--plugin-off`, an option of every command that loads plugins."""
-    return option((), "Installed plugins to turn off.", metavar="NAME", on_resume=FREE)
+    return option((), "Installed plugins to turn off.", metavar="NAME", on_resume=DROPOUT)
 
 
 _LOSS_SCALE = Need(
@@ -105,13 +105,13 @@ class AcceleratorSection:
         (),
         "Preferred kernels as `op=id,id`; the first that supports the case is used.",
         metavar="OP=ID",
-        on_resume=FREE,
+        on_resume=DROPOUT,
     )
     strict_ops: bool = option(
         False, "Fail if an op would use the core's reference kernel.", on_resume=FREE
     )
     deterministic: bool = option(
-        False, "Use only kernels that declare themselves deterministic.", on_resume=FREE
+        False, "Use only kernels that declare themselves deterministic.", on_resume=DROPOUT
     )
     num_threads: int | None = option(
         None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmcore.config.need import Need, setting
-from lmcore.config.option import CHECKED, FREE, option
+from lmcore.config.option import CHECKED, DROPOUT, FREE, option
 
 _SAMPLES = setting("--train-samples").else_error(
     "steps of different sizes are counted in samples, as is the learning rate"
@@ -52,7 +52,6 @@ class TrainingSection:
         250,
         "Steps between validations; 0: no validation.",
         minimum=0,
-        on_resume=FREE,
         needs=_VALIDATION.or_off(0),
     )
     eval_iters: int = option(
@@ -81,13 +80,13 @@ class TrainingSection:
         None,
         "Compile each transformer block and the loss with torch.compile; default: on devices "
         "whose plugin recommends it.",
-        on_resume=FREE,
+        on_resume=DROPOUT,
     )
     step_graph: bool = option(
         False,
         "Capture forward and backward of a micro-batch in a graph and replay it, on devices that "
         "support it; for models so small that launching kernels takes longer than running them.",
-        on_resume=FREE,
+        on_resume=DROPOUT,
     )
     async_metrics: bool = option(
         True,

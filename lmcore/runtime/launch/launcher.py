@@ -15,12 +15,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 from lmcore.child_process import INTERRUPTED, kill_group, signal_name
 from lmcore.durable import is_abandoned, process_token
@@ -36,6 +35,7 @@ _FOLDER = "lmcore-launch-"
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 6.0
 """Time for the other processes to end by themselves after one has failed."""
+_READ_BYTES, _MAX_READS = 1 << 16, 16
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -48,20 +48,39 @@ class _Worker:
     report_file: Path
     ended: float | None = None
     report: Report | None = None
-    readers: list[threading.Thread] = field(default_factory=list)
+    unfinished: bytes = b""
 
     @property
     def status(self) -> int | None:
         """Exit status, negative for a signal; None while it runs."""
         return self.process.poll()
 
-    def read_errors(self) -> None:
-        """Copy its standard error to this process's, in a thread."""
-        if self.process.stderr is not None:
-            arguments = (self.rank, self.process.stderr)
-            thread = threading.Thread(target=_pass_on, args=arguments, daemon=True)
-            thread.start()
-            self.readers.append(thread)
+    def copy_errors(self) -> None:
+        """Copy the lines on its standard error to this process's, each with the rank.
+
+        It returns if there are no more yet, or after a megabyte.  No thread does this: the system
+        may have none left.
+        """
+        stream = self.process.stderr
+        if stream is None or stream.closed:
+            return
+        os.set_blocking(stream.fileno(), False)
+        for _ in range(_MAX_READS):
+            try:
+                data = os.read(stream.fileno(), _READ_BYTES)
+            except BlockingIOError:
+                return
+            *lines, self.unfinished = (self.unfinished + data).split(b"\n")
+            if not data:  # the end
+                lines, self.unfinished = [line for line in [self.unfinished] if line], b""
+            mark = f"[rank {self.rank}] ".encode()
+            with contextlib.suppress(OSError):  # a full disk: the worker's pipe is still emptied
+                for line in lines:
+                    marked = line if line.startswith(b"[rank ") else mark + line
+                    sys.stderr.buffer.write(marked + b"\n")
+                sys.stderr.buffer.flush()
+            if not data:
+                return
 
     def close(self) -> None:
         """Close this side of its standard input and error."""
@@ -150,8 +169,6 @@ class _Workers:
         try:
             for rank in range(self.size):
                 self.workers.append(self._start(rank))
-            for worker in self.workers:  # after all forks: a forked process has no other threads
-                worker.read_errors()
         except BaseException as cause:
             self._kill()
             if not isinstance(cause, OSError):
@@ -199,6 +216,8 @@ class _Workers:
         deadline: float | None = None
         with self._signals_passed_on():
             while not self._all_ended():
+                for worker in self.workers:
+                    worker.copy_errors()
                 if deadline is None and any(worker.status for worker in self.workers):
                     deadline = time.monotonic() + _GRACE_SECONDS
                 if deadline is not None and time.monotonic() > deadline:
@@ -234,8 +253,7 @@ class _Workers:
     def _kill(self) -> None:
         for worker in self.workers:
             kill_group(worker.process)
-            for reader in worker.readers:
-                reader.join(timeout=1.0)
+            worker.copy_errors()
             worker.close()
 
     def _status(self, ended: Sequence[_Worker]) -> int:
@@ -302,12 +320,3 @@ def _in_short(worker: _Worker, shown: str) -> str:
         return "still running, and ended"
     status = worker.status or 0
     return f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
-
-
-def _pass_on(rank: int, stream: IO[bytes]) -> None:
-    """Copy a worker's standard error, each line with its rank."""
-    mark = f"[rank {rank}] ".encode()
-    for line in stream:
-        text = line if line.startswith(b"[rank ") else mark + line
-        sys.stderr.buffer.write(text)
-        sys.stderr.buffer.flush()

@@ -94,7 +94,7 @@ def restore(
     check_same_run(plan, checkpoint, manifest, shape, order, state.schedule)
     load = _Load(resume, state, rows, channel)
     if rows:
-        _tell_padding(manifest, plan)
+        _warn_padding(manifest, plan)
         state.parallel.initialize(seed)
     if asked.finetune:
         with state.evaluation_weights():
@@ -195,12 +195,15 @@ def _differing_rows(manifest: Manifest, plan: RunPlan) -> dict[str, int]:
     }
 
 
-def _tell_padding(manifest: Manifest, plan: RunPlan) -> None:
+def _warn_padding(manifest: Manifest, plan: RunPlan) -> None:
+    """Log the changed padding of the vocabulary: the softmax of the loss includes its rows."""
     saved, now = manifest.model_shape["padded_vocab_size"], plan.padded_vocab_size
     what = "new rows get initial values" if now > int(saved or 0) else "the other rows are dropped"
     keeps = same_padding(manifest, plan)
-    logger.info(
-        "the vocabulary of %d tokens is padded to %d rows, in the checkpoint to %s: %s%s",
+    logger.log(
+        logging.INFO if plan.config.checkpoint.finetune else logging.WARNING,
+        "the vocabulary of %d tokens is padded to %d rows, in the checkpoint to %s: %s, and losses "
+        "change, as the softmax includes all rows%s",
         plan.vocab_size,
         now,
         saved,

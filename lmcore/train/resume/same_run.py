@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import check_shape
-from lmcore.config.option import flag_of
+from lmcore.config.option import DROPOUT, flag_of
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume.saved_meta import part_of
@@ -315,9 +315,10 @@ def warn_changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) 
 def changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) -> list[str]:
     """Return a description of each changed setting that `warn_changed_settings` names."""
     config = part_of(manifest.meta, "config", "config")
-    found = []
+    model, found = plan.config.model, []
+    named = {"warn", DROPOUT} if model.attention_dropout or model.hidden_dropout else {"warn"}
     for option in plan.options.values() if config else ():
-        if option.on_resume != "warn":
+        if option.on_resume not in named:
             continue
         path = ("plugins", option.plugin) if option.plugin else (option.section,)
         saved, now = part_of(config, *path).get(option.key, option.default), plan.value(option)
