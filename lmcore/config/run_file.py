@@ -89,7 +89,7 @@ def _digest(option: Option, value: Any) -> str:
 
 @dataclass(frozen=True)
 class RunFile:
-    """What the comments of a run's `config.yaml` say of its settings.
+    """Origins of settings that the comments of a run's `config.yaml` record.
 
     Attributes:
         earlier: True if lmcore 2026.11 wrote the file.

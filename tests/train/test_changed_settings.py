@@ -26,6 +26,9 @@ BASES = {
     "samples": "--train-samples 32 --global-batch-size 8 --split 80,10,10 --lr-warmup-samples 8",
     "wordpiece": f"{LENGTH} --data-path {{null}} --tokenizer-type BertWordPieceCase"
     " --vocab-file {vocabulary}",
+    "blend": f"{LENGTH} --data-path 0.6 {{same}} 0.3 {{other}} 0.1 {{third}}",
+    # The rules round 55% of the 15 documents to 8 and 9.
+    "rounding": "--train-iters 4 --global-batch-size 8 --split 55,9,36",
     # A little more than two epochs.
     "epochs": "--train-iters 6 --global-batch-size 128 --micro-batch-size 128 --split 100,0,0",
 }
@@ -60,6 +63,8 @@ CHECKED_CHANGES: Mapping[str, tuple[str, str]] = {
     "corpus": ("gpt", "--corpus shakespeare --split -"),
     "train_data": ("gpt", "--train-data shakespeare --split -"),
     "split": ("gpt", "--split 70,20,10"),
+    "split_rule": ("rounding", "--split-rule legacy"),
+    "blend_rule": ("blend", "--blend-rule lmcore-2026.11"),
     "dataloader_type": ("gpt", "--dataloader-type cyclic"),
     "final_epoch_threshold": ("epochs", "--final-epoch-threshold 0"),
     "tokenizer_type": ("gpt", "--data-path {null} --tokenizer-type NullTokenizer --vocab-size 300"),
@@ -87,6 +92,8 @@ def paths(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     text.write_text("".join(f"line {number}\n" for number in range(600)), "utf-8")
     tokenizer = build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
     prepare_text(text, tokenizer, folder / "text", document_characters=256)
+    shutil.copy(text, folder / "third.txt")
+    prepare_text(folder / "third.txt", tokenizer, folder / "third", document_characters=200)
     other = f"{folder / 'text_text_document'}"
     (folder / "list.txt").write_text(f"1.0 {other} corpus\n", "utf-8")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(300))]
@@ -98,6 +105,7 @@ def paths(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "vocabulary": str(folder / "vocab.txt"),
         "same": data_prefix,
         "other": other,
+        "third": str(folder / "third_text_document"),
         "null": str(folder / "null"),
         "list": str(folder / "list.txt"),
     }

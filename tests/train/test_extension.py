@@ -132,13 +132,13 @@ def test_its_options_may_change(extension, train, capsys, monkeypatch) -> None:
     """A checkpoint of a run with another version's options still generates."""
     run = train("one", "--example-record-events --train-iters 2 --device cpu")
     config = run.directory / "config.yaml"
-    config.write_text(config.read_text().replace("record_events:", "record_all:"))
+    config.write_text(config.read_text().replace("record_events:", "record_event:"))
     argv = ["generate", "--load", str(run.directory), "--prompt", "A", "--tokens", "3"]
     capsys.readouterr()
     assert main([*argv, "--device", "cpu"]) == 0
     refused = train("two", f"{config} --device cpu")
     assert refused.status == 2
-    assert "unknown key `record_all`" in refused.err
+    assert "unknown key `record_event`" in refused.err
     assert "did you mean `record_events`?" in refused.err
 
 

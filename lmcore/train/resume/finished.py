@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.bounded_file import read_bounded_file
+from lmcore.checkpoint.verify import own_problems
 from lmcore.config.option import FREE
+from lmcore.runtime.process.channel import Channel
 from lmcore.train.resume.saved_meta import part_of
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ _MAX_BYTES = 1 << 24
 def finished_run(plan: RunPlan) -> str | None:
     """Return the line that says that the run is finished; None if it is not, or not surely.
 
+    The files of the checkpoint are compared with their checksums.
+
     Args:
         plan: The run; `plan.resume` is the checkpoint that it would continue from.
     """
@@ -33,6 +37,8 @@ def finished_run(plan: RunPlan) -> str | None:
         return None
     if finished_summary(directory, manifest.iteration) is None:
         return None
+    if own_problems(resume.checkpoint, manifest, Channel(None)):
+        return None  # training continues from an earlier checkpoint, or names the damage
     return nothing_left(directory, manifest.iteration)
 
 

@@ -54,7 +54,7 @@ def test_a_difference_is_shown_on_every_rank_and_folded(ranks):
     assert text.splitlines()[:3] == [
         "the processes of this run differ in the answer",
         "why: ranks 0-1, 3: 42",
-        "rank 2: none",
+        "     rank 2: none",
     ]
 
 
