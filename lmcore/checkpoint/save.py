@@ -45,10 +45,12 @@ from lmcore.runtime.process.channel import Channel
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["save_checkpoint"]
+__all__ = ["TIMED", "save_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
+TIMED = "timed"
+"""Key in a manifest's `meta` of a checkpoint by time, which the next save deletes."""
 _MAX_THREADS = 4
 # Below this a second file and thread cost more than they save.
 _BYTES_PER_THREAD = 16 * 1024 * 1024
@@ -82,7 +84,8 @@ def save_checkpoint(
         meta: JSON values (counters, schedule, data position), returned by `read_manifest`; rank 0
             saves its own.
         model_shape: Shape of the model, which `check_shape` compares before a load.
-        keep_last: Number of checkpoints to keep, with this one; older ones are deleted.
+        keep_last: Number of checkpoints to keep, with this one; older ones are deleted.  None to
+            keep all but those with a true `TIMED` in their *meta*.
         damaged: Checkpoints that are known to be damaged: they neither count as kept nor are
             deleted.
         plan: Write plan of this rank; None: it writes everything.
@@ -179,15 +182,19 @@ class _Save:
             target = self._publish(self.temporary, parts)
         iteration = self.manifest.iteration
         _note_latest(self.directory, iteration)
-        if self.keep_last is not None:
-            older = [
-                path
-                for path, _manifest in self.earlier
-                if path != target
-                and parse_iteration(path.name) is not None
-                and path.resolve() not in self.damaged
-            ]
-            _delete(self.directory, older[self.keep_last - 1 :])
+        older = [
+            (path, manifest)
+            for path, manifest in self.earlier
+            if path != target
+            and parse_iteration(path.name) is not None
+            and path.resolve() not in self.damaged
+        ]
+        if self.keep_last is None:
+            older = [(path, manifest) for path, manifest in older if manifest.meta.get(TIMED)]
+        else:
+            older = older[self.keep_last - 1 :]
+        if older:
+            _delete(self.directory, [path for path, _manifest in older])
         return target
 
     def _publish(self, temporary: Path, parts: list[dict[str, Any]]) -> Path:

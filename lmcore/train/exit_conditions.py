@@ -1,7 +1,8 @@
-"""Conditions for an exit before the last step: a signal, a step interval, or a time limit.
+"""Conditions for an exit before the last step, and for a checkpoint by time.
 
-All ranks exit after the same step: the requests of each rank (`requests`) are summed over all ranks
-in every step, and the sums (`set_requests`) decide.
+A run exits by a signal, a step interval, or a time limit.  All ranks exit or save after the same
+step: the requests of each rank (`requests`) are summed over all ranks in every step, and the sums
+(`set_requests`) decide.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["ExitConditions"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SAVE_REQUEST = 2.0**-20
+"""Request of a checkpoint by time, in the place of the time limit, whose request is 1.
+
+The sums over fewer than a million ranks tell them apart, and the all-reduce of a step has no
+further number, which could change the order of its sums."""
 _SAME_SIGNAL_SECONDS = 0.05
 """Time within which two signals are one: launcher and terminal may both forward it."""
 
@@ -31,20 +37,26 @@ class ExitConditions:
     """
 
     def __init__(
-        self, training: TrainingSection, *, clock: Callable[[], float] = time.monotonic
+        self,
+        training: TrainingSection,
+        *,
+        save_minutes: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the clock.
 
         Args:
             training: Exit interval and time limit.
+            save_minutes: Minutes between checkpoints; None or 0 for none by time.
             clock: Returns the time in seconds.
         """
         self.interval = training.exit_interval
         self.seconds = (
             training.exit_duration_in_mins * 60 if training.exit_duration_in_mins else None
         )
+        self.save_seconds = save_minutes * 60 if save_minutes else None
         self.clock = clock
-        self.start = clock()
+        self.start = self._saved_at = clock()
         self.received: signal.Signals | None = None
         self._sums: tuple[float, ...] = ()
         self._received_at = 0.0
@@ -89,14 +101,32 @@ class ExitConditions:
         return any((self._sums or self.requests())[: len(_SIGNALS)])
 
     def requests(self) -> tuple[float, ...]:
-        """Return this rank's requests to exit, 0 or 1: for each signal, and for the time limit."""
+        """Return this rank's requests: 0 or 1 for each signal, then what is due by time."""
         signals = [float(self.received == number) for number in _SIGNALS]
-        late = self.seconds is not None and self.clock() - self.start >= self.seconds
-        return (*signals, float(late))
+        now, by_time = self.clock(), 0.0
+        if self.save_seconds is not None and now - self._saved_at >= self.save_seconds:
+            by_time = _SAVE_REQUEST
+        if self.seconds is not None and now - self.start >= self.seconds:
+            by_time = 1.0
+        return (*signals, by_time)
 
     def set_requests(self, requests: tuple[float, ...]) -> None:
         """Replace this process's requests by their sums over all ranks."""
         self._sums = requests
+
+    def save_is_due(self, due: Due) -> bool:
+        """Return True if a checkpoint by time is due, by the sums over all ranks of the last step.
+
+        Args:
+            due: Work that is due after the step; the last step saves anyway.
+        """
+        return not due.last and 0 < (self._sums or self.requests())[-1] < 1
+
+    def saved(self) -> None:
+        """Begin to count the time to the next checkpoint."""
+        self._saved_at = self.clock()
+        if self._sums and self._sums[-1] < 1:  # of a step before the save
+            self._sums = (*self._sums[:-1], 0.0)
 
     def reason(self, step: int, due: Due) -> str | None:
         """Return the reason for the run to exit after *step*; None to continue.
@@ -109,12 +139,12 @@ class ExitConditions:
         """
         if due.last and not self.ending:
             return None
-        *signals, late = self._sums or self.requests()
+        *signals, by_time = self._sums or self.requests()
         for number, wanted in zip(_SIGNALS, signals, strict=True):
             if wanted:
                 return f"received {number.name}"
         if due.exit:
             return f"step {step} is a multiple of --exit-interval {self.interval}"
-        if late and self.seconds is not None:
+        if by_time >= 1 and self.seconds is not None:
             return f"{self.seconds / 60:g} minutes have passed (--exit-duration-in-mins)"
         return None

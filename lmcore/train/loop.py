@@ -90,21 +90,26 @@ def train(
             if exit_reason:
                 report.reason = exit_reason
                 break
-            if due.save:
-                last_saved = _save(state, saver, report)
+            if due.save or exits.save_is_due(due):
+                last_saved = _save(state, saver, report, queue, timed=not due.save)
+                exits.saved()
             garbage_collection.on_step(step)
         for record in queue.completed(wait=True):  # left if the run exits early
             report.step(record)
     if state.iteration > last_saved:
-        _save(state, saver, report)
+        _save(state, saver, report, queue)
     profile.on_step(state.iteration, ends=True)
     if exit_reason is None:
         report.test_result(state.iteration, evaluator.test())
 
 
-def _save(state: TrainState, saver: Saver, report: RunReport) -> int:
-    """Save a checkpoint and return its step."""
+def _save(
+    state: TrainState, saver: Saver, report: RunReport, queue: StepQueue, *, timed: bool = False
+) -> int:
+    """Save a checkpoint and return its step; see `Saver.save`."""
+    for record in queue.completed(wait=True):  # their numbers show if the weights are finite
+        report.step(record)
     with report.profile.profiler_range("checkpoint"), state.evaluation_weights():
         # Writing is within the context, too: it may be from the live tensors.
-        report.checkpoint = saver.save()
+        report.checkpoint = saver.save(timed=timed)
     return state.iteration

@@ -76,7 +76,7 @@ def run_training(
             out_of_memory_explained(plan, runtime),
             build_engine(plan, runtime, report.profile.profiler_range) as engine,
         ):
-            state, order_fingerprint = engine.state, datasets.order
+            state, order_fingerprint, saving = engine.state, datasets.order, plan.config.checkpoint
             planner = WritePlanner(rendezvous)
             checkpoint = restore(state, plan, runtime, order=order_fingerprint, planner=planner)
             check_learning_rate(plan, state.schedule, state.scheduled_samples)
@@ -99,8 +99,10 @@ def run_training(
                 # Within the outer context: now state and checkpoints are known, and the summary
                 # gets the explanation.
                 out_of_memory_explained(plan, runtime, state, directory.checkpoints),
-                ExitConditions(plan.config.training) as exits,
-                Saver(snapshot, background=plan.config.checkpoint.async_save) as saver,
+                ExitConditions(
+                    plan.config.training, save_minutes=saving.save_interval_mins
+                ) as exits,
+                Saver(snapshot, background=saving.async_save) as saver,
             ):
                 train(engine, datasets, plan, runtime, report, saver, exits)
             return report.finish(engine, datasets, checkpoint)

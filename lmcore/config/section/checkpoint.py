@@ -32,17 +32,25 @@ class CheckpointSection:
         one_start=True,
     )
     save_interval: int | None = option(
-        None, "Steps between checkpoints; default: only one at the end.", minimum=1, on_resume=FREE
+        None, "Steps between checkpoints, all of which are kept.", minimum=1, on_resume=FREE
+    )
+    save_interval_mins: float | None = option(
+        None,
+        "Minutes between checkpoints, of which only the newest is kept (but see --keep-last); "
+        "0: none; default: 10, or 0 with --save-interval.",
+        minimum=0,
+        on_resume=FREE,
     )
     keep_last: int | None = option(
         None,
-        "Number of checkpoints to keep; a save deletes older ones; default: all.",
+        "Number of checkpoints to keep; a save deletes older ones; default: all but those of "
+        "--save-interval-mins.",
         minimum=1,
         on_resume=FREE,
     )
     async_save: bool = option(
         False,
-        "Write the checkpoints of --save-interval in the background.",
+        "Write the checkpoints on the way in the background.",
         on_resume=FREE,
         needs=setting("--save-interval"),
     )

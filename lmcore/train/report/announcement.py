@@ -65,6 +65,11 @@ def announcement(
     )
     yield f"schedule  {_schedule(plan, resumed=checkpoint is not None)}"
     yield f"writing   {directory}{os.sep}"
+    saving = plan.config.checkpoint
+    times = [f"every {saving.save_interval} steps"] if saving.save_interval else []
+    if saving.save_interval_mins:
+        times.append(f"every {saving.save_interval_mins:g} minutes")
+    yield f"saving    {', '.join(times)}{' and ' if times else 'only '}at the end"
 
 
 def header_lines(line: str, width: int) -> str:

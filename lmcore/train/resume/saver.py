@@ -5,6 +5,7 @@ A checkpoint is complete or absent, and no two are written at the same time.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from lmcore.checkpoint.layout import iteration_path
+from lmcore.checkpoint.save import TIMED
 from lmcore.threads import start_optional
 
 if TYPE_CHECKING:
@@ -41,10 +43,14 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self) -> Path:
+    def save(self, *, timed: bool = False) -> Path:
         """Save the current state and return the directory of the checkpoint.
 
         All processes must call it.  Waits for an earlier checkpoint first.
+
+        Args:
+            timed: True for a checkpoint of `--save-interval-mins`, which the next save deletes
+                unless `--keep-last` is given.
 
         Raises:
             CheckpointError: This checkpoint, or the earlier one, could not be written.
@@ -52,6 +58,8 @@ class Saver:
         """
         self.wait()
         snapshot = self.take()
+        if timed:
+            snapshot = dataclasses.replace(snapshot, meta={**snapshot.meta, TIMED: True})
         if not self.background:
             return snapshot.write()
         # A daemon: a second interrupt ends the run at once, without the unfinished checkpoint.

@@ -118,3 +118,37 @@ def test_handlers_are_put_back() -> None:
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_checkpoint_by_time() -> None:
+    """A checkpoint is due so long after the last one; a request of any rank counts for all."""
+    now = [0.0]
+    exits = ExitConditions(TrainingSection(), save_minutes=1.0, clock=lambda: now[0])
+    now[0] = 59.0
+    assert not exits.save_is_due(NOTHING)
+    now[0] = 60.0
+    assert exits.save_is_due(NOTHING)
+    assert exits.reason(3, NOTHING) is None
+    exits.set_requests((0.0, 0.0, sum(exits.requests()[2] for _ in range(64))))
+    exits.saved()
+    assert not exits.save_is_due(NOTHING), "the sums are of a step before the save"
+    now[0] = 119.0
+    assert exits.requests() == (0.0, 0.0, 0.0)
+    exits.set_requests((0.0, 0.0, 2.0**-20))
+    assert exits.save_is_due(NOTHING), "it was due on another rank"
+    assert not exits.save_is_due(dataclasses.replace(NOTHING, last=True))
+
+
+def test_time_limit_before_checkpoint_by_time() -> None:
+    """A run whose time is over exits, and saves therefore; it does not save twice."""
+    now = [100.0]
+    section = TrainingSection(exit_duration_in_mins=1.0)
+    exits = ExitConditions(section, save_minutes=1.0, clock=lambda: now[0])
+    assert ExitConditions(section, save_minutes=0.0).save_seconds is None
+    now[0] = 170.0
+    assert not exits.save_is_due(NOTHING)
+    assert exits.reason(3, NOTHING) == "1 minutes have passed (--exit-duration-in-mins)"
+    exits.set_requests((0.0, 0.0, 1.0 + 2.0**-20))
+    assert not exits.save_is_due(NOTHING)
+    exits.saved()
+    assert exits.reason(3, NOTHING) is not None

@@ -83,7 +83,7 @@ def run_loop(
         if before is not None:
             before(state)
 
-        def save() -> Path:
+        def save(*, timed: bool = False) -> Path:
             saved.append(state.iteration)
             return Path(f"iter_{state.iteration:07d}")
 
