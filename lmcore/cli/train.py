@@ -15,7 +15,7 @@ from lmcore.config.options.run_help import render_run_help
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError, DeviceError, counted, printable
+from lmcore.errors import ConfigError, DeviceError, RunError, counted, printable
 from lmcore.plugin.registrations import plugin_sections
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def run(argv: list[str]) -> int:
     result = run_training(plan, tokenizer, plugins, selection, rank, clock, texts=texts)
     if rank.rank == 0:
         _report(result)
+        _require_training(result)
     if rank.world_size > 1:
         _leave()
     return 0
@@ -175,6 +176,20 @@ def _import_for(num_processes: int, plugins: PluginSet, selection: Selection) ->
     import lmcore.train.run  # noqa: F401
 
 
+def _require_training(result: RunResult) -> None:
+    """Raise an error about a run that came to its end and never updated its weights.
+
+    Raises:
+        RunError: All steps were skipped.
+    """
+    if result.untrained:
+        raise RunError(
+            "no step updated the weights",
+            why="loss or gradients overflowed in each step at its loss scale, which began too high",
+            hint="give a lower `--initial-loss-scale`, more steps, or `--precision bf16`",
+        )
+
+
 def _report(result: RunResult) -> None:
     from lmcore.train.resume.finished import nothing_left
 
@@ -190,6 +205,9 @@ def _report(result: RunResult) -> None:
     ended = "" if result.status == "completed" else f" ({result.status})"
     total = summary["iteration"]
     earlier = "" if result.steps == total else f", {total:,} in the whole run"
+    skipped = summary.get("skipped_iterations")
+    if skipped:
+        ended += f"; {total - skipped:,} of {total:,} steps updated the weights"
     lines.append(f"{counted(result.steps, 'step')} in {summary['duration']}{earlier}{ended}")
     if summary["valid_loss"] is not None:
         lines.append(
@@ -203,6 +221,8 @@ def _report(result: RunResult) -> None:
     lines.append(f"run directory   {result.directory}")
     if summary["checkpoint"] is not None:
         lines.append(f"checkpoint      {summary['checkpoint']}")
+    if result.continues is not None:
+        lines.append(f"continue        {result.continues}")
     if summary["checkpoint"] is not None and result.can_generate:
         directory = shlex.quote(str(result.directory))
         lines.append(f"more text       lmcore generate --load {directory} --prompt TEXT")

@@ -52,7 +52,6 @@ class CheckpointSection:
         False,
         "Write the checkpoints on the way in the background.",
         on_resume=FREE,
-        needs=setting("--save-interval"),
     )
     save_optim: bool = option(True, "Save the optimizer's state.", on_resume=FREE)
     save_rng: bool = option(True, "Save the random number states.", on_resume=FREE)

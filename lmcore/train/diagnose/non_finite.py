@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HINT", "NonFiniteError", "check_weights", "non_finite", "non_finite_after_update"]
 
-HINT = "lower `--lr`, lengthen the warm-up or set `--clip-grad`; continue from the last save"
-"""Hint of errors about numbers that are not finite."""
+HINT = "lower `--lr`, lengthen the warm-up or set `--clip-grad`"
+"""Hint of errors about numbers that are not finite; `RunReport` adds the checkpoint, if any."""
 
 
 class NonFiniteError(RunError):

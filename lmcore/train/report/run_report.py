@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import shlex
 import statistics
 import sys
 import time
@@ -24,6 +25,7 @@ from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import LmcoreError, RunError
 from lmcore.plugin import run_end, run_start
 from lmcore.train.compilation import compiles_blocks
+from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.due import DueSchedule
 from lmcore.train.report.announcement import announcement, header_lines
 from lmcore.train.report.display import Display, PlainDisplay, Progress, SilentDisplay, duration
@@ -48,6 +50,7 @@ __all__ = ["RunReport", "RunResult", "failure_status", "open_display", "open_rep
 
 logger = logging.getLogger(__name__)
 
+_UNTRAINED = "failed: no step updated the weights"
 _SPEED_WINDOW = 50
 """Number of steps in the estimate of the remaining time."""
 
@@ -63,6 +66,7 @@ class RunResult:
         summary: Content of `summary.json`.
         sample: Text from the trained model, if one was asked for.
         can_generate: True if the model can continue a text.
+        continues: Command that continues a run that ended early; None if there is nothing to do.
         unchanged: True if the run was finished before, and nothing in its directory was changed.
     """
 
@@ -72,7 +76,13 @@ class RunResult:
     summary: dict[str, Any]
     sample: Sample | None
     can_generate: bool
+    continues: str | None = None
     unchanged: bool = False
+
+    @property
+    def untrained(self) -> bool:
+        """True if the run came to its end, but every step was skipped."""
+        return self.status == _UNTRAINED
 
 
 @contextlib.contextmanager
@@ -127,6 +137,7 @@ class RunReport:
         profile: Profile of the run; disabled without `--profile`.
         is_main_rank: True on rank 0, which writes the files.
         reason: Reason for an end before the last step; None without one.
+        untrained: True if all steps of the run were skipped.
         checkpoint: The last checkpoint that was saved; None before the first.
         test: Evaluation of the test set; None without one.
         record: Record of the last step; None before the first.
@@ -167,6 +178,7 @@ class RunReport:
         self.test: Validation | None = None
         self.record: StepRecord | None = None
         self.validation: tuple[int, Validation] | None = None
+        self.untrained = False
         self._began = time.monotonic()
         self._finished: dict[str, Any] | None = None  # summary of a run that was finished before
         self._last_row: Mapping[str, Any] = {}  # of the run before this session
@@ -180,8 +192,8 @@ class RunReport:
 
     @property
     def status(self) -> str:
-        """Status of a run without failure: "completed", or the reason for an early end."""
-        return self.reason or "completed"
+        """Status of a run that ended: "completed", the reason for an early end, or a failure."""
+        return self.reason or (_UNTRAINED if self.untrained else "completed")
 
     @contextlib.contextmanager
     def training(
@@ -212,8 +224,13 @@ class RunReport:
         try:
             with self.recording(after_step=state.iteration):
                 yield
+            if state.iteration and state.skipped_iterations >= state.iteration:
+                self.untrained = True
             status = self.status
         except BaseException as error:
+            if isinstance(error, NonFiniteError):
+                saved = self.checkpoint or checkpoint
+                error.hint = f"{error.hint}; continue from `{saved}`" if saved else error.hint
             status = failure_status(error)
             self._write_failure(state, status)
             raise
@@ -392,13 +409,22 @@ class RunReport:
         summary, sample = self._summary(engine.state), None
         if self.is_main_rank:
             self.directory.write_json("summary.json", summary)
-            if self.reason is None:  # a user who ends a run early wants it to end
+            if self.status == "completed":  # a user who ends a run early wants it to end
                 checkpoint = self.checkpoint or loaded
                 sample = take_sample(engine, datasets, self.plan, self.runtime, checkpoint)
             if sample is not None:
                 summary["sample"] = {"prompt": sample.prompt, "text": sample.text}
                 self.directory.write_json("summary.json", summary)
-        return result(summary, sample, generates)
+        return result(summary, sample, generates, self._continue_command())
+
+    def _continue_command(self) -> str | None:
+        """Return the command that continues a run that ended early, if it has a checkpoint."""
+        if self.reason is None or not self.directory.has_checkpoints():
+            return None
+        run = shlex.quote(str(self.directory.path))
+        file = shlex.quote(str(self.directory.path / "config.yaml"))
+        again = " --no-finetune" if self.plan.config.checkpoint.finetune else ""
+        return f"lmcore train {file} --load {run} --save {run}{again}"
 
     def _summary(self, state: TrainState) -> dict[str, Any]:
         memory, seconds = self.runtime.device.memory_stats, time.monotonic() - self._began

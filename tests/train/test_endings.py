@@ -1,0 +1,72 @@
+"""The last lines of a run: how to continue it, whether it trained, and where to go on after NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmcore.cli.main import main
+
+
+def test_the_command_that_continues(train: Any, capsys: Any) -> None:
+    """A run that ends early prints the command that continues it; the command works."""
+    first = train("a run", "--train-iters 6 --exit-interval 3")
+    (line,) = [line for line in first.out.splitlines() if line.startswith("continue ")]
+    run = f"'{first.directory}'"
+    assert line.split(maxsplit=1)[1] == (
+        f"lmcore train '{first.directory}/config.yaml' --load {run} --save {run}"
+    )
+    directory = str(first.directory)
+    argv = ["train", f"{directory}/config.yaml", "--load", directory, "--save", directory]
+    assert main(argv) == 0
+    assert [row["step"] for row in first.rows] == [1, 2, 3, 4, 5, 6]
+    assert "continue  " not in capsys.readouterr().out, "it is complete"
+
+
+def test_continuing_a_fine_tuned_run(train: Any, train_once: Any) -> None:
+    """The command does not begin the fine-tuning again."""
+    base = train_once("--train-iters 4")
+    flags = f"--train-iters 4 --finetune --load {base.directory} --exit-interval 2 --seed 9"
+    assert " --no-finetune\n" in train("tuned", flags).out
+
+
+def test_a_complete_run_has_nothing_to_continue(train_once: Any) -> None:
+    """The line is for runs that ended early."""
+    assert "continue " not in train_once("--train-iters 4").out
+
+
+def test_no_step_updated_the_weights(train: Any) -> None:
+    """An fp16 run in which each step was skipped has failed, and says so."""
+    flags = "--train-iters 3 --precision fp16 --initial-loss-scale 1e30"
+    run = train("run", flags)
+    assert run.status == 1
+    assert "0 of 3 steps updated the weights" in run.out
+    assert "error: no step updated the weights" in run.err
+    assert run.summary["status"] == "failed: no step updated the weights"
+    early = train("early", f"{flags} --exit-interval 2")
+    assert early.status == 0, "a later session may find a loss scale that fits"
+    assert "0 of 2 steps updated the weights" in early.out
+
+
+def test_some_steps_updated_the_weights(train: Any) -> None:
+    """A run with a few skipped steps counts them and is complete."""
+    flags = "--train-iters 60 --precision fp16 --initial-loss-scale 1099511627776"
+    run = train("run", flags)
+    assert run.status == 0, run.err
+    skipped = run.summary["skipped_iterations"]
+    assert skipped
+    assert f"{60 - skipped} of 60 steps updated the weights" in run.out
+    assert run.summary["status"] == "completed"
+
+
+def test_advice_after_nan(train: Any) -> None:
+    """The error names the checkpoint to continue from, only if there is one."""
+    flags = "--train-iters 9 --lr 1e30 --clip-grad 0 --lr-warmup-fraction 0"
+    fresh = train("fresh", flags)
+    assert fresh.status == 1
+    assert "continue from" not in fresh.err
+    base = train("base", "--train-iters 9 --exit-interval 2")
+    later = train(
+        "base", f"{flags} --load {base.directory} --override-opt-param-scheduler --exit-interval 9"
+    )
+    assert later.status == 1, later.err
+    assert f"continue from `{base.directory}/checkpoints/iter_0000002`" in later.err
