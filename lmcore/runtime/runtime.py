@@ -20,7 +20,7 @@ from lmcore.plugin import (
 )
 from lmcore.runtime.policies import start_policies
 from lmcore.runtime.process.consistency import check_device, check_versions
-from lmcore.runtime.process.group import Processes, backend_of, start_processes
+from lmcore.runtime.process.group import Processes, start_processes
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
@@ -133,16 +133,15 @@ def start_runtime(
     policies = start_policies(config, plugins, selection, device)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_deterministic(wanted=section.deterministic))
-        processes, backend = None, config.parallel.distributed_backend
-        if rendezvous is not None:
+        processes = None
+        if rendezvous is not None:  # one process needs no backend, whichever is asked for
+            backend = config.parallel.distributed_backend
             timeout = config.parallel.distributed_timeout_minutes * 60
             processes = stack.enter_context(
                 start_processes(
                     plugins, selection, device, rendezvous, timeout=timeout, wanted=backend
                 )
             )
-        elif backend is not None:  # not used by one process, but a wrong name is an error
-            backend_of(plugins, selection, device, backend)
         yield Runtime(
             rank=rank,
             selection=selection,

@@ -53,7 +53,10 @@ class PluginsSection:
 
 
 def run(argv: list[str]) -> int:
-    """Run `lmcore plugins` and return 0: a bad plugin is a finding, not a failure."""
+    """Run `lmcore plugins` and return the exit status.
+
+    A bad plugin is a finding, not a failure: the status is not 0 only if `--device` is refused.
+    """
     wanted = parse_section(PluginsSection, argv, command="lmcore plugins", epilog=_EPILOG)
     plugins = discover(off=wanted.plugin_off)
     selection: Selection | None = None
@@ -66,7 +69,7 @@ def run(argv: list[str]) -> int:
         print(json.dumps(_as_dict(plugins, selection, refusal), indent=2))
     else:
         _print_text(plugins, selection, refusal, verbose=wanted.verbose)
-    return 0
+    return refusal.exit_status if refusal is not None and wanted.device is not None else 0
 
 
 def _as_dict(

@@ -35,6 +35,12 @@ def test_defaults(plugins: PluginSet) -> None:
         assert runtime.rank == RankInfo()
 
 
+def test_one_process_needs_no_communication_backend(plugins: PluginSet) -> None:
+    """A communication backend that is not there does not stop a run of one process."""
+    with start(plugins, "--distributed-backend nothing") as runtime:
+        assert runtime.processes is None
+
+
 def test_environment_is_json(plugins: PluginSet) -> None:
     """`environment.json` names versions, device, precision and why the device was chosen."""
     with start(plugins, "--precision bf16 --recompute full") as runtime:

@@ -16,6 +16,18 @@ UNKNOWN = "unknown"
 """Language of a text without letters."""
 
 _PIECE = 250
+_NAMES = """\
+af afrikaans am amharic ar arabic az azerbaijani be belarusian bg bulgarian bn bengali bs bosnian
+ca catalan cs czech cy welsh da danish de german el greek en english eo esperanto es spanish
+et estonian eu basque fa persian fi finnish fr french ga irish gl galician gu gujarati he hebrew
+hi hindi hr croatian hu hungarian hy armenian id indonesian is icelandic it italian ja japanese
+jv javanese ka georgian kk kazakh km khmer kn kannada ko korean ku kurdish ky kyrgyz la latin
+lo lao lt lithuanian lv latvian mg malagasy mk macedonian ml malayalam mn mongolian mr marathi
+ms malay mt maltese ne nepali nl dutch no norwegian pa punjabi pl polish ps pashto pt portuguese
+ro romanian ru russian si sinhala sk slovak sl slovenian sq albanian sr serbian sv swedish
+sw swahili ta tamil te telugu th thai tl tagalog tr turkish uk ukrainian ur urdu vi vietnamese
+xh xhosa zh chinese zu zulu"""
+"""ISO 639-1 codes and English names of languages, for hints."""
 _LETTER = re.compile(r"[^\W\d_]")
 
 
@@ -34,13 +46,13 @@ class LanguageStep:
             )
         self._wanted = frozenset(wanted)
         self._identifier = _load()
-        known = set(self._identifier.labels)
+        known = frozenset(self._identifier.labels)
         for language in wanted:
             if language not in known:
                 raise ConfigError(
                     f"`--languages {language}`: unknown language",
                     why="it must be an ISO 639-1 code of two letters",
-                    hint=suggestion(language, known),
+                    hint=_hint(language, known),
                 )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,3 +83,10 @@ def _load() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_model_file(MODEL_FILE)
+
+
+def _hint(language: str, known: frozenset[str]) -> str:
+    """Return a hint for an unknown language: the code of its English name, or similar codes."""
+    words = _NAMES.split()
+    code = dict(zip(words[1::2], words[::2], strict=True)).get(language.lower())
+    return f"use `{code}`" if code in known else suggestion(language, known)

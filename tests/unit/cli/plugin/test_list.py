@@ -249,3 +249,11 @@ def test_help_names_the_environment(capsys):
         command.run(["--help"])
     assert end.value.code == 0
     assert "LMCORE_PLUGINS" in capsys.readouterr().out
+
+
+def test_refused_device_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--device` of a device that is not there is an error with status 2, also as JSON."""
+    assert command.run(["--device", "nothing"]) == 2
+    assert "`--device nothing`" in capsys.readouterr().out
+    assert command.run(["--device", "nothing", "--json"]) == 2
+    assert command.run(["--device", "cpu"]) == 0

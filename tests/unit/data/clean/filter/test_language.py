@@ -56,6 +56,9 @@ def test_no_words(english: LanguageStep, make_document: Callable, text: str) -> 
 
 def test_unknown_language() -> None:
     """A language that the detector does not know is named with its neighbours."""
+    with pytest.raises(ConfigError, match="`--languages Turkish`: unknown") as caught:
+        LanguageStep(["Turkish"])
+    assert caught.value.hint == "use `tr`"
     with pytest.raises(ConfigError, match="`--languages eng`: unknown language"):
         LanguageStep(["eng"])
 
