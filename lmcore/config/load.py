@@ -277,8 +277,12 @@ class _SettingsFile:
                 why=f"plugin `{plugin}` {out.reason}",
                 hint=f"fix the plugin; to continue without it, {delete}",
             )
-        hint = suggestion(name, [*self.sections, PRESET_OPTION.name])
-        if entry.section:
+        known = [*self.sections, PRESET_OPTION.name]
+        hint = suggestion(name, known)
+        longer = [section for section in known if len(name) > 2 and section.startswith(name)]
+        if longer and nearest(name, known) is None:
+            hint = f"did you mean `{longer[0]}`? {hint}"
+        elif entry.section:
             hint += f"; if it belongs to a plugin `{name}`, install that, or {delete}"
         raise ConfigError(
             f"{where}: unknown section `{name}`",

@@ -6,6 +6,8 @@ that `lr: 1e-4` is a number and `name: no` a name.
 
 from __future__ import annotations
 
+import codecs
+import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +66,7 @@ def read_file(path: str, problems: list[LmcoreError]) -> YamlFile:
         _check_depth(text, loader)
         root = yaml.compose(text, Loader=loader)
     except yaml.YAMLError as error:
-        problems.append(_not_yaml(path, error))
+        problems.append(_not_yaml(path, text, error))
         return nothing
     except RecursionError:
         why = "its lists or mappings are nested too deeply"
@@ -74,11 +76,16 @@ def read_file(path: str, problems: list[LmcoreError]) -> YamlFile:
         return nothing
     if not isinstance(root, yaml.MappingNode):
         what = f"`{path}` does not hold sections"
+        why = "the top level is not a mapping"
         hint = "write a section's name and below it, indented, its settings: `training:`"
-        problems.append(ConfigError(what, why="the top level is not a mapping", hint=hint))
-        return nothing
-    reader = _Reader(path, text, problems)
-    return YamlFile(reader.top(root), text)
+    elif [key for key, _ in root.value if key.value in ("architectures", "model_type")]:
+        what = f"`{path}` is not a file of lmcore's settings"
+        why = "it describes a model of Hugging Face transformers"
+        hint = "write its sizes as flags, or below `model:` of a YAML file; `--preset` names models"
+    else:
+        return YamlFile(_Reader(path, text, problems).top(root), text)
+    problems.append(ConfigError(what, why=why, hint=hint))
+    return nothing
 
 
 def _check_depth(text: str, loader: Any) -> None:
@@ -97,24 +104,41 @@ def _check_depth(text: str, loader: Any) -> None:
 
 def _text(path: str, problems: list[LmcoreError], max_bytes: int) -> str | None:
     try:
-        return read_bounded_file(path, max_bytes).decode("utf-8-sig")
+        content = read_bounded_file(path, max_bytes)
+        text = content.decode("utf-8-sig")
+        if not text.lstrip().startswith("<"):
+            return text
+        why = "it begins with `<`, as HTML and XML do"
+        problems.append(ConfigError(f"`{path}` is not a file of settings", why=why))
     except UnicodeDecodeError as error:
-        why = f"byte {error.start} cannot be decoded"
-        problems.append(ConfigError(f"`{path}` is not UTF-8 text", why=why))
+        why, hint = f"byte {error.start} cannot be decoded", None
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            why, hint = "it is UTF-16", "save it as UTF-8"
+        problems.append(ConfigError(f"`{path}` is not UTF-8 text", why=why, hint=hint))
     except OSError as error:
         hint = None
         if isinstance(error, FileNotFoundError):
             hint = "an argument without a flag is a YAML file of settings"
+            if path and path[0] != "-" and unicodedata.category(path[0]) == "Pd":
+                name = unicodedata.name(path[0]).lower()
+                hint = f"a flag begins with `--`; here it is `{path[0]}` ({name})"
         what = f"cannot read the file `{path}`"
         problems.append(ConfigError(what, why=error.strerror or str(error), hint=hint))
     return None
 
 
-def _not_yaml(path: str, error: yaml.YAMLError) -> ConfigError:
+def _not_yaml(path: str, text: str, error: yaml.YAMLError) -> ConfigError:
     mark = getattr(error, "problem_mark", None)
     where = f"{path}:{mark.line + 1}" if mark is not None else path
-    why = getattr(error, "problem", None) or str(error).partition("\n")[0]
-    return ConfigError(f"{where}: not YAML", why=str(why))
+    why = str(getattr(error, "problem", None) or str(error).partition("\n")[0])
+    hint = None
+    if mark is not None:
+        line = [*text.split("\n"), ""][mark.line]
+        if "\t" in line[: len(line) - len(line.lstrip())]:
+            why, hint = "the line is indented by a tab", "indent with spaces"
+        elif "another document" in why:
+            why, hint = "a second document begins here", "keep one document per file"
+    return ConfigError(f"{where}: not YAML", why=why, hint=hint)
 
 
 class _Reader:

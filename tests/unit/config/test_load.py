@@ -108,6 +108,7 @@ def test_yaml_values_are_typed_by_their_option(write) -> None:
     "text,message,hint",
     [
         ("modle:\n  num_layers: 3\n", "1: unknown section `modle`", "`model`?"),
+        ("train:\n  lr: 3\n", "1: unknown section `train`", "did you mean `training`?"),
         ("model:\n  num_layer: 3\n", "2: unknown key `num_layer`", "`num_layers`?"),
         ("training:\n  batch_size: 3\n", "2: unknown key `batch_size`", "`micro_batch_size`"),
         ("training:\n  lr: 3\n", "2: `lr` is not in `training`", "below `optimizer:`"),

@@ -57,14 +57,19 @@ def test_null(tmp_path: Path, scalar: str) -> None:
     [
         ("a: [1\n", "run.yaml:2: not YAML | "),
         ("a:\n  b: 1\n c: 2\n", "run.yaml:3: not YAML | "),
-        ("a: 1\n---\nb: 2\n", "run.yaml:2: not YAML | but found another document"),
+        ("a: 1\n---\nb: 2\n", "run.yaml:2: not YAML | a second document begins here"),
+        ("a:\n\tb: 1\n", "run.yaml:2: not YAML | the line is indented by a tab"),
+        ("<!DOCTYPE html>\n<p>a: b</p>\n", "`run.yaml` is not a file of settings | it begins with"),
+        ('{"architectures": ["X"], "model_type": "x"}', "`run.yaml` is not a file of lmcore's"),
         ("- a\n", "`run.yaml` does not hold sections | the top level is not a mapping"),
         ("a:\n  b: 1\n  b: 2\n", "run.yaml:3: `b` is given twice | first on line 2"),
         ("a:\n  b: {c: 1}\n", "run.yaml:2: `b` takes a value or a list of values | "),
         ("a:\n  b: [[1]]\n", "run.yaml:2: `b` takes a value or a list of values | "),
         ("a: &x\n  b: *x\n", "run.yaml:2: `b` takes a value or a list of values | "),
+        ("? [1]\n: 2\n", "run.yaml:1: a key must be a name | "),
         ("a:\n  ? [1]\n  : 2\n", "run.yaml:2: a key must be a name | "),
         (b"a: \xff\n", "`run.yaml` is not UTF-8 text | byte 3 cannot be decoded"),
+        ("a: 1\n".encode("utf-16"), "`run.yaml` is not UTF-8 text | it is UTF-16"),
         ("a: \x07\n", "run.yaml: not YAML | "),
     ],
 )
@@ -76,6 +81,15 @@ def test_problems_name_the_line(tmp_path: Path, text: str | bytes, message: str)
     assert all(
         entry.value is None for entry in entries if entry.key == "b" and "twice" not in message
     )
+
+
+@pytest.mark.parametrize("dash", ["\N{EN DASH}", "\N{EM DASH}"])
+def test_typographic_dash(dash: str) -> None:
+    """A flag copied from a formatted page says which character is wrong."""
+    problems: list[LmcoreError] = []
+    read_file(f"{dash}num-layers", problems)
+    assert dash in str(problems[0].hint)
+    assert "--" in str(problems[0].hint)
 
 
 def test_missing_file_and_directory(tmp_path: Path) -> None:
