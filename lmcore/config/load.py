@@ -17,6 +17,7 @@ from lmcore.config.foreign.deepspeed_file import DeepSpeedFile
 from lmcore.config.foreign.megatron import train_flags
 from lmcore.config.option import OUTPUT_PATH, Option
 from lmcore.config.options.flags import (
+    CONFIG_FILES,
     ParsedFlags,
     Positional,
     UnsupportedFlagError,
@@ -54,7 +55,7 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
 
 _BYTE_PAIR = "GPT2BPETokenizer"  # the only type that takes both files; Megatron's type for GPT
 
-_CONFIG_FILES = Positional("config.yaml", "YAML file of settings", maximum=None)
+_CONFIG_FILES = Positional(CONFIG_FILES, "YAML file of settings", maximum=None)
 
 _CORE_OPTIONS = run_options()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,7 @@ INPUT_PATH, OUTPUT_PATH, PREFIXES, RANGES = "input", "output", "prefixes", "rang
 weights, or texts "NAME: WEIGHT START:END PREFIX, ..."."""
 
 _KEY = "lmcore.option"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 _LARGEST = 10**12
 """Largest absolute value of an integer without an upper bound of its own: no count, size or
@@ -258,6 +260,8 @@ class Option:
             converted = (self.aliases or {}).get(str(converted).lower(), converted)
             same = [word for word in self.choices if word.lower() == str(converted).lower()]
             converted = same[0] if same else converted
+        if self.paths in {INPUT_PATH, OUTPUT_PATH}:
+            _check_path(converted, where)
         self._check_range(converted, where)
         return converted
 
@@ -276,10 +280,25 @@ class Option:
             or (self.below is not None and value >= self.below)
         )
         if out_of_range:
-            raise ConfigError(f"{where}: out of range", why=self.expected)
+            finite = "" if abs(value) < math.inf else ", and finite"
+            raise ConfigError(f"{where}: out of range", why=f"{self.expected}{finite}")
         if self.type is int and abs(value) > _LARGEST:
             end = f"{self.expected} and <= {_LARGEST}" if self.bound else f"at most {_LARGEST}"
             raise ConfigError(f"{where}: out of range", why=end)
+
+
+def _check_path(path: str, where: str) -> None:
+    """Refuse an empty path, mostly that of an unset variable, and a URL.
+
+    Raises:
+        ConfigError: The text is neither a file nor a directory of this machine.
+    """
+    if not path.strip():
+        hint = "leave it out for its default; a shell variable may be unset"
+        raise ConfigError(f"{where}: the path is empty", hint=hint)
+    if _URL.match(path):
+        hint = "give the path of a local or mounted directory"
+        raise ConfigError(f"{where}: a URL is not a path", hint=hint)
 
 
 def _digits(bound: float) -> str:

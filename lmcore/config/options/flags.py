@@ -25,6 +25,9 @@ __all__ = [
     "parse_flags",
 ]
 
+CONFIG_FILES = "config.yaml"
+"""Name of the positional argument for files of settings."""
+_FILE_FLAGS = {"--args-file", "--cfg", "--config", "--config-file", "--yaml", "--yaml-cfg"}
 _SYNONYMS = {
     "--beta1": "--adam-beta1",
     "--beta2": "--adam-beta2",
@@ -167,7 +170,7 @@ def parse_flags(
         foreign: Known flags of other programs, by flag.
         reasons: Reasons why flags are unknown, by their prefix.
     """
-    parser = _Parser(options, foreign or {}, reasons or {})
+    parser = _Parser(options, foreign or {}, reasons or {}, positionals)
     parser.read(argv)
     values, texts = parser.convert()
     placed = _place(parser.words, positionals, parser.problems, strict=not parser.skipped)
@@ -189,8 +192,10 @@ class _Parser:
         options: Mapping[str, Option],
         foreign: Mapping[str, ForeignFlag],
         reasons: Mapping[str, str],
+        positionals: Sequence[Positional],
     ) -> None:
         self.options = options
+        self.files = next((item for item in positionals if item.name == CONFIG_FILES), None)
         self.foreign = foreign
         self.reasons = reasons
         self.by_flag = {option.flag: option for option in options.values()}
@@ -312,6 +317,8 @@ class _Parser:
         No flag is suggested that turns off what *name* turns on, or the reverse, nor one of another
         program that is refused or without effect here.
         """
+        if name in _FILE_FLAGS and self.files is not None:
+            return f"write the path of a {self.files.help} without a flag"
         close = _SYNONYMS.get(name)
         if close in self.by_flag:
             return f"did you mean `{close}`?"

@@ -109,7 +109,11 @@ def plan_chain(request: CleanRequest) -> list[PlannedSegment]:
         raise ConfigError("no step is given", hint=f"known: {', '.join(STEPS)}")
     for name in request.steps:
         if name not in STEPS:
-            raise ConfigError(f"unknown step `{name}`", hint=suggestion(name, STEPS))
+            parts = name.strip(",").split(",")
+            hint = suggestion(name, STEPS)
+            if set(parts) <= set(STEPS):
+                hint = f"separate the steps by spaces: `{' '.join(parts)}`"
+            raise ConfigError(f"unknown step `{name}`", hint=hint)
     segments: list[PlannedSegment] = []
     steps: list[tuple[int, DocumentStep]] = []
     for row, name in enumerate(request.steps):

@@ -177,6 +177,8 @@ def key_missing(
     more = f" and {len(names) - _SHOWN_KEYS} more" if len(names) > _SHOWN_KEYS else ""
     skip = "or skip documents without it with `--on-error skip`"
     hint = f"did you mean `{flag} {close}`?" if close else f"check `{flag}`, {skip}"
+    if "," in key and set(key.split(",")) & set(names):
+        hint = f"separate keys by spaces: `{flag} {key.replace(',', ' ')}`"
     return BadDocument("key missing", f"there is no `{key}`; {called}: {shown}{more}", hint)
 
 

@@ -132,6 +132,29 @@ def test_file_problems(write, text: str, message: str, hint: str | None) -> None
     assert hint is None or hint in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    "flag,value,what",
+    [
+        ("--load", "", "the path is empty"),
+        ("--save", " ", "the path is empty"),
+        ("--data-cache-path", "", "the path is empty"),
+        ("--save", "s3://bucket/run", "a URL is not a path"),
+        ("--load", "https://huggingface.co/gpt2", "a URL is not a path"),
+    ],
+)
+def test_text_that_is_no_path(flag: str, value: str, what: str) -> None:
+    """An empty path, which would silently be the default, and a URL are refused."""
+    with pytest.raises(ConfigError, match=what):
+        load_config(["--train-iters", "1", flag, value])
+
+
+def test_infinity_is_out_of_range() -> None:
+    """The range of a number says that it must be finite if that is what is wrong."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--lr", "inf"])
+    assert "finite" in str(caught.value.why)
+
+
 def test_empty_sections_are_fine(write) -> None:
     """A section without settings sets nothing."""
     assert load_config([write("model:\ntraining: {}\n")]).config == Config()

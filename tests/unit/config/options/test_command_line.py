@@ -224,3 +224,13 @@ def test_wants_help() -> None:
     assert wants_help(["--lr", "1", "--help"])
     assert wants_help(["-h"])
     assert not wants_help(["--", "--help"])
+
+
+@pytest.mark.parametrize("flag", ["--config", "--config_file", "--yaml-cfg=run.yaml"])
+def test_flag_for_a_settings_file(flag: str) -> None:
+    """Other programs' flag for a settings file is explained if the command takes such files."""
+    files = (Positional("config.yaml", "YAML file of settings", maximum=None),)
+    assert "a YAML file of settings without a flag" in str(
+        parse(flag, positionals=files).problems[0].hint
+    )
+    assert "YAML" not in str(parse(flag).problems[0].hint)

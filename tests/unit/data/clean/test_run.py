@@ -269,6 +269,9 @@ def test_unknown_step() -> None:
     with pytest.raises(ConfigError, match="unknown step `languages`") as caught:
         plan_chain(CleanRequest(("exact", "languages"), ("a",), "b"))
     assert "did you mean `language`?" in str(caught.value.hint)
+    with pytest.raises(ConfigError, match="unknown step `exact,fix`") as caught:
+        plan_chain(CleanRequest(("exact,fix",), ("a",), "b"))
+    assert "by spaces: `exact fix`" in str(caught.value.hint)
 
 
 def test_a_step_twice(corpus: Callable, run_steps: Callable) -> None:
