@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -286,20 +287,19 @@ class _Sampler:
         free = room(positions, max(map(len, encoded)))
         num_tokens = section.tokens or max(min(_DEFAULT_TOKENS, free), 1)
         require_room(encoded, num_tokens, positions)
-        repeated = [
+        # Lazily, as there may be more samples than memory holds.
+        repeated = (
             (prompt, ids)
             for prompt, ids in zip(prompts, encoded, strict=True)
             for _ in range(section.num_samples)
-        ]
-        requests = [
+        )
+        requests = (
             _Request(prompt, ids, section.seed + index)
             for index, (prompt, ids) in enumerate(repeated)
-        ]
+        )
         begin, made = time.perf_counter(), 0
-        for start in range(0, len(requests), section.micro_batch_size):
-            for sample in self._batch(
-                requests[start : start + section.micro_batch_size], num_tokens
-            ):
+        while batch := list(itertools.islice(requests, section.micro_batch_size)):
+            for sample in self._batch(batch, num_tokens):
                 self.output.end(sample)
                 made += len(sample.tokens)
         seconds = time.perf_counter() - begin

@@ -33,13 +33,13 @@ def require_unused(
     Raises:
         ConfigError: a file exists and is not to be replaced, or is a directory or a device.
     """
-    paths = [Path(path) for path in paths]
-    for path in paths:
+    outputs = [Path(path) for path in paths]
+    for path in outputs:
         above = next((folder for folder in path.parents if os.path.lexists(folder)), None)
         if above is not None and above.exists() and not above.is_dir():
             hint = f"choose another `{option}`"
             raise ConfigError(f"cannot write `{path}`", why=f"`{above}` is a file", hint=hint)
-    existing = [path for path in paths if os.path.lexists(path)]
+    existing = [path for path in outputs if os.path.lexists(path)]
     for path in existing:
         if path.exists() and not path.is_file():
             kind = "a directory" if path.is_dir() else "not a regular file"

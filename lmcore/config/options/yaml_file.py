@@ -103,6 +103,7 @@ def _check_depth(text: str, loader: Any) -> None:
 
 
 def _text(path: str, problems: list[LmcoreError], max_bytes: int) -> str | None:
+    content = b""
     try:
         content = read_bounded_file(path, max_bytes)
         text = content.decode("utf-8-sig")

@@ -7,13 +7,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.checkpoint import save_checkpoint
-from lmcore.cli.generate import run
+from lmcore.cli.generate import _Request, _Sampler, run
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import CheckpointError, ConfigError, DeviceError, RunError, printable
@@ -95,6 +96,15 @@ class TestOutput:
         for record in found:
             assert records(generate(*flags, "--seed", str(record["seed"]))) == [record]
         assert len({tuple(record["tokens"]) for record in found}) > 1
+
+    def test_requests_are_made_as_needed(self, generate, monkeypatch) -> None:
+        """Many samples need no memory for the later ones when the first batch begins."""
+        request = Mock(side_effect=_Request)
+        monkeypatch.setattr("lmcore.cli.generate._Request", request)
+        monkeypatch.setattr(_Sampler, "_batch", Mock(side_effect=InterruptedError))
+        with pytest.raises(InterruptedError):
+            generate("--prompt", "ab", "--tokens", "2", "--num-samples", "1000")
+        assert request.call_count == 8  # a batch
 
     def test_no_cache(self, generate) -> None:
         """`--no-cache`, and Megatron's name of it, change nothing but the time."""
