@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ def load_config(
         reasons=plugins.reasons(),
     )
     problems, warnings = list(parsed.problems), list[str]()
-    preset = None
+    preset, run_directories = None, list[Path]()
     layers: list[_Layer] = []
     files = parsed.positionals[_CONFIG_FILES.name]
     for path in files:
@@ -97,6 +97,7 @@ def load_config(
         file.read(problems)
         layers.append(file.layer)
         warnings += file.notices
+        run_directories += file.run_directories
         preset = file.preset or preset
     preset = parsed.values.get("preset") or preset
     below_files = []
@@ -116,6 +117,7 @@ def load_config(
     if not problems:
         for notice in parsed.notices:
             logger.info("%s", notice)
+        warnings += _new_directory(config, run_directories)
         for warning in warnings:
             logger.warning("%s", warning)
     return LoadedConfig(
@@ -129,6 +131,23 @@ def load_config(
         accumulation_steps,
         tuple(problems),
     )
+
+
+def _new_directory(config: Config, run_directories: Sequence[Path]) -> Iterator[str]:
+    """Yield a warning if a run is continued by its own file, but in another directory by default.
+
+    The files of lmcore 2026.11 set `save`.
+    """
+    asked = config.checkpoint
+    if asked.load is None or asked.save is not None or asked.finetune:
+        return
+    load = Path(asked.load).resolve()
+    for directory in run_directories:
+        if directory.resolve() in {load, *load.parents[:2]}:
+            yield (
+                f"without `--save` the run continues in a new directory; `--save {directory}` "
+                "continues in place"
+            )
 
 
 def _flag_layer(parsed: ParsedFlags) -> _Layer:
@@ -183,11 +202,14 @@ class _SettingsFile:
         self.layer: _Layer = {}
         self.preset: str | None = None
         self.notices: list[str] = []
+        self.run_directories: list[Path] = []
 
     def read(self, problems: list[LmcoreError]) -> None:
         """Fill layer, preset and notices; add every problem to *problems*."""
         file = read_file(self.path, problems)
         run_file = RunFile.of(file.text)
+        if run_file is not None and not run_file.earlier:
+            self.run_directories.append(Path(self.path).parent)
         for entry in file.entries:
             where = f"{self.path}:{entry.line}"
             values = entry.value if isinstance(entry.value, list) else [entry.value or ""]

@@ -324,6 +324,8 @@ def changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) -> li
         saved, now = part_of(config, *path).get(option.key, option.default), plan.value(option)
         if option.name == "precision":
             saved, now = manifest.meta.get("precision", saved), precision
+            if saved is None:  # lmcore 2026.11 did not record the default that it chose
+                continue
         saved, now = _listed(saved), _listed(now)
         if saved != now:
             found.append(f"`{option.name}` {_shown(saved)} -> {_shown(now)}")

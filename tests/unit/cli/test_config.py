@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from lmcore.cli.config import run
+from lmcore.config.load import load_config
+from lmcore.config.resolve import resolve
+from lmcore.config.run_file import write_run_file
 from lmcore.config.section import SECTIONS, run_options
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
 from lmcore.errors import ConfigError
 
 
@@ -38,6 +43,21 @@ def test_text(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["seed"].split() == ["seed", "1234", "default"]
     assert [line[:-1] for line in lines if line.endswith(":")] == [*SECTIONS, "cpu"]
     assert rows["peak_seconds"].split() == ["peak_seconds", "0.5", "default"]
+
+
+def test_first_source(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A value of a run's file is shown with its line and its first source."""
+    plan = resolve(validate(load_config(["--lr", "0.1"])), tokenizer=TokenizerIdentity(257))
+    Path("config.yaml").write_text(write_run_file(plan))
+    assert run(["show", "config.yaml"]) == 0
+    (row,) = [text for text in capsys.readouterr().out.splitlines() if text.startswith("* lr ")]
+    lines = Path("config.yaml").read_text().splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if text.startswith("  lr:"))
+    assert row.endswith(f"  config.yaml:{line}, from --lr")
+    assert run(["show", "config.yaml", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["sections"]["optimizer"]
+    assert shown["lr"]["origin"] == "--lr"
+    assert "origin" not in shown["min_lr"]
 
 
 def test_columns_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,6 +119,19 @@ def test_options_of_one_start_are_comments(write) -> None:
     assert load_config([use]).config.checkpoint.use_checkpoint_opt_param_scheduler
 
 
+def test_continued_elsewhere(write, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that its own file continues in a new directory gets a warning, with the remedy."""
+    path = write(plan_of("--save", "run"))
+    load_config([path, "--load", "run", "--save", "run"])
+    load_config([path, "--load", "other"])
+    load_config([path, "--load", "run", "--finetune"])
+    assert caplog.messages == []
+    for load in ("run", "run/checkpoints/iter_0000001"):
+        caplog.clear()
+        load_config([path, "--load", load])
+        assert ["`--save run` continues in place" in text for text in caplog.messages] == [True]
+
+
 def test_paths_work_from_any_directory(write, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths in the file are absolute, in lists with weights and ranges too."""
     path = write(plan_of("--data-path", "1", "a", "--eval-iters", "0"))

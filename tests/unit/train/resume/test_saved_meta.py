@@ -13,6 +13,7 @@ from lmcore.checkpoint import Manifest
 from lmcore.config.layout import ParallelLayout
 from lmcore.config.split import OLDER_RULES
 from lmcore.errors import CheckpointError
+from lmcore.train.resume.same_run import changed_settings
 from lmcore.train.resume.saved_meta import check_saved_run, data_rules, part_of
 
 META: dict[str, Any] = {
@@ -53,6 +54,14 @@ def test_what_older_versions_did_not_save(path: str) -> None:
     check_saved_run(Path("c"), manifest(META))
     check_saved_run(Path("c"), manifest(changed(path, ...)))
     check_saved_run(Path("c"), manifest(changed("counters.skipped_iterations", 2)))
+
+
+def test_precision_that_was_not_recorded(make_plan: Any) -> None:
+    """The default of a run of an older version, which is not recorded, is no changed setting."""
+    for saved, found in ((None, []), ("bf16", ["`precision` bf16 -> fp32"])):
+        meta = {"config": {"config": {"accelerator": {"precision": saved}}}}
+        changes = changed_settings(make_plan(""), manifest(meta), precision="fp32")
+        assert [text for text in changes if "precision" in text] == found
 
 
 def test_rules_of_the_data_order() -> None:
